@@ -1,0 +1,208 @@
+"""Making a project: its files, what they hold, and which answers are refused."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+from conftest import REPOSITORY
+
+QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
+RENDERED = {".python-version", "CITATION.cff", "README.md", "pyproject.toml"}
+COPIED = {".gitignore", ".github/workflows/tests.yml"}
+# The texts as their authors publish them.
+SHA256 = {
+    "Apache-2.0": "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
+    "GPL-3.0-or-later": "3972dc9744f6499f0f9b2dbf76696f2ae7ad8af9b23dde66d6af86c9dfb36986",
+}
+
+
+@pytest.fixture(scope="module")
+def inner(template):
+    return template / "{{cookiecutter.project_slug}}"
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("license", QUESTIONS["license"])
+def test_files(make, inner, license):
+    project = make(license=license, author="Ada & Grace")
+    code = {name for name in files(inner) if name.endswith((".py", ".sh"))}
+    legal = set() if license == "none" else {"LICENSE"}
+    assert files(project) == RENDERED | COPIED | code | legal
+    for name in COPIED | code:
+        assert (project / name).read_bytes() == (inner / name).read_bytes()
+    for name in RENDERED | legal:
+        assert not re.search("[{][{%#]|[%#}][}]", (project / name).read_text()), name
+    assert yaml.safe_load((project / "CITATION.cff").read_text()).get("license", "none") == license
+
+
+@pytest.mark.parametrize("license", SHA256)
+def test_license_text_is_the_published_one(make, license):
+    text = (make(license=license) / "LICENSE").read_bytes()
+    assert hashlib.sha256(text).hexdigest() == SHA256[license]
+
+
+@pytest.mark.parametrize(
+    ("license", "opening", "ending"),
+    [
+        ("MIT", "MIT License\n\nCopyright (c) Ada & Grace\n", "\nSOFTWARE.\n"),
+        (
+            "BSD-3-Clause",
+            "BSD 3-Clause License\n\nCopyright (c) Ada & Grace\n",
+            "POSSIBILITY OF SUCH DAMAGE.\n",
+        ),
+    ],
+)
+def test_license_text_names_the_author(make, license, opening, ending):
+    text = (make(license=license, author="Ada & Grace") / "LICENSE").read_text()
+    assert text.startswith(opening)
+    assert text.endswith(ending)
+
+
+@pytest.mark.parametrize("version", QUESTIONS["python_version"])
+def test_python_version(make, version):
+    project = make(python_version=version)
+    assert (project / ".python-version").read_text() == f"{version}\n"
+    assert (
+        tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "my_project"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("Grokking, Slowly", "grokking_slowly"),
+        ("Ünï/../cödé", "uni_code"),
+        ("🙂", "my_project"),
+        ("x" * 100, "x" * 64),
+    ],
+)
+def test_slug_comes_from_the_name(make, name, slug):
+    assert make(project_name=name).name == slug
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "O'Neil's \"quoted\" \\ backslashed \\n name\\",
+        "'''\"\"\"",
+        "Zoë 北京 🙂 \N{ZERO WIDTH JOINER} עברית",
+        "key: value # no comment, - no list, <b>no markup</b>",
+        "100 % of {braces}, $HOME, $(id), `id`, {0} and %s",
+        "x" * 100,
+    ],
+)
+def test_hostile_words_are_carried_as_they_are(make, words):
+    project = make(project_name=words, project_slug="hostile", description=words, author=words)
+    citation = yaml.safe_load((project / "CITATION.cff").read_text())
+    readme = (project / "README.md").read_text()
+    assert citation["title"] == citation["abstract"] == citation["authors"][0]["name"] == words
+    assert readme.startswith(f"# {words}\n\n{words}\n")
+    assert f"\n{words}, you@example.org." in readme
+    assert f"\nCopyright (c) {words}\n" in (project / "LICENSE").read_text()
+    assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "hostile"
+
+
+def cookiecutter(template, folder, *arguments, typed=None):
+    """Run cookiecutter as a user does, with an output folder and a home of its own."""
+    (folder / "out").mkdir()
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "cookiecutter",
+            template,
+            "--output-dir",
+            folder / "out",
+            *arguments,
+        ],
+        input=typed,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HOME": str(folder)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "reason"),
+    [
+        ("project_slug", "1st", "a letter first"),
+        ("project_slug", "a", "2 to 64"),
+        ("project_slug", "a" * 200, "2 to 64"),
+        ("project_slug", "My Project", "a-z"),
+        ("project_slug", "a/b", "a-z"),
+        ("project_slug", "../escape", "a-z"),
+        ("project_slug", "a\nb", "a-z"),
+        ("project_slug", 'a"""+exit(0)+"""', "a-z"),
+        ("project_slug", "ünï", "a-z"),
+        ("project_slug", "🙂", "a-z"),
+        ("project_slug", "{{ 7*7 }}", "a letter first"),
+        ("project_slug", "class", "choose another, such as my_class"),
+        ("project_slug", "json", "choose another"),
+        ("project_slug", "torch", "choose another"),
+        ("project_slug", "scikit_learn", "choose another"),
+        ("project_name", "  ", "is empty"),
+        ("project_name", "a\nb", "line break"),
+        ("project_name", "x" * 200, "100 at most"),
+        ("description", "a\u2028b", "line break"),
+        ("author", "\x1b[31mred", "control character"),
+        ("author", "\udcff", "control character"),
+        ("author", "{{ '{{ 7*7 }}' }}", "template expression"),
+        ("email", "nobody", "is not an e-mail address"),
+        ("email", "a b@example.org", "is not an e-mail address"),
+    ],
+)
+def test_bad_answer_is_refused_in_one_line(template, tmp_path, question, answer, reason):
+    done = cookiecutter(template, tmp_path, "--no-input", f"{question}={answer}")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(question)
+    assert reason in line
+    assert not files(tmp_path / "out")
+
+
+def test_all_bad_answers_are_named(template, tmp_path):
+    answers = ["project_slug=1st", "author=", "email=nobody"]
+    done = cookiecutter(template, tmp_path, "--no-input", *answers)
+    assert [line.split()[0] for line in done.stderr.splitlines()] == [
+        "project_slug",
+        "author",
+        "email",
+    ]
+
+
+def test_every_package_of_the_project_is_refused_as_its_slug(make, template):
+    pyproject = tomllib.loads((make() / "pyproject.toml").read_text())
+    packages = pyproject["project"]["dependencies"] + pyproject["dependency-groups"]["dev"]
+    hook = (template / "hooks" / "pre_gen_project.py").read_text()
+    for package in packages:
+        slug = re.split("[>=]", package)[0].replace("-", "_")
+        assert f'    "{slug}",\n' in hook
+
+
+def test_questions_answered_at_the_keyboard(template, tmp_path):
+    typed = "Deep Sea\n\nWhat fish hear\nAda\nada@example.org\n5\n2\n"
+    done = cookiecutter(template, tmp_path, typed=typed)
+    project = tmp_path / "out" / "deep_sea"
+    assert (project / ".python-version").read_text() == "3.12\n"
+    assert "LICENSE" not in files(project)
+    for text in QUESTIONS["__prompts__"].values():
+        assert text in done.stdout
+    next_steps = done.stdout[done.stdout.index("deep_sea is ready. Type next:") :]
+    assert f"    cd {project}\n" in next_steps
+    assert next_steps.splitlines()[-1].startswith("    python plot.py")
+
+
+def test_template_expression_at_the_keyboard_is_refused(template, tmp_path):
+    done = cookiecutter(template, tmp_path, typed="Deep Sea\n\n\n{{ 7*7 }}\n\n\n\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith("author holds a brace")
+    assert not files(tmp_path / "out")

@@ -1,0 +1,55 @@
+"""Inside a project: all that its workflow on GitHub runs passes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import REPOSITORY
+
+WORKFLOW = REPOSITORY / "{{cookiecutter.project_slug}}" / ".github" / "workflows" / "tests.yml"
+STEPS = [
+    step.get("run", "") for step in yaml.safe_load(WORKFLOW.read_text())["jobs"]["tests"]["steps"]
+]
+COMMANDS = [step.removeprefix("uv run ") for step in STEPS if step.startswith("uv run ")]
+
+
+def check(command, folder):
+    """Run a command in a folder with this environment's tools."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "pytest"])
+def test_checks(make, command):
+    check(command, make())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["My Project", "O'Neil's \"quoted\" \\ 北京 🙂"])
+def test_own_tests(make, name):
+    assert "pytest" in COMMANDS
+    check("pytest", make(project_name=name, description=name, author=name))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ruff check",
+        "ruff format --check",
+        "shellcheck *.sh .ci/run",
+        "shfmt -i 2 -ci -d *.sh .ci/run",
+    ],
+)
+def test_template_is_clean(template, command):
+    check(command, template)

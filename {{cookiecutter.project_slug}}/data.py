@@ -1,0 +1,92 @@
+"""Datasets, by name.
+
+A dataset is a function of a folder and of an image size in pixels (None: the dataset's own). It
+returns its training examples, its test examples (None: some will be held out) and its classes'
+names. Images are uint8 (C, H, W). To add a dataset, write its function and a line in DATASETS.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torchvision import datasets
+
+from engine.datasets import CIFAR10, CIFAR100, ImageFolder, in_memory, reading
+from engine.settings import SettingsError, did_you_mean
+from engine.splits import Source
+
+
+def digits(_root: Path, size: int | None) -> Source:
+    """1,797 handwritten digits, 8×8 in grey; they come with scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)  # 0 to 16
+    images = torch.tensor(pixels * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
+    return Source(in_memory(images, labels, size), None, [str(digit) for digit in range(10)])
+
+
+def mnist(root: Path, size: int | None, kind: type[datasets.MNIST] = datasets.MNIST) -> Source:
+    """70,000 handwritten digits, 28×28 in grey."""
+    train, test = kind(root, train=True, download=True), kind(root, train=False, download=True)
+    return Source(
+        in_memory(train.data.unsqueeze(1), train.targets, size),
+        in_memory(test.data.unsqueeze(1), test.targets, size),
+        train.classes,
+    )
+
+
+def fashion_mnist(root: Path, size: int | None) -> Source:
+    """70,000 pictures of clothes, 28×28 in grey."""
+    return mnist(root, size, datasets.FashionMNIST)
+
+
+def cifar10(root: Path, size: int | None, kind: type[CIFAR10] = CIFAR10) -> Source:
+    """60,000 photographs, 32×32 in colour."""
+    train, test = kind(root, train=True), kind(root, train=False)
+    return Source(
+        in_memory(torch.from_numpy(train.data).permute(0, 3, 1, 2), train.targets, size),
+        in_memory(torch.from_numpy(test.data).permute(0, 3, 1, 2), test.targets, size),
+        train.classes,
+    )
+
+
+def cifar100(root: Path, size: int | None) -> Source:
+    """60,000 photographs, 32×32 in colour, of 100 classes."""
+    return cifar10(root, size, CIFAR100)
+
+
+def image_folder(root: Path, size: int | None) -> Source:
+    """Your own images: `<root>/<class>/*.jpg`, or `<root>/train/…` and `<root>/test/…` of these."""
+    if (root / "train").is_dir() and (root / "test").is_dir():
+        train, test = (
+            ImageFolder(root / "train", size or 224),
+            ImageFolder(root / "test", size or 224),
+        )
+        if train.classes != test.classes:
+            raise SettingsError(f"--data-root: {root}/train and test have different classes")
+        return Source(train, test, train.classes)
+    images = ImageFolder(root, size or 224)
+    return Source(images, None, images.classes)
+
+
+DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "image-folder": image_folder,
+}
+
+
+@cache
+def load(name: str, root: Path, size: int | str) -> Source:
+    """The dataset of a name, its images scaled to a size unless that is `auto`.
+
+    Raises SettingsError if it is unknown, missing or damaged.
+    """
+    if name not in DATASETS:
+        raise SettingsError(f"--dataset {name}: no such dataset; {did_you_mean(name, DATASETS)}")
+    with reading(name, root):
+        return DATASETS[name](root.expanduser(), size if isinstance(size, int) else None)

@@ -1,0 +1,13 @@
+"""What a job stands on. Read all of it; nothing here needs changing for an experiment.
+
+Floors, each importing only those below it (tests/test_house.py holds them to it):
+
+3  a job from outside   launch, sweep (.py and .sh)
+2  the training loop    devices, precision, compilation, seeding, splits, loaders, augmentation,
+                        optimizers, schedules, early_stopping, checkpoints, meters
+1  one library each     job, journal, courier, store, reading, results (MLflow), figures
+                        (matplotlib), progress (tqdm)
+0  settings             settings, cli, provenance (the standard library only)
+
+The scripts at the project's root stand on floor 4.
+"""

@@ -1,0 +1,120 @@
+"""The command line of a settings dataclass, on the standard library's argparse.
+
+Not on tyro, the usual library for this: its errors are framed boxes where one line is wanted, and
+it takes milliseconds for a command line, of which a sweep reads thousands.
+"""
+
+import argparse
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from engine.settings import JobSettings, SettingsError, did_you_mean
+
+S = TypeVar("S", bound=JobSettings)
+
+WANTED = {int: "a whole number", float: "a number", str: "text", Path: "a path"}
+
+
+def parse(kind: type[S], argv: Sequence[str]) -> S:
+    """The settings that a command line names; `--help` prints them by group and ends the process.
+
+    Raises SettingsError for an unknown flag, a value that cannot be read or one out of range.
+    """
+    parser = _parser(kind)  # type: ignore[arg-type]
+    values, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise SettingsError(_unknown(unknown[0], [_flag(f.name) for f in fields(kind)]))
+    return kind(**vars(values))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message.removeprefix("argument "))
+
+
+@cache
+def _parser(kind: type[JobSettings]) -> _Parser:
+    parser = _Parser(
+        usage="python run.py [flags]",
+        formatter_class=argparse.RawTextHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    hints, defaults = get_type_hints(kind), {f.name: f.default for f in fields(kind)}
+    for group in kind.__mro__[:-1]:
+        section = parser.add_argument_group((group.__doc__ or group.__name__).splitlines()[0])
+        for name, doc in _field_docs(group).items():
+            text = textwrap.fill(f"{doc} (default: {_shown(defaults[name])})", width=72)
+            section.add_argument(_flag(name), help=text.replace("%", "%%"), **_kind(hints[name]))
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return str(default) or "none"
+
+
+def _kind(annotation: Any) -> dict[str, Any]:
+    """How argparse is to read an annotated field."""
+    if annotation is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    words, types = _alternatives(annotation)
+    metavar = "|".join([*words, *(kind.__name__.upper() for kind in types)])
+    return {"type": _reader(words, types), "metavar": metavar}
+
+
+def _alternatives(annotation: Any) -> tuple[list[str], list[type]]:
+    """The words and the types that an annotation allows."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    return words, [part for part in parts if get_origin(part) is not Literal]
+
+
+def _reader(words: list[str], types: list[type]) -> Callable[[str], Any]:
+    """A function that reads one value from its text."""
+
+    def read(text: str) -> Any:
+        if text in words:
+            return text
+        for kind in types:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+        if types:
+            wanted = " or ".join([*words, *(WANTED[kind] for kind in types)])
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        raise argparse.ArgumentTypeError(f"no {text!r}; {did_you_mean(text, words)}")
+
+    return read
+
+
+def _unknown(word: str, flags: list[str]) -> str:
+    if not word.startswith("-"):
+        return f"{word!r} is not a flag; see --help"
+    name = word.split("=")[0]
+    hint = did_you_mean(name, flags)
+    return f"{name}: no such flag; {hint if hint.startswith('did') else 'see --help'}"
+
+
+def _field_docs(group: type) -> dict[str, str]:
+    """The docstrings under the fields that a class itself defines, by field."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(group))).body[0].body  # type: ignore
+    docs = {}
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            doc = after.value.value if isinstance(after, ast.Expr) else ""  # type: ignore
+            docs[node.target.id] = " ".join(str(doc).split())
+    return docs

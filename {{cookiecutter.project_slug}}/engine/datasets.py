@@ -1,0 +1,119 @@
+"""torchvision's dataset classes, with one clear line for what is missing, damaged or unsafe."""
+
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+from torchvision import datasets
+from torchvision.transforms import v2
+
+from engine.job import JobError
+from engine.settings import SettingsError
+
+ARRAYS = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("_codecs", "encode"),
+}
+"""All that a pickled array calls, in files of numpy 1 and 2."""
+
+
+def in_memory(images: Tensor, labels: Sequence[int] | Tensor, size: int | None) -> TensorDataset:
+    """A dataset of images (N, C, H, W), uint8, resized if a size is given, and labels (N,)."""
+    if size and images.shape[-2:] != (size, size):
+        images = v2.functional.resize(images, [size, size])
+    return TensorDataset(images.contiguous(), torch.as_tensor(labels, dtype=torch.int64))
+
+
+class CIFAR10(datasets.CIFAR10):  # type: ignore[misc]
+    """Takes any files in the format, not only the published ones, whose checksums torchvision
+    knows. As they are pickles, they are searched for code instead."""
+
+    train_list: list[list[Any]]
+    test_list: list[list[Any]]
+    meta: dict[str, Any]
+
+    def __init__(self, root: Path, train: bool) -> None:
+        self.train_list, self.test_list = _unchecked(self.train_list), _unchecked(self.test_list)
+        self.meta = {**self.meta, "md5": None}
+        names = [name for name, _ in [*self.train_list, *self.test_list]]
+        for name in [*names, self.meta["filename"]]:
+            _refuse_code(root / self.base_folder / name)
+        super().__init__(root, train, download=True)
+
+
+class CIFAR100(CIFAR10, datasets.CIFAR100):  # type: ignore[misc]
+    """The same for 100 classes."""
+
+
+class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
+    """Images in one folder a class, in colour, their middle square scaled to a size.
+
+    Raises SettingsError if there are fewer than two classes or one without images; JobError, when
+    it is read, for a file that is no image.
+    """
+
+    def __init__(self, root: Path, size: int) -> None:
+        steps = [v2.PILToTensor(), v2.Resize(size, antialias=True), v2.CenterCrop(size)]
+        try:
+            super().__init__(root, transform=v2.Compose(steps))
+        except FileNotFoundError as error:
+            cause = str(error).splitlines()[0].rstrip(".")
+            raise SettingsError(
+                f"--data-root: {cause}; wanted: a folder of images a class"
+            ) from error
+        if len(self.classes) < 2:
+            raise SettingsError(f"--data-root: {root} has one class only, {self.classes[0]}")
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        try:
+            image, label = super().__getitem__(index)
+        except (OSError, SyntaxError, ValueError) as error:
+            file = self.samples[index][0]
+            raise JobError(f"{file} cannot be read as an image; mend it or take it away") from error
+        return image, label
+
+
+@contextmanager
+def reading(name: str, root: Path) -> Iterator[None]:
+    """Turn what goes wrong while a dataset is fetched or read into a SettingsError."""
+    try:
+        yield
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError, AssertionError) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SettingsError(
+            f"--dataset {name}: could not be fetched into, or read from, {root} ({cause}); "
+            "put its files there, or name their folder by --data-root"
+        ) from error
+
+
+class _DataOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in ARRAYS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it would call {module}.{name}")
+
+
+def _refuse_code(file: Path) -> None:
+    """Raise SettingsError if a pickle does more than make arrays and plain values.
+
+    Source: docs.python.org/3/library/pickle.html#restricting-globals.
+    """
+    try:
+        with file.open("rb") as pickled:
+            _DataOnly(pickled, encoding="latin1").load()
+    except FileNotFoundError:
+        return
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise SettingsError(f"--data-root: {file} is not plain data ({error}); refused") from error
+
+
+def _unchecked(files: list[list[str]]) -> list[Any]:
+    return [[name, None] for name, _ in files]

@@ -1,0 +1,45 @@
+"""The device that a job runs on."""
+
+import os
+
+import torch
+
+from engine.settings import SettingsError
+
+
+def choose(name: str) -> torch.device:
+    """The device of a name; `auto` is a CUDA GPU, else Apple's, else the CPU.
+
+    Raises SettingsError for a device that is not there. Takes no memory on it.
+    """
+    if name == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return found if found and found.type in ("cuda", "mps") else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from error
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.mps.device_count()}
+    if (device.index or 0) >= counts.get(device.type, 0):
+        raise SettingsError(f"--device {name}: torch sees no such device; try --device auto")
+    return device
+
+
+def describe(device: torch.device) -> str:
+    """The device's model, as a tag of the run."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that the device could still take; for the CPU, the machine's memory not in use."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,39 @@
+"""Which epoch's weights are best, and when to stop looking for better ones."""
+
+import math
+
+from engine.job import JobError
+
+
+class EarlyStopping:
+    """Follows one validation metric: `val_loss` is better lower, `val_accuracy` higher.
+
+    A tie is no improvement: the earliest best epoch is kept.
+    """
+
+    def __init__(self, monitor: str, patience: int) -> None:
+        self.monitor = monitor
+        self._patience = patience
+        self._sign = -1.0 if monitor == "val_loss" else 1.0
+        self._best = -math.inf
+        self.best_epoch = 0
+        self._epoch = 0
+
+    def improved(self, metrics: dict[str, float]) -> bool:
+        """Take note of an epoch's metrics; whether it is the best so far.
+
+        Raises JobError if the metric is not finite.
+        """
+        self._epoch += 1
+        value = self._sign * metrics[self.monitor]
+        if not math.isfinite(value):
+            raise JobError(f"{self.monitor} was not finite after epoch {self._epoch}; lower --lr")
+        if value <= self._best:
+            return False
+        self._best, self.best_epoch = value, self._epoch
+        return True
+
+    @property
+    def due(self) -> bool:
+        """Whether `patience` epochs have passed without a better one; never if it is 0."""
+        return 0 < self._patience <= self._epoch - self.best_epoch

@@ -1,0 +1,122 @@
+"""From the command line to a job's exit status.
+
+`begin` does what needs no torch: help, wrong settings, finished jobs, and the start of the courier,
+which imports MLflow beside torch's import. `run` does the rest.
+
+Exit status: 0 finished (now or before), 1 failed, 2 wrong settings, 3 finished but the tracking
+store has not got it all, 128 + n stopped by signal n (130 Ctrl-C, 143 TERM).
+"""
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from engine import cli, provenance, reading, store
+from engine.courier import Courier
+from engine.job import Job, JobError, as_line, leave, log, shown
+from engine.settings import JobSettings, SettingsError
+from engine.sweep import Grid
+
+S = TypeVar("S", bound=JobSettings)
+Check = Callable[[S], None]
+Main = Callable[[Job[S]], dict[str, float]]
+
+
+class Interrupted(BaseException):
+    """A signal asked the job to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"by {signal.Signals(number).name}")
+        self.number = number
+
+
+def begin(kind: type[S]) -> "OneJob[S] | Grid[S]":
+    """Read the command line; ends the process if that is all there is to do.
+
+    `--grid FOLDER`, which run.sh uses, reads many command lines from files instead.
+    """
+    _on_signals(signal.SIG_DFL)
+    words = sys.argv[1:]
+    try:
+        if words[:1] == ["--grid"]:
+            return Grid(kind, Path(words[1]))
+        return OneJob(cli.parse(kind, words))
+    except SettingsError as error:
+        sys.exit(leave(2, f"run.py: {error}"))
+
+
+class OneJob(Generic[S]):
+    """A single job, from `python run.py FLAGS`."""
+
+    def __init__(self, settings: S) -> None:
+        self.job = Job(settings)
+        if not settings.force:
+            self._leave_if_finished()
+        self.job.make_folder()
+        self._courier = Courier()
+
+    def _leave_if_finished(self) -> None:
+        said = self.job.outcome().get("said", "")
+        if self.job.id in reading.finished_ids(store.experiment_name()):
+            sys.exit(leave(0, f"job {self.job.id} already finished{said and ': ' + said}"))
+        if self.job.outcome().get("status") == "finished":
+            courier = Courier()
+            courier.carry(self.job.folder)
+            sys.exit(_delivered(self.job, courier, f"already finished: {said}"))
+
+    def run(self, check: Check[S], main: Main[S]) -> int:
+        """Check the settings, then do the job; its exit status."""
+        try:
+            check(self.job.settings)
+        except SettingsError as error:
+            self._courier.finish()
+            return leave(2, f"run.py: {error}")
+        self.job.open()
+        self._courier.carry(self.job.folder)
+        self.job.journal.tags(provenance.tags())
+        _on_signals(_stop)
+        try:
+            said = as_line(main(self.job))
+        except Exception as error:
+            return self._ended("failed", 1, _one_line(error))
+        except Interrupted as stop:
+            return self._ended("interrupted", 128 + stop.number, str(stop))
+        self.job.close("finished", said)
+        return _delivered(self.job, self._courier, f"finished: {said}")
+
+    def _ended(self, status: str, code: int, cause: str) -> int:
+        hint = f" (full trace: {shown(self.job.folder)}/log.txt)" if code == 1 else ""
+        log.error("%s: %s", status, cause, exc_info=True)
+        self.job.close(status, cause)
+        self._courier.finish()
+        return leave(code, f"job {self.job.id} {status}: {cause}{hint}")
+
+
+def _delivered(job: Job[Any], courier: Courier, line: str) -> int:
+    """The last line of a finished job, with what the store has not got."""
+    problem = courier.finish()
+    if problem:
+        log.error("tracking: %s", problem)
+        line += f"; the store has not got it all ({problem}): the same command sends it again"
+    return leave(3 if problem else 0, f"job {job.id} {line}")
+
+
+def _on_signals(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under run.sh the queue has Ctrl-C
+            signal.signal(number, handler)
+
+
+def _stop(number: int, _frame: object) -> NoReturn:
+    _on_signals(signal.SIG_DFL)  # a second one ends the process at once
+    raise Interrupted(number)
+
+
+def _one_line(error: Exception) -> str:
+    """The cause of a failure. A loader process wraps it in its trace; the last line has it."""
+    text = (str(error).strip().splitlines() or [""])[-1].strip()
+    if isinstance(error, JobError):
+        return text.split("JobError: ")[-1]
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,178 @@
+"""Batches onto the device, in an order that depends on the seed and the epoch alone.
+
+`Resident` keeps all images on the device, as uint8, and picks batches by index: nothing is copied
+while training. `Workers` reads batches in processes beside training and copies them from pinned
+memory while the device computes. Both give the same batches in the same order: images
+(B, C, H, W), uint8, and labels (B,), int64.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sized
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
+
+from engine.devices import cpu_cores, free_memory
+from engine.seeding import generator
+from engine.splits import fetch
+
+RESIDENT_SHARE = 0.25
+"""`auto` keeps images on the device if they take no more than this share of its free memory."""
+
+MOST_WORKERS = 8
+"""More reading processes than this mostly get in each other's way at the disk."""
+
+
+class Order:
+    """Which examples make up which batch, epoch by epoch; `examples` is how many an epoch has.
+
+    With a seed, each epoch is shuffled in its own way; without, the order is the subset's. A last
+    batch of one example is left out while shuffling: batch norm cannot take it.
+    """
+
+    def __init__(self, subset: Subset[Any], batch_size: int, seed: int | None) -> None:
+        self._indices = torch.as_tensor(subset.indices)
+        self._seed = seed
+        self.batch_size = batch_size
+        self.examples = len(self._indices)
+        if seed is not None and self.examples > batch_size and self.examples % batch_size == 1:
+            self.examples -= 1
+
+    def __len__(self) -> int:
+        return -(-self.examples // self.batch_size)
+
+    def epoch(self, number: int) -> Tensor:
+        """Indices (N,) into the dataset; consecutive runs of `batch_size` are the batches."""
+        if self._seed is None:
+            return self._indices
+        shuffle = torch.randperm(
+            len(self._indices), generator=generator(self._seed, "order", number)
+        )
+        return self._indices[shuffle[: self.examples]]
+
+
+class Batches(ABC):
+    """The batches of a subset, epoch by epoch: images (B, C, H, W), uint8, labels (B,), int64."""
+
+    def __init__(self, order: Order, device: torch.device) -> None:
+        self._order, self._device = order, device
+
+    @property
+    def examples(self) -> int:
+        """Examples in an epoch."""
+        return self._order.examples
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @abstractmethod
+    def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch, on the device."""
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+class Resident(Batches):
+    """Batches of a dataset that lies on the device, whole."""
+
+    def __init__(self, dataset: Dataset[Any], order: Order, device: torch.device) -> None:
+        super().__init__(order, device)
+        self._images, self._labels = _on_device(dataset, device)
+
+    def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch, picked by index."""
+        indices = self._to_device(self._order.epoch(number))
+        for batch in indices.split(self._order.batch_size):
+            yield self._images[batch], self._labels[batch]
+
+
+class Workers(Batches):
+    """Batches read by processes that live as long as this object."""
+
+    def __init__(
+        self, dataset: Dataset[Any], order: Order, device: torch.device, workers: int
+    ) -> None:
+        super().__init__(order, device)
+        self._sampler = _Sampler(order)
+        self._loader = DataLoader(
+            _Whole(dataset),
+            batch_size=None,
+            sampler=self._sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=device.type == "cuda",
+            generator=torch.Generator(),  # so that torch's own stream is left alone
+        )
+
+    def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch, copied from pinned memory."""
+        self._sampler.number = number
+        for images, labels in self._loader:
+            yield self._to_device(images), self._to_device(labels)
+
+
+def make(
+    subset: Subset[Any],
+    device: torch.device,
+    batch_size: int,
+    kind: str = "auto",
+    workers: int | str = "auto",
+    seed: int | None = None,
+) -> Batches:
+    """The batches of a subset, shuffled if there is a seed: `resident`, by `workers`, or `auto`."""
+    order = Order(subset, batch_size, seed)
+    if kind == "resident" or (kind == "auto" and _fits(subset.dataset, device)):
+        return Resident(subset.dataset, order, device)
+    count = workers if isinstance(workers, int) else _auto_workers()
+    return Workers(subset.dataset, order, device, count)
+
+
+class _Sampler(Sampler[Tensor]):
+    """Hands a DataLoader one tensor of indices a batch."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self.number = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._order.epoch(self.number).split(self._order.batch_size))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+
+class _Whole(Dataset[tuple[Tensor, Tensor]]):
+    """A dataset asked for whole batches."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return fetch(self._dataset, indices)
+
+
+def _auto_workers() -> int:
+    return max(1, min(MOST_WORKERS, cpu_cores() - 1))
+
+
+def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
+    if isinstance(dataset, TensorDataset) and device.type == "cpu":
+        return True  # it lies there already
+    one, _ = fetch(dataset, torch.tensor([0]))
+    return one.nbytes * len(cast(Sized, dataset)) <= RESIDENT_SHARE * free_memory(device)
+
+
+@cache
+def _on_device(dataset: Dataset[Any], device: torch.device) -> tuple[Tensor, Tensor]:
+    """All images and labels of a dataset, kept once for all its subsets."""
+    if isinstance(dataset, TensorDataset):
+        images, labels = dataset.tensors
+    else:
+        everything = Order(Subset(dataset, range(len(cast(Sized, dataset)))), 256, None)
+        read = Workers(dataset, everything, torch.device("cpu"), _auto_workers())
+        images, labels = (torch.cat(parts) for parts in zip(*read.epoch(), strict=True))
+    return images.to(device), labels.to(device)

@@ -1,0 +1,161 @@
+"""Numbers of a training loop that stay on the device until it has time for them.
+
+Every step adds to sums on the device. Every so many steps a mean goes into a block there; by time,
+the block is copied to pinned memory while training goes on, and read when the copy is done. So a
+step never waits for the device, and a loss that is not a number is found soon, not at once.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.job import JobError
+from engine.journal import Journal, now
+
+T = TypeVar("T")
+
+POINTS = 1000
+"""Points that `auto` aims at for a training curve."""
+
+BLOCK = 256
+"""Points that wait on the device at most."""
+
+INTERVAL = 1.0
+"""Seconds between two blocks."""
+
+
+class TrainMeter:
+    """Training loss by optimizer step, into the journal; training accuracy by epoch.
+
+    A point is the mean loss of `every` steps, under the number of the last of them; `auto` is as
+    many as make about POINTS points of the job's steps.
+    """
+
+    def __init__(
+        self, journal: Journal, every: int | str, steps: int, device: torch.device
+    ) -> None:
+        self._journal = journal
+        self._every = every if isinstance(every, int) else max(1, steps // POINTS)
+        self._loss = torch.zeros((), device=device)
+        self._correct = torch.zeros((), dtype=torch.int64, device=device)
+        self._examples = 0
+        self._block = _Block(device)
+        self._step = self._in_mean = 0
+        self._last_block = time.monotonic()
+
+    def update(self, loss: Tensor, logits: Tensor, labels: Tensor, lr: float) -> None:
+        """Take in one optimizer step: loss (), logits (B, K), labels (B,).
+
+        Raises JobError, some steps later, for a loss that is not finite.
+        """
+        self._loss += loss.detach()
+        self._correct += (logits.detach().argmax(1) == labels).sum()
+        self._examples += len(labels)
+        self._step += 1
+        self._in_mean += 1
+        if self._in_mean == self._every:
+            self._add_point(lr)
+        if self._block.full or time.monotonic() - self._last_block > INTERVAL:
+            self._write(self._block.exchange(wait=self._block.full))
+            self._last_block = time.monotonic()
+
+    def end_epoch(self) -> float:
+        """Wait for the device and write everything that is whole; the epoch's accuracy."""
+        for _ in range(2):  # what is under way, then what was still on the device
+            self._write(self._block.exchange(wait=True))
+        accuracy = self._correct.item() / self._examples
+        self._correct.zero_()
+        self._examples = 0
+        return accuracy
+
+    def _add_point(self, lr: float) -> None:
+        self._block.add(self._loss / self._in_mean, (self._step, now(), lr))
+        self._loss.zero_()
+        self._in_mean = 0
+
+    def _write(self, points: "list[tuple[float, _Label]]") -> None:
+        for loss, (step, at, lr) in points:
+            self._journal.metrics(step, {"train_loss": loss, "lr": lr}, at)
+        self._journal.flush()
+        bad = next((label[0] for loss, label in points if not math.isfinite(loss)), None)
+        if bad:
+            raise JobError(f"train_loss was not finite at optimizer step {bad}; lower --lr")
+
+
+_Label = tuple[int, int, float]  # optimizer step, time in ms, learning rate
+
+
+class _Block:
+    """Numbers on the device, each with a label on the host, brought together a block at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._device = torch.zeros(BLOCK, device=device)
+        self._host = torch.zeros(BLOCK, pin_memory=cuda)
+        self._values = self._host.numpy()
+        self._copied = torch.cuda.Event() if cuda else None
+        self._labels: list[_Label] = []
+        self._under_way: list[_Label] = []
+
+    @property
+    def full(self) -> bool:
+        return len(self._labels) == BLOCK
+
+    def add(self, number: Tensor, label: _Label) -> None:
+        self._device[len(self._labels)] = number
+        self._labels.append(label)
+
+    def exchange(self, wait: bool) -> list[tuple[float, _Label]]:
+        """Take what has arrived on the host and send off what has gathered on the device.
+
+        Nothing happens while a copy is under way, unless it is to be waited for.
+        """
+        if self._copied and self._under_way:
+            if wait:
+                self._copied.synchronize()
+            elif not self._copied.query():
+                return []
+        values = self._values[: len(self._under_way)].tolist()
+        arrived = list(zip(values, self._under_way, strict=True))
+        self._under_way, self._labels = self._labels, []
+        count = len(self._under_way)
+        self._host[:count].copy_(self._device[:count], non_blocking=True)
+        if self._copied:
+            self._copied.record()
+        return arrived
+
+
+class Stopwatch:
+    """Where the time of an epoch goes, by the host's clock."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._waited = 0.0
+        self._trained = 0.0
+
+    def waiting(self, batches: Iterator[T]) -> Iterator[T]:
+        """The batches, with the time spent waiting for each of them counted."""
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            self._waited += time.monotonic() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def trained(self) -> None:
+        """Training ends here, evaluation begins; the device has done all its steps."""
+        self._trained = time.monotonic() - self._start
+
+    def metrics(self, examples: int) -> dict[str, float]:
+        """Seconds of the epoch with its evaluation; training examples per second of training; the
+        share of the training time spent waiting for data."""
+        return {
+            "epoch_seconds": time.monotonic() - self._start,
+            "examples_per_second": examples / self._trained,
+            "data_wait_fraction": self._waited / self._trained,
+        }

@@ -1,0 +1,175 @@
+"""Reading the tracking store: its finished jobs and their metrics.
+
+A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`,
+which its courier writes last: the status alone can lie.
+
+A sqlite store is read by SQL through the standard library: thousands of jobs in milliseconds, where
+MLflow's import alone takes 2 s. Any other store is read through MLflow's client, which has no call
+for many histories at once. All functions raise ConnectionError when the store cannot be read.
+"""
+
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from engine.store import sqlite_path, tracking_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+FINISHED = """
+SELECT id.value, runs.run_uuid, runs.end_time FROM runs
+JOIN experiments USING (experiment_id)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.key = 'finished'
+WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'
+    AND runs.status = 'FINISHED' AND mark.value = 'true'
+ORDER BY id.value, runs.end_time
+"""
+OF_RUNS = "SELECT run_uuid, key, value FROM {} WHERE run_uuid IN (SELECT value FROM json_each(?))"
+LATEST = "(SELECT run_uuid, key, CASE WHEN NOT is_nan THEN value END AS value FROM latest_metrics)"
+HISTORIES = """
+SELECT run_uuid, step, CASE WHEN NOT is_nan THEN value END FROM metrics
+WHERE run_uuid IN (SELECT value FROM json_each(?)) AND key = ?
+ORDER BY run_uuid, step, timestamp
+"""
+MARKED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
+
+
+class Job(TypedDict):
+    """One finished job, as stored."""
+
+    job_id: str
+    run_id: str
+    ended: int
+    """Time of its end, in milliseconds since 1970."""
+    params: dict[str, str]
+    metrics: dict[str, float]
+    """Last values."""
+    tags: dict[str, str]
+
+
+def experiments() -> list[str]:
+    """The names of the store's experiments."""
+    if path := sqlite_path(tracking_uri()):
+        query = "SELECT name FROM experiments WHERE lifecycle_stage = 'active' ORDER BY name"
+        return [name for (name,) in _select(path, query)]
+    with _client() as client:
+        return sorted(experiment.name for experiment in client.search_experiments())
+
+
+def finished_ids(experiment: str) -> set[str]:
+    """The ids of the finished jobs; none where the experiment or the store is not there yet."""
+    if path := sqlite_path(tracking_uri()):
+        return {job_id for job_id, _, _ in _select(path, FINISHED, experiment)}
+    return {job["job_id"] for job in _jobs_by_client(experiment)}
+
+
+def jobs(experiment: str) -> list[Job]:
+    """The finished jobs, by job id; of runs with the same job id the one that ended last."""
+    path = sqlite_path(tracking_uri())
+    found = _jobs_by_sql(path, experiment) if path else _jobs_by_client(experiment)
+    return list({job["job_id"]: job for job in found}.values())
+
+
+def histories(run_ids: list[str], key: str) -> list[tuple[str, int, float]]:
+    """A metric's history in several runs: (run id, step, value), by run id, step and time."""
+    if path := sqlite_path(tracking_uri()):
+        points = _select(path, HISTORIES, json.dumps(run_ids), key)
+        return [(run, step, math.nan if value is None else value) for run, step, value in points]
+    with _client() as client:
+        return [
+            (run, point.step, point.value)
+            for run in sorted(run_ids)
+            for point in sorted(
+                client.get_metric_history(run, key), key=lambda point: (point.step, point.timestamp)
+            )
+        ]
+
+
+def _jobs_by_sql(path: Path, experiment: str) -> list[Job]:
+    found: dict[str, Job] = {
+        run: {
+            "job_id": job_id,
+            "run_id": run,
+            "ended": ended,
+            "params": {},
+            "metrics": {},
+            "tags": {},
+        }
+        for job_id, run, ended in _select(path, FINISHED, experiment)
+    }
+    runs = json.dumps(list(found))
+    for run, key, value in _select(path, OF_RUNS.format("params"), runs):
+        found[run]["params"][key] = value
+    for run, key, value in _select(path, OF_RUNS.format(LATEST), runs):
+        found[run]["metrics"][key] = math.nan if value is None else value
+    for run, key, value in _select(path, OF_RUNS.format("tags"), runs):
+        found[run]["tags"][key] = value
+    return list(found.values())
+
+
+def _select(path: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
+    """All rows of one query; none where the store has not been made yet.
+
+    The file is opened for writing and then bound to reading: a connection that is read-only from
+    the start cannot roll back what a killed writer left, and fails.
+    """
+    if not path.exists():
+        return []
+    try:
+        address = f"{path.resolve().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(address, timeout=60, uri=True)) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            return connection.execute(query, values).fetchall()
+    except sqlite3.DatabaseError as error:
+        if str(error).startswith("no such table"):
+            return []
+        raise ConnectionError(f"the tracking store {path} cannot be read: {error}") from error
+
+
+def _jobs_by_client(experiment: str) -> list[Job]:
+    with _client() as client:
+        named = client.get_experiment_by_name(experiment)
+        runs = _all_runs(client, named.experiment_id) if named else []
+    found: list[Job] = [
+        {
+            "job_id": run.data.tags["job_id"],
+            "run_id": run.info.run_id,
+            "ended": run.info.end_time or 0,
+            "params": run.data.params,
+            "metrics": run.data.metrics,
+            "tags": run.data.tags,
+        }
+        for run in runs
+        if "job_id" in run.data.tags
+    ]
+    return sorted(found, key=lambda job: (job["job_id"], job["ended"]))
+
+
+def _all_runs(client: "MlflowClient", experiment_id: str) -> "list[Run]":
+    runs: list[Run] = []
+    page = None
+    while page is None or page.token:
+        page = client.search_runs([experiment_id], MARKED, page_token=page.token if page else None)
+        runs += page
+    return runs
+
+
+@contextmanager
+def _client() -> Iterator["MlflowClient"]:
+    """MLflow's client, whose errors become ConnectionErrors of one line."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own 7 take four minutes
+    from mlflow import MlflowClient
+
+    try:
+        yield MlflowClient(tracking_uri())
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConnectionError(f"the tracking store cannot be read: {reason}") from error

@@ -1,0 +1,218 @@
+"""A job's settings: the flags of `python run.py`, the parameters in MLflow, the job's identity.
+
+The same settings are the same job. Its id is a hash over the settings that change what is learnt;
+those in `Runtime` only change how it runs. A setting added later declares a neutral value (what the
+code did before it existed) and is left out of the hash while it has it, so old jobs keep their ids.
+
+Each group below is a heading of `--help`, each field a flag, its docstring the flag's help. Fields
+may be `bool`, `int`, `float`, `str`, `Path`, a `Literal` of words, or a union of these.
+"""
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+PROJECT = Path(__file__).resolve().parent.parent
+"""The project's folder: runs, data and the default tracking store lie in it."""
+
+
+class SettingsError(Exception):
+    """A setting that cannot be right. Its text is one line: what is wrong and what to do."""
+
+
+def added(default: Any, *, neutral: Any) -> Any:
+    """A setting that came after the first jobs had run.
+
+    `neutral` is the value that does what the code did before: `dropout: float = added(0.1,
+    neutral=0.0)`. It must never change again.
+    """
+    return field(default=default, metadata={"neutral": neutral})
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error line about an unknown word: the nearest known one, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+
+
+def require(fine: bool, flag: str, value: object, wanted: str) -> None:
+    """Raise SettingsError unless the value of a flag is fine."""
+    if not fine:
+        raise SettingsError(f"{flag} {value}: must be {wanted}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Data"""
+
+    dataset: str = "digits"
+    """What to learn from, a name in data.py: digits, mnist, fashion-mnist, cifar10, cifar100,
+    image-folder (one folder of images a class, in --data-root)."""
+
+    image_size: int | Literal["auto"] = "auto"
+    """Side that images are scaled to, in pixels; auto: the dataset's own, 224 for image-folder."""
+
+    val_fraction: float = 0.1
+    """Share of the training examples held out for validation."""
+
+    split_seed: int = 0
+    """Seed of the train / validation / test split."""
+
+    augment: Literal["none", "crop", "crop-flip"] = "none"
+    """Random changes to training images: crop = shifts up to an eighth of the side; flip =
+    left-right mirroring."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Model"""
+
+    model: str = "mlp"
+    """The network, a name in models.py (mlp, convnet) or any torchvision classifier (resnet18)."""
+
+    pretrained: bool = False
+    """Start a torchvision classifier from its published weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """Optimization"""
+
+    epochs: int = 30
+    """Passes over the training examples."""
+
+    batch_size: int = 64
+    """Examples per optimizer step."""
+
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """Optimizer; sgd has Nesterov momentum of 0.9."""
+
+    lr: float = 1e-3
+    """Learning rate at the schedule's highest point."""
+
+    weight_decay: float = 0.0
+    """Weight decay of matrices and kernels; biases and norms have none."""
+
+    schedule: Literal["constant", "cosine", "step", "plateau"] = "cosine"
+    """Course of the learning rate after the warm-up: constant; cosine = down to 0; step = a tenth
+    after each third of the job; plateau = a tenth after 5 epochs without a better --monitor."""
+
+    warmup: float = 0.0
+    """Epochs over which the learning rate first rises linearly from 0."""
+
+    label_smoothing: float = 0.0
+    """Share of each label spread evenly over all classes, in the training loss."""
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Number format of the forward pass; auto: bf16 on a GPU that has it, else fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Selection of the weights"""
+
+    monitor: Literal["val_loss", "val_accuracy"] = "val_loss"
+    """Validation metric that says which epoch's weights are best."""
+
+    patience: int = 0
+    """Epochs without a better --monitor after which the job stops early; 0: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Variant"""
+
+    seed: int = 0
+    """Seed of the first weights, the order of the examples and the augmentation."""
+
+    note: str = ""
+    """Free words that tell apart what the other settings cannot, such as a change in the code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """How it runs (the same job, whatever these are)"""
+
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile; auto: on a CUDA GPU, for jobs long enough to earn it back."""
+
+    loader: Literal["auto", "resident", "workers"] = "auto"
+    """resident = all data on the device; workers = read beside training; auto: by size."""
+
+    workers: int | Literal["auto"] = "auto"
+    """Processes that read data for the workers loader; auto: by this job's cores."""
+
+    data_root: Path = PROJECT / "data"
+    """Folder of the datasets."""
+
+    runs_root: Path = PROJECT / "runs"
+    """Folder of the jobs' folders."""
+
+    log_every: int | Literal["auto"] = "auto"
+    """Optimizer steps per logged train_loss (their mean); auto: about 1,000 points a job."""
+
+    force: bool = False
+    """Run again though finished."""
+
+    quiet: bool = False
+    """Print nothing but the last line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(Data, Model, Optimization, Selection, Variant, Runtime):
+    """All settings that come with the template. Raises SettingsError for a value out of range."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.lr < math.inf, "--lr", self.lr, "a number above 0")
+        require(self.epochs >= 1, "--epochs", self.epochs, "1 or more")
+        require(self.batch_size >= 1, "--batch-size", self.batch_size, "1 or more")
+        require(0 <= self.weight_decay < math.inf, "--weight-decay", self.weight_decay, "0 or more")
+        require(
+            0 <= self.warmup < self.epochs, "--warmup", self.warmup, "at least 0, below --epochs"
+        )
+        require(
+            0 <= self.label_smoothing < 1, "--label-smoothing", self.label_smoothing, "in [0, 1)"
+        )
+        require(0 < self.val_fraction < 1, "--val-fraction", self.val_fraction, "between 0 and 1")
+        require(self.patience >= 0, "--patience", self.patience, "0 or more")
+        require(self.seed >= 0, "--seed", self.seed, "0 or more")
+        require(self.split_seed >= 0, "--split-seed", self.split_seed, "0 or more")
+        for flag, value, least in (
+            ("--image-size", self.image_size, 1),
+            ("--workers", self.workers, 0),
+            ("--log-every", self.log_every, 1),
+        ):
+            require(value == "auto" or value >= least, flag, value, f"auto, or {least} or more")
+
+
+def identity(settings: JobSettings) -> dict[str, Any]:
+    """The settings that make a job what it is, without later ones at their neutral values."""
+    runtime = {f.name for f in fields(Runtime)}
+    return {
+        f.name: getattr(settings, f.name)
+        for f in fields(settings)
+        if f.name not in runtime
+        and not ("neutral" in f.metadata and getattr(settings, f.name) == f.metadata["neutral"])
+    }
+
+
+def job_id(settings: JobSettings) -> str:
+    """12 hex digits: SHA-256 over the identity, as JSON with sorted keys."""
+    canonical = json.dumps(identity(settings), sort_keys=True, default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def as_words(settings: JobSettings) -> str:
+    """The identity settings that differ from their defaults: `model=convnet lr=0.01 seed=2`."""
+    defaults = {f.name: f.default for f in fields(settings)}
+    changed = {k: v for k, v in identity(settings).items() if v != defaults[k]}
+    return " ".join(f"{name}={value}" for name, value in changed.items()) or "defaults"

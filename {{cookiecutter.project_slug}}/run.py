@@ -1,0 +1,163 @@
+"""Train one model: load, train, save.
+
+    python run.py                                      # a small network on the digits inside
+    python run.py --model convnet --lr 3e-3 --seed 1
+    python run.py --dataset cifar10 --model resnet18 --augment crop-flip --precision bf16
+    python run.py --help
+
+The same settings are the same job: its files lie in runs/<job id>/, its metrics in MLflow.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from engine.launch import begin
+from engine.settings import JobSettings, identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(JobSettings):
+    """Your own"""
+
+    # A field here is a flag, a parameter in MLflow and part of the job's identity. One that comes
+    # after the first jobs names the value that changes nothing, and old jobs keep their ids:
+    #
+    #     dropout: float = added(0.1, neutral=0.0)
+    #     """Share of activations set to zero."""
+
+
+if __name__ == "__main__":
+    command = begin(Settings)  # help, wrong flags and finished jobs need no torch: they end here
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import data
+import models
+from engine import checkpoints, classifiers, devices, loaders, optimizers
+from engine.augmentation import Augmentation
+from engine.compilation import compiled
+from engine.early_stopping import EarlyStopping
+from engine.job import Job, as_line, log
+from engine.loaders import Batches
+from engine.meters import Stopwatch, TrainMeter
+from engine.precision import Precision, resolve
+from engine.progress import Progress
+from engine.schedules import Schedule
+from engine.splits import split
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError for what else can be wrong with a job; takes nothing on a GPU."""
+    resolve(settings.precision, devices.choose(settings.device))
+    source = data.load(settings.dataset, settings.data_root, settings.image_size)
+    classifiers.check(models.MODELS, settings.model, source, settings.pretrained)
+
+
+def load(settings: Settings, device: torch.device) -> tuple[Batches, Batches, Batches, nn.Module]:
+    """The training, validation and test batches, and a model that fits them, on the device."""
+    source = data.load(settings.dataset, settings.data_root, settings.image_size)
+    parts = split(source, settings.val_fraction, settings.split_seed)
+    how = (device, settings.batch_size, settings.loader, settings.workers)
+    train_batches = loaders.make(parts.train, *how, seed=settings.seed)
+    model = classifiers.make(models.MODELS, settings.model, source, parts, settings.pretrained)
+    return (
+        train_batches,
+        loaders.make(parts.val, *how),
+        loaders.make(parts.test, *how),
+        model.to(device),
+    )
+
+
+def train(
+    job: Job[Settings],
+    batches: Batches,
+    val_batches: Batches,
+    model: nn.Module,
+    precision: Precision,
+) -> int:
+    """Fit the model and keep its best weights in best.pt; the epoch they are from."""
+    settings, device = job.settings, precision.device
+    steps = settings.epochs * len(batches)
+    warmup = round(settings.warmup * len(batches))
+    augment = Augmentation(settings.augment, settings.seed, device)
+    forward = compiled(model, settings.compile, device, steps)
+    optimizer = optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay)
+    schedule = Schedule(optimizer, settings.schedule, settings.lr, steps, warmup)
+    scaler = precision.scaler()
+    stopping = EarlyStopping(settings.monitor, settings.patience)
+    meter = TrainMeter(job.journal, settings.log_every, steps, device)
+    progress = Progress(steps, settings.quiet)
+
+    for epoch in range(1, settings.epochs + 1):
+        model.train()
+        watch = Stopwatch()
+        for images, labels in watch.waiting(batches.epoch(epoch)):
+            with precision.autocast():
+                logits = forward(augment(images))
+                loss = cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            meter.update(loss, logits, labels, schedule.lr)
+            schedule.step()
+            progress.step()
+
+        metrics = {"train_accuracy": meter.end_epoch()}  # waits for the device, once an epoch
+        watch.trained()
+        metrics |= evaluate("val", forward, val_batches, precision)
+        improved = stopping.improved(metrics)
+        if improved:
+            best = {"model": model.state_dict(), "settings": identity(settings), "epoch": epoch}
+            checkpoints.save(job.folder / "best.pt", {**best, **metrics})
+        schedule.epoch(improved)
+        log.info("epoch %d/%d: %s", epoch, settings.epochs, as_line(metrics))
+        job.journal.metrics(epoch, metrics | watch.metrics(batches.examples))
+        if stopping.due:
+            break
+    progress.close()
+    return stopping.best_epoch
+
+
+@torch.no_grad()
+def evaluate(
+    name: str, model: nn.Module, batches: Batches, precision: Precision
+) -> dict[str, float]:
+    """Loss and accuracy over all examples; the device is read once, at the end."""
+    model.eval()
+    totals = torch.zeros(2, device=precision.device)
+    for images, labels in batches.epoch():
+        with precision.autocast():
+            logits = model(images)
+        totals[0] += cross_entropy(logits.float(), labels, reduction="sum")
+        totals[1] += (logits.argmax(1) == labels).sum()
+    loss, accuracy = (totals / batches.examples).tolist()
+    return {f"{name}_loss": loss, f"{name}_accuracy": accuracy}
+
+
+def save(
+    job: Job[Settings], batches: Batches, model: nn.Module, best_epoch: int, precision: Precision
+) -> dict[str, float]:
+    """Test the best weights, once, and write down the results."""
+    best = checkpoints.load(job.folder / "best.pt", precision.device)
+    model.load_state_dict(best["model"])
+    results = {**evaluate("test", model, batches, precision), "best_epoch": best_epoch}
+    job.journal.metrics(best_epoch, results)
+    return results
+
+
+def main(job: Job[Settings]) -> dict[str, float]:
+    """One job; its results."""
+    torch.manual_seed(job.settings.seed)
+    device = devices.choose(job.settings.device)
+    precision = Precision(job.settings.precision, device)
+    job.journal.tags({"device": devices.describe(device), "precision": precision.name})
+    train_batches, val_batches, test_batches, model = load(job.settings, device)
+    best_epoch = train(job, train_batches, val_batches, model, precision)
+    return save(job, test_batches, model, best_epoch, precision)
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(check, main))
