@@ -23,6 +23,7 @@ PACKAGES = {
     "scikit_learn",
     "tqdm",
     "pytest",
+    "pytest_xdist",
     "ruff",
     "mypy",
     "pandas_stubs",

@@ -48,7 +48,7 @@ def _parser(kind: type[JobSettings]) -> _Parser:
         allow_abbrev=False,
     )
     hints, defaults = get_type_hints(kind), {f.name: f.default for f in fields(kind)}
-    for group in kind.__mro__[:-1]:
+    for group in reversed(kind.__mro__[:-1]):
         section = parser.add_argument_group((group.__doc__ or group.__name__).splitlines()[0])
         for name, doc in _field_docs(group).items():
             text = textwrap.fill(f"{doc} (default: {_shown(defaults[name])})", width=72)

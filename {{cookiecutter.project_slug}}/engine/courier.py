@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from engine import journal
@@ -42,19 +43,18 @@ class Courier:
 
     def carry(self, folder: Path) -> None:
         """Begin to carry the journal in a job's folder."""
-        assert self._process.stdin
-        print(folder, file=self._process.stdin, flush=True)
+        with suppress(BrokenPipeError):  # it has ended already; `finish` says why
+            print(folder, file=self._process.stdin, flush=True)
 
     def finish(self) -> str:
         """Wait until all is delivered; what went wrong, as one line, empty if nothing did."""
         assert self._process.stdin
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.close()
-            code = self._process.wait(PATIENCE)
-        except BrokenPipeError:
+        try:
             code = self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            return f"it did not take everything within {PATIENCE:.0f} s"
+            return f"no answer within {PATIENCE:.0f} s"
         self._errors.seek(0)
         said = self._errors.read().strip() or f"the courier ended with status {code}"
         return said.splitlines()[-1] if code else ""

@@ -61,6 +61,8 @@ class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
     """
 
     def __init__(self, root: Path, size: int) -> None:
+        if not root.is_dir():
+            raise SettingsError(f"--data-root: there is no folder {root}")
         steps = [v2.PILToTensor(), v2.Resize(size, antialias=True), v2.CenterCrop(size)]
         try:
             super().__init__(root, transform=v2.Compose(steps))

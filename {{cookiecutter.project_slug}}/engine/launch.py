@@ -10,6 +10,7 @@ store has not got it all, 128 + n stopped by signal n (130 Ctrl-C, 143 TERM).
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -28,7 +29,7 @@ class Interrupted(BaseException):
     """A signal asked the job to stop."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"by {signal.Signals(number).name}")
+        super().__init__(f"by {signal.Signals(number).name}; the same command starts it again")
         self.number = number
 
 
@@ -58,21 +59,27 @@ class OneJob(Generic[S]):
         self._courier = Courier()
 
     def _leave_if_finished(self) -> None:
-        said = self.job.outcome().get("said", "")
-        if self.job.id in reading.finished_ids(store.experiment_name()):
-            sys.exit(leave(0, f"job {self.job.id} already finished{said and ': ' + said}"))
-        if self.job.outcome().get("status") == "finished":
+        last, name = self.job.outcome(), f"job {self.job.id}"
+        try:
+            known = self.job.id in reading.finished_ids(store.experiment_name())
+        except ConnectionError:
+            known = False  # the courier will say so, too
+        if known:
+            sys.exit(leave(0, f"{name} already finished: {last.get('said', 'not in this folder')}"))
+        if last.get("status") == "finished":
             courier = Courier()
             courier.carry(self.job.folder)
-            sys.exit(_delivered(self.job, courier, f"already finished: {said}"))
+            sys.exit(_delivered(name, courier, f"already finished: {last['said']}"))
 
     def run(self, check: Check[S], main: Main[S]) -> int:
         """Check the settings, then do the job; its exit status."""
         try:
             check(self.job.settings)
-        except SettingsError as error:
+        except (SettingsError, JobError) as error:
             self._courier.finish()
-            return leave(2, f"run.py: {error}")
+            with suppress(OSError):
+                self.job.folder.rmdir()  # if there is nothing in it
+            return leave(_status(error), f"run.py: {error}")
         self.job.open()
         self._courier.carry(self.job.folder)
         self.job.journal.tags(provenance.tags())
@@ -80,27 +87,29 @@ class OneJob(Generic[S]):
         try:
             said = as_line(main(self.job))
         except Exception as error:
-            return self._ended("failed", 1, _one_line(error))
+            return self._ended("failed", _status(error), _one_line(error))
         except Interrupted as stop:
             return self._ended("interrupted", 128 + stop.number, str(stop))
         self.job.close("finished", said)
-        return _delivered(self.job, self._courier, f"finished: {said}")
+        return _delivered(f"job {self.job.id}", self._courier, f"finished: {said}")
 
     def _ended(self, status: str, code: int, cause: str) -> int:
-        hint = f" (full trace: {shown(self.job.folder)}/log.txt)" if code == 1 else ""
         log.error("%s: %s", status, cause, exc_info=True)
         self.job.close(status, cause)
         self._courier.finish()
-        return leave(code, f"job {self.job.id} {status}: {cause}{hint}")
+        trace = f" (full trace: {shown(self.job.folder)}/log.txt)" if status == "failed" else ""
+        return leave(code, f"job {self.job.id} {status}: {cause}{trace}")
 
 
-def _delivered(job: Job[Any], courier: Courier, line: str) -> int:
-    """The last line of a finished job, with what the store has not got."""
+def _delivered(name: str, courier: Courier, line: str) -> int:
+    """The exit status of a finished job; says what the store has not got."""
     problem = courier.finish()
     if problem:
-        log.error("tracking: %s", problem)
-        line += f"; the store has not got it all ({problem}): the same command sends it again"
-    return leave(3 if problem else 0, f"job {job.id} {line}")
+        again = "the same command sends it again"
+        return leave(
+            3, f"{name} {line}; the tracking store has not got it all ({problem}): {again}"
+        )
+    return leave(0, f"{name} {line}")
 
 
 def _on_signals(handler: Any) -> None:
@@ -114,9 +123,13 @@ def _stop(number: int, _frame: object) -> NoReturn:
     raise Interrupted(number)
 
 
+def _status(error: Exception) -> int:
+    return 2 if isinstance(error, SettingsError) else 1
+
+
 def _one_line(error: Exception) -> str:
-    """The cause of a failure. A loader process wraps it in its trace; the last line has it."""
-    text = (str(error).strip().splitlines() or [""])[-1].strip()
-    if isinstance(error, JobError):
-        return text.split("JobError: ")[-1]
-    return f"{type(error).__name__}: {text}"
+    """The cause of a failure. One from a loader process has its trace before it."""
+    cause = (str(error).strip().splitlines() or [""])[-1].strip()
+    if isinstance(error, SettingsError | JobError):
+        return cause.split("JobError: ")[-1]
+    return f"{type(error).__name__}: {cause}"

@@ -12,11 +12,14 @@ import json
 import math
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from engine.settings import PROJECT
 from engine.store import sqlite_path, tracking_uri
 
 if TYPE_CHECKING:
@@ -65,10 +68,18 @@ def experiments() -> list[str]:
 
 
 def finished_ids(experiment: str) -> set[str]:
-    """The ids of the finished jobs; none where the experiment or the store is not there yet."""
+    """The ids of the finished jobs; none where the experiment or the store is not there yet.
+
+    MLflow's client, where it is needed, is kept to a process of its own: a job that asks this goes
+    on to train.
+    """
     if path := sqlite_path(tracking_uri()):
         return {job_id for job_id, _, _ in _select(path, FINISHED, experiment)}
-    return {job["job_id"] for job in _jobs_by_client(experiment)}
+    command = [sys.executable, "-m", "engine.reading", experiment]
+    asked = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    if asked.returncode:
+        raise ConnectionError(asked.stderr.strip().splitlines()[-1])
+    return set(asked.stdout.split())
 
 
 def jobs(experiment: str) -> list[Job]:
@@ -173,3 +184,10 @@ def _client() -> Iterator["MlflowClient"]:
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConnectionError(f"the tracking store cannot be read: {reason}") from error
+
+
+if __name__ == "__main__":
+    try:
+        print(*(job["job_id"] for job in _jobs_by_client(sys.argv[1])), sep="\n")
+    except ConnectionError as problem:
+        sys.exit(str(problem))

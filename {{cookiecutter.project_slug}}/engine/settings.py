@@ -168,7 +168,7 @@ class Runtime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSettings(Data, Model, Optimization, Selection, Variant, Runtime):
+class JobSettings(Runtime, Variant, Selection, Optimization, Model, Data):  # the last come first
     """All settings that come with the template. Raises SettingsError for a value out of range."""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from engine.settings import SettingsError
 TEST_FRACTION = 0.2
 """Share of the examples held out for the test where a dataset has no test set of its own."""
 
-STATISTICS_FROM = 2000
+STATISTICS_FROM = 500
 """Training examples, drawn by the split seed, from which mean and deviation are taken."""
 
 

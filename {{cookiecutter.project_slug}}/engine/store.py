@@ -58,6 +58,7 @@ def _alone() -> Iterator[None]:
 
 
 def _client() -> "MlflowClient":
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # no word of every table it makes
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from engine import cli, reading, store
-from engine.job import Job, leave
+from engine.job import Job, JobError, leave
 from engine.settings import PROJECT, JobSettings, SettingsError
 
 S = TypeVar("S", bound=JobSettings)
@@ -55,14 +55,19 @@ class Grid(Generic[S]):
         for number, (words, item) in enumerate(zip(self._commands, items, strict=True), start=1):
             try:
                 act(item)
-            except SettingsError as error:
+            except (SettingsError, JobError) as error:
                 wrong += 1
                 leave(2, f"job {number} ({shlex.join(words)}): {error}")
         if wrong:
             sys.exit(leave(2, f"run.sh: {wrong} wrong of {len(items)} jobs; nothing was started"))
 
     def _ask_states(self) -> list[str]:
-        finished, seen, states = reading.finished_ids(store.experiment_name()), set(), []
+        try:
+            finished = reading.finished_ids(store.experiment_name())
+        except ConnectionError as error:
+            sys.exit(leave(1, f"run.sh: {error}"))
+        seen: set[str] = set()
+        states = []
         for job in self._jobs:
             done = job.id in finished and not job.settings.force
             states.append("repeated" if job.id in seen else "finished" if done else "pending")

@@ -66,21 +66,23 @@ stop_jobs() {
 
 # Prints what became of the jobs; returns the sweep's exit status.
 summary() {
-  local index=0 state id folder code finished=0 before=0 bad=0
+  local index=0 state id folder code finished=0 before=0 repeated=0 bad=0 left=0
   while IFS=$'\t' read -r state id folder; do
     index=$((index + 1))
     code=$(cat "$work/codes/$index" 2>/dev/null)
     case $state:$code in
       finished:*) before=$((before + 1)) ;;
-      repeated:* | pending:) ;;
+      repeated:*) repeated=$((repeated + 1)) ;;
+      pending:) left=$((left + 1)) ;;
       pending:0) finished=$((finished + 1)) ;;
       *)
         bad=$((bad + 1))
-        echo "not finished: $(tail -n 1 "$folder/output.txt") [status $code, output in $folder/output.txt]" >&2
+        echo "not finished: $(tail -n 1 "$folder/output.txt") [status $code, $folder/output.txt]" >&2
         ;;
     esac
   done <"$work/plan"
-  echo "$count jobs: $finished finished now, $before before, $bad not finished"
+  echo "$count jobs: $finished finished now, $before before, $bad not finished, $left not started," \
+    "$repeated named twice"
   if [[ -e $work/stop ]]; then return "$(cat "$work/stop")"; fi
   ((bad == 0))
 }

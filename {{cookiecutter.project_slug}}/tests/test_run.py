@@ -1,0 +1,169 @@
+"""`python run.py`: one job, by what it prints, leaves and returns."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Project, wait_until
+
+QUICK = ("--epochs", "2", "--batch-size", "256")
+
+
+def job_of(done: subprocess.CompletedProcess[str]) -> str:
+    """The job id in the last line that a command printed."""
+    return (done.stdout or done.stderr).splitlines()[-1].split()[1]
+
+
+@pytest.fixture(scope="module")
+def finished(project: Project) -> subprocess.CompletedProcess[str]:
+    """A job run to its end."""
+    return project.run(*QUICK, "--log-every", "2")
+
+
+def test_last_line_is_the_result(finished: subprocess.CompletedProcess[str]) -> None:
+    assert finished.returncode == 0, finished.stderr
+    last = finished.stdout.splitlines()[-1]
+    assert last.startswith("job ") and " finished: " in last and "test_accuracy" in last
+
+
+def test_files(project: Project, finished: subprocess.CompletedProcess[str]) -> None:
+    folder = project.root / "runs" / job_of(finished)
+    assert {file.name for file in folder.iterdir()} == {
+        "settings.json",
+        "log.txt",
+        "metrics.jsonl",
+        "best.pt",
+        "outcome.json",
+    }
+    best = torch.load(folder / "best.pt", weights_only=True)
+    assert best["settings"]["epochs"] == 2
+    assert set(best["model"]) >= {"mean", "std"}
+    assert json.loads((folder / "outcome.json").read_text())["status"] == "finished"
+    assert "epoch 2/2" in (folder / "log.txt").read_text()
+
+
+def test_store_has_one_run_with_everything(
+    project: Project, finished: subprocess.CompletedProcess[str]
+) -> None:
+    ((run, status),) = project.runs(job_of(finished))
+    assert status == "FINISHED"
+    tags = dict(project.ask("SELECT key, value FROM tags WHERE run_uuid = ?", str(run)))
+    assert tags["finished"] == "true" and tags["precision"] == "fp32" and tags["torch"]
+    params = dict(project.ask("SELECT key, value FROM params WHERE run_uuid = ?", str(run)))
+    assert params["lr"] == "0.001" and params["batch_size"] == "256" and params["device"] == "auto"
+    query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
+    steps = lambda key: [step for (step,) in project.ask(query, str(run), key)]  # noqa: E731
+    assert steps("train_loss") == steps("lr") == [2, 4, 6, 8, 10, 12]  # 1,294 examples, 6 batches
+    for key in ("val_loss", "val_accuracy", "train_accuracy", "examples_per_second"):
+        assert steps(key) == [1, 2], key
+    assert len(steps("test_accuracy")) == len(steps("test_loss")) == len(steps("best_epoch")) == 1
+
+
+def test_again_says_so_without_torch(
+    project: Project, finished: subprocess.CompletedProcess[str]
+) -> None:
+    words = [sys.executable, "-X", "importtime", "run.py", *QUICK, "--log-every", "1"]
+    out, imports = project.start(*words).communicate()
+    assert out.splitlines() == [
+        finished.stdout.splitlines()[-1].replace("finished", "already finished")
+    ]
+    assert " json" in imports
+    assert not any(f" {name}\n" in imports for name in ("torch", "mlflow", "pandas", "numpy"))
+
+
+def test_force_runs_it_again_in_one_run(
+    project: Project, finished: subprocess.CompletedProcess[str]
+) -> None:
+    before = project.runs(job_of(finished))
+    again = project.run(*QUICK, "--force", "--quiet")
+    assert again.returncode == 0
+    after = project.runs(job_of(finished))
+    assert len(before) == len(after) == 1 and before != after
+    assert again.stdout.splitlines() == [
+        finished.stdout.splitlines()[-1]
+    ]  # the same job, bit for bit
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--modle", "mlp"), "--modle: no such flag; did you mean --model?"),
+        (("--lr", "fast"), "--lr: 'fast' is not a number"),
+        (("--dataset", "image-folder", "--data-root", "nowhere"), "no folder nowhere"),
+        (("--runs-root", "run.py/runs"), "cannot make"),
+    ],
+)
+def test_wrong_settings_are_one_line_and_leave_nothing(
+    project: Project, flags: tuple[str, ...], said: str
+) -> None:
+    runs = set(project.root.glob("runs/*"))
+    done = project.run(*flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("run.py: ") and said in line
+    assert set(project.root.glob("runs/*")) == runs
+
+
+def test_a_loss_that_is_no_number_fails_the_job(project: Project) -> None:
+    done = project.run(*QUICK, "--lr", "1e30", "--optimizer", "sgd", "--quiet")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "failed: train_loss was not finite at optimizer step 2; lower --lr" in line
+    assert [status for _, status in project.runs(job_of(done))] == ["FAILED"]
+    assert "Traceback" in (project.root / "runs" / job_of(done) / "log.txt").read_text()
+
+
+def begun(job: subprocess.Popen[str]) -> str:
+    """The id of a job that has trained for an epoch."""
+    assert job.stdout
+    first = next(job.stdout).split()[1].rstrip(":")
+    next(line for line in job.stdout if line.startswith("epoch 1/"))
+    return first
+
+
+def test_ctrl_c_ends_it_in_order(project: Project) -> None:
+    job = project.start(sys.executable, "run.py", *QUICK, "--epochs", "2000")
+    job_id = begun(job)
+    job.send_signal(signal.SIGINT)
+    _, err = job.communicate(timeout=120)
+    assert job.returncode == 130
+    assert err == f"job {job_id} interrupted: by SIGINT; the same command starts it again\n"
+    assert [status for _, status in project.runs(job_id)] == ["KILLED"]
+
+
+def test_killed_it_is_marked_by_its_courier_and_runs_again(project: Project) -> None:
+    flags = ("run.py", *QUICK, "--epochs", "100")
+    job = project.start(sys.executable, *flags)
+    job_id = begun(job)
+    job.kill()
+    job.wait()
+    wait_until(lambda: [status for _, status in project.runs(job_id)] == ["KILLED"])
+    again = project.run(*flags[1:], "--quiet")
+    assert again.returncode == 0
+    assert [status for _, status in project.runs(job_id)] == ["FINISHED"]
+
+
+def test_store_away_the_results_are_safe_and_sent_later(project: Project, tmp_path: Path) -> None:
+    flags = (*QUICK, "--note", "away", "--quiet")
+    away = project.run(*flags, MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/missing/mlflow.db")
+    assert away.returncode == 3
+    assert "finished: test_loss" in away.stderr and "the same command sends it again" in away.stderr
+    assert project.runs(job_of(away)) == []
+    best = project.root / "runs" / job_of(away) / "best.pt"
+    written = best.stat().st_mtime_ns
+    back = project.run(*flags)
+    assert back.returncode == 0 and "already finished" in back.stdout
+    assert [status for _, status in project.runs(job_of(away))] == ["FINISHED"]
+    assert best.stat().st_mtime_ns == written  # nothing was trained again
+
+
+def test_loaders_and_their_processes_change_nothing(project: Project) -> None:
+    flags = (*QUICK, "--model", "convnet", "--augment", "crop-flip", "--force", "--quiet")
+    resident = project.run(*flags, "--loader", "resident")
+    workers = project.run(*flags, "--loader", "workers", "--workers", "2")
+    assert resident.returncode == workers.returncode == 0
+    assert resident.stdout == workers.stdout
