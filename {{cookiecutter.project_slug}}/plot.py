@@ -34,7 +34,7 @@ def learning_curves(jobs: "pd.DataFrame") -> "Figure":
             seeds = repeated.pivot(index="step", columns="job_id", values="value")
             label = f"learning rate {figures.number(lr)}"
             figures.band(ax, seeds.index, seeds, label, looks[lr], within=(0, 1))
-    panels[0].set_ylim(figures.span(curves["value"], low=0.1))
+    panels[0].set_ylim(figures.span(curves["value"], low=0.02))
     figures.legend(fig, figures.repeats(jobs.groupby(["model", "lr"]).size()))
     return fig
 
