@@ -2,7 +2,7 @@
 
 A network takes images (B, C, H, W), float, of zero mean and unit deviation by channel, and returns
 logits (B, K). To add one, write its class and a line in MODELS. Any torchvision classifier can be
-had by its name as well (engine/vision.py).
+had by its name as well, fitted to the data (engine/classifiers.py).
 """
 
 from collections.abc import Callable

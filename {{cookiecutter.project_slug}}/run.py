@@ -59,15 +59,11 @@ def load(settings: Settings, device: torch.device) -> tuple[Batches, Batches, Ba
     """The training, validation and test batches, and a model that fits them, on the device."""
     source = data.load(settings.dataset, settings.data_root, settings.image_size)
     parts = split(source, settings.val_fraction, settings.split_seed)
+    model = classifiers.make(models.MODELS, settings.model, source, parts, settings.pretrained)
     how = (device, settings.batch_size, settings.loader, settings.workers)
     train_batches = loaders.make(parts.train, *how, seed=settings.seed)
-    model = classifiers.make(models.MODELS, settings.model, source, parts, settings.pretrained)
-    return (
-        train_batches,
-        loaders.make(parts.val, *how),
-        loaders.make(parts.test, *how),
-        model.to(device),
-    )
+    val_batches, test_batches = loaders.make(parts.val, *how), loaders.make(parts.test, *how)
+    return train_batches, val_batches, test_batches, model.to(device)
 
 
 def train(
@@ -94,8 +90,9 @@ def train(
         model.train()
         watch = Stopwatch()
         for images, labels in watch.waiting(batches.epoch(epoch)):
+            images = augment(images)
             with precision.autocast():
-                logits = forward(augment(images))
+                logits = forward(images)
                 loss = cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
@@ -110,8 +107,8 @@ def train(
         metrics |= evaluate("val", forward, val_batches, precision)
         improved = stopping.improved(metrics)
         if improved:
-            best = {"model": model.state_dict(), "settings": identity(settings), "epoch": epoch}
-            checkpoints.save(job.folder / "best.pt", {**best, **metrics})
+            about = {"settings": identity(settings), "epoch": epoch, **metrics}
+            checkpoints.save(job.folder / "best.pt", {"model": checkpoints.weights(model), **about})
         schedule.epoch(improved)
         log.info("epoch %d/%d: %s", epoch, settings.epochs, as_line(metrics))
         job.journal.metrics(epoch, metrics | watch.metrics(batches.examples))

@@ -5,6 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of a model's weights in the host's memory, so that any machine can open them."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in model.state_dict().items()}
 
 
 def save(path: Path, content: dict[str, Any]) -> None:

@@ -90,6 +90,8 @@ def shown(folder: Path) -> str:
 
 def leave(status: int, line: str) -> int:
     """Print a process's last line, on stderr unless all is well; its exit status."""
+    if sys.stdout.isatty():
+        print("\r\033[K", end="", flush=True)  # what is left of a progress bar
     print(line, file=sys.stderr if status else sys.stdout, flush=True)
     return status
 

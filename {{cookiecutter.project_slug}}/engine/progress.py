@@ -27,10 +27,6 @@ class Progress:
         """One optimizer step was queued."""
         self._bar.update()
 
-    def epoch(self, epoch: int, epochs: int) -> None:
-        """An epoch begins."""
-        self._bar.set_description(f"epoch {epoch}/{epochs}", refresh=False)
-
     def close(self) -> None:
         """Take the bar away."""
         self._bar.close()

@@ -117,7 +117,8 @@ def test_help_has_every_flag_with_its_docstring_and_default(capsys):
     assert ended.value.code == 0
     shown = "".join(capsys.readouterr().out.split())  # however it was wrapped
     for field in fields(Grown):
-        default = {True: "on", False: "off", "": "none"}.get(field.default, str(field.default))
+        default = str(field.default)
+        default = {"True": "on", "False": "off", "": "none"}.get(default, default)
         words = f"{docs()[field.name]} (default: {default})"
         assert flag(field.name) in shown
         assert "".join(words.split()) in shown
