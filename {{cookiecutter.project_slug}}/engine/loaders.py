@@ -73,7 +73,7 @@ class Batches(ABC):
         """The batches of one epoch, on the device."""
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
+        return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
 
 class Resident(Batches):

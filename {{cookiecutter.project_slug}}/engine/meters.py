@@ -123,7 +123,7 @@ class _Block:
         arrived = list(zip(values, self._under_way, strict=True))
         self._under_way, self._labels = self._labels, []
         count = len(self._under_way)
-        self._host[:count].copy_(self._device[:count], non_blocking=True)
+        self._host[:count].copy_(self._device[:count], non_blocking=self._copied is not None)
         if self._copied:
             self._copied.record()
         return arrived

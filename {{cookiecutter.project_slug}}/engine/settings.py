@@ -53,7 +53,7 @@ class Data:
 
     dataset: str = "digits"
     """What to learn from, a name in data.py: digits, mnist, fashion-mnist, cifar10, cifar100,
-    image-folder (one folder of images a class, in --data-root)."""
+    image-folder (in --data-root, a folder of images a class; tell two such apart by --note)."""
 
     image_size: int | Literal["auto"] = "auto"
     """Side that images are scaled to, in pixels; auto: the dataset's own, 224 for image-folder."""

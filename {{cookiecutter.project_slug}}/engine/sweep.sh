@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # The engine of run.sh: a queue in shell, one job per GPU. run.sh sources this file, defines its grid
-# as a function that calls `job` for each job, and calls `sweep`. Works on bash 3.2 and later.
+# as a function that calls `job` for each job, and calls `sweep`.
 #
 # A worker per slot takes the jobs in order; it owns the one whose claim folder it could make. What
 # has been finished is asked once, of the tracking store, before anything starts.
@@ -16,12 +16,16 @@ fi
 # Adds a job to the grid: its arguments, kept apart by NUL bytes so that any value passes through.
 job() {
   count=$((count + 1))
-  printf '%s\0' "$@" >"$work/jobs/$count"
+  : >"$work/jobs/$count"
+  if (($# > 0)); then printf '%s\0' "$@" >"$work/jobs/$count"; fi
 }
 
 # Names the slots: the GPUs that CUDA_VISIBLE_DEVICES allows, else all there are, else the CPU.
 find_slots() {
-  local gpus=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>/dev/null)}
+  local gpus=${CUDA_VISIBLE_DEVICES-}
+  if [[ -z ${CUDA_VISIBLE_DEVICES+set} ]]; then
+    gpus=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>/dev/null) || gpus=
+  fi
   IFS=$', \n' read -r -d '' -a slots <<<"$gpus" || true
   if ((${#slots[@]} == 0)); then slots=(cpu); fi
 }
@@ -60,19 +64,20 @@ worker() {
 stop_jobs() {
   local signal=TERM pid
   if [[ -e $work/stop ]]; then signal=KILL; fi
+  echo "run.sh: stopping the jobs ($signal); Ctrl-C again kills them" >&2
   echo "$1" >"$work/stop"
   cat "$work"/pids/* 2>/dev/null | while read -r pid; do kill "-$signal" "$pid" 2>/dev/null; done
 }
 
 # Prints what became of the jobs; returns the sweep's exit status.
 summary() {
-  local index=0 state id folder code finished=0 before=0 repeated=0 bad=0 left=0
+  local index=0 state id folder code before=0 finished=0 bad=0 left=0
   while IFS=$'\t' read -r state id folder; do
     index=$((index + 1))
     code=$(cat "$work/codes/$index" 2>/dev/null)
     case $state:$code in
-      finished:*) before=$((before + 1)) ;;
-      repeated:*) repeated=$((repeated + 1)) ;;
+      repeated:) ;;
+      finished:) before=$((before + 1)) ;;
       pending:) left=$((left + 1)) ;;
       pending:0) finished=$((finished + 1)) ;;
       *)
@@ -81,8 +86,8 @@ summary() {
         ;;
     esac
   done <"$work/plan"
-  echo "$count jobs: $finished finished now, $before before, $bad not finished, $left not started," \
-    "$repeated named twice"
+  echo "$((before + finished)) of $((before + finished + bad + left)) jobs finished," \
+    "$finished of them now; $bad did not, $left were not started"
   if [[ -e $work/stop ]]; then return "$(cat "$work/stop")"; fi
   ((bad == 0))
 }
