@@ -57,17 +57,19 @@ def cifar100(root: Path, size: int | None) -> Source:
 
 
 def image_folder(root: Path, size: int | None) -> Source:
-    """Your own images: `<root>/<class>/*.jpg`, or `<root>/train/…` and `<root>/test/…` of these."""
-    if (root / "train").is_dir() and (root / "test").is_dir():
-        train, test = (
-            ImageFolder(root / "train", size or 224),
-            ImageFolder(root / "test", size or 224),
-        )
-        if train.classes != test.classes:
-            raise SettingsError(f"--data-root: {root}/train and test have different classes")
-        return Source(train, test, train.classes)
-    images = ImageFolder(root, size or 224)
-    return Source(images, None, images.classes)
+    """Your own images: `<root>/<class>/*.jpg`; or such folders in `<root>/train` and, for the test,
+    in `<root>/test` or `<root>/val`."""
+    if not (root / "train").is_dir():
+        images = ImageFolder(root, size or 224)
+        return Source(images, None, images.classes)
+    train = ImageFolder(root / "train", size or 224)
+    for held_out in (root / "test", root / "val"):
+        if held_out.is_dir():
+            test = ImageFolder(held_out, size or 224)
+            if test.classes != train.classes:
+                raise SettingsError(f"--data-root: {held_out} has other classes than train")
+            return Source(train, test, train.classes)
+    return Source(train, None, train.classes)
 
 
 DATASETS: dict[str, Callable[[Path, int | None], Source]] = {

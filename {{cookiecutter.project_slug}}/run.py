@@ -114,6 +114,7 @@ def train(
         job.journal.metrics(epoch, metrics | watch.metrics(batches.examples))
         if stopping.due:
             break
+    meter.close()
     progress.close()
     return stopping.best_epoch
 

@@ -3,8 +3,9 @@
 Floors, each importing only those below it (tests/test_house.py holds them to it):
 
 3  a job from outside   launch, sweep (.py and .sh)
-2  the training loop    devices, precision, compilation, seeding, splits, loaders, augmentation,
-                        optimizers, schedules, early_stopping, checkpoints, meters
+2  the training loop    devices, precision, compilation, seeding, datasets, splits, loaders,
+                        augmentation, classifiers, optimizers, schedules, early_stopping,
+                        checkpoints, meters
 1  one library each     job, journal, courier, store, reading, results (MLflow), figures
                         (matplotlib), progress (tqdm)
 0  settings             settings, cli, provenance (the standard library only)

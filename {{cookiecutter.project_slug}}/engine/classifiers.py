@@ -58,11 +58,11 @@ def make(own: Networks, name: str, source: Source, parts: Splits, pretrained: bo
     """
     check(own, name, source, pretrained)
     network = _network(own, name, source, pretrained)
-    if not pretrained:
-        return Classifier(network, parts.mean, parts.std)
-    _load_published(network, name)
-    mean, std = (torch.tensor(values)[: len(parts.mean)] for values in IMAGENET)
-    return Classifier(network, mean, std)
+    if pretrained:
+        _load_published(network, name)
+    if pretrained and image_shape(source)[0] == 3:
+        return Classifier(network, *map(torch.tensor, IMAGENET))
+    return Classifier(network, parts.mean, parts.std)
 
 
 def check(own: Networks, name: str, source: Source, pretrained: bool) -> None:
@@ -104,7 +104,8 @@ def _network(own: Networks, name: str, source: Source, pretrained: bool) -> nn.M
         return own[name](shape, classes)
     extra: dict[str, object] = {}
     if name in ("googlenet", "inception_v3"):
-        extra = {"aux_logits": False, "init_weights": not pretrained}
+        published = pretrained and shape[0] == 3  # which rescale their colours first
+        extra = {"aux_logits": False, "init_weights": True, "transform_input": published}
     if name.startswith("vit_") and not pretrained:
         extra = {"image_size": shape[1]}
     network: nn.Module = torchvision.models.get_model(name, num_classes=classes, **extra)
@@ -134,10 +135,11 @@ def _load_published(network: nn.Module, name: str) -> None:
     try:
         weights.get_state_dict(weights_only=True, check_hash=True)  # refuses a file with code in it
         published = torchvision.models.get_model(name, weights=weights).state_dict()
-    except OSError as error:
+    except Exception as error:  # no network, or any kind of damage to the file
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        file = f"{torch.hub.get_dir()}/checkpoints/{weights.url.split('/')[-1]}"
         raise JobError(
-            f"--pretrained: the weights of {name} could not be fetched ({error}); put "
-            f"{weights.url.split('/')[-1]} in {torch.hub.get_dir()}/checkpoints, or do without"
+            f"--pretrained: no whole weights of {name} ({cause}); put them in {file}, or do without"
         ) from error
     first, layer = _convolutions(network)[0]
     grey = published[f"{first}.weight"].sum(1, keepdim=True) / layer.in_channels

@@ -31,6 +31,8 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
     values, unknown = parser.parse_known_args(argv)
     if unknown:
         raise SettingsError(_unknown(unknown[0], [_flag(f.name) for f in fields(kind)]))
+    if [] in vars(values).values():  # what argparse makes of `--note=--`
+        raise SettingsError("'--' cannot be a value")
     return kind(**vars(values))
 
 

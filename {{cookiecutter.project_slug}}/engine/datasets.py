@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import TensorDataset
 from torchvision import datasets
@@ -65,21 +66,19 @@ class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
             raise SettingsError(f"--data-root: there is no folder {root}")
         steps = [v2.PILToTensor(), v2.Resize(size, antialias=True), v2.CenterCrop(size)]
         try:
-            super().__init__(root, transform=v2.Compose(steps))
+            super().__init__(root, transform=v2.Compose(steps), loader=_open)
         except FileNotFoundError as error:
-            cause = str(error).splitlines()[0].rstrip(".")
-            raise SettingsError(
-                f"--data-root: {cause}; wanted: a folder of images a class"
-            ) from error
+            wanted = "wanted: a folder of images a class"
+            raise SettingsError(f"--data-root: {_first_line(error)}; {wanted}") from error
         if len(self.classes) < 2:
             raise SettingsError(f"--data-root: {root} has one class only, {self.classes[0]}")
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         try:
             image, label = super().__getitem__(index)
-        except (OSError, SyntaxError, ValueError) as error:
+        except Exception as error:  # there is no end to what a damaged file makes its reader raise
             file = self.samples[index][0]
-            raise JobError(f"{file} cannot be read as an image; mend it or take it away") from error
+            raise JobError(f"{file} cannot be read as an image: {_first_line(error)}") from error
         return image, label
 
 
@@ -88,12 +87,21 @@ def reading(name: str, root: Path) -> Iterator[None]:
     """Turn what goes wrong while a dataset is fetched or read into a SettingsError."""
     try:
         yield
-    except (OSError, RuntimeError, EOFError, KeyError, ValueError, AssertionError) as error:
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
+    except (SettingsError, JobError):
+        raise
+    except Exception as error:  # there is no end to what a damaged file makes its reader raise
         raise SettingsError(
-            f"--dataset {name}: could not be fetched into, or read from, {root} ({cause}); "
+            f"--dataset {name}: not fetched into, or read from, {root} ({_first_line(error)}); "
             "put its files there, or name their folder by --data-root"
         ) from error
+
+
+def _open(path: str) -> Image.Image:
+    """An image as it is to be looked at, in 8-bit colour."""
+    with Image.open(path) as image:
+        if image.mode.startswith(("I", "F")):
+            raise ValueError("it has more than 8 bits a channel, which would be cut off")
+        return ImageOps.exif_transpose(image).convert("RGB")
 
 
 class _DataOnly(pickle.Unpickler):
@@ -115,6 +123,10 @@ def _refuse_code(file: Path) -> None:
         return
     except (pickle.UnpicklingError, EOFError) as error:
         raise SettingsError(f"--data-root: {file} is not plain data ({error}); refused") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _unchecked(files: list[list[str]]) -> list[Any]:

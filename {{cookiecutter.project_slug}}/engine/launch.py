@@ -65,7 +65,7 @@ class OneJob(Generic[S]):
         except ConnectionError:
             known = False  # the courier will say so, too
         if known:
-            sys.exit(leave(0, f"{name} already finished: {last.get('said', 'not in this folder')}"))
+            sys.exit(leave(0, f"{name} already finished: {last.get('said', 'see MLflow')}"))
         if last.get("status") == "finished":
             courier = Courier()
             courier.carry(self.job.folder)
@@ -128,8 +128,10 @@ def _status(error: Exception) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    """The cause of a failure. One from a loader process has its trace before it."""
-    cause = (str(error).strip().splitlines() or [""])[-1].strip()
+    """The cause of a failure: its first line, or the last if a loader process put its trace before
+    it."""
+    lines = str(error).strip().splitlines() or [""]
+    cause = lines[-1] if lines[0].startswith("Caught ") else lines[0]
     if isinstance(error, SettingsError | JobError):
         return cause.split("JobError: ")[-1]
     return f"{type(error).__name__}: {cause}"

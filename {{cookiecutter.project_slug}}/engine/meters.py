@@ -45,6 +45,7 @@ class TrainMeter:
         self._examples = 0
         self._block = _Block(device)
         self._step = self._in_mean = 0
+        self._lr = 0.0
         self._last_block = time.monotonic()
 
     def update(self, loss: Tensor, logits: Tensor, labels: Tensor, lr: float) -> None:
@@ -57,25 +58,35 @@ class TrainMeter:
         self._examples += len(labels)
         self._step += 1
         self._in_mean += 1
+        self._lr = lr
         if self._in_mean == self._every:
-            self._add_point(lr)
+            self._add_point()
         if self._block.full or time.monotonic() - self._last_block > INTERVAL:
             self._write(self._block.exchange(wait=self._block.full))
             self._last_block = time.monotonic()
 
     def end_epoch(self) -> float:
-        """Wait for the device and write everything that is whole; the epoch's accuracy."""
-        for _ in range(2):  # what is under way, then what was still on the device
-            self._write(self._block.exchange(wait=True))
+        """Wait for the device and write every point so far; the epoch's accuracy."""
+        self._flush()
         accuracy = self._correct.item() / self._examples
         self._correct.zero_()
         self._examples = 0
         return accuracy
 
-    def _add_point(self, lr: float) -> None:
-        self._block.add(self._loss / self._in_mean, (self._step, now(), lr))
+    def close(self) -> None:
+        """Write the mean of the last steps too, if they are fewer than `every`."""
+        if self._in_mean:
+            self._add_point()
+            self._flush()
+
+    def _add_point(self) -> None:
+        self._block.add(self._loss / self._in_mean, (self._step, now(), self._lr))
         self._loss.zero_()
         self._in_mean = 0
+
+    def _flush(self) -> None:
+        for _ in range(2):  # what is under way, then what was still on the device
+            self._write(self._block.exchange(wait=True))
 
     def _write(self, points: "list[tuple[float, _Label]]") -> None:
         for loss, (step, at, lr) in points:
@@ -83,7 +94,7 @@ class TrainMeter:
         self._journal.flush()
         bad = next((label[0] for loss, label in points if not math.isfinite(loss)), None)
         if bad:
-            raise JobError(f"train_loss was not finite at optimizer step {bad}; lower --lr")
+            raise JobError(f"train_loss was not finite by optimizer step {bad}; lower --lr")
 
 
 _Label = tuple[int, int, float]  # optimizer step, time in ms, learning rate

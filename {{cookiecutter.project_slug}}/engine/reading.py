@@ -79,7 +79,7 @@ def finished_ids(experiment: str) -> set[str]:
     asked = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     if asked.returncode:
         raise ConnectionError(asked.stderr.strip().splitlines()[-1])
-    return set(asked.stdout.split())
+    return set(asked.stdout.splitlines())
 
 
 def jobs(experiment: str) -> list[Job]:

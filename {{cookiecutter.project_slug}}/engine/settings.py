@@ -24,6 +24,9 @@ PROJECT = Path(__file__).resolve().parent.parent
 class SettingsError(Exception):
     """A setting that cannot be right. Its text is one line: what is wrong and what to do."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(" ".join(text.splitlines()))
+
 
 def added(default: Any, *, neutral: Any) -> Any:
     """A setting that came after the first jobs had run.
@@ -184,8 +187,8 @@ class JobSettings(Runtime, Variant, Selection, Optimization, Model, Data):  # th
         )
         require(0 < self.val_fraction < 1, "--val-fraction", self.val_fraction, "between 0 and 1")
         require(self.patience >= 0, "--patience", self.patience, "0 or more")
-        require(self.seed >= 0, "--seed", self.seed, "0 or more")
-        require(self.split_seed >= 0, "--split-seed", self.split_seed, "0 or more")
+        for flag, seed in (("--seed", self.seed), ("--split-seed", self.split_seed)):
+            require(0 <= seed < 2**63, flag, seed, "from 0 to 2**63 - 1")
         for flag, value, least in (
             ("--image-size", self.image_size, 1),
             ("--workers", self.workers, 0),
@@ -195,10 +198,11 @@ class JobSettings(Runtime, Variant, Selection, Optimization, Model, Data):  # th
 
 
 def identity(settings: JobSettings) -> dict[str, Any]:
-    """The settings that make a job what it is, without later ones at their neutral values."""
+    """The settings that make a job what it is, as plain values, without later ones that are at
+    their neutral values."""
     runtime = {f.name for f in fields(Runtime)}
     return {
-        f.name: getattr(settings, f.name)
+        f.name: _plain(getattr(settings, f.name))
         for f in fields(settings)
         if f.name not in runtime
         and not ("neutral" in f.metadata and getattr(settings, f.name) == f.metadata["neutral"])
@@ -207,12 +211,19 @@ def identity(settings: JobSettings) -> dict[str, Any]:
 
 def job_id(settings: JobSettings) -> str:
     """12 hex digits: SHA-256 over the identity, as JSON with sorted keys."""
-    canonical = json.dumps(identity(settings), sort_keys=True, default=str)
+    canonical = json.dumps(identity(settings), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 def as_words(settings: JobSettings) -> str:
     """The identity settings that differ from their defaults: `model=convnet lr=0.01 seed=2`."""
-    defaults = {f.name: f.default for f in fields(settings)}
+    defaults = {f.name: _plain(f.default) for f in fields(settings)}
     changed = {k: v for k, v in identity(settings).items() if v != defaults[k]}
     return " ".join(f"{name}={value}" for name, value in changed.items()) or "defaults"
+
+
+def _plain(value: Any) -> Any:
+    """One form for each value: 1.0 is 1, -0.0 is 0, a path is its text."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return str(value) if isinstance(value, Path) else value

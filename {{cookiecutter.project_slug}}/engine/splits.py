@@ -24,11 +24,24 @@ STATISTICS_FROM = 500
 
 @dataclass(frozen=True)
 class Source:
-    """What a dataset function in data.py returns; `test` None: it has no test set of its own."""
+    """What a dataset function in data.py returns; `test` None: it has no test set of its own.
+
+    Raises SettingsError for labels beyond the classes.
+    """
 
     train: Dataset[Any]
     test: Dataset[Any] | None
     classes: Sequence[str]
+
+    def __post_init__(self) -> None:
+        for part in (self.train, self.test):
+            if isinstance(part, TensorDataset) and not self._known(part.tensors[1]):
+                raise SettingsError(
+                    f"--dataset: a label is not one of its {len(self.classes)} classes"
+                )
+
+    def _known(self, labels: Tensor) -> bool:
+        return not len(labels) or bool(labels.min() >= 0 and labels.max() < len(self.classes))
 
 
 @dataclass(frozen=True)

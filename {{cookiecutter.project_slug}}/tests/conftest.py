@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, each with torch in it
+
 HERE = Path(__file__).resolve().parent.parent
 LEFT_BEHIND = (
     "runs",

@@ -1,5 +1,6 @@
 """Datasets, read from small files written here in their true formats."""
 
+import io
 import os
 import pickle
 import struct
@@ -20,10 +21,10 @@ from engine.launch import _one_line
 from engine.settings import SettingsError
 from engine.splits import fetch
 
-CIFAR = {
-    "cifar10": ("cifar-10-batches-py", [f"data_batch_{n}" for n in range(1, 6)], "test_batch"),
-    "cifar100": ("cifar-100-python", ["train"], "test"),
-}
+RANDOM = np.random.default_rng(0)
+CIFAR10 = Path("cifar-10-batches-py")
+CIFAR10_FILES = [CIFAR10 / f"data_batch_{n}" for n in range(1, 6)] + [CIFAR10 / "test_batch"]
+CIFAR100 = Path("cifar-100-python")
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def offline(monkeypatch):
 
 
 def pixels(*shape):
-    return np.random.default_rng(len(shape)).integers(0, 256, shape, dtype=np.uint8)
+    return RANDOM.integers(0, 256, shape, dtype=np.uint8)
 
 
 def everything(dataset):
@@ -46,11 +47,14 @@ def everything(dataset):
     return images.numpy(), labels.tolist()
 
 
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
 def write_idx(path, array):
     """Type and dimensions, high byte first, then the array (yann.lecun.com/exdb/mnist)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-    path.write_bytes(head + array.tobytes())
+    write(path, struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
 
 
 class Python2Pickler(pickle._Pickler):
@@ -64,27 +68,31 @@ class Python2Pickler(pickle._Pickler):
 
 
 def write_pickle(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        Python2Pickler(file, protocol=2).dump(content)
-    path.write_bytes(path.read_bytes().replace(b"numpy._core", b"numpy.core"))  # as numpy 1 had it
+    file = io.BytesIO()
+    Python2Pickler(file, protocol=2).dump(content)
+    write(path, file.getvalue().replace(b"numpy._core", b"numpy.core"))  # as numpy 1 had it
 
 
-def write_cifar(root, name):
-    """Four images a file; returns those for training (N, 3, 32, 32), their labels, the classes."""
-    folder, train, test = CIFAR[name]
-    kind, classes = ("", 10) if name == "cifar10" else ("fine_", 100)
-    images = pixels(4 * len(train), 3, 32, 32)
+def write_cifar(root, files, meta, kind="", classes=10):
+    """Four images a file; returns all images (N, 3, 32, 32), their labels and the classes."""
+    images = pixels(4 * len(files), 3, 32, 32)
     labels = [7 * n % classes for n in range(len(images))]
-    for n, file in enumerate([*train, test]):
-        rows = slice(4 * n, 4 * n + 4) if file != test else slice(4)
-        some = {"data": images[rows].reshape(4, 3072), f"{kind}labels": labels[rows]}
-        names = {"batch_label": file, "filenames": [f"{n}.png" for n in range(4)]}
-        write_pickle(root / folder / file, names | some)
-    words = [f"class {n}" for n in range(classes)]
-    meta = "meta" if kind else "batches.meta"
-    write_pickle(root / folder / meta, {f"{kind}label_names": words, "num_vis": 3072})
-    return images, labels, words
+    for n, file in enumerate(files):
+        rows = slice(4 * n, 4 * n + 4)
+        batch = {"data": images[rows].reshape(4, 3072), f"{kind}labels": labels[rows]}
+        write_pickle(root / file, batch | {"batch_label": "one", "filenames": ["a.png"] * 4})
+    names = [f"class {n}" for n in range(classes)]
+    write_pickle(root / meta, {f"{kind}label_names": names, "num_vis": 3072})
+    return images, labels, names
+
+
+def write_cifar10(root):
+    return write_cifar(root, CIFAR10_FILES, CIFAR10 / "batches.meta")
+
+
+def write_cifar100(root):
+    files = [CIFAR100 / "train", CIFAR100 / "test"]
+    return write_cifar(root, files, CIFAR100 / "meta", "fine_", 100)
 
 
 def write_image(path, array):
@@ -92,38 +100,38 @@ def write_image(path, array):
     Image.fromarray(array).save(path)
 
 
-def write_folder(root, classes=("cat", "dog"), count=3, size=16):
-    """A folder of PNG images a class; returns them as (N, 3, size, size)."""
-    images = pixels(len(classes) * count, size, size, 3)
+def write_folder(root, classes=("cat", "dog"), size=16):
+    """Three PNG images a class; returns them as (N, 3, size, size)."""
+    images = pixels(3 * len(classes), size, size, 3)
     for n, image in enumerate(images):
-        write_image(root / classes[n // count] / f"{n % count}.png", image)
+        write_image(root / classes[n // 3] / f"{n % 3}.png", image)
     return images.transpose(0, 3, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")]
-)
-def test_idx_files_are_read_exactly(tmp_path, name, folder):
-    images, labels = pixels(7, 28, 28), np.arange(7, dtype=np.uint8)
-    for part, rows in (("train", slice(7)), ("t10k", slice(3))):
-        write_idx(tmp_path / folder / "raw" / f"{part}-images-idx3-ubyte", images[rows])
-        write_idx(tmp_path / folder / "raw" / f"{part}-labels-idx1-ubyte", labels[rows])
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_idx_files_are_read_exactly(tmp_path, name):
+    raw = tmp_path / {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}[name] / "raw"
+    images, labels = pixels(10, 28, 28), np.arange(10, dtype=np.uint8)
+    for part, rows in (("train", slice(7)), ("t10k", slice(7, 10))):
+        write_idx(raw / f"{part}-images-idx3-ubyte", images[rows])
+        write_idx(raw / f"{part}-labels-idx1-ubyte", labels[rows])
     source = data.load(name, tmp_path, "auto")
-    for part, count in ((source.train, 7), (source.test, 3)):
-        read, read_labels = everything(part)
-        assert np.array_equal(read, images[:count, None])
-        assert read_labels == list(range(count))
+    (train, train_labels), (test, test_labels) = everything(source.train), everything(source.test)
+    assert np.array_equal(np.concatenate([train, test]), images[:, None])
+    assert (train_labels, test_labels) == ([0, 1, 2, 3, 4, 5, 6], [7, 8, 9])
     assert len(source.classes) == 10
 
 
-@pytest.mark.parametrize("name", CIFAR)
-def test_cifar_files_are_read_exactly(tmp_path, name):
-    images, labels, classes = write_cifar(tmp_path, name)
+@pytest.mark.parametrize(
+    ("name", "prepare"), [("cifar10", write_cifar10), ("cifar100", write_cifar100)]
+)
+def test_cifar_files_are_read_exactly(tmp_path, name, prepare):
+    images, labels, classes = prepare(tmp_path)
     source = data.load(name, tmp_path, "auto")
-    read, read_labels = everything(source.train)
-    assert np.array_equal(read, images)
-    assert read_labels == labels
-    assert np.array_equal(everything(source.test)[0], images[:4])
+    (train, train_labels), (test, test_labels) = everything(source.train), everything(source.test)
+    assert np.array_equal(train, images[:-4])
+    assert np.array_equal(test, images[-4:])
+    assert train_labels + test_labels == labels
     assert source.classes == classes
 
 
@@ -136,17 +144,15 @@ def test_digits_come_along(tmp_path):
 
 
 def test_images_are_scaled_to_image_size(tmp_path):
-    write_cifar(tmp_path, "cifar10")
+    write_cifar10(tmp_path)
     write_folder(tmp_path / "own", size=40)
-    for name, root in (
-        ("digits", tmp_path),
-        ("cifar10", tmp_path),
-        ("image-folder", tmp_path / "own"),
-    ):
+    folders = {"digits": tmp_path, "cifar10": tmp_path, "image-folder": tmp_path / "own"}
+    for name, root in folders.items():
         images, _ = everything(data.load(name, root, 12).train)
         assert images.shape[2:] == (12, 12)
         assert images.dtype == np.uint8
-    assert everything(data.load("image-folder", tmp_path / "own", "auto").train)[0].shape[2] == 224
+    images, _ = everything(data.load("image-folder", tmp_path / "own", "auto").train)
+    assert images.shape == (6, 3, 224, 224)
 
 
 def test_png_of_any_mode_is_read_exactly(tmp_path):
@@ -176,11 +182,34 @@ def test_jpeg_of_any_size_has_its_middle_square_taken(tmp_path):
 
 
 def test_train_and_test_folders_are_kept_apart(tmp_path):
-    train, test = write_folder(tmp_path / "train"), write_folder(tmp_path / "test", count=2)
+    train, test = write_folder(tmp_path / "train"), write_folder(tmp_path / "test")
     source = data.load("image-folder", tmp_path, 16)
     assert np.array_equal(everything(source.train)[0], train)
     assert np.array_equal(everything(source.test)[0], test)
     assert data.load("image-folder", tmp_path / "train", 16).test is None
+
+
+def test_the_test_images_may_be_called_val_as_in_imagenet(tmp_path):
+    write_folder(tmp_path / "train")
+    held_out = write_folder(tmp_path / "val")
+    assert np.array_equal(everything(data.load("image-folder", tmp_path, 16).test)[0], held_out)
+
+
+def test_image_is_turned_as_its_camera_says(tmp_path):
+    picture, turned = pixels(8, 8, 3), Image.Exif()
+    turned[0x0112] = 3  # orientation: upside down
+    write_image(tmp_path / "cat" / "0.png", picture)
+    (tmp_path / "dog").mkdir()
+    Image.fromarray(picture).save(tmp_path / "dog" / "0.png", exif=turned)
+    (straight, upside_down), _ = everything(data.load("image-folder", tmp_path, 8).train)
+    assert np.array_equal(upside_down, straight[:, ::-1, ::-1])
+
+
+def test_image_of_more_than_8_bits_is_refused(tmp_path):
+    write_folder(tmp_path)
+    Image.fromarray(pixels(8, 8).astype(np.uint16) * 257).save(tmp_path / "cat" / "0.png")
+    with pytest.raises(JobError, match="more than 8 bits"):
+        everything(data.load("image-folder", tmp_path, 8).train)
 
 
 def one_class(root):
@@ -199,56 +228,64 @@ def other_test_classes(root):
 
 
 def truncated(root):
-    write_cifar(root, "cifar10")
-    file = root / "cifar-10-batches-py" / "data_batch_3"
+    write_cifar10(root)
+    file = root / CIFAR10_FILES[2]
     file.write_bytes(file.read_bytes()[:-3000])
 
 
-def unequal(root):
-    write_cifar(root, "cifar10")
-    write_pickle(
-        root / "cifar-10-batches-py" / "test_batch", {"data": pixels(4, 3072), "labels": [1]}
-    )
+def too_few_labels(root):
+    write_cifar10(root)
+    write_pickle(root / CIFAR10_FILES[2], {"data": pixels(4, 3072), "labels": [1]})
+
+
+def unknown_label(root):
+    write_cifar10(root)
+    write_pickle(root / CIFAR10_FILES[2], {"data": pixels(1, 3072), "labels": [77]})
+
+
+def no_batch(root):
+    write_cifar10(root)
+    write_pickle(root / CIFAR10_FILES[2], ["no", "batch"])
 
 
 @pytest.mark.parametrize(
     ("name", "prepare", "words"),
     [
-        ("cifar", None, "--dataset cifar: no such dataset; did you mean cifar10?"),
-        ("mnist", None, "--data-root"),
-        ("cifar100", None, "no network"),
+        ("cifar", Path.mkdir, "--dataset cifar: no such dataset; did you mean cifar10?"),
+        ("mnist", Path.mkdir, "--data-root"),
+        ("cifar100", Path.mkdir, "no network"),
         ("cifar10", truncated, "data_batch_3 is not plain data"),
-        ("cifar10", unequal, "--data-root"),
-        ("image-folder", None, "there is no folder"),
+        ("cifar10", too_few_labels, "--data-root"),
+        ("cifar10", no_batch, "--data-root"),
+        ("cifar10", unknown_label, "a label is not one of its 10 classes"),
+        ("image-folder", str, "there is no folder"),
         ("image-folder", Path.mkdir, "any class folder"),
         ("image-folder", one_class, "has one class only, cat"),
         ("image-folder", no_image, "no valid file for the classes dog"),
-        ("image-folder", other_test_classes, "train and test have different classes"),
+        ("image-folder", other_test_classes, "has other classes than train"),
     ],
 )
 def test_what_is_missing_or_damaged_is_said_in_one_line(tmp_path, name, prepare, words):
-    root = tmp_path / "data"
-    if prepare:
-        prepare(root)
+    prepare(tmp_path / "data")
     with pytest.raises(SettingsError) as caught:
-        data.load(name, root, "auto")
+        data.load(name, tmp_path / "data", "auto")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-class Malicious:
-    def __init__(self, file):
-        self.command = f"touch '{file}'"
+class Code:
+    def __init__(self, command):
+        self.command = command
 
     def __reduce__(self):
         return os.system, (self.command,)
 
 
-@pytest.mark.parametrize("file", ["data_batch_2", "test_batch", "batches.meta"])
+@pytest.mark.parametrize("file", [CIFAR10_FILES[1], CIFAR10_FILES[5], CIFAR10 / "batches.meta"])
 def test_cifar_file_with_code_in_it_is_refused_and_does_not_run(tmp_path, file):
-    write_cifar(tmp_path, "cifar10")
-    path = tmp_path / "cifar-10-batches-py" / file
-    path.write_bytes(pickle.dumps({"data": Malicious(tmp_path / "ran"), "labels": []}, protocol=2))
+    write_cifar10(tmp_path)
+    code = pickle.dumps({"data": Code(f"touch '{tmp_path}/ran'"), "labels": []}, protocol=2)
+    write(tmp_path / file, code)
     with pytest.raises(SettingsError, match=rf"{file} is not plain data \(.*system\); refused$"):
         data.load("cifar10", tmp_path, "auto")
     assert not (tmp_path / "ran").exists()
@@ -258,9 +295,9 @@ def test_cifar_file_with_code_in_it_is_refused_and_does_not_run(tmp_path, file):
 def test_corrupt_image_is_named_in_one_line(tmp_path, loader):
     write_folder(tmp_path)
     broken = tmp_path / "dog" / "1.png"
-    broken.write_bytes(broken.read_bytes()[:300])
+    write(broken, broken.read_bytes()[:300])
     images = data.load("image-folder", tmp_path, 16).train
     with pytest.raises(JobError) as caught:
         list(loaders.make(Subset(images, range(6)), torch.device("cpu"), 4, loader, 1).epoch())
-    line = f"{broken} cannot be read as an image; mend it or take it away"
+    line = f"{broken} cannot be read as an image: image file is truncated"
     assert _one_line(caught.value) == line

@@ -12,6 +12,7 @@ from engine.splits import Source, split
 
 CPU = torch.device("cpu")
 EXAMPLES = TensorDataset(torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1), torch.arange(100))
+NAMES = [str(number) for number in range(100)]
 
 
 class OneByOne(Dataset):
@@ -25,9 +26,12 @@ class OneByOne(Dataset):
         return image, int(label)
 
 
+ONE_BY_ONE = OneByOne()
+
+
 def parts(seed=0, fraction=0.1, test=None, train=EXAMPLES):
     """The examples of the training, validation and test parts."""
-    splits = split(Source(train, test, ["a", "b"]), fraction, seed)
+    splits = split(Source(train, test, NAMES), fraction, seed)
     return [set(part.indices) for part in (splits.train, splits.val, splits.test)]
 
 
@@ -38,13 +42,13 @@ def test_splits_share_out_every_example_once():
 
 
 def test_test_set_of_its_own_stays_whole():
-    train, val, test = parts(fraction=0.25, test=OneByOne())
+    train, val, test = parts(fraction=0.25, test=ONE_BY_ONE)
     assert (len(train), len(val), len(test)) == (75, 25, 100)
     assert train | val == set(range(100))
 
 
 def test_splits_depend_on_the_seed_alone():
-    assert parts(seed=3) == parts(seed=3) == parts(seed=3, train=OneByOne())
+    assert parts(seed=3) == parts(seed=3) == parts(seed=3, train=ONE_BY_ONE)
     assert all(one != two for one, two in zip(parts(seed=3), parts(seed=4), strict=True))
 
 
@@ -52,7 +56,7 @@ def test_mean_and_deviation_are_those_of_the_training_part():
     train, *held_out = parts()
     images = torch.randint(200, (100, 3, 4, 4), dtype=torch.uint8)
     images[[*set.union(*held_out)]] = 255
-    splits = split(Source(TensorDataset(images, torch.arange(100)), None, ["a", "b"]), 0.1, 0)
+    splits = split(Source(TensorDataset(images, torch.arange(100)), None, NAMES), 0.1, 0)
     trained = images[[*train]] / 255
     assert torch.allclose(splits.mean, trained.mean((0, 2, 3)), rtol=1e-4)
     assert torch.allclose(splits.std, trained.std((0, 2, 3)), rtol=1e-4)
@@ -79,8 +83,7 @@ def sizes(batches, epoch=1):
     return [len(labels) for _, labels in batches.epoch(epoch)]
 
 
-@pytest.mark.parametrize("dataset", [EXAMPLES, OneByOne()])
-@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize(("dataset", "seed"), [(EXAMPLES, 0), (ONE_BY_ONE, 0), (ONE_BY_ONE, None)])
 def test_loaders_give_the_same_batches_in_the_same_order(dataset, seed):
     resident = make(seed=seed, dataset=dataset)
     others = make(seed=seed, dataset=dataset, kind="workers", workers=2)
@@ -136,11 +139,17 @@ def test_torchs_own_random_numbers_are_left_alone(kind):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_auto_keeps_on_the_device_what_takes_a_quarter_of_it_at_most(monkeypatch):
-    assert isinstance(make(kind="auto"), loaders.Resident)
-    for free, kind in ((4 * 100, loaders.Resident), (4 * 99, loaders.Workers)):  # images: 100 bytes
-        monkeypatch.setattr(loaders, "free_memory", lambda _device, free=free: free)
-        assert isinstance(make(kind="auto", dataset=OneByOne()), kind)
+@pytest.mark.parametrize(
+    ("dataset", "free", "kind"),
+    [
+        (ONE_BY_ONE, 400, loaders.Resident),
+        (ONE_BY_ONE, 399, loaders.Workers),
+        (EXAMPLES, 0, loaders.Resident),  # in the CPU's memory already
+    ],
+)
+def test_auto_keeps_100_bytes_on_a_device_that_has_400(monkeypatch, dataset, free, kind):
+    monkeypatch.setattr(loaders, "free_memory", lambda _device: free)
+    assert isinstance(make(kind="auto", dataset=dataset), kind)
 
 
 SIDE, SHIFT = 16, 2
@@ -153,7 +162,7 @@ def pictures(count):
 
 
 def changes(images):
-    """What was done to each picture: (shift down, shift right, mirrored); KeyError if it is more."""
+    """What was done to each picture: (shift down, shift right, mirrored), else KeyError."""
     known = {}
     padded = pad(pictures(1).float(), [SHIFT] * 4, mode="reflect")[0].to(torch.uint8)
     for down, right in torch.cartesian_prod(*[torch.arange(-SHIFT, SHIFT + 1)] * 2).tolist():

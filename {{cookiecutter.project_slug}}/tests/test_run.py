@@ -112,7 +112,7 @@ def test_a_loss_that_is_no_number_fails_the_job(project: Project) -> None:
     done = project.run(*QUICK, "--lr", "1e30", "--optimizer", "sgd", "--quiet")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "failed: train_loss was not finite at optimizer step 2; lower --lr" in line
+    assert "failed: train_loss was not finite by optimizer step 2; lower --lr" in line
     assert [status for _, status in project.runs(job_of(done))] == ["FAILED"]
     assert "Traceback" in (project.root / "runs" / job_of(done) / "log.txt").read_text()
 

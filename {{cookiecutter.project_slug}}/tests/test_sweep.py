@@ -30,8 +30,7 @@ def test_runs_what_is_not_finished_on_every_gpu(project: Project, tmp_path: Path
     first = project.sweep(*jobs, f"{jobs[1]} --lr 0.001", PATH=path)
     assert first.returncode == 0, first.stderr
     assert "started on GPU-a" in first.stdout and "started on GPU-b" in first.stdout
-    assert summary(first.stdout).startswith("3 jobs: 2 finished now, 0 before, 0 not finished")
-    assert summary(first.stdout).endswith("1 named twice")
+    assert summary(first.stdout).startswith("2 of 2 jobs finished, 2 of them now")
     ids = [line.split()[1] for line in first.stdout.splitlines() if " started on " in line]
     assert sorted(len(project.runs(job)) for job in ids) == [1, 1]
 
@@ -39,7 +38,7 @@ def test_runs_what_is_not_finished_on_every_gpu(project: Project, tmp_path: Path
     again = project.sweep(*jobs, PYTHONPATH=str(project.root))
     (project.root / "sitecustomize.py").unlink()
     assert (again.returncode, again.stderr) == (0, "")  # torch could not have been imported
-    assert again.stdout.startswith("2 jobs: 0 finished now, 2 before")
+    assert again.stdout.startswith("2 of 2 jobs finished, 0 of them now")
 
 
 def test_one_failure_is_named_and_stops_no_other(project: Project) -> None:
@@ -49,7 +48,7 @@ def test_one_failure_is_named_and_stops_no_other(project: Project) -> None:
         f"{QUICK} --seed 5 --note {shlex.quote(note)}",
     )
     assert done.returncode == 1
-    assert summary(done.stdout).startswith("2 jobs: 1 finished now, 0 before, 1 not finished")
+    assert summary(done.stdout).startswith("1 of 2 jobs finished, 1 of them now; 1 did not")
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("not finished: "))
     assert "train_loss was not finite" in line and "output.txt" in line
     assert not (project.root / "oops").exists()
@@ -93,5 +92,5 @@ def test_ctrl_c_stops_the_running_job_and_starts_no_other(project: Project) -> N
     out, err = sweep.communicate(timeout=120)
     assert sweep.returncode == 130
     assert f"not finished: job {job_id} interrupted: by SIGTERM" in err
-    assert summary(out).startswith("2 jobs: 0 finished now, 0 before, 1 not finished, 1 not started")
+    assert summary(out) == "0 of 2 jobs finished, 0 of them now; 1 did not, 1 were not started"
     assert [status for _, status in project.runs(job_id)] == ["KILLED"]

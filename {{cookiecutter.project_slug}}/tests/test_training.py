@@ -1,0 +1,168 @@
+"""The pieces of a training loop."""
+
+import math
+import os
+import pickle
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from torch import nn
+
+from engine import checkpoints, compilation, optimizers
+from engine.early_stopping import EarlyStopping
+from engine.job import JobError
+from engine.precision import Precision
+from engine.schedules import PLATEAU_EPOCHS, Schedule
+from engine.settings import JobSettings, SettingsError
+
+CPU = torch.device("cpu")
+WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}
+
+
+def course(kind, steps, warmup=0, lr=1.0):
+    """The rate of each step, and the one after the last."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=9.0)
+    schedule, rates = Schedule(optimizer, kind, lr, steps, warmup), []
+    for _ in range(steps + 1):
+        assert optimizer.param_groups[0]["lr"] == schedule.lr
+        rates.append(schedule.lr)
+        schedule.step()
+    return rates
+
+
+def test_schedules_without_warm_up():
+    assert course("constant", 9, lr=0.1) == course("plateau", 9, lr=0.1) == [0.1] * 10
+    assert course("step", 9) == pytest.approx([1] * 3 + [0.1] * 3 + [0.01] * 4)
+    cosine = course("cosine", 100, lr=0.2)
+    assert cosine[::25] == pytest.approx([0.2, 0.1 + 0.1 / 2**0.5, 0.1, 0.1 - 0.1 / 2**0.5, 0])
+    assert sorted(cosine, reverse=True) == cosine
+
+
+@pytest.mark.parametrize("kind", WORDS["schedule"])
+def test_warm_up_rises_linearly_and_is_never_0(kind):
+    rates = course(kind, 24, warmup=4)
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
+    assert rates[4:] == pytest.approx(course(kind, 20))
+
+
+def test_plateau_cuts_to_a_tenth_after_epochs_without_a_better_one():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=9.0)
+    schedule, rates = Schedule(optimizer, "plateau", 1.0, 100, 0), []
+    short, long = [False] * (PLATEAU_EPOCHS - 1), [False] * PLATEAU_EPOCHS
+    for improved in [True, *short, True, *long, *long]:
+        schedule.epoch(improved)
+        rates.append(optimizer.param_groups[0]["lr"])
+    same = 2 * PLATEAU_EPOCHS
+    assert rates == pytest.approx([1] * same + [0.1] * PLATEAU_EPOCHS + [0.01])
+
+
+@pytest.mark.parametrize(
+    ("monitor", "values"),
+    [("val_loss", [3.0, 1.0, 2.0, 1.0, 1.5]), ("val_accuracy", [0.1, 0.9, 0.5, 0.9, 0.8])],
+)
+def test_early_stopping_keeps_the_earliest_best_epoch(monitor, values):
+    stopping, never = EarlyStopping(monitor, patience=3), EarlyStopping(monitor, patience=0)
+    improved, due = [], []
+    for value in values:
+        improved.append(stopping.improved({"val_loss": 0, "val_accuracy": 0, monitor: value}))
+        due.append(stopping.due)
+        never.improved({monitor: value})
+        assert not never.due
+    assert improved == [True, True, False, False, False]
+    assert due == [False, False, False, False, True]
+    assert stopping.best_epoch == 2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_monitored_metric_that_is_not_finite_ends_the_job(value):
+    stopping = EarlyStopping("val_loss", patience=0)
+    stopping.improved({"val_loss": 1.0})
+    with pytest.raises(JobError, match=r"^val_loss was not finite after epoch 2; lower --lr$"):
+        stopping.improved({"val_loss": value})
+
+
+@pytest.mark.parametrize("name", WORDS["optimizer"])
+def test_only_matrices_and_kernels_decay(name):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
+    optimizer = optimizers.make(model, name, lr=0.1, weight_decay=0.5)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, new) is (new.ndim < 2)
+        assert new.norm() <= old.norm()
+    assert optimizer.defaults.get("nesterov", False) is (name == "sgd")
+    assert optimizer.defaults.get("momentum", 0) == (0.9 if name == "sgd" else 0)
+
+
+@pytest.mark.parametrize("name", ["fp16", "tf32"])
+def test_precision_that_needs_a_gpu_says_so(name):
+    with pytest.raises(SettingsError, match=rf"^--precision {name}: needs a CUDA GPU, .*cpu$"):
+        Precision(name, CPU)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("auto", "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
+def test_precision_on_the_cpu(name, meant):
+    precision, model = Precision(name, CPU), nn.Linear(4, 2)
+    with precision.autocast():
+        logits = model(torch.ones(3, 4))
+    assert precision.name == meant
+    assert logits.dtype == (torch.bfloat16 if meant == "bf16" else torch.float32)
+    assert model.weight.dtype == torch.float32
+    assert not precision.scaler().is_enabled()
+
+
+@pytest.mark.parametrize(
+    ("choice", "device", "steps", "compiles"),
+    [
+        ("off", "cuda", 10**6, False),
+        ("on", "cpu", 1, True),
+        ("auto", "cpu", 10**6, False),
+        ("auto", "cuda", compilation.WORTH_STEPS - 1, False),
+        ("auto", "cuda", compilation.WORTH_STEPS, True),
+    ],
+)
+def test_auto_compiles_long_jobs_on_cuda(monkeypatch, choice, device, steps, compiles):
+    model, wrapped = nn.Linear(2, 2), nn.Linear(2, 2)
+    monkeypatch.setattr(torch, "compile", lambda _model: wrapped)
+    forward = compilation.compiled(model, choice, torch.device(device), steps)
+    assert forward is (wrapped if compiles else model)
+
+
+def test_checkpoint_comes_back_as_it_was(tmp_path):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    weights, others = checkpoints.weights(model), {"epoch": 3, "settings": {"lr": 0.1, "note": "é"}}
+    checkpoints.save(tmp_path / "best.pt", {"model": weights, **others})
+    nn.init.zeros_(model[0].weight)  # what was taken stays as it was
+    loaded = checkpoints.load(tmp_path / "best.pt", CPU)
+    for name, tensor in loaded.pop("model").items():
+        assert torch.equal(tensor, weights[name])
+    assert weights["0.weight"].all()
+    assert loaded == others
+
+
+class Code:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def test_checkpoint_with_code_in_it_is_refused_and_does_not_run(tmp_path):
+    torch.save({"model": Code(f"touch '{tmp_path}/ran'")}, tmp_path / "best.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoints.load(tmp_path / "best.pt", CPU)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_failed_write_leaves_the_old_checkpoint_whole(tmp_path):
+    old, new = tmp_path / "old.pt", tmp_path / "new.pt"
+    checkpoints.save(old, {"epoch": 1})
+    for path in (old, new):
+        with pytest.raises(Exception, match="pickle"):
+            checkpoints.save(path, {"model": torch.ones(1000), "hook": lambda: None})
+    assert checkpoints.load(old, CPU) == {"epoch": 1}
+    assert not new.exists()
