@@ -45,7 +45,7 @@ ORDER BY run_uuid, step, timestamp
 MARKED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
 
 
-class Job(TypedDict):
+class StoredJob(TypedDict):
     """One finished job, as stored."""
 
     job_id: str
@@ -82,7 +82,7 @@ def finished_ids(experiment: str) -> set[str]:
     return set(asked.stdout.splitlines())
 
 
-def jobs(experiment: str) -> list[Job]:
+def jobs(experiment: str) -> list[StoredJob]:
     """The finished jobs, by job id; of runs with the same job id the one that ended last."""
     path = sqlite_path(tracking_uri())
     found = _jobs_by_sql(path, experiment) if path else _jobs_by_client(experiment)
@@ -104,8 +104,8 @@ def histories(run_ids: list[str], key: str) -> list[tuple[str, int, float]]:
         ]
 
 
-def _jobs_by_sql(path: Path, experiment: str) -> list[Job]:
-    found: dict[str, Job] = {
+def _jobs_by_sql(path: Path, experiment: str) -> list[StoredJob]:
+    found: dict[str, StoredJob] = {
         run: {
             "job_id": job_id,
             "run_id": run,
@@ -145,11 +145,11 @@ def _select(path: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
         raise ConnectionError(f"the tracking store {path} cannot be read: {error}") from error
 
 
-def _jobs_by_client(experiment: str) -> list[Job]:
+def _jobs_by_client(experiment: str) -> list[StoredJob]:
     with _client() as client:
         named = client.get_experiment_by_name(experiment)
         runs = _all_runs(client, named.experiment_id) if named else []
-    found: list[Job] = [
+    found: list[StoredJob] = [
         {
             "job_id": run.data.tags["job_id"],
             "run_id": run.info.run_id,

@@ -33,7 +33,8 @@ class Grid(Generic[S]):
             self._print()
             sys.exit(0)
         # Many jobs that open a new store at once would crash it, so it is made ready here, once.
-        self._store = subprocess.Popen([sys.executable, "-m", "engine.store"], cwd=PROJECT)
+        command = [sys.executable, "-m", "engine.store"]
+        self._store = subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE, text=True)
 
     def run(self, check: Callable[[S], None], _main: Any) -> int:
         """Check the jobs that are left, now that torch can be asked; the exit status."""
@@ -44,8 +45,10 @@ class Grid(Generic[S]):
                 check(job.settings)
 
         self._each(check_pending, self._rows())
-        if self._store.wait():
-            return leave(2, f"run.sh: the tracking store {store.tracking_uri()} cannot be opened")
+        _, errors = self._store.communicate()
+        if self._store.returncode:
+            cause = errors.strip().splitlines()[-1]
+            return leave(1, f"run.sh: the tracking store cannot be made ready ({cause})")
         self._print()
         return 0
 
