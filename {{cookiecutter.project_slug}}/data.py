@@ -1,8 +1,9 @@
 """Datasets, by name.
 
-A dataset is a function of a folder and of an image size in pixels (None: the dataset's own). It
-returns its training examples, its test examples (None: some will be held out) and its classes'
-names. Images are uint8 (C, H, W). To add a dataset, write its function and a line in DATASETS.
+A dataset is a function of a folder and of an image size in pixels (None: its own). It returns its
+training examples, its test examples (None: some will be held out) and its classes' names. Images
+are uint8 (C, H, W); those in memory are scaled on the device, so the size is for those read one by
+one. To add a dataset, write its function and a line in DATASETS.
 """
 
 from collections.abc import Callable
@@ -17,23 +18,24 @@ from engine.settings import SettingsError, did_you_mean
 from engine.splits import Source
 
 
-def digits(_root: Path, size: int | None) -> Source:
+def digits(_root: Path, _size: int | None) -> Source:
     """1,797 handwritten digits, 8×8 in grey; they come with scikit-learn."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)  # 0 to 16
     images = torch.tensor(pixels * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
-    return Source(in_memory(images, labels, size), None, [str(digit) for digit in range(10)])
+    return Source(in_memory(images, labels), None, [str(digit) for digit in range(10)])
 
 
-def mnist(root: Path, size: int | None, kind: type[datasets.MNIST] = datasets.MNIST) -> Source:
+def mnist(root: Path, _size: int | None, kind: type[datasets.MNIST] = datasets.MNIST) -> Source:
     """70,000 handwritten digits, 28×28 in grey."""
-    train, test = kind(root, train=True, download=True), kind(root, train=False, download=True)
-    return Source(
-        in_memory(train.data.unsqueeze(1), train.targets, size),
-        in_memory(test.data.unsqueeze(1), test.targets, size),
-        train.classes,
-    )
+    with reading(root):
+        train, test = (kind(root, train=part, download=True) for part in (True, False))
+        return Source(
+            in_memory(train.data.unsqueeze(1), train.targets),
+            in_memory(test.data.unsqueeze(1), test.targets),
+            train.classes,
+        )
 
 
 def fashion_mnist(root: Path, size: int | None) -> Source:
@@ -41,14 +43,15 @@ def fashion_mnist(root: Path, size: int | None) -> Source:
     return mnist(root, size, datasets.FashionMNIST)
 
 
-def cifar10(root: Path, size: int | None, kind: type[CIFAR10] = CIFAR10) -> Source:
+def cifar10(root: Path, _size: int | None, kind: type[CIFAR10] = CIFAR10) -> Source:
     """60,000 photographs, 32×32 in colour."""
-    train, test = kind(root, train=True), kind(root, train=False)
-    return Source(
-        in_memory(torch.from_numpy(train.data).permute(0, 3, 1, 2), train.targets, size),
-        in_memory(torch.from_numpy(test.data).permute(0, 3, 1, 2), test.targets, size),
-        train.classes,
-    )
+    with reading(root):
+        train, test = kind(root, train=True), kind(root, train=False)
+        return Source(
+            in_memory(torch.from_numpy(train.data).permute(0, 3, 1, 2), train.targets),
+            in_memory(torch.from_numpy(test.data).permute(0, 3, 1, 2), test.targets),
+            train.classes,
+        )
 
 
 def cifar100(root: Path, size: int | None) -> Source:
@@ -57,19 +60,21 @@ def cifar100(root: Path, size: int | None) -> Source:
 
 
 def image_folder(root: Path, size: int | None) -> Source:
-    """Your own images: `<root>/<class>/*.jpg`; or such folders in `<root>/train` and, for the test,
-    in `<root>/test` or `<root>/val`."""
+    """Your own images: `<root>/<class>/*.jpg`, or such folders in `<root>/train`, `<root>/val` and
+    `<root>/test`. Without test, val is the test set, as ImageNet has it."""
     if not (root / "train").is_dir():
         images = ImageFolder(root, size or 224)
         return Source(images, None, images.classes)
     train = ImageFolder(root / "train", size or 224)
-    for held_out in (root / "test", root / "val"):
-        if held_out.is_dir():
-            test = ImageFolder(held_out, size or 224)
-            if test.classes != train.classes:
-                raise SettingsError(f"--data-root: {held_out} has other classes than train")
-            return Source(train, test, train.classes)
-    return Source(train, None, train.classes)
+    apart = [part for part in ("val", "test") if (root / part).is_dir()]
+    held_out = {part: ImageFolder(root / part, size or 224) for part in apart}
+    for part, images in held_out.items():
+        if images.classes != train.classes:
+            raise SettingsError(f"--data-root: {root / part} has other classes than train")
+    val, test = held_out.get("val"), held_out.get("test")
+    if test is None:
+        val, test = None, val
+    return Source(train, test, train.classes, val)
 
 
 DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
@@ -90,5 +95,4 @@ def load(name: str, root: Path, size: int | str) -> Source:
     """
     if name not in DATASETS:
         raise SettingsError(f"--dataset {name}: no such dataset; {did_you_mean(name, DATASETS)}")
-    with reading(name, root):
-        return DATASETS[name](root.expanduser(), size if isinstance(size, int) else None)
+    return DATASETS[name](root.expanduser(), size if isinstance(size, int) else None)

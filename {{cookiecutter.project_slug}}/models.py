@@ -1,14 +1,18 @@
 """Networks, by name.
 
 A network takes images (B, C, H, W), float, of zero mean and unit deviation by channel, and returns
-logits (B, K). To add one, write its class and a line in MODELS. Any torchvision classifier can be
-had by its name as well, fitted to the data (engine/classifiers.py).
+logits (B, K). To add one, write its class and a line in MODELS, which may pass on settings. Any
+torchvision classifier can be had by its name as well, fitted to the data (engine/classifiers.py).
 """
 
 from collections.abc import Callable
 from math import prod
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from run import Settings
 
 Shape = tuple[int, int, int]  # channels, height, width
 
@@ -67,7 +71,7 @@ def block(inputs: int, outputs: int) -> nn.Sequential:
     )
 
 
-MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    "mlp": MLP,
-    "convnet": ConvNet,
+MODELS: dict[str, Callable[[Shape, int, "Settings"], nn.Module]] = {
+    "mlp": lambda shape, classes, settings: MLP(shape, classes),
+    "convnet": lambda shape, classes, settings: ConvNet(shape, classes),
 }

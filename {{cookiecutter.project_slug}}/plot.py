@@ -34,7 +34,7 @@ def learning_curves(jobs: "pd.DataFrame") -> "Figure":
             seeds = repeated.pivot(index="step", columns="job_id", values="value")
             label = f"learning rate {figures.number(lr)}"
             figures.band(ax, seeds.index, seeds, label, looks[lr], within=(0, 1))
-    panels[0].set_ylim(figures.span(curves["value"], low=0.02))
+    panels[0].set_ylim(figures.span(curves["value"], low=0.02)[0], 1.005)  # the start is cut off
     figures.legend(fig, figures.repeats(jobs.groupby(["model", "lr"]).size()))
     return fig
 
@@ -45,7 +45,7 @@ def accuracy_by_lr(jobs: "pd.DataFrame") -> "Figure":
     fig, ax = figures.figure("column", 2.4)
     for i, (model, look) in enumerate(figures.looks(models).items()):
         at = jobs[jobs["model"] == model].groupby("lr")["test_accuracy"].apply(list)
-        aside = 4 * (i - (len(models) - 1) / 2)
+        aside = 14 * (i - len(models) / 2)
         figures.points(ax, at.index, at, model, look, within=(0, 1), aside=aside)
     figures.log_ticks(ax, jobs["lr"])
     ax.set(xlabel="learning rate", ylabel="test accuracy")

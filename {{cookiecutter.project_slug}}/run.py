@@ -22,7 +22,7 @@ class Settings(JobSettings):
     # A field here is a flag, a parameter in MLflow and part of the job's identity. One that comes
     # after the first jobs names the value that changes nothing, and old jobs keep their ids:
     #
-    #     dropout: float = added(0.1, neutral=0.0)
+    #     dropout: float = added(0.1, neutral=0.0)  # from engine.settings import added
     #     """Share of activations set to zero."""
 
 
@@ -52,14 +52,14 @@ def check(settings: Settings) -> None:
     """Raise SettingsError for what else can be wrong with a job; takes nothing on a GPU."""
     resolve(settings.precision, devices.choose(settings.device))
     source = data.load(settings.dataset, settings.data_root, settings.image_size)
-    classifiers.check(models.MODELS, settings.model, source, settings.pretrained)
+    classifiers.check(models.MODELS, settings, source)
 
 
 def load(settings: Settings, device: torch.device) -> tuple[Batches, Batches, Batches, nn.Module]:
     """The training, validation and test batches, and a model that fits them, on the device."""
     source = data.load(settings.dataset, settings.data_root, settings.image_size)
     parts = split(source, settings.val_fraction, settings.split_seed)
-    model = classifiers.make(models.MODELS, settings.model, source, parts, settings.pretrained)
+    model = classifiers.make(models.MODELS, settings, source, parts)
     how = (device, settings.batch_size, settings.loader, settings.workers)
     train_batches = loaders.make(parts.train, *how, seed=settings.seed)
     val_batches, test_batches = loaders.make(parts.val, *how), loaders.make(parts.test, *how)
@@ -150,6 +150,7 @@ def main(job: Job[Settings]) -> dict[str, float]:
     """One job; its results."""
     torch.manual_seed(job.settings.seed)
     device = devices.choose(job.settings.device)
+    devices.use(device)
     precision = Precision(job.settings.precision, device)
     job.journal.tags({"device": devices.describe(device), "precision": precision.name})
     train_batches, val_batches, test_batches, model = load(job.settings, device)

@@ -7,17 +7,19 @@ for 32×32 images of He et al. 2016 (arxiv.org/abs/1512.03385, section 4.2).
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from engine.job import JobError
-from engine.settings import SettingsError, did_you_mean
+from engine.settings import JobSettings, SettingsError, did_you_mean
 from engine.splits import Source, Splits, image_shape
 
 Shape = tuple[int, int, int]  # channels, height, width
-Networks = Mapping[str, Callable[[Shape, int], nn.Module]]
+Networks = Mapping[str, Callable[[Shape, int, Any], nn.Module]]  # shape, classes, settings
 
 SMALL = 64
 """Images with sides up to this are small, in pixels."""
@@ -27,19 +29,22 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Classifier(nn.Module):
-    """A network that takes images as they are stored, uint8, and normalises them itself.
+    """A network that takes images as they are stored, uint8, and scales and normalises them itself.
 
-    So a quarter of the bytes reaches the device, and saved weights are complete. Images are laid
-    out channels last for a network that convolves.
+    So few bytes reach the device, and saved weights are complete. Images are laid out channels last
+    for a network that convolves.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, mean: Tensor, std: Tensor) -> None:
+    def __init__(
+        self, network: nn.Module, size: tuple[int, int], mean: Tensor, std: Tensor
+    ) -> None:
         super().__init__()
         convolves = any(isinstance(module, nn.Conv2d) for module in network.modules())
         self._format = torch.channels_last if convolves else torch.contiguous_format
+        self._size = size
         self.network = network.to(memory_format=self._format)
         self.register_buffer("mean", mean.view(-1, 1, 1))
         self.register_buffer("std", std.view(-1, 1, 1))
@@ -47,40 +52,53 @@ class Classifier(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, K) of uint8 images (B, C, H, W)."""
         pixels = images.to(torch.float32, memory_format=self._format) / 255
+        if pixels.shape[-2:] != self._size:
+            pixels = interpolate(pixels, self._size, mode="bilinear", antialias=True)
         logits: Tensor = self.network((pixels - self.mean) / self.std)
         return logits
 
 
-def make(own: Networks, name: str, source: Source, parts: Splits, pretrained: bool) -> Classifier:
-    """The classifier of a name, with as many inputs and outputs as the data has.
+def make(own: Networks, settings: JobSettings, source: Source, parts: Splits) -> Classifier:
+    """The classifier that the settings name, with as many inputs and outputs as the data has.
 
     Raises SettingsError as `check` does, JobError if published weights cannot be had.
     """
-    check(own, name, source, pretrained)
-    network = _network(own, name, source, pretrained)
-    if pretrained:
-        _load_published(network, name)
-    if pretrained and image_shape(source)[0] == 3:
-        return Classifier(network, *map(torch.tensor, IMAGENET))
-    return Classifier(network, parts.mean, parts.std)
+    check(own, settings, source)
+    network, shape = _network(own, settings, source), _shape(settings, source)
+    mean, std = parts.mean, parts.std
+    if settings.pretrained:
+        _load_published(network, settings.model)
+        if shape[0] == 3:
+            mean, std = map(torch.tensor, IMAGENET)
+    return Classifier(network, shape[1:], mean, std)
 
 
-def check(own: Networks, name: str, source: Source, pretrained: bool) -> None:
-    """Raise SettingsError if there is no such classifier, or not for such images."""
+def check(own: Networks, settings: JobSettings, source: Source) -> None:
+    """Raise SettingsError if there is no such classifier, or one of torchvision's cannot take such
+    images. The project's own are not tried out: what is wrong with them their first batch tells."""
+    name, shape = settings.model, _shape(settings, source)
     known = [*own, *torchvision.models.list_models(module=torchvision.models)]
     if name not in known:
         raise SettingsError(f"--model {name}: no such model; {_hint(name, own, known)}")
-    if pretrained and name in own:
-        raise SettingsError(f"--pretrained: no weights are published for this project's {name}")
-    shape = image_shape(source)
+    if name in own:
+        if settings.pretrained:
+            raise SettingsError(f"--pretrained: no weights are published for this project's {name}")
+        return
     try:
-        network = _without_numbers(own, name, source, pretrained)
-        network(torch.zeros(2, *shape, device="meta"))
+        _without_numbers(own, settings, source)(torch.zeros(2, *shape, device="meta"))
     except (RuntimeError, ValueError, AssertionError) as error:
-        size, cause = f"{shape[1]}×{shape[2]}", str(error).splitlines()[0]
+        size, why = f"{shape[1]}×{shape[2]}", str(error).splitlines()[0]
         raise SettingsError(
-            f"--model {name}: cannot take {size} images ({cause}); try another --image-size"
+            f"--model {name}: cannot take {size} images ({why}); try another --image-size"
         ) from error
+
+
+def _shape(settings: JobSettings, source: Source) -> Shape:
+    """(C, H, W) as the network sees images."""
+    channels, *own = image_shape(source)
+    size = settings.image_size
+    height, width = own if isinstance(size, str) else (size, size)
+    return channels, height, width
 
 
 def _hint(name: str, own: Networks, known: list[str]) -> str:
@@ -88,28 +106,29 @@ def _hint(name: str, own: Networks, known: list[str]) -> str:
     return hint if hint.startswith("did") else f"known: {', '.join(own)} and torchvision's"
 
 
-def _without_numbers(own: Networks, name: str, source: Source, pretrained: bool) -> nn.Module:
+def _without_numbers(own: Networks, settings: JobSettings, source: Source) -> nn.Module:
     """The network on the meta device, where shapes are worked out but nothing is computed."""
     try:
         with torch.device("meta"):
-            return _network(own, name, source, pretrained).eval()
+            return _network(own, settings, source).eval()
     except NotImplementedError:  # RegNets work out their widths with tensors
-        return _network(own, name, source, pretrained).eval().to("meta")
+        return _network(own, settings, source).eval().to("meta")
 
 
-def _network(own: Networks, name: str, source: Source, pretrained: bool) -> nn.Module:
+def _network(own: Networks, settings: JobSettings, source: Source) -> nn.Module:
     """A network with new weights; in the published shape, but for its ends, if pretrained."""
-    shape, classes = image_shape(source), len(source.classes)
+    name, shape, classes = settings.model, _shape(settings, source), len(source.classes)
     if name in own:
-        return own[name](shape, classes)
+        return own[name](shape, classes, settings)
+    new = not settings.pretrained
     extra: dict[str, object] = {}
     if name in ("googlenet", "inception_v3"):
-        published = pretrained and shape[0] == 3  # which rescale their colours first
+        published = not new and shape[0] == 3  # which rescale their colours first
         extra = {"aux_logits": False, "init_weights": True, "transform_input": published}
-    if name.startswith("vit_") and not pretrained:
+    if name.startswith("vit_") and new:
         extra = {"image_size": shape[1]}
     network: nn.Module = torchvision.models.get_model(name, num_classes=classes, **extra)
-    _fit_first(network, shape[0], keep_size=max(shape[1:]) <= SMALL and not pretrained)
+    _fit_first(network, shape[0], keep_size=max(shape[1:]) <= SMALL and new)
     return network
 
 
@@ -139,7 +158,7 @@ def _load_published(network: nn.Module, name: str) -> None:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         file = f"{torch.hub.get_dir()}/checkpoints/{weights.url.split('/')[-1]}"
         raise JobError(
-            f"--pretrained: no whole weights of {name} ({cause}); put them in {file}, or do without"
+            f"--pretrained: no weights of {name} can be had ({cause}); put them in {file}"
         ) from error
     first, layer = _convolutions(network)[0]
     grey = published[f"{first}.weight"].sum(1, keepdim=True) / layer.in_channels

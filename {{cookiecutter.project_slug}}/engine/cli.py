@@ -9,7 +9,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -19,6 +19,7 @@ from engine.settings import JobSettings, SettingsError, did_you_mean
 
 S = TypeVar("S", bound=JobSettings)
 
+TYPES = "bool, int, float, str, Path, Literal of words, or a union of these"
 WANTED = {int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
@@ -50,6 +51,9 @@ def _parser(kind: type[JobSettings]) -> _Parser:
         allow_abbrev=False,
     )
     hints, defaults = get_type_hints(kind), {f.name: f.default for f in fields(kind)}
+    for name, default in defaults.items():
+        if default is MISSING or not {*_alternatives(hints[name])[1]} <= {bool, *WANTED}:
+            raise SettingsError(f"Settings.{name}: needs a default, and one of the types {TYPES}")
     for group in reversed(kind.__mro__[:-1]):
         section = parser.add_argument_group((group.__doc__ or group.__name__).splitlines()[0])
         for name, doc in _field_docs(group).items():

@@ -61,19 +61,20 @@ class Courier:
 
 
 def main() -> None:
-    """Carry one journal, from the pipe's first line until the pipe is closed."""
+    """Carry one journal, named by the pipe's first line, until it ends or the pipe is closed."""
     prepare()
     folder = Path(sys.stdin.readline().rstrip("\n"))
     if folder == Path():
         return  # the job ended before it began
     job = json.loads((folder / "settings.json").read_text())
     run = Run(job["id"], job["name"], job["settings"], {"job_folder": str(folder)})
-    offset, status, alive = 0, "KILLED", True
-    while alive:
-        alive = not select.select([sys.stdin], [], [], INTERVAL)[0]
+    offset, status = 0, ""
+    while not status:
+        closed = select.select([sys.stdin], [], [], INTERVAL)[0]
         lines, offset = journal.read(folder, offset)
         run.log(lines)
-        status = next((line["end"] for line in lines if "end" in line), status)
+        ends = [line["end"] for line in lines if "end" in line]
+        status = ends[0] if ends else "KILLED" if closed else ""
     run.end(status)
 
 

@@ -26,10 +26,8 @@ ARRAYS = {
 """All that a pickled array calls, in files of numpy 1 and 2."""
 
 
-def in_memory(images: Tensor, labels: Sequence[int] | Tensor, size: int | None) -> TensorDataset:
-    """A dataset of images (N, C, H, W), uint8, resized if a size is given, and labels (N,)."""
-    if size and images.shape[-2:] != (size, size):
-        images = v2.functional.resize(images, [size, size])
+def in_memory(images: Tensor, labels: Sequence[int] | Tensor) -> TensorDataset:
+    """A dataset of images (N, C, H, W), uint8, and labels (N,)."""
     return TensorDataset(images.contiguous(), torch.as_tensor(labels, dtype=torch.int64))
 
 
@@ -83,16 +81,16 @@ class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
 
 
 @contextmanager
-def reading(name: str, root: Path) -> Iterator[None]:
-    """Turn what goes wrong while a dataset is fetched or read into a SettingsError."""
+def reading(root: Path) -> Iterator[None]:
+    """Turn what goes wrong while a published dataset is fetched or read into a SettingsError."""
     try:
         yield
     except (SettingsError, JobError):
         raise
     except Exception as error:  # there is no end to what a damaged file makes its reader raise
         raise SettingsError(
-            f"--dataset {name}: not fetched into, or read from, {root} ({_first_line(error)}); "
-            "put its files there, or name their folder by --data-root"
+            f"--data-root: the dataset could not be fetched into, or read from, {root} "
+            f"({_first_line(error)}); put its files there, or name their folder"
         ) from error
 
 

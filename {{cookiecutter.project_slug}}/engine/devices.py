@@ -25,6 +25,12 @@ def choose(name: str) -> torch.device:
     return device
 
 
+def use(device: torch.device) -> None:
+    """Make a GPU the current one: events and streams are those of the current one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def describe(device: torch.device) -> str:
     """The device's model, as a tag of the run."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -175,7 +175,7 @@ def band(
 def points(
     ax: "Axes",
     x: Collection[float],
-    samples: Collection[ArrayLike],
+    samples: Collection[Sequence[float]],
     label: str,
     look: Look = PLAIN,
     within: tuple[float, float] = ANY,
@@ -183,24 +183,27 @@ def points(
 ) -> None:
     """Draw every sample as an open point, and the means joined by a line with 95 % t intervals.
 
-    `samples[i]` lie at `x[i]`, moved `aside` points to the right so that series do not hide each
-    other. Intervals end at the limits `within` which a value can be.
+    `samples[i]` lie at `x[i]`, moved `aside` points to the right, and side by side to the right of
+    their mean, so that nothing hides another. Intervals end at the limits `within` which a value
+    can be.
     """
     from matplotlib.transforms import offset_copy
 
-    drawn: list[Artist] = []
+    drawn: list[tuple[Artist, float]] = []  # and how far each is moved, in points
     means = []
     for place, values in zip(x, samples, strict=True):
         mean, half = mean_interval(values)
         means.append(mean)
-        ends, at = np.clip([mean - half, mean + half], *within), np.full(np.shape(values), place)
-        drawn += ax.plot([place, place], ends, color=look.colour, linewidth=0.7)
-        drawn += ax.plot(at, values, look.marker, color=look.colour, **OPEN)
+        ends = np.clip([mean - half, mean + half], *within)
+        drawn += [(ax.plot([place] * 2, ends, color=look.colour, linewidth=0.7)[0], aside)]
+        for right, value in zip(np.linspace(4, 10, np.size(values)), values, strict=True):
+            (point,) = ax.plot(place, value, look.marker, color=look.colour, **OPEN)
+            drawn.append((point, aside + right))
     line = {"color": look.colour, "linestyle": look.line, "marker": look.marker, "label": label}
-    drawn += ax.plot(list(x), means, **line, zorder=3)
-    moved = offset_copy(ax.transData, ax.get_figure(root=True), x=aside, units="points")
-    for artist in drawn:  # moved only now, so that the axes' limits are those of the data
-        artist.set_transform(moved)
+    drawn.append((ax.plot(list(x), means, **line, zorder=3)[0], aside))
+    figure = ax.get_figure(root=True)
+    for artist, right in drawn:  # moved only now, so that the axes' limits are those of the data
+        artist.set_transform(offset_copy(ax.transData, figure, x=right, units="points"))
 
 
 def number(value: float) -> str:

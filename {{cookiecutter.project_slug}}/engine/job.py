@@ -64,12 +64,25 @@ class Job(Generic[S]):
         """Write down how the job ended: finished, failed or interrupted, and its last line."""
         word = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}[status]
         self.journal.end(word)
-        write_json(self.folder / "outcome.json", {"status": status, "said": said})
+        root = str(self.settings.data_root)
+        outcome = {"status": status, "said": said, "data_root": root}
+        write_json(self.folder / "outcome.json", outcome)
 
     def outcome(self) -> dict[str, str]:
-        """How the job's last attempt ended; empty if it has not."""
-        path = self.folder / "outcome.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        """How the job's last attempt ended; empty if it has not, or that cannot be read."""
+        try:
+            return dict(json.loads((self.folder / "outcome.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+
+def cause(error: Exception) -> str:
+    """An error in one line; one from a loader's process comes with its trace before it."""
+    lines = str(error).strip().splitlines() or [""]
+    line = lines[-1] if lines[0].startswith("Caught ") else lines[0]
+    if isinstance(error, SettingsError | JobError):
+        return line.split("JobError: ")[-1]
+    return f"{type(error).__name__}: {line}"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

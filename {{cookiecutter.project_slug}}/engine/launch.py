@@ -7,6 +7,7 @@ Exit status: 0 finished (now or before), 1 failed, 2 wrong settings, 3 finished 
 store has not got it all, 128 + n stopped by signal n (130 Ctrl-C, 143 TERM).
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from engine import cli, provenance, reading, store
 from engine.courier import Courier
-from engine.job import Job, JobError, as_line, leave, log, shown
+from engine.job import Job, as_line, cause, leave, log, shown
 from engine.settings import JobSettings, SettingsError
 from engine.sweep import Grid
+
+UNDER_RUN_SH = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+"""Whether Ctrl-C is ignored here, as the shell does for jobs in the background."""
 
 S = TypeVar("S", bound=JobSettings)
 Check = Callable[[S], None]
@@ -40,6 +44,7 @@ def begin(kind: type[S]) -> "OneJob[S] | Grid[S]":
     """
     _on_signals(signal.SIG_DFL)
     words = sys.argv[1:]
+    os.environ["MLFLOW_TRACKING_URI"] = store.tracking_uri()  # absolute, for all that is started
     try:
         if words[:1] == ["--grid"]:
             return Grid(kind, Path(words[1]))
@@ -60,50 +65,67 @@ class OneJob(Generic[S]):
 
     def _leave_if_finished(self) -> None:
         last, name = self.job.outcome(), f"job {self.job.id}"
+        line = f"already finished: {last.get('said', 'see MLflow')}"
+        root = last.get("data_root", str(self.job.settings.data_root))
+        if root != str(self.job.settings.data_root):
+            line += f" (on --data-root {root})"
         try:
             known = self.job.id in reading.finished_ids(store.experiment_name())
         except ConnectionError:
             known = False  # the courier will say so, too
         if known:
-            sys.exit(leave(0, f"{name} already finished: {last.get('said', 'see MLflow')}"))
+            sys.exit(leave(0, f"{name} {line}"))
         if last.get("status") == "finished":
             courier = Courier()
             courier.carry(self.job.folder)
-            sys.exit(_delivered(name, courier, f"already finished: {last['said']}"))
+            _on_signals(_stop)
+            sys.exit(_delivered(name, courier, line))
 
     def run(self, check: Check[S], main: Main[S]) -> int:
         """Check the settings, then do the job; its exit status."""
         try:
             check(self.job.settings)
-        except (SettingsError, JobError) as error:
+        except SettingsError as error:
             self._courier.finish()
             with suppress(OSError):
                 self.job.folder.rmdir()  # if there is nothing in it
-            return leave(_status(error), f"run.py: {error}")
-        self.job.open()
-        self._courier.carry(self.job.folder)
-        self.job.journal.tags(provenance.tags())
+            return leave(2, f"run.py: {error}")
+        except Exception as error:  # a fault in the project's code: the log is to have its trace
+            self._open()
+            return self._ended("failed", 1, cause(error))
+        self._open()
         _on_signals(_stop)
         try:
             said = as_line(main(self.job))
+            _on_signals(signal.SIG_IGN)
         except Exception as error:
-            return self._ended("failed", _status(error), _one_line(error))
+            status = 2 if isinstance(error, SettingsError) else 1
+            return self._ended("failed", status, cause(error))
         except Interrupted as stop:
             return self._ended("interrupted", 128 + stop.number, str(stop))
         self.job.close("finished", said)
+        _on_signals(_stop)
         return _delivered(f"job {self.job.id}", self._courier, f"finished: {said}")
 
-    def _ended(self, status: str, code: int, cause: str) -> int:
-        log.error("%s: %s", status, cause, exc_info=True)
-        self.job.close(status, cause)
+    def _open(self) -> None:
+        self.job.open()
+        self._courier.carry(self.job.folder)
+        self.job.journal.tags(provenance.tags())
+
+    def _ended(self, status: str, code: int, why: str) -> int:
+        log.error("%s: %s", status, why, exc_info=True)
+        self.job.close(status, why)
         self._courier.finish()
         trace = f" (full trace: {shown(self.job.folder)}/log.txt)" if status == "failed" else ""
-        return leave(code, f"job {self.job.id} {status}: {cause}{trace}")
+        return leave(code, f"job {self.job.id} {status}: {why}{trace}")
 
 
 def _delivered(name: str, courier: Courier, line: str) -> int:
     """The exit status of a finished job; says what the store has not got."""
-    problem = courier.finish()
+    try:
+        problem = courier.finish()
+    except Interrupted as stop:
+        problem = f"interrupted {stop}"
     if problem:
         again = "the same command sends it again"
         return leave(
@@ -113,25 +135,15 @@ def _delivered(name: str, courier: Courier, line: str) -> int:
 
 
 def _on_signals(handler: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # under run.sh the queue has Ctrl-C
-            signal.signal(number, handler)
+    """Handle Ctrl-C and TERM so; but leave Ctrl-C to run.sh if that has it ignored."""
+    if not UNDER_RUN_SH:
+        signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _stop(number: int, _frame: object) -> NoReturn:
-    _on_signals(signal.SIG_DFL)  # a second one ends the process at once
+    _on_signals(signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise for each loader that ends
+    if number == signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
     raise Interrupted(number)
-
-
-def _status(error: Exception) -> int:
-    return 2 if isinstance(error, SettingsError) else 1
-
-
-def _one_line(error: Exception) -> str:
-    """The cause of a failure: its first line, or the last if a loader process put its trace before
-    it."""
-    lines = str(error).strip().splitlines() or [""]
-    cause = lines[-1] if lines[0].startswith("Caught ") else lines[0]
-    if isinstance(error, SettingsError | JobError):
-        return cause.split("JobError: ")[-1]
-    return f"{type(error).__name__}: {cause}"

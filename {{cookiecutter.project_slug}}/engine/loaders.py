@@ -2,10 +2,11 @@
 
 `Resident` keeps all images on the device, as uint8, and picks batches by index: nothing is copied
 while training. `Workers` reads batches in processes beside training and copies them from pinned
-memory while the device computes. Both give the same batches in the same order: images
+memory without making the host wait. Both give the same batches in the same order: images
 (B, C, H, W), uint8, and labels (B,), int64.
 """
 
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
 from functools import cache
@@ -105,6 +106,7 @@ class Workers(Batches):
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
+            worker_init_fn=_leave_signals_to_the_job,
             generator=torch.Generator(),  # so that torch's own stream is left alone
         )
 
@@ -153,6 +155,12 @@ class _Whole(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return fetch(self._dataset, indices)
+
+
+def _leave_signals_to_the_job(_worker: int) -> None:
+    """Ctrl-C reaches every process of a job; those of its loaders end when the job ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _auto_workers() -> int:

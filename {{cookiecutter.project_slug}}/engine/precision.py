@@ -20,13 +20,17 @@ def resolve(name: str, device: torch.device) -> str:
     """
     gpu = device.type == "cuda"
     if name == "auto":
-        native = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-        return "bf16" if native else "fp32"
+        return "bf16" if gpu and _computes_in_bf16(device) else "fp32"
     if name == "fp16" and not gpu:
         raise SettingsError(f"--precision fp16: needs a CUDA GPU, this job runs on {device.type}")
     if name == "tf32" and not gpu:
         raise SettingsError(f"--precision tf32: needs a CUDA GPU, this job runs on {device.type}")
     return name
+
+
+def _computes_in_bf16(gpu: torch.device) -> bool:
+    with torch.cuda.device(gpu):
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 class Precision:

@@ -24,24 +24,29 @@ STATISTICS_FROM = 500
 
 @dataclass(frozen=True)
 class Source:
-    """What a dataset function in data.py returns; `test` None: it has no test set of its own.
+    """What a dataset function in data.py returns. Where it has no test or validation examples of
+    its own, some of the training examples are held out.
 
-    Raises SettingsError for labels beyond the classes.
+    Raises SettingsError for images in memory that are not uint8 (N, C, H, W), or labels beyond the
+    classes.
     """
 
     train: Dataset[Any]
     test: Dataset[Any] | None
     classes: Sequence[str]
+    val: Dataset[Any] | None = None
 
     def __post_init__(self) -> None:
-        for part in (self.train, self.test):
-            if isinstance(part, TensorDataset) and not self._known(part.tensors[1]):
-                raise SettingsError(
-                    f"--dataset: a label is not one of its {len(self.classes)} classes"
-                )
+        for part in (self.train, self.val, self.test):
+            if isinstance(part, TensorDataset):
+                self._check(*part.tensors)
 
-    def _known(self, labels: Tensor) -> bool:
-        return not len(labels) or bool(labels.min() >= 0 and labels.max() < len(self.classes))
+    def _check(self, images: Tensor, labels: Tensor) -> None:
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            found = f"{images.dtype} {tuple(images.shape)}"
+            raise SettingsError(f"--dataset: images must be uint8 (N, C, H, W), not {found}")
+        if len(labels) and (labels.min() < 0 or labels.max() >= len(self.classes)):
+            raise SettingsError(f"--dataset: a label is not one of its {len(self.classes)} classes")
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,6 @@ class Splits:
     train: Subset[Any]
     val: Subset[Any]
     test: Subset[Any]
-    classes: Sequence[str]
     mean: Tensor
     std: Tensor
 
@@ -63,26 +67,39 @@ def image_shape(source: Source) -> tuple[int, int, int]:
 
 
 def split(source: Source, val_fraction: float, seed: int) -> Splits:
-    """Hold out validation examples and, where the dataset has no test set, test examples first.
+    """Hold out the test and the validation examples that the dataset does not have apart.
 
     Raises SettingsError if a part would be empty.
     """
-    order = torch.randperm(len(cast(Sized, source.train)), generator=generator(seed, "split"))
-    held = 0 if source.test else round(TEST_FRACTION * len(order))
-    val = round(val_fraction * (len(order) - held))
-    parts = torch.split(order, [held, val, len(order) - held - val])
-    test = Subset(
-        source.test or source.train, _all(source.test) if source.test else _rows(parts[0])
+    order = torch.randperm(len(_all(source.train)), generator=generator(seed, "split"))
+    test = 0 if source.test is not None else round(TEST_FRACTION * len(order))
+    val = 0 if source.val is not None else round(val_fraction * (len(order) - test))
+    held_test, held_val, rest = torch.split(order, [test, val, len(order) - test - val])
+    parts = (
+        _own_or(None, source.train, rest),
+        _own_or(source.val, source.train, held_val),
+        _own_or(source.test, source.train, held_test),
     )
-    if not (len(test) and val and len(parts[2])):
+    if not all(map(len, parts)):
         raise SettingsError(
             f"--val-fraction {val_fraction}: too few examples ({len(order)}) for it"
         )
-    train = Subset(source.train, _rows(parts[2]))
-    images, _ = fetch(train.dataset, parts[2][:STATISTICS_FROM])
+    return Splits(*parts, *_statistics(source.train, rest[:STATISTICS_FROM]))
+
+
+def _own_or(own: Dataset[Any] | None, train: Dataset[Any], held_out: Tensor) -> Subset[Any]:
+    return Subset(train, sorted(held_out.tolist())) if own is None else Subset(own, _all(own))
+
+
+def _all(dataset: Dataset[Any]) -> range:
+    return range(len(cast(Sized, dataset)))
+
+
+def _statistics(dataset: Dataset[Any], indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (C,) of some images, in [0, 1]."""
+    images, _ = fetch(dataset, indices)
     pixels = images.transpose(0, 1).flatten(1).double() / 255
-    mean, std = pixels.mean(1).float(), pixels.std(1).clamp_min(1e-3).float()
-    return Splits(train, Subset(source.train, _rows(parts[1])), test, source.classes, mean, std)
+    return pixels.mean(1).float(), pixels.std(1).clamp_min(1e-3).float()
 
 
 def fetch(dataset: Dataset[Any], indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,11 +109,3 @@ def fetch(dataset: Dataset[Any], indices: Tensor) -> tuple[Tensor, Tensor]:
         return images, labels
     pairs = [dataset[i] for i in indices.tolist()]
     return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
-
-
-def _rows(indices: Tensor) -> list[int]:
-    return sorted(indices.tolist())
-
-
-def _all(dataset: Dataset[Any]) -> range:
-    return range(len(cast(Sized, dataset)))

@@ -24,7 +24,9 @@ BATCH = 1000
 
 def tracking_uri() -> str:
     """The store's address, always an absolute one: MLflow's own default depends on the folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{PROJECT / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{PROJECT / 'mlflow.db'}"
+    path = sqlite_path(uri)
+    return f"sqlite:///{path.absolute()}" if path else uri
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -65,15 +67,19 @@ def _client() -> "MlflowClient":
 
 
 class Run:
-    """The one run of a job. A new run takes the place of an earlier one of the same job."""
+    """The one run of a job. It takes the place of earlier attempts at once, and of a finished run
+    of the same job when it has itself finished."""
 
     def __init__(self, job_id: str, name: str, params: dict[str, Any], tags: dict[str, str]):
         from mlflow.entities import Param
 
         self._client = _client()
         experiment = prepare()
-        for old in self._client.search_runs([experiment], f"tags.job_id = '{job_id}'"):
-            self._client.delete_run(old.info.run_id)
+        earlier = self._client.search_runs([experiment], f"tags.job_id = '{job_id}'")
+        self._finished = [run.info.run_id for run in earlier if "finished" in run.data.tags]
+        for run in earlier:
+            if run.info.run_id not in self._finished:
+                self._client.delete_run(run.info.run_id)
         all_tags = {"mlflow.runName": name, "job_id": job_id, **tags}
         self.id = str(self._client.create_run(experiment, tags=all_tags).info.run_id)
         self._client.log_batch(self.id, params=[Param(k, str(v)) for k, v in params.items()])
@@ -98,6 +104,8 @@ class Run:
         self._client.set_terminated(self.id, status)
         if status == "FINISHED":
             self._client.set_tag(self.id, "finished", "true")
+            for run_id in self._finished:
+                self._client.delete_run(run_id)
 
 
 if __name__ == "__main__":

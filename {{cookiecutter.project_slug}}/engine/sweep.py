@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from engine import cli, reading, store
-from engine.job import Job, JobError, leave
+from engine.job import Job, cause, leave
 from engine.settings import PROJECT, JobSettings, SettingsError
 
 S = TypeVar("S", bound=JobSettings)
@@ -27,7 +27,13 @@ class Grid(Generic[S]):
             file.read_text().split("\0")[:-1] for file in sorted(folder.iterdir(), key=_number)
         ]
         self._jobs: list[Job[S]] = []
-        self._each(lambda words: self._jobs.append(Job(cli.parse(kind, words))), self._commands)
+
+        def add(words: list[str]) -> None:
+            if {"-h", "--help"} & set(words):
+                raise SettingsError("help is no job")
+            self._jobs.append(Job(cli.parse(kind, words)))
+
+        self._each(add, self._commands)
         self._states = self._ask_states()
         if "pending" not in self._states:
             self._print()
@@ -38,17 +44,13 @@ class Grid(Generic[S]):
 
     def run(self, check: Callable[[S], None], _main: Any) -> int:
         """Check the jobs that are left, now that torch can be asked; the exit status."""
-
-        def check_pending(row: tuple[Job[S], str]) -> None:
-            job, state = row
-            if state == "pending":
-                check(job.settings)
-
-        self._each(check_pending, self._rows())
+        left = [job if state == "pending" else None for job, state in self._rows()]
+        self._each(lambda job: check(job.settings) if job else None, left)
+        self._each(lambda job: job.make_folder() if job else None, left)
         _, errors = self._store.communicate()
         if self._store.returncode:
-            cause = errors.strip().splitlines()[-1]
-            return leave(1, f"run.sh: the tracking store cannot be made ready ({cause})")
+            last = errors.strip().splitlines()[-1]
+            return leave(1, f"run.sh: the tracking store cannot be made ready ({last})")
         self._print()
         return 0
 
@@ -58,9 +60,9 @@ class Grid(Generic[S]):
         for number, (words, item) in enumerate(zip(self._commands, items, strict=True), start=1):
             try:
                 act(item)
-            except (SettingsError, JobError) as error:
+            except Exception as error:
                 wrong += 1
-                leave(2, f"job {number} ({shlex.join(words)}): {error}")
+                leave(2, f"job {number} ({shlex.join(words)}): {cause(error)}")
         if wrong:
             sys.exit(leave(2, f"run.sh: {wrong} wrong of {len(items)} jobs; nothing was started"))
 

@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")" || exit 1
 
 python=${PYTHON:-python}
-if [[ -z ${PYTHON:-}${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -x .venv/bin/python ]]; then
+if [[ -z ${PYTHON:-}${VIRTUAL_ENV:-} && -x .venv/bin/python ]]; then
   python=.venv/bin/python
 fi
 
@@ -18,6 +18,13 @@ job() {
   count=$((count + 1))
   : >"$work/jobs/$count"
   if (($# > 0)); then printf '%s\0' "$@" >"$work/jobs/$count"; fi
+}
+
+# What bash calls for a command that is not there: a misspelt `job` is a wrong grid.
+command_not_found_handle() {
+  echo "run.sh: $1: no such command; nothing was started" >&2
+  : >"$work/wrong"
+  return 127
 }
 
 # Names the slots: the GPUs that CUDA_VISIBLE_DEVICES allows, else all there are, else the CPU.
@@ -43,14 +50,19 @@ run_job() {
   if [[ -e $work/stop ]]; then kill -TERM "$pid" 2>/dev/null; fi
   wait "$pid"
   code=$?
+  while kill -0 "$pid" 2>/dev/null; do
+    wait "$pid"
+    code=$?
+  done
   rm -f "$work/pids/$index"
   echo "$code" >"$work/codes/$index"
   echo "[$index/$count] $(tail -n 1 "$folder/output.txt")"
 }
 
-# Takes jobs until none is left. Ctrl-C reaches the whole group; what stops is decided by `sweep`.
+# Takes jobs until none is left. What stops is decided by `sweep`, even if a signal comes to all.
 worker() {
   trap '' INT HUP
+  trap : TERM
   local slot=$1 index=0 state id folder
   while IFS=$'\t' read -r state id folder <&3; do
     index=$((index + 1))
@@ -82,7 +94,7 @@ summary() {
       pending:0) finished=$((finished + 1)) ;;
       *)
         bad=$((bad + 1))
-        echo "not finished: $(tail -n 1 "$folder/output.txt") [status $code, $folder/output.txt]" >&2
+        echo "status $code: $(tail -n 1 "$folder/output.txt") [$folder/output.txt]" >&2
         ;;
     esac
   done <"$work/plan"
@@ -103,6 +115,8 @@ sweep() {
   trap 'rm -rf "$work"' EXIT
   mkdir "$work"/{jobs,claims,pids,codes}
   grid
+  unset -f command_not_found_handle
+  if [[ -e $work/wrong ]]; then exit 2; fi
   if ((count == 0)); then
     echo "run.sh: the grid names no job" >&2
     exit 2

@@ -16,10 +16,9 @@ from torch.utils.data import Subset
 
 import data
 from engine import loaders
-from engine.job import JobError
-from engine.launch import _one_line
+from engine.job import JobError, cause
 from engine.settings import SettingsError
-from engine.splits import fetch
+from engine.splits import fetch, split
 
 RANDOM = np.random.default_rng(0)
 CIFAR10 = Path("cifar-10-batches-py")
@@ -143,16 +142,20 @@ def test_digits_come_along(tmp_path):
     assert source.test is None
 
 
-def test_images_are_scaled_to_image_size(tmp_path):
-    write_cifar10(tmp_path)
-    write_folder(tmp_path / "own", size=40)
-    folders = {"digits": tmp_path, "cifar10": tmp_path, "image-folder": tmp_path / "own"}
-    for name, root in folders.items():
-        images, _ = everything(data.load(name, root, 12).train)
-        assert images.shape[2:] == (12, 12)
+def test_images_read_one_by_one_are_scaled_to_image_size(tmp_path):
+    write_folder(tmp_path, size=40)
+    for size, side in ((12, 12), ("auto", 224)):
+        images, _ = everything(data.load("image-folder", tmp_path, size).train)
+        assert images.shape == (6, 3, side, side)
         assert images.dtype == np.uint8
-    images, _ = everything(data.load("image-folder", tmp_path / "own", "auto").train)
-    assert images.shape == (6, 3, 224, 224)
+
+
+def test_validation_images_of_their_own_are_used(tmp_path):
+    train, val, test = (write_folder(tmp_path / part) for part in ("train", "val", "test"))
+    parts = split(data.load("image-folder", tmp_path, 16), 0.1, seed=0)
+    for part, images in ((parts.train, train), (parts.val, val), (parts.test, test)):
+        assert np.array_equal(everything(part.dataset)[0], images)
+        assert list(part.indices) == [0, 1, 2, 3, 4, 5]
 
 
 def test_png_of_any_mode_is_read_exactly(tmp_path):
@@ -300,4 +303,4 @@ def test_corrupt_image_is_named_in_one_line(tmp_path, loader):
     with pytest.raises(JobError) as caught:
         list(loaders.make(Subset(images, range(6)), torch.device("cpu"), 4, loader, 1).epoch())
     line = f"{broken} cannot be read as an image: image file is truncated"
-    assert _one_line(caught.value) == line
+    assert cause(caught.value) == line

@@ -1,90 +1,101 @@
 """The numbers of a training loop, and that no step waits for them."""
 
 import math
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import Subset, TensorDataset
 
-from engine import journal, loaders, meters, optimizers
-from engine.augmentation import Augmentation
-from engine.job import JobError
+import run
+from engine import cli, devices, journal, meters
+from engine.job import Job, JobError
 from engine.meters import Stopwatch, TrainMeter
 from engine.precision import Precision
-from engine.schedules import Schedule
+from engine.settings import JobSettings
 
+WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-class Steps:
-    """Training steps as in run.py, three an epoch."""
+class Trapped:
+    """Training batches; while all but the first are drawn and used, a context is on."""
 
-    def __init__(self, device, precision, folder):
-        images = torch.arange(10 * 64).to(torch.uint8).view(10, 1, 8, 8)
-        examples = Subset(TensorDataset(images, torch.arange(10) % 3), range(10))
-        self.batches = loaders.make(examples, device, 4, "resident", seed=0)
-        self.precision = Precision(precision, device)
-        self.scaler = self.precision.scaler()
-        self.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).to(device)
-        self.optimizer = optimizers.make(self.model, "adam", 1e-2, 0.1)
-        self.schedule = Schedule(self.optimizer, "cosine", 1e-2, 3000, 0)
-        self.augment = Augmentation("crop-flip", 0, device)
-        self.meter = TrainMeter(journal.Journal(folder), 1, 3000, device)
+    def __init__(self, batches, context):
+        self.batches, self.context = batches, context
+        self.examples = batches.examples
 
-    def epochs(self, numbers):
-        for number in numbers:
-            for images, labels in self.batches.epoch(number):
-                with self.precision.autocast():
-                    logits = self.model(self.augment(images) / 255)
-                    loss = cross_entropy(logits, labels)
-                self.scaler.scale(loss).backward()
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-                self.optimizer.zero_grad()
-                self.meter.update(loss, logits, labels, self.schedule.lr)
-                self.schedule.step()
+    def __len__(self):
+        return len(self.batches)
+
+    def epoch(self, number):
+        batches = self.batches.epoch(number)
+        yield next(batches)  # torch may set itself up: at first, and its loader in every epoch
+        with self.context() if number > 2 else nullcontext():
+            yield from batches
 
 
-def test_steps_never_read_the_device(tmp_path, monkeypatch):
-    steps = Steps(CPU, "fp32", tmp_path)
+def train(tmp_path, context, *flags):
+    """run.py's own loop, on the digits, with a context on in its steps; its points."""
+    words = ["--runs-root", str(tmp_path), "--model", "convnet", "--batch-size", "256", *flags]
+    job = Job(
+        cli.parse(run.Settings, [*words, "--epochs", "5", "--augment", "crop-flip", "--quiet"])
+    )
+    job.make_folder()
+    job.open()
+    precision = Precision(job.settings.precision, devices.choose(job.settings.device))
+    batches, val_batches, _, model = run.load(job.settings, precision.device)
+    run.train(job, Trapped(batches, context), val_batches, model, precision)
+    return [point for point in points(job.folder) if len(point) == 3]
+
+
+STEPS = 5 * 6  # 1,294 examples, in batches of 256
+
+
+@contextmanager
+def no_reading():
+    """Fail if a tensor is read on the host."""
 
     def refuse(*_args, **_kwargs):
         raise AssertionError("a step read a tensor on the host")
 
-    with monkeypatch.context() as trap:
+    with pytest.MonkeyPatch.context() as trap:
         for name in ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__"):
             trap.setattr(torch.Tensor, name, refuse)
-        steps.epochs(range(100))  # enough for a block to leave, too
-    steps.meter.end_epoch()
-    assert len(points(tmp_path)) == 300 > meters.BLOCK
+        yield
 
 
-@needs_gpu
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_steps_never_wait_for_the_gpu(tmp_path, precision):
-    steps = Steps(torch.device("cuda"), precision, tmp_path)
-    steps.epochs(range(3))  # the first time, torch may set itself up
+@contextmanager
+def no_waiting():
+    """Fail if the host waits for the GPU."""
     torch.cuda.set_sync_debug_mode("error")
     try:
-        steps.epochs(range(3, 60))
+        yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    steps.meter.end_epoch()
-    assert len(points(tmp_path)) == 180
+
+
+@pytest.mark.parametrize("loader", ["resident", "workers"])
+@pytest.mark.parametrize("optimizer", WORDS["optimizer"])
+def test_steps_never_read_the_device(tmp_path, monkeypatch, optimizer, loader):
+    monkeypatch.setattr(meters, "INTERVAL", 0)  # blocks leave after every step
+    flags = ("--device", "cpu", "--optimizer", optimizer, "--loader", loader, "--workers", "0")
+    assert len(train(tmp_path, no_reading, *flags)) == STEPS
 
 
 @needs_gpu
-def test_fp16_trains_with_its_scaler(tmp_path):
-    steps = Steps(torch.device("cuda"), "fp16", tmp_path)
-    steps.epochs(range(100))
-    steps.meter.end_epoch()  # JobError if a loss was not finite
-    losses = [loss for _, loss, _ in points(tmp_path)]
-    assert steps.scaler.is_enabled()
-    assert sum(losses[-30:]) < sum(losses[:30])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_steps_never_wait_for_the_gpu(tmp_path, precision):
+    flags = ("--device", "cuda", "--precision", precision, "--loader", "resident")
+    assert len(train(tmp_path, no_waiting, *flags)) == STEPS
+
+
+@needs_gpu
+def test_fp16_learns(tmp_path):
+    losses = [loss for _, loss, _ in train(tmp_path, nullcontext, "--precision", "fp16")]
+    assert sum(losses[-6:]) < sum(losses[:6])
 
 
 def points(folder):

@@ -14,7 +14,7 @@ import models
 from engine import classifiers
 from engine.classifiers import Classifier
 from engine.job import JobError
-from engine.settings import SettingsError
+from engine.settings import JobSettings, SettingsError
 from engine.splits import Source, split
 
 CLASSES = 5
@@ -29,12 +29,12 @@ def data(*shape, count=40):
     return source, split(source, 0.1, seed=0)
 
 
-def make(name, *shape, pretrained=False) -> Classifier:
-    return classifiers.make(models.MODELS, name, *data(*shape), pretrained)
+def make(name, *shape, **settings) -> Classifier:
+    return classifiers.make(models.MODELS, JobSettings(model=name, **settings), *data(*shape))
 
 
-def check(name, *shape, pretrained=False):
-    classifiers.check(models.MODELS, name, data(*shape)[0], pretrained)
+def check(name, *shape, **settings):
+    classifiers.check(models.MODELS, JobSettings(model=name, **settings), data(*shape)[0])
 
 
 def said(name, *shape, **options):
@@ -134,7 +134,7 @@ def test_published_weights_that_cannot_be_had_are_said_in_one_line(cache):
     with pytest.raises(JobError) as caught:
         make("resnet18", 3, 64, 64, pretrained=True)
     line = str(caught.value)
-    assert line.startswith("--pretrained: no whole weights of resnet18 (")
+    assert line.startswith("--pretrained: no weights of resnet18 can be had (")
     assert cache("resnet18").name in line
     assert str(cache("resnet18").parent) in line
     assert "\n" not in line
@@ -201,7 +201,7 @@ def test_pixels_reach_the_network_with_zero_mean_and_unit_deviation():
     source, parts = data(3, 32, 32)
     source.train.tensors[0][parts.test.indices] = 255  # what is held out has no say
     images, _ = source.train[parts.train.indices]
-    pixels = Classifier(nn.Identity(), parts.mean, parts.std)(images)
+    pixels = Classifier(nn.Identity(), images.shape[2:], parts.mean, parts.std)(images)
     assert (pixels.dtype, pixels.shape) == (torch.float32, images.shape)
     assert torch.allclose(pixels.mean((0, 2, 3)), torch.zeros(3), atol=1e-4)
     assert torch.allclose(pixels.std((0, 2, 3)), torch.ones(3), atol=1e-4)
@@ -222,9 +222,29 @@ def test_images_are_channels_last_for_networks_that_convolve(name, channels_last
 
 def test_saved_weights_hold_the_normalisation():
     saved, (source, parts) = make("mlp", 3, 8, 8), data(3, 8, 8)
-    fresh = Classifier(make("mlp", 3, 8, 8).network, torch.zeros(3), torch.ones(3))
+    fresh = Classifier(make("mlp", 3, 8, 8).network, (8, 8), torch.zeros(3), torch.ones(3))
     fresh.load_state_dict(saved.state_dict())
     assert torch.equal(fresh.mean.flatten(), parts.mean)
     assert torch.equal(fresh.std.flatten(), parts.std)
     images, _ = source.train[:6]
     assert torch.equal(fresh.eval()(images), saved.eval()(images))
+
+
+def test_images_are_scaled_to_the_size_asked_for():
+    model, (source, _) = make("mlp", 1, 8, 8, image_size=16), data(1, 8, 8)
+    assert model.network.layers[1].in_features == 16 * 16
+    assert model(source.train[:3][0]).shape == (3, CLASSES)
+    plain = Classifier(nn.Identity(), (16, 16), torch.zeros(1), torch.ones(1))
+    grey = torch.full((1, 1, 8, 8), 51, dtype=torch.uint8)
+    assert torch.allclose(plain(grey), torch.full((1, 1, 16, 16), 0.2))
+
+
+def test_settings_reach_the_network():
+    class Wide(nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            self.seed = seed
+
+    own = {"wide": lambda shape, classes, settings: Wide(settings.seed)}
+    settings = JobSettings(model="wide", seed=7)
+    assert classifiers.make(own, settings, *data(1, 8, 8)).network.seed == 7

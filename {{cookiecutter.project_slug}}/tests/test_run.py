@@ -1,6 +1,7 @@
 """`python run.py`: one job, by what it prints, leaves and returns."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -126,9 +127,10 @@ def begun(job: subprocess.Popen[str]) -> str:
 
 
 def test_ctrl_c_ends_it_in_order(project: Project) -> None:
-    job = project.start(sys.executable, "run.py", *QUICK, "--epochs", "2000")
+    flags = ("--epochs", "2000", "--loader", "workers", "--workers", "1")
+    job = project.start(sys.executable, "run.py", *QUICK, *flags)
     job_id = begun(job)
-    job.send_signal(signal.SIGINT)
+    os.killpg(job.pid, signal.SIGINT)  # what a terminal does: its loader's process gets it too
     _, err = job.communicate(timeout=120)
     assert job.returncode == 130
     assert err == f"job {job_id} interrupted: by SIGINT; the same command starts it again\n"
@@ -145,6 +147,19 @@ def test_killed_it_is_marked_by_its_courier_and_runs_again(project: Project) -> 
     again = project.run(*flags[1:], "--quiet")
     assert again.returncode == 0
     assert [status for _, status in project.runs(job_id)] == ["FINISHED"]
+
+
+def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(project: Project) -> None:
+    code = (project.root / "models.py").read_text()
+    (project.root / "models.py").write_text(
+        code.replace("MLP(shape, classes)", "MLP(shape, clases)")
+    )
+    done = project.run(*QUICK, "--note", "fault", "--quiet")
+    (project.root / "models.py").write_text(code)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "failed: NameError: name 'clases' is not defined (full trace: " in line
+    assert "Traceback" in (project.root / "runs" / job_of(done) / "log.txt").read_text()
 
 
 def test_store_away_the_results_are_safe_and_sent_later(project: Project, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The settings: flags, the job's identity, and what is refused."""
 
 import ast
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -202,3 +202,10 @@ def test_newline_in_a_wrong_flag_stays_in_the_line():
 def test_note_is_passed_on_exactly(note):
     assert parse(f"--note={note}").note == note
     assert note.startswith("--") or parse("--note", note).note == note
+
+
+@pytest.mark.parametrize("kind", [tuple[int, ...], int | None])
+def test_setting_of_a_type_that_cannot_be_read_is_refused(kind):
+    wrong = make_dataclass("Settings", [("width", kind, 3)], bases=(JobSettings,), frozen=True)
+    with pytest.raises(SettingsError, match=r"^Settings\.width: needs a default, and one of"):
+        cli.parse(wrong, [])

@@ -49,7 +49,7 @@ def test_one_failure_is_named_and_stops_no_other(project: Project) -> None:
     )
     assert done.returncode == 1
     assert summary(done.stdout).startswith("1 of 2 jobs finished, 1 of them now; 1 did not")
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("not finished: "))
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("status 1: "))
     assert "train_loss was not finite" in line and "output.txt" in line
     assert not (project.root / "oops").exists()
     notes = {value for (value,) in project.ask("SELECT value FROM params WHERE key = 'note'")}
@@ -68,6 +68,16 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(project: Project) -> Non
     names = project.sweep(f"{QUICK} --seed 9", "--model convnot")
     assert (names.returncode, names.stdout) == (2, "")
     assert "did you mean convnet?" in names.stderr
+    folder = project.sweep(f"{QUICK} --seed 9 --runs-root run.py/runs")
+    assert (folder.returncode, folder.stdout) == (2, "")
+    assert "cannot make" in folder.stderr
+    project.write_grid(f"{QUICK} --seed 9")
+    grid = (project.root / "run.sh").read_text().replace("  job ", "  jobb ")
+    (project.root / "run.sh").write_text(grid)
+    process = project.start("bash", "run.sh")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, "")
+    assert err == "run.sh: jobb: no such command; nothing was started\n"
     assert set(project.root.glob("runs/*")) == runs
 
 
@@ -91,6 +101,6 @@ def test_ctrl_c_stops_the_running_job_and_starts_no_other(project: Project) -> N
     os.killpg(sweep.pid, signal.SIGINT)  # what a terminal does
     out, err = sweep.communicate(timeout=120)
     assert sweep.returncode == 130
-    assert f"not finished: job {job_id} interrupted: by SIGTERM" in err
+    assert f"status 143: job {job_id} interrupted: by SIGTERM" in err
     assert summary(out) == "0 of 2 jobs finished, 0 of them now; 1 did not, 1 were not started"
     assert [status for _, status in project.runs(job_id)] == ["KILLED"]

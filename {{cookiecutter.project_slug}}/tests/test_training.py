@@ -162,7 +162,7 @@ def test_failed_write_leaves_the_old_checkpoint_whole(tmp_path):
     old, new = tmp_path / "old.pt", tmp_path / "new.pt"
     checkpoints.save(old, {"epoch": 1})
     for path in (old, new):
-        with pytest.raises(Exception, match="pickle|local object"):
+        with pytest.raises(Exception, match=r"pickle|local object"):
             checkpoints.save(path, {"model": torch.ones(1000), "hook": lambda: None})
     assert checkpoints.load(old, CPU) == {"epoch": 1}
     assert not new.exists()
