@@ -95,10 +95,9 @@ def check(own: Networks, settings: JobSettings, source: Source) -> None:
 
 def _shape(settings: JobSettings, source: Source) -> Shape:
     """(C, H, W) as the network sees images."""
-    channels, *own = image_shape(source)
+    channels, height, width = image_shape(source)
     size = settings.image_size
-    height, width = own if isinstance(size, str) else (size, size)
-    return channels, height, width
+    return (channels, height, width) if isinstance(size, str) else (channels, size, size)
 
 
 def _hint(name: str, own: Networks, known: list[str]) -> str:

@@ -33,7 +33,7 @@ class Interrupted(BaseException):
     """A signal asked the job to stop."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"by {signal.Signals(number).name}; the same command starts it again")
+        super().__init__(f"by {signal.Signals(number).name}")
         self.number = number
 
 
@@ -99,10 +99,12 @@ class OneJob(Generic[S]):
             said = as_line(main(self.job))
             _on_signals(signal.SIG_IGN)
         except Exception as error:
+            _on_signals(signal.SIG_DFL)
             status = 2 if isinstance(error, SettingsError) else 1
             return self._ended("failed", status, cause(error))
         except Interrupted as stop:
-            return self._ended("interrupted", 128 + stop.number, str(stop))
+            why = f"{stop}; the same command starts it again"
+            return self._ended("interrupted", 128 + stop.number, why)
         self.job.close("finished", said)
         _on_signals(_stop)
         return _delivered(f"job {self.job.id}", self._courier, f"finished: {said}")

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -198,20 +198,18 @@ class JobSettings(Runtime, Variant, Selection, Optimization, Model, Data):  # th
 
 
 def identity(settings: JobSettings) -> dict[str, Any]:
-    """The settings that make a job what it is, as plain values, without later ones that are at
-    their neutral values."""
+    """The settings that make a job what it is, as plain values."""
     runtime = {f.name for f in fields(Runtime)}
-    return {
-        f.name: _plain(getattr(settings, f.name))
-        for f in fields(settings)
-        if f.name not in runtime
-        and not ("neutral" in f.metadata and getattr(settings, f.name) == f.metadata["neutral"])
-    }
+    named = [f.name for f in fields(settings) if f.name not in runtime]
+    return {name: _plain(getattr(settings, name)) for name in named}
 
 
 def job_id(settings: JobSettings) -> str:
-    """12 hex digits: SHA-256 over the identity, as JSON with sorted keys."""
-    canonical = json.dumps(identity(settings), sort_keys=True)
+    """12 hex digits: SHA-256 over the identity, as JSON with sorted keys, without later settings
+    that are at their neutral values."""
+    neutral = {f.name: f.metadata.get("neutral", MISSING) for f in fields(settings)}
+    hashed = {k: v for k, v in identity(settings).items() if v != _plain(neutral[k])}
+    canonical = json.dumps(hashed, sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 

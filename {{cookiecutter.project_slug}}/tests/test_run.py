@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,17 @@ def test_files(project: Project, finished: subprocess.CompletedProcess[str]) -> 
     assert set(best["model"]) >= {"mean", "std"}
     assert json.loads((folder / "outcome.json").read_text())["status"] == "finished"
     assert "epoch 2/2" in (folder / "log.txt").read_text()
+
+
+def test_readme_tells_how_to_have_the_model_again(
+    project: Project, finished: subprocess.CompletedProcess[str]
+) -> None:
+    readme = (project.root / "README.md").read_text()
+    (snippet,) = re.findall(r"```python\n(from run import.*?)```", readme, re.DOTALL)
+    code = "import torch\n" + snippet.replace("<job id>", job_of(finished))
+    code += "print(model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape)"
+    out, err = project.start(sys.executable, "-c", code).communicate()
+    assert out == "torch.Size([2, 10])\n", err
 
 
 def test_store_has_one_run_with_everything(
