@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Project, wait_until
+from test_data import write_cifar10
 
 QUICK = ("--epochs", "2", "--batch-size", "256")
 
@@ -186,6 +187,25 @@ def test_store_away_the_results_are_safe_and_sent_later(project: Project, tmp_pa
     assert back.returncode == 0 and "already finished" in back.stdout
     assert [status for _, status in project.runs(job_of(away))] == ["FINISHED"]
     assert best.stat().st_mtime_ns == written  # nothing was trained again
+
+
+def test_resnet18_trains_on_files_in_cifars_format(project: Project, tmp_path: Path) -> None:
+    write_cifar10(tmp_path)
+    flags = (
+        "--dataset",
+        "cifar10",
+        "--model",
+        "resnet18",
+        "--epochs",
+        "1",
+        "--val-fraction",
+        "0.3",
+    )
+    done = project.run(*flags, "--data-root", str(tmp_path), "--precision", "bf16")
+    assert done.returncode == 0, done.stderr
+    best = torch.load(project.root / "runs" / job_of(done) / "best.pt", weights_only=True)
+    assert best["model"]["network.conv1.weight"].shape == (64, 3, 3, 3)
+    assert best["model"]["network.fc.weight"].shape[0] == 10
 
 
 def test_loaders_and_their_processes_change_nothing(project: Project) -> None:
