@@ -53,8 +53,8 @@ def test_readme_tells_how_to_have_the_model_again(
     project: Project, finished: subprocess.CompletedProcess[str]
 ) -> None:
     readme = (project.root / "README.md").read_text()
-    (snippet,) = re.findall(r"```python\n(from run import.*?)```", readme, re.DOTALL)
-    code = "import torch\n" + snippet.replace("<job id>", job_of(finished))
+    (snippet,) = re.findall(r"```python\n(import torch.*?)```", readme, re.DOTALL)
+    code = snippet.replace("<job id>", job_of(finished))
     code += "print(model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape)"
     out, err = project.start(sys.executable, "-c", code).communicate()
     assert out == "torch.Size([2, 10])\n", err
