@@ -89,7 +89,7 @@ DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
 
 @cache
 def load(name: str, root: Path, size: int | str) -> Source:
-    """The dataset of a name, its images scaled to a size unless that is `auto`.
+    """The dataset of a name; images read one by one are scaled to a size, unless that is `auto`.
 
     Raises SettingsError if it is unknown, missing or damaged.
     """

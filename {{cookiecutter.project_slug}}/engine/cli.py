@@ -92,6 +92,7 @@ def _reader(words: list[str], types: list[type]) -> Callable[[str], Any]:
     """A function that reads one value from its text."""
 
     def read(text: str) -> Any:
+        """A word as it is, else the first type that takes the text."""
         if text in words:
             return text
         for kind in types:

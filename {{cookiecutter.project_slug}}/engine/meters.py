@@ -17,6 +17,7 @@ from engine.job import JobError
 from engine.journal import Journal, now
 
 T = TypeVar("T")
+_Label = tuple[int, int, float]  # optimizer step, time in ms, learning rate
 
 POINTS = 1000
 """Points that `auto` aims at for a training curve."""
@@ -88,16 +89,13 @@ class TrainMeter:
         for _ in range(2):  # what is under way, then what was still on the device
             self._write(self._block.exchange(wait=True))
 
-    def _write(self, points: "list[tuple[float, _Label]]") -> None:
+    def _write(self, points: list[tuple[float, _Label]]) -> None:
         for loss, (step, at, lr) in points:
             self._journal.metrics(step, {"train_loss": loss, "lr": lr}, at)
         self._journal.flush()
         bad = next((label[0] for loss, label in points if not math.isfinite(loss)), None)
         if bad:
             raise JobError(f"train_loss was not finite by optimizer step {bad}; lower --lr")
-
-
-_Label = tuple[int, int, float]  # optimizer step, time in ms, learning rate
 
 
 class _Block:
