@@ -1,24 +1,37 @@
-"""A job on disk: its settings, its id and its folder.
+"""A job on disk: its settings, its id, its folder and who owns it.
 
 `runs/<id>/` holds plain files: `settings.json`, `log.txt`, `metrics.jsonl` (the journal),
-`best.pt` (written by run.py) and `outcome.json`, which is written last.
+`best.pt`, `last.pt` and `previous.pt` (checkpoints), `lock`, `sent.json` (how far the courier has
+come) and `outcome.json`, which is written last.
+
+The lock is held by the process that trains, so a job has one owner on this disk and a dead owner is
+known at once. The folder's `owner` word, kept in the lock file, says in the tracking store which
+folder a run belongs to.
 """
 
+import errno
 import json
 import logging
 import os
+import platform
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
+from uuid import uuid4
 
-from engine.journal import Journal
+from engine import journal, locks
+from engine.interruption import Interruption
 from engine.progress import Terminal
 from engine.settings import JobSettings, SettingsError, as_words, job_id
 
 S = TypeVar("S", bound=JobSettings)
 
 log = logging.getLogger("job")
+log.addHandler(logging.NullHandler())  # until there is a log file, a trace goes nowhere
+
+WIDTH = 512
+"""Bytes of a lock file."""
 
 
 class JobError(Exception):
@@ -28,56 +41,83 @@ class JobError(Exception):
 class Job(Generic[S]):
     """One job. `journal` is there once it is open."""
 
-    journal: Journal
+    journal: journal.Journal
 
     def __init__(self, settings: S) -> None:
         self.settings = settings
         self.id = job_id(settings)
         self.folder = settings.runs_root.expanduser().resolve() / self.id
+        self.interruption = Interruption()
 
     def make_folder(self) -> None:
         """Make sure that the job can write; raises SettingsError if it cannot."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            writable = os.access(self.folder, os.W_OK)
+            (self.folder / "lock").open("a").close()
         except OSError as error:
             raise SettingsError(
-                f"--runs-root: cannot make {self.folder}: {error.strerror}"
+                f"--runs-root: cannot write in {self.folder}: {error.strerror}"
             ) from error
-        if not writable:
-            raise SettingsError(f"--runs-root: cannot write in {self.folder}")
+
+    def take(self) -> None:
+        """Become the job's owner on this disk; raises JobError if another process is."""
+        lock = locks.take(self.folder / "lock")
+        if lock is None:
+            held = read_json(self.folder / "lock")
+            raise JobError(f"is running already (process {held.get('pid')} on {held.get('host')})")
+        self._lock = lock
+        self.owner = _owner(lock)
+
+    def discard(self) -> None:
+        """Remove the folder again if there is nothing in it."""
+        if [file.name for file in self.folder.iterdir()] == ["lock"]:
+            (self.folder / "lock").unlink()
+            self.folder.rmdir()
 
     def open(self) -> None:
-        """Begin afresh: settings, log and journal, in place of those of an earlier attempt."""
+        """Begin, or go on from what an earlier attempt left; a finished job begins anew.
+
+        Raises JobError if what it left is damaged.
+        """
+        if self.outcome().get("status") == "finished":
+            for name in (journal.FILE, "last.pt", "previous.pt"):
+                (self.folder / name).unlink(missing_ok=True)
         (self.folder / "outcome.json").unlink(missing_ok=True)
+        self._open_log()
+        try:
+            self.journal = journal.Journal(self.folder, self.settings.log_every)
+        except ValueError as error:
+            raise JobError(f"{error}; delete {shown(self.folder)} to begin anew") from error
+        self.settings = replace(self.settings, log_every=self.journal.log_every)
         about = {"id": self.id, "name": as_words(self.settings), "settings": asdict(self.settings)}
-        write_json(self.folder / "settings.json", about)
-        self.journal = Journal(self.folder)
-        file = logging.FileHandler(self.folder / "log.txt", mode="w")
-        file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        log.handlers = [file] if self.settings.quiet else [file, Terminal()]
-        log.setLevel(logging.INFO)
-        log.propagate = False
+        write_json(self.folder / "settings.json", {**about, "owner": self.owner})
         log.info("job %s: %s", self.id, about["name"])
 
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended: finished, failed or interrupted, and its last line."""
         word = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}[status]
-        self.journal.end(word)
+        self.journal.close(word)
         root = str(self.settings.data_root)
         outcome = {"status": status, "said": said, "data_root": root}
         write_json(self.folder / "outcome.json", outcome)
 
     def outcome(self) -> dict[str, str]:
         """How the job's last attempt ended; empty if it has not, or that cannot be read."""
-        try:
-            return dict(json.loads((self.folder / "outcome.json").read_text()))
-        except (OSError, ValueError):
-            return {}
+        return read_json(self.folder / "outcome.json")
+
+    def _open_log(self) -> None:
+        file = logging.FileHandler(self.folder / "log.txt")
+        file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        log.handlers = [file] if self.settings.quiet else [file, Terminal()]
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        logging.raiseExceptions = False  # a full disk has its one line; no trace for each log line
 
 
 def cause(error: Exception) -> str:
     """An error in one line; one from a loader's process comes with its trace before it."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; free some space and give the same command again"
     lines = str(error).strip().splitlines() or [""]
     line = lines[-1] if lines[0].startswith("Caught ") else lines[0]
     if isinstance(error, SettingsError | JobError):
@@ -88,11 +128,38 @@ def cause(error: Exception) -> str:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a file whole or not at all: beside it, onto the disk, then renamed."""
     beside = path.with_suffix(".part")
-    with beside.open("w") as file:
-        json.dump(content, file, indent=2, default=str)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("w") as file:
+            json.dump(content, file, indent=2, default=str)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file holds; nothing if it is not there or not whole."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _owner(lock: TextIO) -> str:
+    """The folder's word for itself, made once; notes in the lock file who holds it now."""
+    lock.seek(0)
+    try:
+        owner = str(json.loads(lock.read())["owner"])
+    except (ValueError, KeyError):
+        owner = uuid4().hex
+    held = {"owner": owner, "pid": os.getpid(), "host": platform.node()}
+    lock.seek(0)
+    lock.write(json.dumps(held).ljust(WIDTH))  # in one write, over the old: never half of either
+    lock.flush()
+    os.fsync(lock.fileno())
+    return owner
 
 
 def shown(folder: Path) -> str:

@@ -1,20 +1,23 @@
 """A job's journal: every metric and tag, one JSON line each, on disk before anything else sees it.
 
-`metrics.jsonl` holds three kinds of lines:
+`metrics.jsonl` is only ever added to, by one attempt at the job after another:
 
+    {"start": {"journal": "5f1c…", "log_every": "auto"}}
     {"tags": {"commit": "…"}}
     {"time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31, "lr": 0.001}}
     {"end": "FINISHED"}
 
 Times are milliseconds since 1970. They make a replay harmless: MLflow stores a point that it
-already has, same step, value and time, only once.
+already has, same step, value and time, only once. What an attempt does over again, because the one
+before it was killed after its last checkpoint, is in the journal already and not written twice.
 """
 
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from uuid import uuid4
 
 FILE = "metrics.jsonl"
 
@@ -25,36 +28,81 @@ def now() -> int:
 
 
 class Journal:
-    """The writing end, in the training process."""
+    """The writing end, in the training process.
 
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / FILE).open("w")
+    `log_every` is that of the first attempt, so that the curve stays one curve. Raises ValueError
+    for a journal that is damaged.
+    """
+
+    def __init__(self, folder: Path, log_every: int | str) -> None:
+        path = folder / FILE
+        first, self._last, size = _sum_up(path)
+        first = first or {"journal": uuid4().hex, "log_every": log_every}
+        self.log_every = first["log_every"]
+        self._file = path.open("ab", buffering=0)
+        self._file.truncate(size)  # half a line, if the process was killed while writing
+        self._unwritten = b""
+        self._write({"start": first})
+        self.flush()
 
     def metrics(self, step: int, values: dict[str, float], at: int | None = None) -> None:
-        """Add the metrics of a step (an optimizer step, or an epoch counted from 1)."""
-        self._write({"time": at or now(), "step": step, "metrics": values})
+        """Add the metrics of a step (an optimizer step, or an epoch counted from 1).
+
+        A metric's steps only ever rise: one that is not above the last is left out.
+        """
+        new = {name: value for name, value in values.items() if step > self._last.get(name, -1)}
+        if new:
+            self._last.update(dict.fromkeys(new, step))
+            self._write({"time": at or now(), "step": step, "metrics": new})
 
     def tags(self, values: dict[str, str]) -> None:
         """Add facts about the run."""
         self._write({"tags": values})
 
     def flush(self) -> None:
-        """Hand what was added to the operating system; from then on it outlives this process."""
-        self._file.flush()
+        """Hand what was added to the operating system; from then on it outlives this process.
 
-    def end(self, status: str) -> None:
-        """Add MLflow's word for how the run ended, and see all of it onto the disk."""
-        self._write({"end": status})
-        self._file.flush()
+        Raises OSError if the disk is full; the next flush goes on where this one came to.
+        """
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+
+    def sync(self) -> None:
+        """See what was flushed onto the disk; from then on it outlives a power cut."""
         os.fsync(self._file.fileno())
 
+    def close(self, status: str) -> None:
+        """Add MLflow's word for how the attempt ended, and see all of it onto the disk."""
+        self._write({"end": status})
+        self.flush()
+        self.sync()
+
     def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+        self._unwritten += json.dumps(line).encode() + b"\n"
 
 
-def read(folder: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines after a byte offset, and the offset after the last of them."""
-    with (folder / FILE).open("rb") as file:
-        file.seek(offset)
-        whole, newline, _ = file.read().rpartition(b"\n")
-    return [json.loads(line) for line in whole.splitlines()], offset + len(whole + newline)
+def read(file: BinaryIO) -> list[dict[str, Any]]:
+    """The whole lines from the file's position on, which moves behind them.
+
+    Raises ValueError, and stays before it, at a line that is damaged.
+    """
+    lines, end = [], file.tell()
+    while (line := file.readline()).endswith(b"\n"):
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
+            file.seek(end)
+            raise ValueError(f"{FILE} is damaged at byte {end}") from error
+        end += len(line)
+    file.seek(end)
+    return lines
+
+
+def _sum_up(path: Path) -> tuple[dict[str, Any], dict[str, int], int]:
+    """How a journal starts, the last step of each metric, and the size of its whole lines."""
+    if not path.exists():
+        return {}, {}, 0
+    with path.open("rb") as file:
+        lines = read(file)
+        last = {name: line["step"] for line in lines for name in line.get("metrics", ())}
+        return (lines[0].get("start", {}) if lines else {}), last, file.tell()

@@ -5,16 +5,19 @@ It shows numbers that the host already has, so it never waits for the device.
 
 import logging
 import sys
+from contextlib import suppress
 
 from tqdm import tqdm
 
 
 class Progress:
-    """A bar over the optimizer steps of a job; nothing where the output is not a terminal."""
+    """A bar over the optimizer steps of a job, from those done before; nothing where the output is
+    not a terminal."""
 
-    def __init__(self, steps: int, quiet: bool) -> None:
+    def __init__(self, steps: int, quiet: bool, done: int) -> None:
         self._bar = tqdm(
             total=steps,
+            initial=done,
             unit="step",
             disable=quiet or not sys.stdout.isatty(),
             file=sys.stdout,
@@ -38,4 +41,5 @@ class Terminal(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line."""
         if not record.exc_info:
-            tqdm.write(self.format(record), file=sys.stdout)
+            with suppress(OSError):  # a terminal that was closed; the line is in the log file
+                tqdm.write(self.format(record), file=sys.stdout)

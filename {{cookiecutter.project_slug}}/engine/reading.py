@@ -1,7 +1,8 @@
-"""Reading the tracking store: its finished jobs and their metrics.
+"""Reading the tracking store: its jobs and their metrics.
 
 A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`,
-which its courier writes last: the status alone can lie.
+which its courier writes last: the status alone can lie. A lease is a run that is
+being written.
 
 A sqlite store is read by SQL through the standard library: thousands of jobs in milliseconds, where
 MLflow's import alone takes 2 s. Any other store is read through MLflow's client, which has no call
@@ -10,17 +11,16 @@ for many histories at once. All functions raise ConnectionError when the store c
 
 import json
 import math
-import os
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from engine.settings import PROJECT
-from engine.store import sqlite_path, tracking_uri
+from engine.store import client, fresh, sqlite_path, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,6 +35,15 @@ WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'
     AND runs.status = 'FINISHED' AND mark.value = 'true'
 ORDER BY id.value, runs.end_time
 """
+RUNNING = """
+SELECT id.value, owner.value, host.value, beat.value FROM runs
+JOIN experiments USING (experiment_id)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+JOIN tags AS owner ON owner.run_uuid = runs.run_uuid AND owner.key = 'owner'
+JOIN tags AS host ON host.run_uuid = runs.run_uuid AND host.key = 'host'
+JOIN tags AS beat ON beat.run_uuid = runs.run_uuid AND beat.key = 'heartbeat'
+WHERE experiments.name = ? AND runs.lifecycle_stage = 'active' AND runs.status = 'RUNNING'
+"""
 OF_RUNS = "SELECT run_uuid, key, value FROM {} WHERE run_uuid IN (SELECT value FROM json_each(?))"
 LATEST = "(SELECT run_uuid, key, CASE WHEN NOT is_nan THEN value END AS value FROM latest_metrics)"
 HISTORIES = """
@@ -42,7 +51,11 @@ SELECT run_uuid, step, CASE WHEN NOT is_nan THEN value END FROM metrics
 WHERE run_uuid IN (SELECT value FROM json_each(?)) AND key = ?
 ORDER BY run_uuid, step, timestamp
 """
+LEASED = "attributes.status = 'RUNNING'"
 MARKED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
+
+LONGEST_QUERY = 30.0
+"""Seconds after which a store counts as away."""
 
 
 class StoredJob(TypedDict):
@@ -58,6 +71,20 @@ class StoredJob(TypedDict):
     tags: dict[str, str]
 
 
+class Lease(NamedTuple):
+    """Who trains a job, by the store's account."""
+
+    owner: str
+    host: str
+
+
+class Known(NamedTuple):
+    """Ids of the finished jobs, and leases by job id."""
+
+    finished: set[str]
+    leases: dict[str, list[Lease]]
+
+
 def experiments() -> list[str]:
     """The names of the store's experiments."""
     if path := sqlite_path(tracking_uri()):
@@ -67,19 +94,26 @@ def experiments() -> list[str]:
         return sorted(experiment.name for experiment in client.search_experiments())
 
 
-def finished_ids(experiment: str) -> set[str]:
-    """The ids of the finished jobs; none where the experiment or the store is not there yet.
+def known(experiment: str) -> Known:
+    """What the store knows of all jobs; nothing where the experiment or the store is not there yet.
 
     MLflow's client, where it is needed, is kept to a process of its own: a job that asks this goes
     on to train.
     """
     if path := sqlite_path(tracking_uri()):
-        return {job_id for job_id, _, _ in _select(path, FINISHED, experiment)}
+        finished = {job_id for job_id, _, _ in _select(path, FINISHED, experiment)}
+        return Known(finished, _leases(_select(path, RUNNING, experiment)))
     command = [sys.executable, "-m", "engine.reading", experiment]
-    asked = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    try:
+        asked = subprocess.run(
+            command, cwd=PROJECT, capture_output=True, text=True, timeout=LONGEST_QUERY
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConnectionError(f"no answer within {LONGEST_QUERY:.0f} s") from error
     if asked.returncode:
         raise ConnectionError(asked.stderr.strip().splitlines()[-1])
-    return set(asked.stdout.splitlines())
+    finished_ids, running = json.loads(asked.stdout)
+    return Known(set(finished_ids), _leases(running))
 
 
 def jobs(experiment: str) -> list[StoredJob]:
@@ -145,10 +179,18 @@ def _select(path: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
         raise ConnectionError(f"the tracking store {path} cannot be read: {error}") from error
 
 
+def _leases(rows: list[Any]) -> dict[str, list[Lease]]:
+    """From rows of (job id, owner, host, heartbeat) of runs that are RUNNING."""
+    leases: dict[str, list[Lease]] = {}
+    for job_id, owner, host, beat in rows:
+        if fresh("RUNNING", beat):
+            leases.setdefault(job_id, []).append(Lease(owner, host))
+    return leases
+
+
 def _jobs_by_client(experiment: str) -> list[StoredJob]:
     with _client() as client:
-        named = client.get_experiment_by_name(experiment)
-        runs = _all_runs(client, named.experiment_id) if named else []
+        runs = _all_runs(client, experiment, MARKED)
     found: list[StoredJob] = [
         {
             "job_id": run.data.tags["job_id"],
@@ -164,11 +206,23 @@ def _jobs_by_client(experiment: str) -> list[StoredJob]:
     return sorted(found, key=lambda job: (job["job_id"], job["ended"]))
 
 
-def _all_runs(client: "MlflowClient", experiment_id: str) -> "list[Run]":
+def _known_by_client(experiment: str) -> tuple[list[str], list[list[str]]]:
+    with _client() as client:
+        finished = [run.data.tags for run in _all_runs(client, experiment, MARKED)]
+        running = [run.data.tags for run in _all_runs(client, experiment, LEASED)]
+    keys = ("job_id", "owner", "host", "heartbeat")
+    return [tags["job_id"] for tags in finished if "job_id" in tags], [
+        [tags[key] for key in keys] for tags in running if {*keys} <= {*tags}
+    ]
+
+
+def _all_runs(client: "MlflowClient", experiment: str, query: str) -> "list[Run]":
+    named = client.get_experiment_by_name(experiment)
     runs: list[Run] = []
     page = None
-    while page is None or page.token:
-        page = client.search_runs([experiment_id], MARKED, page_token=page.token if page else None)
+    while named and (page is None or page.token):
+        token = page.token if page else None
+        page = client.search_runs([named.experiment_id], query, page_token=token)
         runs += page
     return runs
 
@@ -176,11 +230,8 @@ def _all_runs(client: "MlflowClient", experiment_id: str) -> "list[Run]":
 @contextmanager
 def _client() -> Iterator["MlflowClient"]:
     """MLflow's client, whose errors become ConnectionErrors of one line."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own 7 take four minutes
-    from mlflow import MlflowClient
-
     try:
-        yield MlflowClient(tracking_uri())
+        yield client()
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConnectionError(f"the tracking store cannot be read: {reason}") from error
@@ -188,6 +239,6 @@ def _client() -> Iterator["MlflowClient"]:
 
 if __name__ == "__main__":
     try:
-        print(*(job["job_id"] for job in _jobs_by_client(sys.argv[1])), sep="\n")
+        print(json.dumps(_known_by_client(sys.argv[1])))
     except ConnectionError as problem:
         sys.exit(str(problem))

@@ -3,23 +3,39 @@
 The store is `MLFLOW_TRACKING_URI`, else `mlflow.db` in the project. `python -m engine.store` makes
 it ready; many processes that open a new store at once crash it, so that is done under a lock.
 Reading is in reading.py.
+
+A job has one run. Its tags say whose it is: `owner` (the job's folder), `journal` (what it is
+written from) and `heartbeat`, the time at which its courier was last alive. A run that is RUNNING
+with a young heartbeat and belongs to another folder is a lease: someone else trains that job.
 """
 
-import fcntl
 import os
+import time
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+from engine import locks
 from engine.settings import PROJECT
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run as StoredRun
 
 BATCH = 1000
 """Metrics in one request, the most that MLflow takes (mlflow.org/docs, REST API, log-batch)."""
+
+BEAT = 20.0
+"""Seconds between two heartbeats."""
+
+LEASE = 120.0
+"""Seconds after its last heartbeat for which a run is its owner's."""
+
+
+class Elsewhere(Exception):
+    """The job is trained from another folder, by this store's account. Its text says where."""
 
 
 def tracking_uri() -> str:
@@ -43,46 +59,61 @@ def experiment_name() -> str:
 def prepare() -> str:
     """Make the store and the project's experiment if they are not there; the experiment's id."""
     with _alone():
-        found = _client().get_experiment_by_name(experiment_name())
+        found = client().get_experiment_by_name(experiment_name())
         if found:
             return str(found.experiment_id)
         root = (PROJECT / "mlruns").as_uri() if sqlite_path(tracking_uri()) else None
-        return str(_client().create_experiment(experiment_name(), artifact_location=root))
+        return str(client().create_experiment(experiment_name(), artifact_location=root))
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Keep other processes of this machine from opening the store meanwhile."""
-    file = sqlite_path(tracking_uri()) or PROJECT / "mlflow"
-    with file.with_name(file.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _client() -> "MlflowClient":
+def client() -> "MlflowClient":
+    """MLflow's client, with a patience of seconds: whoever calls it tries again by itself."""
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # no word of every table it makes
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its own 7 take four minutes
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri())
 
 
+def fresh(status: str, heartbeat: str) -> bool:
+    """Whether a run with this status and this heartbeat is still its owner's."""
+    return status == "RUNNING" and time.time() - float(heartbeat) < LEASE
+
+
+def _alone() -> AbstractContextManager[TextIO]:
+    """Keep other processes of this machine from opening the store meanwhile."""
+    file = sqlite_path(tracking_uri()) or PROJECT / "mlflow"
+    return locks.waiting(file.with_name(file.name + ".lock"))
+
+
 class Run:
-    """The one run of a job. It takes the place of earlier attempts at once, and of a finished run
-    of the same job when it has itself finished."""
+    """The one run of a job, made or gone on with. `about` is the content of settings.json.
 
-    def __init__(self, job_id: str, name: str, params: dict[str, Any], tags: dict[str, str]):
-        from mlflow.entities import Param
+    Of the job's other runs, those that ended unfinished are deleted at once, and those that
+    finished when this one has. Raises Elsewhere if one of them is a lease.
+    """
 
-        self._client = _client()
-        experiment = prepare()
-        earlier = self._client.search_runs([experiment], f"tags.job_id = '{job_id}'")
-        self._finished = [run.info.run_id for run in earlier if "finished" in run.data.tags]
-        for run in earlier:
-            if run.info.run_id not in self._finished:
-                self._client.delete_run(run.info.run_id)
-        all_tags = {"mlflow.runName": name, "job_id": job_id, **tags}
-        self.id = str(self._client.create_run(experiment, tags=all_tags).info.run_id)
-        self._client.log_batch(self.id, params=[Param(k, str(v)) for k, v in params.items()])
+    def __init__(self, about: dict[str, Any], journal: str, tags: dict[str, str]) -> None:
+        self._client = client()
+        self._experiment = prepare()
+        self._job, self._owner, self._journal = about["id"], about["owner"], journal
+        self._beaten = 0.0
+        self._settle()
+        if not self.id:
+            names = {"mlflow.runName": about["name"], "job_id": self._job}
+            whose = {"owner": self._owner, "journal": journal, "heartbeat": str(time.time())}
+            self._client.create_run(self._experiment, tags={**names, **whose, **tags})
+            self._settle()  # another may have begun at the same time
+        self._complete(about["settings"], tags)
+        self.beat()
+
+    def beat(self) -> None:
+        """Say that the job is alive, if it is time to. Raises Elsewhere if it is not this one's."""
+        if time.monotonic() - self._beaten > BEAT:
+            self._settle()
+            self._client.set_tag(self.id, "heartbeat", str(time.time()))
+            self._beaten = time.monotonic()
 
     def log(self, lines: Sequence[dict[str, Any]]) -> None:
         """Send journal lines: metrics with the journal's own times, and tags."""
@@ -104,8 +135,54 @@ class Run:
         self._client.set_terminated(self.id, status)
         if status == "FINISHED":
             self._client.set_tag(self.id, "finished", "true")
-            for run_id in self._finished:
-                self._client.delete_run(run_id)
+            for run in self._all():
+                if run.info.run_id != self.id and "finished" in run.data.tags:
+                    self._client.delete_run(run.info.run_id)
+
+    def _all(self) -> "list[StoredRun]":
+        """The job's runs, the oldest first."""
+        query = f"tags.job_id = '{self._job}'"
+        found = self._client.search_runs([self._experiment], query)
+        return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
+
+    def _settle(self) -> None:
+        """Find the run that is written from this journal; clear away the job's dead ones.
+
+        Of two leases the older one stands: this one's run gives way to it.
+        """
+        runs = self._all()
+        same = [run for run in runs if run.data.tags.get("journal") == self._journal]
+        self.id = str(same[0].info.run_id) if same else ""
+        older = True
+        for run in runs:
+            if run.info.run_id == self.id:
+                older = False
+            elif "finished" in run.data.tags:
+                continue
+            elif not self._is_lease(run):
+                self._client.delete_run(run.info.run_id)
+            elif older:
+                self._give_way(run.data.tags)
+
+    def _is_lease(self, run: "StoredRun") -> bool:
+        tags = run.data.tags
+        others = tags.get("owner") != self._owner
+        return others and fresh(run.info.status, tags.get("heartbeat", "0"))
+
+    def _give_way(self, tags: dict[str, str]) -> None:
+        if self.id:
+            self._client.delete_run(self.id)
+        raise Elsewhere(f"is running already (on {tags.get('host')}, in {tags.get('job_folder')})")
+
+    def _complete(self, settings: dict[str, Any], tags: dict[str, str]) -> None:
+        """Add the params that the run has not got: those it has cannot be changed."""
+        from mlflow.entities import Param, RunTag
+
+        run = self._client.get_run(self.id)
+        params = [Param(k, str(v)) for k, v in settings.items() if k not in run.data.params]
+        self._client.log_batch(self.id, params=params, tags=[RunTag(k, v) for k, v in tags.items()])
+        if run.info.status != "RUNNING":
+            self._client.update_run(self.id, status="RUNNING")
 
 
 if __name__ == "__main__":

@@ -48,9 +48,11 @@ class Grid(Generic[S]):
         self._each(lambda job: check(job.settings) if job else None, left)
         self._each(lambda job: job.make_folder() if job else None, left)
         _, errors = self._store.communicate()
-        if self._store.returncode:
-            last = errors.strip().splitlines()[-1]
-            return leave(1, f"run.sh: the tracking store cannot be made ready ({last})")
+        if self._store.returncode:  # no reason not to train: the couriers will try again
+            why = errors.strip().splitlines()[-1]
+            leave(
+                1, f"run.sh: the tracking store is away ({why}); results wait in the jobs' folders"
+            )
         self._print()
         return 0
 
@@ -68,9 +70,10 @@ class Grid(Generic[S]):
 
     def _ask_states(self) -> list[str]:
         try:
-            finished = reading.finished_ids(store.experiment_name())
+            finished = reading.known(store.experiment_name()).finished
         except ConnectionError as error:
-            sys.exit(leave(1, f"run.sh: {error}"))
+            leave(1, f"run.sh: {error}; going by the jobs' folders alone")
+            finished = {job.id for job in self._jobs if job.outcome().get("status") == "finished"}
         seen: set[str] = set()
         states = []
         for job in self._jobs:

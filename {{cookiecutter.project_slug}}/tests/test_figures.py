@@ -195,10 +195,10 @@ def test_both_ways_of_reading_agree(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     jobs = reading.jobs(experiment_name())
     runs = [job["run_id"] for job in jobs]
-    by_sql = reading.finished_ids(experiment_name()), reading.histories(runs, "val_accuracy")
+    by_sql = reading.known(experiment_name()), reading.histories(runs, "val_accuracy")
     monkeypatch.setattr(reading, "sqlite_path", lambda uri: None)
     assert reading.jobs(experiment_name()) == jobs
-    assert reading.finished_ids(experiment_name()) == by_sql[0]
+    assert reading.known(experiment_name()) == by_sql[0]
     assert reading.histories(runs, "val_accuracy") == by_sql[1]
 
 
@@ -215,7 +215,7 @@ os._exit(9)
     subprocess.run([sys.executable, "-c", killed, path])
     assert path.with_name("mlflow.db-journal").stat().st_size
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{path}")
-    assert len(reading.finished_ids(experiment_name())) >= 12
+    assert len(reading.known(experiment_name()).finished) >= 12
 
 
 def test_store_that_cannot_be_read(tmp_path):
@@ -226,10 +226,10 @@ def test_store_that_cannot_be_read(tmp_path):
     assert "cannot be read: file is not a database" in done.stderr
 
 
-def test_finished_ids_import_nothing_heavy(store):
+def test_asking_for_what_is_known_imports_nothing_heavy(store):
     code = (
-        "import sys; from engine.reading import finished_ids; "
-        "assert finished_ids(sys.argv[1]); "
+        "import sys; from engine.reading import known; "
+        "assert known(sys.argv[1]).finished; "
         "assert not {'mlflow', 'torch', 'pandas', 'numpy'} & set(sys.modules)"
     )
     env = {**os.environ, "MLFLOW_TRACKING_URI": store}

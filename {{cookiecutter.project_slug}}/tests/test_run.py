@@ -40,6 +40,10 @@ def test_files(project: Project, finished: subprocess.CompletedProcess[str]) -> 
         "log.txt",
         "metrics.jsonl",
         "best.pt",
+        "last.pt",
+        "lock",
+        "courier.lock",
+        "sent.json",
         "outcome.json",
     }
     best = torch.load(folder / "best.pt", weights_only=True)
@@ -108,7 +112,7 @@ def test_force_runs_it_again_in_one_run(
         (("--modle", "mlp"), "--modle: no such flag; did you mean --model?"),
         (("--lr", "fast"), "--lr: 'fast' is not a number"),
         (("--dataset", "image-folder", "--data-root", "nowhere"), "no folder nowhere"),
-        (("--runs-root", "run.py/runs"), "cannot make"),
+        (("--runs-root", "run.py/runs"), "cannot write in"),
     ],
 )
 def test_wrong_settings_are_one_line_and_leave_nothing(
@@ -146,7 +150,7 @@ def test_ctrl_c_ends_it_in_order(project: Project) -> None:
     os.killpg(job.pid, signal.SIGINT)  # what a terminal does: its loader's process gets it too
     _, err = job.communicate(timeout=120)
     assert job.returncode == 130
-    assert err == f"job {job_id} interrupted: by SIGINT; the same command starts it again\n"
+    assert err == f"job {job_id} interrupted: by SIGINT; the same command goes on from there\n"
     assert [status for _, status in project.runs(job_id)] == ["KILLED"]
 
 
@@ -177,9 +181,13 @@ def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(project:
 
 def test_store_away_the_results_are_safe_and_sent_later(project: Project, tmp_path: Path) -> None:
     flags = (*QUICK, "--note", "away", "--quiet")
-    away = project.run(*flags, MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/missing/mlflow.db")
+    (tmp_path / "file").touch()  # where the store's folder would have to be
+    away = project.run(*flags, MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/file/mlflow.db")
     assert away.returncode == 3
-    assert "finished: test_loss" in away.stderr and "the same command sends it again" in away.stderr
+    assert (
+        "finished: test_loss" in away.stderr
+        and "python run.py --sync sends what is left" in away.stderr
+    )
     assert project.runs(job_of(away)) == []
     best = project.root / "runs" / job_of(away) / "best.pt"
     written = best.stat().st_mtime_ns

@@ -70,7 +70,7 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(project: Project) -> Non
     assert "did you mean convnet?" in names.stderr
     folder = project.sweep(f"{QUICK} --seed 9 --runs-root run.py/runs")
     assert (folder.returncode, folder.stdout) == (2, "")
-    assert "cannot make" in folder.stderr
+    assert "cannot write in" in folder.stderr
     project.write_grid(f"{QUICK} --seed 9")
     grid = (project.root / "run.sh").read_text().replace("  job ", "  jobb ")
     (project.root / "run.sh").write_text(grid)

@@ -1,0 +1,96 @@
+"""A job's journal on its way to the tracking store.
+
+`sent.json` in the job's folder says how far it has come: into which run, up to which byte of the
+journal. It saves work and no more: what is sent twice is stored once.
+"""
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from engine import journal
+from engine.job import read_json, write_json
+from engine.store import Run, tracking_uri
+
+
+class Delivery:
+    """A journal on its way to the store. `status` is its word for how the job ended, if it has."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._about = json.loads((folder / "settings.json").read_text())
+        self._file = (folder / journal.FILE).open("rb")
+        self._run: Run | None = None
+        self._id = ""
+        self._unsent: list[dict[str, Any]] = []
+        self.status = ""
+        self.read()
+        self._journal = self._unsent[0]["start"]["journal"]
+
+    def read(self) -> None:
+        """Take in what the job has written since."""
+        lines = journal.read(self._file)
+        self._unsent += lines
+        for line in lines:
+            self.status = line.get("end", "" if "start" in line else self.status)
+
+    def send(self) -> None:
+        """Send what has been read. Raises whatever the store raises; nothing is lost by that."""
+        try:
+            if self._run is None:
+                self._open()
+            assert self._run
+            self._run.beat()
+            if self._unsent:
+                os.fsync(self._file.fileno())  # what is sent must not be written a second time
+                self._run.log(self._unsent)
+                self._unsent = []
+                self._note("")
+        except Exception:
+            self._run = None
+            raise
+
+    def end(self, status: str) -> None:
+        """Say how the run ended, once all of it is sent."""
+        assert self._run
+        self._run.end(status)
+        self._note(status)
+
+    def _open(self) -> None:
+        tags = {"job_folder": str(self._folder), "host": os.uname().nodename}
+        self._run = Run(self._about, self._journal, tags)
+        if self._run.id != self._id:
+            self._id = self._run.id
+            noted = _noted(self._folder)
+            self._file.seek(noted["bytes"] if noted.get("run") == self._id else 0)
+            self._unsent = []
+            self.read()
+
+    def _note(self, status: str) -> None:
+        noted = {"store": _store(), "run": self._id, "bytes": self._file.tell(), "status": status}
+        with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
+            write_json(self._folder / "sent.json", noted)
+
+
+def delivered(folder: Path) -> bool:
+    """Whether the store, when last heard of, had all that there is in a job's journal."""
+    noted = _noted(folder)
+    size = (folder / journal.FILE).stat().st_size
+    return (noted.get("store"), noted.get("bytes")) == (_store(), size) and bool(noted["status"])
+
+
+def _noted(folder: Path) -> dict[str, Any]:
+    return read_json(folder / "sent.json")
+
+
+def _store() -> str:
+    """A word for the store; not its address, which can hold a password."""
+    return hashlib.sha256(tracking_uri().encode()).hexdigest()[:12]
+
+
+def reason(error: Exception) -> str:
+    """Why the store did not take something, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

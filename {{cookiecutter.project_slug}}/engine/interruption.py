@@ -1,0 +1,77 @@
+"""What signals do to a job: they end it at once or, while it trains, between two steps.
+
+They are Ctrl-C (INT), a closed terminal (HUP), TERM, and USR1, by which Slurm warns of the end.
+
+A training loop that ended anywhere would leave a half-done step behind, which no checkpoint could
+hold. So it holds signals back, and asks for them where all is whole.
+"""
+
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SIGNALS = [
+    number
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
+    if signal.getsignal(number) is not signal.SIG_IGN
+]
+"""Those that are not ignored from the start, as Ctrl-C is under run.sh and HUP under nohup."""
+
+
+class Interrupted(BaseException):
+    """A signal asked the job to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"by {signal.Signals(number).name}")
+        self.number = number
+
+
+class Interruption:
+    """The signal that asks a job to stop."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._held = False
+
+    def listen(self) -> None:
+        """From here on a signal raises Interrupted."""
+        handle(self._stop)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, Interrupted is raised by `between` alone."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def between(self, items: Iterable[T]) -> Iterator[T]:
+        """The items; raises Interrupted before the next one if a signal has asked for it."""
+        iterator = iter(items)
+        while True:
+            if self._asked:
+                raise Interrupted(self._asked)
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            yield item
+
+    def _stop(self, number: int, _frame: object) -> None:
+        handle(signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise as its loaders end
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
+        self._asked = number
+        if not self._held:
+            raise Interrupted(number)
+
+
+def handle(handler: Any) -> None:
+    """Set what the signals do."""
+    for number in SIGNALS:
+        signal.signal(number, handler)
