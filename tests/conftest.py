@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 from cookiecutter.main import cookiecutter
+from faults import Project
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # What working in the template's inner folder leaves there.
 LEFTOVERS = ["__pycache__", ".*_cache", ".venv", "runs", "figures", "data", "mlruns", "mlflow.*"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much the fault tests do."""
+    text = "times that a job is killed (50 for docs/reliability.md's figures)"
+    parser.addoption("--kills", type=int, default=6, help=text)
+    text = "seconds for which a tracking store is away (30 for docs/reliability.md's figures)"
+    parser.addoption("--outage-seconds", type=float, default=8.0, help=text)
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +43,9 @@ def make(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
         return Path(folder)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def project(make: Callable[..., Path]) -> Project:
+    """A generated project of the module's own: no jobs, no store."""
+    return Project(make())

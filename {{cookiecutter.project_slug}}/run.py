@@ -39,13 +39,17 @@ from engine import checkpoints, classifiers, devices, loaders, optimizers
 from engine.augmentation import Augmentation
 from engine.compilation import compiled
 from engine.early_stopping import EarlyStopping
+from engine.ema import Average
+from engine.interruption import Interruption
 from engine.job import Job, as_line, log
 from engine.loaders import Batches
 from engine.meters import Stopwatch, TrainMeter
 from engine.precision import Precision, resolve
 from engine.progress import Progress
 from engine.schedules import Schedule
+from engine.seeding import GlobalStreams
 from engine.splits import split
+from engine.training_state import TrainingState
 
 
 def check(settings: Settings) -> None:
@@ -72,6 +76,7 @@ def train(
     val_batches: Batches,
     model: nn.Module,
     precision: Precision,
+    streams: GlobalStreams,
 ) -> int:
     """Fit the model and keep its best weights in best.pt; the epoch they are from."""
     settings, device = job.settings, precision.device
@@ -82,51 +87,78 @@ def train(
     optimizer = optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay)
     schedule = Schedule(optimizer, settings.schedule, settings.lr, steps, warmup)
     scaler = precision.scaler()
+    average = Average(model, settings.ema)  # the model itself, without --ema
+    judged = compiled(average.model, settings.compile, device, steps)
     stopping = EarlyStopping(settings.monitor, settings.patience)
     meter = TrainMeter(job.journal, settings.log_every, steps, device)
-    progress = Progress(steps, settings.quiet)
+    watch = Stopwatch()
+    state = TrainingState(
+        job,
+        settings.checkpoint_minutes,
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        scaler=scaler,
+        average=average,
+        stopping=stopping,
+        meter=meter,
+        watch=watch,
+        augment=augment,
+        streams=streams,
+    )
 
-    for epoch in range(1, settings.epochs + 1):
-        model.train()
-        watch = Stopwatch()
-        for images, labels in watch.waiting(batches.epoch(epoch)):
-            images = augment(images)
-            with precision.autocast():
-                logits = forward(images)
-                loss = cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            meter.update(loss, logits, labels, schedule.lr)
-            schedule.step()
-            progress.step()
+    with state:  # goes on from last.pt, and leaves one behind
+        progress = Progress(steps, settings.quiet, done=meter.steps)
+        for epoch in range(stopping.epoch + 1, settings.epochs + 1):
+            if stopping.due:
+                break
+            model.train()
+            watch.start()
+            done = meter.steps - stopping.epoch * len(batches)
+            waited = watch.waiting(batches.epoch(epoch, done))
+            for images, labels in job.interruption.between(waited):
+                images = augment(images)
+                with precision.autocast():
+                    logits = forward(images)
+                    loss = cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                average.update()
+                meter.update(loss, logits, labels, schedule.lr)
+                schedule.step()
+                progress.step()
+                state.step()
 
-        metrics = {"train_accuracy": meter.end_epoch()}  # waits for the device, once an epoch
-        watch.trained()
-        metrics |= evaluate("val", forward, val_batches, precision)
-        improved = stopping.improved(metrics)
-        if improved:
-            about = {"settings": identity(settings), "epoch": epoch, **metrics}
-            checkpoints.save(job.folder / "best.pt", {"model": checkpoints.weights(model), **about})
-        schedule.epoch(improved)
-        log.info("epoch %d/%d: %s", epoch, settings.epochs, as_line(metrics))
-        job.journal.metrics(epoch, metrics | watch.metrics(batches.examples))
-        if stopping.due:
-            break
-    meter.close()
-    progress.close()
+            meter.flush()  # waits for the device, once an epoch
+            watch.trained()
+            metrics = evaluate("val", judged, val_batches, precision, job.interruption)
+            metrics["train_accuracy"] = meter.end_epoch()
+            improved = stopping.improved(metrics)
+            if improved:
+                best = {"settings": identity(settings), "epoch": epoch, **metrics}
+                state.keep_best({"model": checkpoints.weights(average.model), **best})
+            schedule.epoch(improved)
+            log.info("epoch %d/%d: %s", epoch, settings.epochs, as_line(metrics))
+            job.journal.metrics(epoch, metrics | watch.end_epoch(batches.examples))
+        meter.close()
+        progress.close()
     return stopping.best_epoch
 
 
 @torch.no_grad()
 def evaluate(
-    name: str, model: nn.Module, batches: Batches, precision: Precision
+    name: str,
+    model: nn.Module,
+    batches: Batches,
+    precision: Precision,
+    interruption: Interruption,
 ) -> dict[str, float]:
     """Loss and accuracy over all examples; the device is read once, at the end."""
     model.eval()
     totals = torch.zeros(2, device=precision.device)
-    for images, labels in batches.epoch():
+    for images, labels in interruption.between(batches.epoch()):
         with precision.autocast():
             logits = model(images)
         totals[0] += cross_entropy(logits.float(), labels, reduction="sum")
@@ -141,20 +173,21 @@ def save(
     """Test the best weights, once, and write down the results."""
     best = checkpoints.load(job.folder / "best.pt", precision.device)
     model.load_state_dict(best["model"])
-    results = {**evaluate("test", model, batches, precision), "best_epoch": best_epoch}
+    results = evaluate("test", model, batches, precision, job.interruption)
+    results["best_epoch"] = best_epoch
     job.journal.metrics(best_epoch, results)
     return results
 
 
 def main(job: Job[Settings]) -> dict[str, float]:
     """One job; its results."""
-    torch.manual_seed(job.settings.seed)
-    device = devices.choose(job.settings.device)
-    devices.use(device)
-    precision = Precision(job.settings.precision, device)
+    settings, device = job.settings, devices.choose(job.settings.device)
+    devices.use(device, settings.deterministic)
+    streams = GlobalStreams(settings.seed, device)
+    precision = Precision(settings.precision, device)
     job.journal.tags({"device": devices.describe(device), "precision": precision.name})
-    train_batches, val_batches, test_batches, model = load(job.settings, device)
-    best_epoch = train(job, train_batches, val_batches, model, precision)
+    train_batches, val_batches, test_batches, model = load(settings, device)
+    best_epoch = train(job, train_batches, val_batches, model, precision, streams)
     return save(job, test_batches, model, best_epoch, precision)
 
 

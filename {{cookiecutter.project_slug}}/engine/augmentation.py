@@ -22,6 +22,14 @@ class Augmentation:
         first = int(torch.randint(2**62, (1,), generator=generator(seed, "augmentation")))
         self._random = torch.Generator(device).manual_seed(first)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where the random numbers are."""
+        return {"random": self._random.get_state()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on with the random numbers from there."""
+        self._random.set_state(state["random"])
+
     def __call__(self, images: Tensor) -> Tensor:
         """The images (B, C, H, W), each changed in its own way."""
         if self._kind == "none":

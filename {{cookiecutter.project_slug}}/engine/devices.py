@@ -25,8 +25,15 @@ def choose(name: str) -> torch.device:
     return device
 
 
-def use(device: torch.device) -> None:
-    """Make a GPU the current one: events and streams are those of the current one."""
+def use(device: torch.device, deterministic: bool) -> None:
+    """Make a GPU the current one: events and streams are those of the current one.
+
+    If all is to be deterministic, an operation that cannot be raises RuntimeError.
+    Source: docs.pytorch.org/docs/stable/notes/randomness.html.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+        torch.use_deterministic_algorithms(True)
     if device.type == "cuda":
         torch.cuda.set_device(device)
 

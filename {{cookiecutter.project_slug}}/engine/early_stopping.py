@@ -3,13 +3,16 @@
 import math
 
 from engine.job import JobError
+from engine.training_state import Stateful
 
 
-class EarlyStopping:
+class EarlyStopping(Stateful):
     """Follows one validation metric: `val_loss` is better lower, `val_accuracy` higher.
 
     A tie is no improvement: the earliest best epoch is kept.
     """
+
+    kept = ("epoch", "best_epoch", "_best")
 
     def __init__(self, monitor: str, patience: int) -> None:
         self.monitor = monitor
@@ -17,23 +20,24 @@ class EarlyStopping:
         self._sign = -1.0 if monitor == "val_loss" else 1.0
         self._best = -math.inf
         self.best_epoch = 0
-        self._epoch = 0
+        self.epoch = 0
+        """Epochs that have been taken note of."""
 
     def improved(self, metrics: dict[str, float]) -> bool:
         """Take note of an epoch's metrics; whether it is the best so far.
 
         Raises JobError if the metric is not finite.
         """
-        self._epoch += 1
+        self.epoch += 1
         value = self._sign * metrics[self.monitor]
         if not math.isfinite(value):
-            raise JobError(f"{self.monitor} was not finite after epoch {self._epoch}; lower --lr")
+            raise JobError(f"{self.monitor} was not finite after epoch {self.epoch}; lower --lr")
         if value <= self._best:
             return False
-        self._best, self.best_epoch = value, self._epoch
+        self._best, self.best_epoch = value, self.epoch
         return True
 
     @property
     def due(self) -> bool:
         """Whether `patience` epochs have passed without a better one; never if it is 0."""
-        return 0 < self._patience <= self._epoch - self.best_epoch
+        return 0 < self._patience <= self.epoch - self.best_epoch

@@ -70,8 +70,8 @@ class Batches(ABC):
         return len(self._order)
 
     @abstractmethod
-    def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch, on the device."""
+    def epoch(self, number: int = 0, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch, on the device, but for the first so many."""
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
@@ -84,10 +84,10 @@ class Resident(Batches):
         super().__init__(order, device)
         self._images, self._labels = _on_device(dataset, device)
 
-    def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, number: int = 0, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, picked by index."""
         indices = self._to_device(self._order.epoch(number))
-        for batch in indices.split(self._order.batch_size):
+        for batch in indices.split(self._order.batch_size)[done:]:
             yield self._images[batch], self._labels[batch]
 
 
@@ -110,9 +110,9 @@ class Workers(Batches):
             generator=torch.Generator(),  # so that torch's own stream is left alone
         )
 
-    def epoch(self, number: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, number: int = 0, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, copied from pinned memory."""
-        self._sampler.number = number
+        self._sampler.number, self._sampler.done = number, done
         for images, labels in self._loader:
             yield self._to_device(images), self._to_device(labels)
 
@@ -138,10 +138,10 @@ class _Sampler(Sampler[Tensor]):
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self.number = 0
+        self.number = self.done = 0
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._order.epoch(self.number).split(self._order.batch_size))
+        return iter(self._order.epoch(self.number).split(self._order.batch_size)[self.done :])
 
     def __len__(self) -> int:
         return len(self._order)

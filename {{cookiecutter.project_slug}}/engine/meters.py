@@ -8,13 +8,14 @@ step never waits for the device, and a loss that is not a number is found soon, 
 import math
 import time
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.job import JobError
 from engine.journal import Journal, now
+from engine.training_state import Stateful
 
 T = TypeVar("T")
 _Label = tuple[int, int, float]  # optimizer step, time in ms, learning rate
@@ -29,12 +30,14 @@ INTERVAL = 1.0
 """Seconds between two blocks."""
 
 
-class TrainMeter:
+class TrainMeter(Stateful):
     """Training loss by optimizer step, into the journal; training accuracy by epoch.
 
     A point is the mean loss of `every` steps, under the number of the last of them; `auto` is as
     many as make about POINTS points of the job's steps.
     """
+
+    kept = ("steps", "_in_mean", "_loss", "_correct", "_examples")
 
     def __init__(
         self, journal: Journal, every: int | str, steps: int, device: torch.device
@@ -45,7 +48,7 @@ class TrainMeter:
         self._correct = torch.zeros((), dtype=torch.int64, device=device)
         self._examples = 0
         self._block = _Block(device)
-        self._step = self._in_mean = 0
+        self.steps = self._in_mean = 0
         self._lr = 0.0
         self._last_block = time.monotonic()
 
@@ -57,7 +60,7 @@ class TrainMeter:
         self._loss += loss.detach()
         self._correct += (logits.detach().argmax(1) == labels).sum()
         self._examples += len(labels)
-        self._step += 1
+        self.steps += 1
         self._in_mean += 1
         self._lr = lr
         if self._in_mean == self._every:
@@ -66,28 +69,33 @@ class TrainMeter:
             self._write(self._block.exchange(wait=self._block.full))
             self._last_block = time.monotonic()
 
+    def flush(self) -> None:
+        """Wait for the device and write every point so far."""
+        for _ in range(2):  # what is under way, then what was still on the device
+            self._write(self._block.exchange(wait=True))
+
     def end_epoch(self) -> float:
-        """Wait for the device and write every point so far; the epoch's accuracy."""
-        self._flush()
+        """The epoch's accuracy; the device is waited for."""
         accuracy = self._correct.item() / self._examples
         self._correct.zero_()
         self._examples = 0
         return accuracy
 
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far; all points before them are in the journal."""
+        self.flush()
+        return super().state_dict()
+
     def close(self) -> None:
         """Write the mean of the last steps too, if they are fewer than `every`."""
         if self._in_mean:
             self._add_point()
-            self._flush()
+            self.flush()
 
     def _add_point(self) -> None:
-        self._block.add(self._loss / self._in_mean, (self._step, now(), self._lr))
+        self._block.add(self._loss / self._in_mean, (self.steps, now(), self._lr))
         self._loss.zero_()
         self._in_mean = 0
-
-    def _flush(self) -> None:
-        for _ in range(2):  # what is under way, then what was still on the device
-            self._write(self._block.exchange(wait=True))
 
     def _write(self, points: list[tuple[float, _Label]]) -> None:
         for loss, (step, at, lr) in points:
@@ -138,13 +146,18 @@ class _Block:
         return arrived
 
 
-class Stopwatch:
-    """Where the time of an epoch goes, by the host's clock."""
+class Stopwatch(Stateful):
+    """Where the time of an epoch goes, by the host's clock, while the job runs."""
+
+    kept = ("_seconds", "_waited")
 
     def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._waited = 0.0
-        self._trained = 0.0
+        self._seconds = self._waited = self._trained = 0.0
+        self._noted = time.monotonic()
+
+    def start(self) -> None:
+        """An epoch begins, or goes on."""
+        self._noted = time.monotonic()
 
     def waiting(self, batches: Iterator[T]) -> Iterator[T]:
         """The batches, with the time spent waiting for each of them counted."""
@@ -158,13 +171,25 @@ class Stopwatch:
 
     def trained(self) -> None:
         """Training ends here, evaluation begins; the device has done all its steps."""
-        self._trained = time.monotonic() - self._start
+        self._trained = self._elapsed()
 
-    def metrics(self, examples: int) -> dict[str, float]:
+    def end_epoch(self, examples: int) -> dict[str, float]:
         """Seconds of the epoch with its evaluation; training examples per second of training; the
         share of the training time spent waiting for data."""
-        return {
-            "epoch_seconds": time.monotonic() - self._start,
+        metrics = {
+            "epoch_seconds": self._elapsed(),
             "examples_per_second": examples / self._trained,
             "data_wait_fraction": self._waited / self._trained,
         }
+        self._seconds = self._waited = 0.0
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """The times so far."""
+        self._elapsed()
+        return super().state_dict()
+
+    def _elapsed(self) -> float:
+        self._seconds += time.monotonic() - self._noted
+        self._noted = time.monotonic()
+        return self._seconds

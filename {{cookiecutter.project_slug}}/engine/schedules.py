@@ -8,13 +8,17 @@ import math
 
 import torch
 
+from engine.training_state import Stateful
+
 PLATEAU_EPOCHS = 5
 """Epochs without improvement after which `plateau` cuts the rate to a tenth."""
 
 
-class Schedule:
+class Schedule(Stateful):
     """Sets an optimizer's learning rate: `step()` after each step, `epoch(improved)` after each
     evaluation."""
+
+    kept = ("_taken", "_cut", "_epochs_without")
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, kind: str, lr: float, steps: int, warmup: int

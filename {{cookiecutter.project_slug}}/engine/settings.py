@@ -112,6 +112,10 @@ class Optimization:
     label_smoothing: float = 0.0
     """Share of each label spread evenly over all classes, in the training loss."""
 
+    ema: float = added(0.0, neutral=0.0)
+    """Share that an exponential moving average of the weights keeps at each step, such as 0.999;
+    the average is what is evaluated and kept. 0: none."""
+
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Number format of the forward pass; auto: bf16 on a GPU that has it, else fp32."""
 
@@ -163,8 +167,17 @@ class Runtime:
     log_every: int | Literal["auto"] = "auto"
     """Optimizer steps per logged train_loss (their mean); auto: about 1,000 points a job."""
 
+    checkpoint_minutes: float = 10.0
+    """Minutes between two checkpoints; one is also made when the job is interrupted."""
+
+    deterministic: bool = False
+    """Only operations that give the same bits each time, on a GPU too; slower."""
+
     force: bool = False
     """Run again though finished."""
+
+    sync: bool = False
+    """Train nothing: send what the tracking store has not got of all jobs in --runs-root."""
 
     quiet: bool = False
     """Print nothing but the last line."""
@@ -184,6 +197,13 @@ class JobSettings(Runtime, Variant, Selection, Optimization, Model, Data):  # th
         )
         require(
             0 <= self.label_smoothing < 1, "--label-smoothing", self.label_smoothing, "in [0, 1)"
+        )
+        require(0 <= self.ema < 1, "--ema", self.ema, "in [0, 1)")
+        require(
+            self.checkpoint_minutes > 0,
+            "--checkpoint-minutes",
+            self.checkpoint_minutes,
+            "a number above 0",
         )
         require(0 < self.val_fraction < 1, "--val-fraction", self.val_fraction, "between 0 and 1")
         require(self.patience >= 0, "--patience", self.patience, "0 or more")

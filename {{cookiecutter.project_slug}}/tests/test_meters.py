@@ -2,7 +2,6 @@
 
 import math
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -13,6 +12,7 @@ from engine import cli, devices, journal, meters
 from engine.job import Job, JobError
 from engine.meters import Stopwatch, TrainMeter
 from engine.precision import Precision
+from engine.seeding import GlobalStreams
 from engine.settings import JobSettings
 
 WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}
@@ -30,8 +30,8 @@ class Trapped:
     def __len__(self):
         return len(self.batches)
 
-    def epoch(self, number):
-        batches = self.batches.epoch(number)
+    def epoch(self, number, done):
+        batches = self.batches.epoch(number, done)
         yield next(batches)  # torch may set itself up: at first, and its loader in every epoch
         with self.context() if number > 2 else nullcontext():
             yield from batches
@@ -44,10 +44,12 @@ def train(tmp_path, context, *flags):
         cli.parse(run.Settings, [*words, "--epochs", "5", "--augment", "crop-flip", "--quiet"])
     )
     job.make_folder()
+    job.take()
     job.open()
     precision = Precision(job.settings.precision, devices.choose(job.settings.device))
+    streams = GlobalStreams(0, precision.device)
     batches, val_batches, _, model = run.load(job.settings, precision.device)
-    run.train(job, Trapped(batches, context), val_batches, model, precision)
+    run.train(job, Trapped(batches, context), val_batches, model, precision, streams)
     return [point for point in points(job.folder) if len(point) == 3]
 
 
@@ -100,13 +102,16 @@ def test_fp16_learns(tmp_path):
 
 def points(folder):
     """(step, train_loss, lr) of the journal's metrics."""
-    lines, _ = journal.read(folder)
+    with (folder / journal.FILE).open("rb") as file:
+        lines = [line for line in journal.read(file) if "metrics" in line]
     return [(line["step"], *line["metrics"].values()) for line in lines]
 
 
 @pytest.fixture
 def meter(tmp_path):
-    return lambda every="auto", steps=9: TrainMeter(journal.Journal(tmp_path), every, steps, CPU)
+    return lambda every="auto", steps=9: TrainMeter(
+        journal.Journal(tmp_path, every), every, steps, CPU
+    )
 
 
 def feed(meter, losses, start=1):
@@ -119,9 +124,11 @@ def feed(meter, losses, start=1):
 def test_points_are_means_under_the_last_of_their_steps(tmp_path, meter):
     meter = meter(every=3)
     feed(meter, [1.0, 2.0, 3.0, 4.0])
+    meter.flush()
     assert meter.end_epoch() == 0.5
     assert points(tmp_path) == [(3, 2.0, 0.3)]
     feed(meter, [6.0, 8.0, 9.0], start=5)
+    meter.flush()
     assert meter.end_epoch() == 0.5
     assert points(tmp_path) == [(3, 2.0, 0.3), (6, 6.0, 0.6)]
 
@@ -129,7 +136,7 @@ def test_points_are_means_under_the_last_of_their_steps(tmp_path, meter):
 def test_the_last_steps_are_written_though_too_few_for_a_mean(tmp_path, meter):
     meter = meter(every=3)
     feed(meter, [1.0, 2.0, 3.0, 4.0, 6.0])
-    meter.end_epoch()
+    meter.flush()
     meter.close()
     meter.close()
     assert points(tmp_path) == [(3, 2.0, 0.3), (5, 5.0, 0.5)]
@@ -139,9 +146,9 @@ def test_every_point_is_written_once_however_many(tmp_path, meter):
     meter, count = meter(every=1), 2 * meters.BLOCK + 7
     feed(meter, [float(step) for step in range(1, count + 1)])
     assert 0 < len(points(tmp_path)) < count  # blocks leave while training goes on
-    meter.end_epoch()
+    meter.flush()
     feed(meter, [0.5], start=count + 1)
-    meter.end_epoch()
+    meter.flush()
     expected = [(step, step, step / 10) for step in range(1, count + 1)]
     assert points(tmp_path) == [*expected, (count + 1, 0.5, (count + 1) / 10)]
 
@@ -150,7 +157,7 @@ def test_every_point_is_written_once_however_many(tmp_path, meter):
 def test_auto_makes_about_1000_points(tmp_path, meter, steps, every):
     meter = meter(steps=steps)
     feed(meter, [1.0] * 10)
-    meter.end_epoch()
+    meter.flush()
     assert [step for step, *_ in points(tmp_path)] == list(range(every, 11, every))
 
 
@@ -159,15 +166,44 @@ def test_loss_that_is_not_finite_is_named_with_its_step(tmp_path, meter, bad):
     meter = meter(every=1)
     feed(meter, [1.0, 1.0, bad, 1.0])
     with pytest.raises(JobError, match=r"^train_loss was not finite by optimizer step 3; lower --"):
-        meter.end_epoch()
+        meter.flush()
     assert [step for step, *_ in points(tmp_path)] == [1, 2, 3, 4]
 
 
-def test_stopwatch_tells_waiting_from_training(monkeypatch):
-    clock = iter([0.0, 1.0, 2.0, 5.0, 6.0, 8.0, 10.0])
-    monkeypatch.setattr(meters, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    watch = Stopwatch()  # 0: starts; 1 to 2: waits for the batch; 5 to 6: for the end of them
-    assert list(watch.waiting(iter(["batch"]))) == ["batch"]
-    watch.trained()
-    expected = {"epoch_seconds": 10, "examples_per_second": 4, "data_wait_fraction": 2 / 8}
-    assert watch.metrics(32) == expected
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_stopwatch_tells_waiting_from_training_and_goes_on_where_it_was(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(meters, "time", clock)
+
+    def batches():
+        for seconds in (1.0, 0.0):
+            clock.now += seconds
+            yield "batch"
+
+    watch = Stopwatch()
+    watch.start()
+    for _ in watch.waiting(batches()):
+        clock.now += 3.0
+    state, again = watch.state_dict(), Stopwatch()
+    clock.now += 100.0  # the job is stopped and goes on
+    again.load_state_dict(state)
+    again.start()
+    clock.now += 1.0
+    again.trained()
+    clock.now += 2.0
+    expected = {"epoch_seconds": 10, "examples_per_second": 4, "data_wait_fraction": 1 / 8}
+    assert again.end_epoch(32) == expected
+    again.start()
+    clock.now += 5.0
+    again.trained()
+    expected = {"epoch_seconds": 5, "examples_per_second": 4, "data_wait_fraction": 0}
+    assert again.end_epoch(20) == expected

@@ -155,6 +155,8 @@ OUT_OF_RANGE = {
     "warmup": ("-1", "30", "nan"),
     "label_smoothing": ("-0.1", "1", "nan"),
     "val_fraction": ("0", "1", "nan"),
+    "ema": ("-0.1", "1", "nan"),
+    "checkpoint_minutes": ("0", "-1", "nan"),
     "patience": ("-1",),
     "seed": ("-1", str(2**64)),
     "split_seed": ("-1",),

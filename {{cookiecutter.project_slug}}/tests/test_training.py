@@ -2,7 +2,6 @@
 
 import math
 import os
-import pickle
 from typing import get_args, get_type_hints
 
 import pytest
@@ -152,9 +151,13 @@ class Code:
 
 
 def test_checkpoint_with_code_in_it_is_refused_and_does_not_run(tmp_path):
-    torch.save({"model": Code(f"touch '{tmp_path}/ran'")}, tmp_path / "best.pt")
-    with pytest.raises(pickle.UnpicklingError):
-        checkpoints.load(tmp_path / "best.pt", CPU)
+    content = {"model": Code(f"touch '{tmp_path}/ran'")}
+    torch.save(content, tmp_path / "plain.pt")
+    with pytest.raises(checkpoints.Damaged):
+        checkpoints.load(tmp_path / "plain.pt", CPU)
+    checkpoints.save(tmp_path / "sealed.pt", content)
+    with pytest.raises(JobError, match=r"holds more than data and was not opened: delete it$"):
+        checkpoints.load(tmp_path / "sealed.pt", CPU)
     assert not (tmp_path / "ran").exists()
 
 

@@ -1,0 +1,150 @@
+"""What the fault tests have in common: a project's jobs as processes, and what is left of them."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import torch
+
+STEPS = """
+SELECT metrics.step, metrics.value FROM metrics JOIN runs USING (run_uuid)
+JOIN tags USING (run_uuid) WHERE tags.key = 'job_id' AND tags.value = ?
+AND lifecycle_stage = 'active' AND metrics.key = ? ORDER BY metrics.step
+"""
+RUNS = """
+SELECT run_uuid, status FROM runs JOIN tags USING (run_uuid)
+WHERE tags.key = 'job_id' AND tags.value = ? AND lifecycle_stage = 'active'
+"""
+LEARNT = ("train_loss", "lr", "val_loss", "val_accuracy", "train_accuracy", "test_loss")
+"""Metrics that are the same each time; times are not."""
+
+
+class Project:
+    """A generated project, its jobs and what they leave."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "CUDA"))}
+        self.env = {**kept, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
+
+    def start(self, *flags: str, **env: str) -> subprocess.Popen[str]:
+        """Start `python run.py` in a process group of its own."""
+        return subprocess.Popen(
+            [sys.executable, "run.py", *flags],
+            cwd=self.root,
+            env=self.env | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """`python run.py` to its end."""
+        process = self.start(*flags, **env)
+        out, err = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def folder(self, job_id: str) -> Path:
+        """A job's folder."""
+        return self.root / "runs" / job_id
+
+    def ask(self, query: str, *values: str) -> list[tuple[object, ...]]:
+        """Rows of the project's sqlite store."""
+        with closing(sqlite3.connect(self.root / "mlflow.db", timeout=120)) as store:
+            return store.execute(query, values).fetchall()
+
+    def runs(self, job_id: str) -> list[tuple[object, ...]]:
+        """(run id, status) of a job's runs that are not deleted."""
+        return self.ask(RUNS, job_id)
+
+    def stored(self, job_id: str) -> dict[str, list[tuple[object, ...]]]:
+        """(step, value) of each metric that is the same each time, as the sqlite store has it."""
+        return {key: self.ask(STEPS, job_id, key) for key in LEARNT}
+
+    def journalled(self, job_id: str) -> dict[str, list[tuple[object, ...]]]:
+        """The same, as the job's journal has it."""
+        lines = (self.folder(job_id) / "metrics.jsonl").read_text().splitlines()
+        points = [json.loads(line) for line in lines if '"metrics"' in line]
+        return {
+            key: [(p["step"], p["metrics"][key]) for p in points if key in p["metrics"]]
+            for key in LEARNT
+        }
+
+    def tensors(self, job_id: str) -> dict[str, dict[str, object]]:
+        """What best.pt and last.pt hold, but for times."""
+        best = torch.load(self.folder(job_id) / "best.pt", weights_only=True)
+        last = torch.load(self.folder(job_id) / "last.pt", weights_only=True)
+        del last["watch"]
+        return {"best": best, "last": last}
+
+
+def job_of(done: subprocess.CompletedProcess[str]) -> str:
+    """The job id in the last line that a command printed."""
+    return (done.stderr or done.stdout).splitlines()[-1].split()[1].rstrip(":")
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two nested values are equal, tensors bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return (
+            isinstance(other, torch.Tensor)
+            and one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.numpy().tobytes() == other.numpy().tobytes()
+        )
+    if isinstance(one, dict):
+        return (
+            isinstance(other, dict)
+            and one.keys() == other.keys()
+            and all(same(one[k], other[k]) for k in one)
+        )
+    if isinstance(one, list | tuple):
+        return (
+            isinstance(other, type(one))
+            and len(one) == len(other)
+            and all(same(a, b) for a, b in zip(one, other, strict=True))
+        )
+    return one == other
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, such as a job's courier."""
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:  # it is gone
+        return []
+    return [int(child) for child in listed.split()]
+
+
+def courier_of(job: subprocess.Popen[str]) -> int | None:
+    """The pid of a job's courier, if it has one yet."""
+    for child in children(job.pid):
+        try:
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"engine.courier" in words:
+            return child
+    return None
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may be gone."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+    """Return as soon as a condition holds; fails if it never does."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)

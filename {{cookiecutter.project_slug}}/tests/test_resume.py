@@ -1,0 +1,180 @@
+"""A job that is interrupted and goes on ends as if nothing had happened, bit for bit."""
+
+import json
+import os
+import signal
+from typing import get_args, get_type_hints
+
+import pytest
+import sklearn.datasets  # noqa: F401  (draws random numbers of Python's when first imported)
+import torch
+
+import run
+from engine import cli, devices
+from engine.interruption import Interrupted, handle
+from engine.job import Job, JobError
+from engine.precision import Precision
+from engine.seeding import GlobalStreams
+from engine.settings import JobSettings
+
+WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}
+EPOCHS, BATCHES = 4, 6  # 1,294 examples, in batches of 256
+TIMES = {"epoch_seconds", "examples_per_second", "data_wait_fraction"}
+
+
+class Stopping:
+    """Batches, of which one brings a signal with it."""
+
+    def __init__(self, batches, at):
+        self.batches, self.left = batches, at
+        self.examples = batches.examples
+
+    def __len__(self):
+        return len(self.batches)
+
+    def epoch(self, *where):
+        for batch in self.batches.epoch(*where):
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+
+@pytest.fixture(autouse=True)
+def default_signals():
+    yield
+    handle(signal.SIG_DFL)
+
+
+@pytest.fixture
+def train(tmp_path):
+    """run.py's own loop in a folder; stopped by a signal with a training or validation batch."""
+
+    def train(folder, *flags, stop=0, val_stop=0):
+        fixed = ("--device", "cpu", "--batch-size", "256", "--epochs", str(EPOCHS), "--quiet")
+        words = ("--runs-root", str(tmp_path / folder), *fixed, "--log-every", "4", *flags)
+        job = Job(cli.parse(run.Settings, words))
+        job.make_folder()
+        job.take()
+        job.open()
+        job.interruption.listen()
+        precision = Precision(job.settings.precision, devices.choose("cpu"))
+        streams = GlobalStreams(job.settings.seed, precision.device)
+        batches, val_batches, _, model = run.load(job.settings, precision.device)
+        parts = Stopping(batches, stop), Stopping(val_batches, val_stop), model, precision, streams
+        try:
+            run.train(job, *parts)
+        finally:
+            job.close("interrupted", "")
+        return job.folder
+
+    return train
+
+
+def content(folder):
+    """What last.pt and best.pt hold, and the journal's points, but for times."""
+    last = torch.load(folder / "last.pt", weights_only=True)
+    best = torch.load(folder / "best.pt", weights_only=True)
+    del last["watch"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    points = [
+        (line["step"], {k: v for k, v in line["metrics"].items() if k not in TIMES})
+        for line in lines
+        if "metrics" in line
+    ]
+    return plain({"last": last, "best": best, "points": points})
+
+
+def plain(value):
+    """A nested value with the bytes of its tensors, so that == compares bit for bit."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def assert_goes_on(train, *flags, **stop):
+    whole = train("whole", *flags)
+    with pytest.raises(Interrupted):
+        train("parts", *flags, **stop)
+    assert content(train("parts", *flags)) == content(whole)
+
+
+@pytest.mark.parametrize("loader", ["resident", "workers"])
+@pytest.mark.parametrize("schedule", WORDS["schedule"])
+@pytest.mark.parametrize("optimizer", WORDS["optimizer"])
+def test_every_optimizer_schedule_and_loader(train, optimizer, schedule, loader):
+    flags = ("--optimizer", optimizer, "--schedule", schedule, "--warmup", "1")
+    assert_goes_on(
+        train, *flags, "--loader", loader, "--workers", "0", "--augment", "crop-flip", stop=9
+    )
+
+
+@pytest.mark.parametrize("stop", [1, BATCHES - 1, BATCHES, BATCHES + 1, EPOCHS * BATCHES])
+def test_at_any_step(train, stop):
+    assert_goes_on(train, "--augment", "crop-flip", "--ema", "0.9", stop=stop)
+
+
+@pytest.mark.parametrize("val_stop", [1, 3])
+def test_while_it_evaluates(train, val_stop):
+    assert_goes_on(train, "--val-fraction", "0.3", "--monitor", "val_accuracy", val_stop=val_stop)
+
+
+def test_batch_norm_average_and_early_stopping(train):
+    flags = ("--model", "convnet", "--ema", "0.9", "--patience", "1", "--lr", "0.1")
+    assert_goes_on(train, *flags, stop=8)
+
+
+def test_scale_of_the_loss(train, monkeypatch):
+    scaler = lambda _: torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)  # noqa: E731
+    monkeypatch.setattr(Precision, "scaler", scaler)
+    assert_goes_on(train, stop=9)
+
+
+def test_random_numbers_of_the_model(train, monkeypatch):
+    """torch's, as dropout draws them, Python's and numpy's."""
+    source = run.models.MODELS["mlp"]
+
+    def with_dropout(*about):
+        return torch.nn.Sequential(source(*about), torch.nn.Dropout(0.5))
+
+    monkeypatch.setitem(run.models.MODELS, "mlp", with_dropout)
+    assert_goes_on(train, stop=9)
+
+
+def test_twice_and_between_saves_by_time(train):
+    flags = ("--augment", "crop", "--checkpoint-minutes", "1e-9")
+    whole = train("whole", *flags)
+    for stop in (3, 8):
+        with pytest.raises(Interrupted):
+            train("parts", *flags, stop=stop)
+    assert (train("parts", *flags) / "previous.pt").exists()
+    assert content(whole.parent.parent / "parts" / whole.name) == content(whole)
+
+
+def test_a_point_that_was_written_is_not_written_again(train):
+    """Killed after its last checkpoint, a job does steps over again that are in the journal."""
+    whole = train("whole")
+    folder = train("parts")
+    before = (folder / "metrics.jsonl").read_text()
+    (folder / "last.pt").unlink()
+    train("parts")
+    after = (folder / "metrics.jsonl").read_text()
+    assert after.startswith(before) and '"metrics"' not in after.removeprefix(before)
+    assert content(folder) == content(whole)
+
+
+def test_a_curve_keeps_the_spacing_of_its_first_attempt(train):
+    with pytest.raises(Interrupted):
+        train("parts", stop=9)
+    again = train("parts", "--log-every", "1")
+    assert content(again)["points"] == content(train("whole"))["points"]
+
+
+def test_a_checkpoint_that_does_not_fit_is_said_in_one_line(train, monkeypatch):
+    with pytest.raises(Interrupted):
+        train("parts", stop=9)
+    monkeypatch.setitem(run.models.MODELS, "mlp", run.models.MODELS["convnet"])
+    with pytest.raises(JobError, match=r"^its checkpoint does not fit the code; delete .* anew$"):
+        train("parts")
