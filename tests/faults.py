@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -34,6 +35,11 @@ class Project:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "CUDA"))}
         self.env = {**kept, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
 
+    def copy(self, root: Path) -> "Project":
+        """The same project in another folder, without jobs and store."""
+        left = shutil.ignore_patterns("runs", "mlflow.db*", "mlruns")
+        return Project(Path(shutil.copytree(self.root, root, ignore=left)))
+
     def start(self, *flags: str, **env: str) -> subprocess.Popen[str]:
         """Start `python run.py` in a process group of its own."""
         return subprocess.Popen(
@@ -60,6 +66,11 @@ class Project:
         """Rows of the project's sqlite store."""
         with closing(sqlite3.connect(self.root / "mlflow.db", timeout=120)) as store:
             return store.execute(query, values).fetchall()
+
+    def write(self, change: str) -> None:
+        """Change the project's sqlite store by hand."""
+        with closing(sqlite3.connect(self.root / "mlflow.db", timeout=120)) as store, store:
+            store.execute(change)
 
     def runs(self, job_id: str) -> list[tuple[object, ...]]:
         """(run id, status) of a job's runs that are not deleted."""

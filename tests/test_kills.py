@@ -8,7 +8,6 @@ a job is killed by SIGKILL; the other signals take their share of it.
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -44,8 +43,7 @@ def in_peace(project: Project) -> dict[str, str]:
 @pytest.fixture
 def fresh(project: Project, tmp_path: Path) -> Project:
     """A copy of the project that has no jobs yet."""
-    left = shutil.ignore_patterns("runs", "mlflow.db*", "mlruns")
-    return Project(Path(shutil.copytree(project.root, tmp_path / "copy", ignore=left)))
+    return project.copy(tmp_path / "copy")
 
 
 def instants(folder: Path, chance: random.Random) -> dict[str, Callable[[], bool]]:
@@ -153,24 +151,3 @@ def test_two_jobs_at_once_on_one_store(
     print("\ntwo at once:", {loader: dict(sorted(hit.items())) for loader, hit in hits.items()})
     for loader, flags in LOADERS.items():
         ends_as_in_peace(fresh, project, (*JOB, *flags), in_peace[loader])
-
-
-@pytest.mark.slow
-def test_a_second_process_does_not_train_the_same_job(
-    fresh: Project, in_peace: dict[str, str]
-) -> None:
-    flags = (*JOB, "--epochs", "100000", "--note", "long")
-    first = fresh.start(*flags)
-    assert first.stdout
-    job_id = next(first.stdout).split()[1].rstrip(":")
-    second = fresh.run(*flags)
-    assert second.returncode == 1
-    assert second.stderr.startswith(f"job {job_id} is running already (process {first.pid} on ")
-    assert len(second.stderr.splitlines()) == 1
-    kill(first.pid)
-    subprocess.Popen.communicate(first)
-    again = fresh.start(*flags)  # the dead process is known for dead
-    assert again.stdout
-    assert next(again.stdout).startswith(f"job {job_id}: ")
-    kill(again.pid)
-    again.communicate()

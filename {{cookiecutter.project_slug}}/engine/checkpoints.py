@@ -21,7 +21,7 @@ SEAL = len(MARK) + 64
 """Bytes of a seal."""
 
 
-class Damaged(Exception):
+class Damaged(JobError):
     """A checkpoint is not what was written."""
 
 
@@ -97,7 +97,7 @@ def _check_seal(path: Path) -> None:
             digest.update(block)
             left -= len(block)
         if file.read() != MARK + digest.hexdigest().encode():
-            raise Damaged(f"{path.name} is damaged")
+            raise Damaged(f"{path.name} is damaged; give the same command again")
 
 
 def _sync_folder(folder: Path) -> None:

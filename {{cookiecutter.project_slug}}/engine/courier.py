@@ -32,7 +32,10 @@ LONGEST = 10.0
 """Seconds between two attempts to reach a store that is away, at most."""
 
 PATIENCE = 30.0
-"""Seconds that a job waits, at its end, for the store to take the rest."""
+"""Seconds that a job waits, when it has finished, for the store to take the rest."""
+
+IMPATIENCE = 5.0
+"""Seconds that it waits when it goes on later anyhow."""
 
 DELIVERY = 120.0
 """Seconds that a courier goes on trying once its job has ended."""
@@ -51,24 +54,27 @@ class Courier:
         with suppress(BrokenPipeError):  # it has ended already; `finish` sees to that
             print(folder, file=self._process.stdin, flush=True)
 
-    def finish(self) -> str:
-        """Wait until all is delivered; what went wrong, as one line, empty if nothing did."""
-        code = self._wait()
+    def finish(self, seconds: float) -> str:
+        """Wait until all is delivered; what went wrong, as one line, empty if nothing did.
+
+        A courier that needs longer than these seconds goes on by itself.
+        """
+        code = self._wait(seconds)
         if code is not None and code < 0:  # it was killed: another one does its work
             self._start()
             self.carry(self._folder)
-            code = self._wait()
+            code = self._wait(seconds)
         self._errors.seek(0)
-        said = self._errors.read().strip() or f"no answer within {PATIENCE:.0f} s"
+        said = self._errors.read().strip() or f"no answer within {seconds:.0f} s"
         return "" if code == 0 else said.splitlines()[-1]
 
-    def _wait(self) -> int | None:
+    def _wait(self, seconds: float) -> int | None:
         """Tell the courier that the job has ended; its exit status, None if it goes on sending."""
         assert self._process.stdin
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            return self._process.wait(PATIENCE)
+            return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 

@@ -28,6 +28,8 @@ from engine.settings import JobSettings, SettingsError, as_words, job_id
 S = TypeVar("S", bound=JobSettings)
 
 log = logging.getLogger("job")
+log.addHandler(logging.NullHandler())  # a job that cannot be opened has nowhere to log to
+log.propagate = False
 log.addHandler(logging.NullHandler())  # until there is a log file, a trace goes nowhere
 
 WIDTH = 512
@@ -110,7 +112,6 @@ class Job(Generic[S]):
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.handlers = [file] if self.settings.quiet else [file, Terminal()]
         log.setLevel(logging.INFO)
-        log.propagate = False
         logging.raiseExceptions = False  # a full disk has its one line; no trace for each log line
 
 

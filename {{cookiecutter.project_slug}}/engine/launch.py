@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from engine import cli, interruption, provenance, reading, store
-from engine.courier import Courier
+from engine.courier import IMPATIENCE, PATIENCE, Courier
 from engine.interruption import Interrupted
 from engine.job import Job, JobError, as_line, cause, leave, log, shown
 from engine.settings import JobSettings, SettingsError
@@ -97,12 +97,13 @@ class OneJob(Generic[S]):
         try:
             check(self.job.settings)
         except SettingsError as error:
-            self._courier.finish()
+            self._courier.finish(IMPATIENCE)
             self.job.discard()
             return leave(2, f"run.py: {error}")
         except Exception as error:  # a fault in the project's code: the log is to have its trace
             fault = error
         try:
+            self.job.interruption.listen()
             self._open()
             if fault:
                 raise fault
@@ -124,7 +125,6 @@ class OneJob(Generic[S]):
             log.warning("%s; results wait in the job's folder", self._store_is_away)
 
     def _result(self, main: Main[S]) -> str:
-        self.job.interruption.listen()
         said = as_line(main(self.job))
         interruption.handle(signal.SIG_IGN)
         self.job.close("finished", said)
@@ -134,7 +134,7 @@ class OneJob(Generic[S]):
         log.error("%s: %s", status, why, exc_info=True)
         with suppress(OSError, AttributeError):  # a full disk; a job that could not be opened
             self.job.close(status, why)
-        problem = self._courier.finish()
+        problem = self._courier.finish(IMPATIENCE)
         if status == "interrupted":
             elsewhere = problem.startswith("is running already")  # its courier has stopped it
             why = problem if elsewhere else f"{why}; the same command goes on from there"
@@ -145,7 +145,7 @@ class OneJob(Generic[S]):
         """The exit status of a finished job; says what the store has not got."""
         self.job.interruption.listen()
         try:
-            problem = self._courier.finish()
+            problem = self._courier.finish(PATIENCE)
         except Interrupted as stop:
             problem = f"interrupted {stop}"
         if problem:

@@ -54,8 +54,8 @@ ORDER BY run_uuid, step, timestamp
 LEASED = "attributes.status = 'RUNNING'"
 MARKED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
 
-LONGEST_QUERY = 30.0
-"""Seconds after which a store counts as away."""
+LONGEST_QUERY = 20.0
+"""Seconds after which a store that a job asks counts as away."""
 
 
 class StoredJob(TypedDict):
@@ -101,8 +101,9 @@ def known(experiment: str) -> Known:
     on to train.
     """
     if path := sqlite_path(tracking_uri()):
-        finished = {job_id for job_id, _, _ in _select(path, FINISHED, experiment)}
-        return Known(finished, _leases(_select(path, RUNNING, experiment)))
+        finished = _select(path, FINISHED, experiment, timeout=LONGEST_QUERY)
+        running = _select(path, RUNNING, experiment, timeout=LONGEST_QUERY)
+        return Known({job_id for job_id, *_ in finished}, _leases(running))
     command = [sys.executable, "-m", "engine.reading", experiment]
     try:
         asked = subprocess.run(
@@ -160,7 +161,7 @@ def _jobs_by_sql(path: Path, experiment: str) -> list[StoredJob]:
     return list(found.values())
 
 
-def _select(path: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
+def _select(path: Path, query: str, *values: str, timeout: float = 60) -> list[tuple[Any, ...]]:
     """All rows of one query; none where the store has not been made yet.
 
     The file is opened for writing and then bound to reading: a connection that is read-only from
@@ -170,7 +171,7 @@ def _select(path: Path, query: str, *values: str) -> list[tuple[Any, ...]]:
         return []
     try:
         address = f"{path.resolve().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(address, timeout=60, uri=True)) as connection:
+        with closing(sqlite3.connect(address, timeout=timeout, uri=True)) as connection:
             connection.execute("PRAGMA query_only = ON")
             return connection.execute(query, values).fetchall()
     except sqlite3.DatabaseError as error:

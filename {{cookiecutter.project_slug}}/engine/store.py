@@ -69,6 +69,7 @@ def prepare() -> str:
 def client() -> "MlflowClient":
     """MLflow's client, with a patience of seconds: whoever calls it tries again by itself."""
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # no word of every table it makes
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # --sync has its lines
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its own 7 take four minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     from mlflow import MlflowClient

@@ -29,8 +29,8 @@ class Grid(Generic[S]):
         self._jobs: list[Job[S]] = []
 
         def add(words: list[str]) -> None:
-            if {"-h", "--help"} & set(words):
-                raise SettingsError("help is no job")
+            if {"-h", "--help", "--sync"} & set(words):
+                raise SettingsError("this is no job")
             self._jobs.append(Job(cli.parse(kind, words)))
 
         self._each(add, self._commands)

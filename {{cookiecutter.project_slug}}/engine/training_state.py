@@ -77,6 +77,8 @@ class TrainingState:
         with self._held, self._writer:
             if kind is None or issubclass(kind, Interrupted):
                 self._save()
+        if kind is None:
+            (self._job.folder / "previous.pt").unlink(missing_ok=True)
 
     def step(self) -> None:
         """A step is whole. Raises OSError if an earlier checkpoint could not be written."""
@@ -105,7 +107,7 @@ class TrainingState:
         if not content:
             return
         about = self._about()
-        if content["code"] != about["code"]:
+        if content.get("code") != about["code"]:
             folder = shown(self._job.folder)
             log.warning("going on with other code than before; delete %s to begin anew", folder)
         try:
@@ -122,18 +124,23 @@ class TrainingState:
             self.keep_best(content["best"])
 
     def _read(self) -> dict[str, Any]:
-        """The newest checkpoint that is whole; nothing if there is none."""
-        for name in ("last.pt", "previous.pt"):
-            path = self._job.folder / name
-            if not path.exists():
-                continue
+        """The newest checkpoint that is whole; nothing if there is none.
+
+        A damaged one is put aside, so that it never takes the place of a whole `previous.pt`.
+        """
+        paths = [self._job.folder / name for name in ("last.pt", "previous.pt")]
+        found = [path for path in paths if path.exists()]
+        for path in found:
             try:
                 content = checkpoints.load(path, CPU)
-            except checkpoints.Damaged as error:
-                log.warning("%s: going on from an earlier state", error)
+            except checkpoints.Damaged:
+                aside = path.replace(path.with_suffix(".damaged"))
+                log.warning("%s is damaged; it was put aside as %s", path.name, aside.name)
             else:
-                log.info("going on from %s", name)
+                log.info("going on from %s", path.name)
                 return content
+        if found:
+            log.warning("no checkpoint is left; beginning anew")
         return {}
 
 

@@ -1,0 +1,100 @@
+"""A job has one owner: in its folder by a lock, between folders by a lease in the store."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults import Project, courier_of, kill, wait_until
+
+LONG = ("--epochs", "1000000", "--log-every", "1000")
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[subprocess.Popen[str]]]:
+    """Jobs that are to be gone at the end of a test."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for job in started:
+        kill(job.pid)
+        job.communicate()
+
+
+def begun(project: Project, job: subprocess.Popen[str]) -> str:
+    """The id of a job, once it has a run with a heartbeat."""
+    assert job.stdout
+    job_id = next(job.stdout).split()[1].rstrip(":")
+    wait_until(lambda: (project.folder(job_id) / "sent.json").exists())
+    return job_id
+
+
+@pytest.mark.slow
+def test_in_one_folder_a_second_process_is_told_who_has_the_job(
+    project: Project, jobs: list[subprocess.Popen[str]]
+) -> None:
+    flags = (*LONG, "--note", "lock")
+    jobs.append(project.start(*flags))
+    job_id = begun(project, jobs[0])
+    second = project.run(*flags)
+    said = f"job {job_id} is running already (process {jobs[0].pid} on "
+    assert second.returncode == 1
+    (line,) = second.stderr.splitlines()
+    assert line.startswith(said)
+    kill(jobs[0].pid)
+    jobs[0].wait()
+    jobs.append(project.start(*flags))  # the dead process is known for dead at once
+    assert begun(project, jobs[1]) == job_id
+
+
+@pytest.mark.slow
+def test_in_another_folder_the_store_says_who_has_the_job(
+    project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    other = project.copy(tmp_path / "other")
+    store = f"sqlite:///{project.root}/mlflow.db"
+    flags = (*LONG, "--note", "lease")
+    jobs.append(project.start(*flags))
+    job_id = begun(project, jobs[0])
+    courier = courier_of(jobs[0])
+    assert courier
+
+    def is_refused() -> bool:
+        refused = other.run(*flags, MLFLOW_TRACKING_URI=store)
+        (line,) = refused.stderr.splitlines()
+        return refused.returncode == 1 and f"job {job_id} is running already (on " in line
+
+    assert is_refused()
+    kill(courier)
+    kill(jobs[0].pid)  # as in a power cut: no one is left to say that it is dead
+    jobs[0].wait()
+    assert [status for _, status in project.runs(job_id)] == ["RUNNING"]
+    assert is_refused()
+    project.write("UPDATE tags SET value = value - 150 WHERE key = 'heartbeat'")
+    jobs.append(other.start(*flags, MLFLOW_TRACKING_URI=store))
+    assert begun(other, jobs[1]) == job_id
+    ((run, status),) = project.runs(job_id)
+    assert status == "RUNNING"
+    folder = project.ask("SELECT value FROM tags WHERE run_uuid = ? AND key = 'job_folder'", run)
+    assert folder == [(str(other.folder(job_id)),)]
+
+
+@pytest.mark.slow
+def test_of_two_that_start_at_once_one_gives_way(
+    project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    other = project.copy(tmp_path / "other")
+    store = f"sqlite:///{project.root}/mlflow.db"
+    flags = (*LONG, "--note", "at once")
+    jobs += [folder.start(*flags, MLFLOW_TRACKING_URI=store) for folder in (project, other)]
+    wait_until(lambda: sum(job.poll() is None for job in jobs) == 1)
+    (loser,) = (job for job in jobs if job.poll() is not None)
+    (winner,) = (job for job in jobs if job.poll() is None)
+    _, err = loser.communicate()
+    assert " is running already (on " in err and len(err.splitlines()) == 1
+    assert loser.returncode in {1, 143}
+    job_id = err.split()[1]
+    place = project if winner is jobs[0] else other
+    ((run, status),) = project.runs(job_id)
+    assert status == "RUNNING" and winner.poll() is None
+    folder = project.ask("SELECT value FROM tags WHERE run_uuid = ? AND key = 'job_folder'", run)
+    assert folder == [(str(place.folder(job_id)),)]
