@@ -1,8 +1,11 @@
 """A clean copy of the template, and projects made from it."""
 
+import importlib
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from cookiecutter.main import cookiecutter
@@ -19,6 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=6, help=text)
     text = "seconds for which a tracking store is away (30 for docs/reliability.md's figures)"
     parser.addoption("--outage-seconds", type=float, default=8.0, help=text)
+    text = "stores that processes make together; tests/test_fresh_store.py"
+    parser.addoption("--fresh-stores", type=int, default=2, help=text)
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +54,19 @@ def make(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 def project(make: Callable[..., Path]) -> Project:
     """A generated project of the module's own: no jobs, no store."""
     return Project(make())
+
+
+@pytest.fixture(scope="module")
+def room(project: Project) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports rooms of the project's engine."""
+    sys.path.insert(0, str(project.root))
+    yield lambda name: importlib.import_module(f"engine.{name}")
+    sys.path.remove(str(project.root))
+    for name in [name for name in sys.modules if name.split(".")[0] == "engine"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(room: Callable[[str], ModuleType]) -> ModuleType:
+    """The engine's checkpoints."""
+    return room("checkpoints")

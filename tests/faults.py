@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -32,6 +34,7 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._before: tuple[str, ...] = ()
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "CUDA"))}
         self.env = {**kept, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
 
@@ -40,10 +43,16 @@ class Project:
         left = shutil.ignore_patterns("runs", "mlflow.db*", "mlruns")
         return Project(Path(shutil.copytree(self.root, root, ignore=left)))
 
+    def behind(self, *words: str) -> "Project":
+        """The same project, its commands put behind others such as `Disk.within`."""
+        other = Project(self.root)
+        other.env, other._before = self.env, words
+        return other
+
     def start(self, *flags: str, **env: str) -> subprocess.Popen[str]:
         """Start `python run.py` in a process group of its own."""
         return subprocess.Popen(
-            [sys.executable, "run.py", *flags],
+            [*self._before, sys.executable, str(self.root / "run.py"), *flags],
             cwd=self.root,
             env=self.env | env,
             stdout=subprocess.PIPE,
@@ -54,15 +63,13 @@ class Project:
 
     def run(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
         """`python run.py` to its end."""
-        process = self.start(*flags, **env)
-        out, err = process.communicate(timeout=600)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return ended(self.start(*flags, **env))
 
     def folder(self, job_id: str) -> Path:
         """A job's folder."""
         return self.root / "runs" / job_id
 
-    def ask(self, query: str, *values: str) -> list[tuple[object, ...]]:
+    def ask(self, query: str, *values: object) -> list[tuple[object, ...]]:
         """Rows of the project's sqlite store."""
         with closing(sqlite3.connect(self.root / "mlflow.db", timeout=120)) as store:
             return store.execute(query, values).fetchall()
@@ -97,6 +104,20 @@ class Project:
         return {"best": best, "last": last}
 
 
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """A process and what it printed, once it has ended."""
+    out, err = process.communicate(timeout=600)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def one_line(done: subprocess.CompletedProcess[str], status: int) -> str:
+    """What a command said on stderr: one line, and no trace anywhere."""
+    assert done.returncode == status, done
+    assert "Traceback" not in done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
 def job_of(done: subprocess.CompletedProcess[str]) -> str:
     """The job id in the last line that a command printed."""
     return (done.stderr or done.stdout).splitlines()[-1].split()[1].rstrip(":")
@@ -124,6 +145,39 @@ def same(one: object, other: object) -> bool:
             and all(same(a, b) for a, b in zip(one, other, strict=True))
         )
     return one == other
+
+
+def learnt(project: Project, job: str) -> dict[str, dict[str, object]]:
+    """What a job has learnt, without what tells it from others that learn the same."""
+    found: dict[str, Any] = project.tensors(job)
+    del found["last"]["code"]
+    for content in (found["best"], found["last"], found["last"]["best"]):
+        del content["settings"]["note"]
+    return found
+
+
+def assert_as_undisturbed(project: Project, job: str, wanted: Project, reference: str) -> None:
+    """A job ended with the same bits as the undisturbed one, and the store has one run of it."""
+    assert same(learnt(project, job), learnt(wanted, reference))
+    assert [status for _, status in project.runs(job)] == ["FINISHED"]
+    assert project.stored(job) == wanted.stored(reference)
+
+
+def assert_nothing_torn(checkpoints: ModuleType, folder: Path) -> None:
+    """Each file of a job is whole, but for half a line at the journal's end, which is cut off."""
+    assert not list(folder.glob("*.part"))
+    for path in folder.glob("*.pt"):
+        assert checkpoints.load(path, torch.device("cpu"))
+    for path in folder.glob("*.json"):
+        json.loads(path.read_bytes())
+    assert_whole_lines(folder / "metrics.jsonl")
+
+
+def assert_whole_lines(journal: Path) -> None:
+    """All lines of a journal can be read, but for half a line at its end."""
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert all(json.loads(line) for line in lines if line.endswith(b"\n"))
+    assert all(line.endswith(b"\n") for line in lines[:-1])
 
 
 def children(pid: int) -> list[int]:

@@ -30,7 +30,6 @@ S = TypeVar("S", bound=JobSettings)
 log = logging.getLogger("job")
 log.addHandler(logging.NullHandler())  # a job that cannot be opened has nowhere to log to
 log.propagate = False
-log.addHandler(logging.NullHandler())  # until there is a log file, a trace goes nowhere
 
 WIDTH = 512
 """Bytes of a lock file."""

@@ -7,9 +7,12 @@ memory without making the host wait. Both give the same batches in the same orde
 """
 
 import signal
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
 from functools import cache
+from multiprocessing import parent_process
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -106,7 +109,7 @@ class Workers(Batches):
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
-            worker_init_fn=_leave_signals_to_the_job,
+            worker_init_fn=_begin_to_read,
             generator=torch.Generator(),  # so that torch's own stream is left alone
         )
 
@@ -157,10 +160,22 @@ class _Whole(Dataset[tuple[Tensor, Tensor]]):
         return fetch(self._dataset, indices)
 
 
-def _leave_signals_to_the_job(_worker: int) -> None:
+def _begin_to_read(_worker: int) -> None:
     """Ctrl-C reaches every process of a job; those of its loaders end when the job ends them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.excepthook = _say_what_went_wrong
+
+
+def _say_what_went_wrong(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an error, unless the job was killed: then it is that a pipe to the job has broken."""
+    job = parent_process()
+    assert job
+    job.join(1)  # its pipes break a moment before it is dead
+    if job.is_alive():
+        sys.__excepthook__(kind, error, trace)
 
 
 def _auto_workers() -> int:

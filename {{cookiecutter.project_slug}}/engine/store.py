@@ -68,7 +68,7 @@ def prepare() -> str:
 
 def client() -> "MlflowClient":
     """MLflow's client, with a patience of seconds: whoever calls it tries again by itself."""
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # no word of every table it makes
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")  # no word of tables it makes, or retries
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # --sync has its lines
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its own 7 take four minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -96,8 +96,8 @@ class Run:
     """
 
     def __init__(self, about: dict[str, Any], journal: str, tags: dict[str, str]) -> None:
-        self._client = client()
         self._experiment = prepare()
+        self._client = client()
         self._job, self._owner, self._journal = about["id"], about["owner"], journal
         self._beaten = 0.0
         self._settle()

@@ -99,6 +99,7 @@ def assert_goes_on(train, *flags, **stop):
     with pytest.raises(Interrupted):
         train("parts", *flags, **stop)
     assert content(train("parts", *flags)) == content(whole)
+    return whole
 
 
 @pytest.mark.parametrize("loader", ["resident", "workers"])
@@ -129,7 +130,9 @@ def test_batch_norm_average_and_early_stopping(train):
 def test_scale_of_the_loss(train, monkeypatch):
     scaler = lambda _: torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=5)  # noqa: E731
     monkeypatch.setattr(Precision, "scaler", scaler)
-    assert_goes_on(train, stop=9)
+    folder = assert_goes_on(train, stop=9)
+    last = torch.load(folder / "last.pt", weights_only=True)
+    assert last["scaler"]["scale"] == 8.0 * 2 ** (EPOCHS * BATCHES // 5)
 
 
 def test_random_numbers_of_the_model(train, monkeypatch):

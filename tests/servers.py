@@ -1,0 +1,209 @@
+"""Real servers for the fault tests: on loopback, on free ports, stopped by their process ids."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import sqlalchemy
+from faults import wait_until
+
+POINTS = """
+SELECT metrics.key, step, timestamp, metrics.value FROM metrics JOIN runs USING (run_uuid)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+WHERE id.value = :job_id AND lifecycle_stage = 'active'
+"""
+RUNS = """
+SELECT status, mark.value FROM runs
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+LEFT JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.key = 'finished'
+WHERE id.value = :job_id AND lifecycle_stage = 'active'
+"""
+
+
+class Server:
+    """A server that can be killed and started again at the same address."""
+
+    def __init__(
+        self, uri: str, command: list[str], folder: Path, ready: Callable[[], bool], user: str = ""
+    ) -> None:
+        self.uri = uri
+        self._command, self._folder, self._ready = command, folder, ready
+        self._user = user or None
+        self.start()
+
+    def start(self) -> None:
+        """Start it; returns once it answers."""
+        with (self._folder / "server.log").open("a") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                env=_environment(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                user=self._user,
+                group=self._user,
+                extra_groups=[] if self._user else None,
+            )
+        wait_until(lambda: self._process.poll() is not None or self._ready(), 300)
+        assert self._process.poll() is None, (self._folder / "server.log").read_text()
+
+    def ensure(self) -> "Server":
+        """Itself, running."""
+        if self._process.poll() is None:
+            self.thaw()
+        else:
+            self.start()
+        return self
+
+    def kill(self) -> None:
+        """Kill all its processes."""
+        self._signal(signal.SIGKILL)
+        self._process.wait(60)
+
+    def stop(self) -> None:
+        """Ask its first process to end at once, as PostgreSQL's immediate mode does."""
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(60)
+
+    def freeze(self) -> None:
+        """Make it hang: it is there and accepts connections, but does not answer."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to all its processes; they are in a group of their own."""
+        if self._process.returncode is None:  # its id is still its own
+            os.killpg(self._process.pid, number)
+
+
+class Store:
+    """A store's database, read by SQL."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def points(self, job_id: str) -> "Counter[tuple[object, ...]]":
+        """(name, step, time, value) of all metrics in a job's runs that are not deleted."""
+        return Counter(self._ask(POINTS, job_id))
+
+    def runs(self, job_id: str) -> list[tuple[object, ...]]:
+        """(status, mark) of a job's runs that are not deleted."""
+        return self._ask(RUNS, job_id)
+
+    def _ask(self, query: str, job_id: str) -> list[tuple[object, ...]]:
+        engine = sqlalchemy.create_engine(self.uri, poolclass=sqlalchemy.NullPool)
+        with engine.connect() as connection:
+            rows = connection.execute(sqlalchemy.text(query), {"job_id": job_id})
+            return [tuple(row) for row in rows]
+
+
+@contextmanager
+def mlflow_server(backend: str) -> Iterator[Server]:
+    """`mlflow server` on a database."""
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--workers", "1", "--backend-store-uri", backend]
+        command += ["--artifacts-destination", f"{folder}/artifacts"]
+        server = Server(uri, command, Path(folder), lambda: _answers(f"{uri}/health"))
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@contextmanager
+def postgres() -> Iterator[Server]:
+    """PostgreSQL on an empty database; it refuses to run as root, so then it has a user."""
+    programs = postgres_programs()
+    user = "postgres" if os.getuid() == 0 else ""
+    port = str(free_port())
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        data.mkdir()
+        for path in (Path(folder), data) if user else ():
+            shutil.chown(path, user, user)
+        make = [str(programs / "initdb"), "--auth=trust", "--username=lab", "--encoding=UTF8"]
+        _as(user, [*make, "--no-locale", "--pgdata", str(data)])
+        command = [str(programs / "postgres"), "-D", str(data), "-h", "127.0.0.1", "-p", port]
+        asked = [str(programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", port]
+        server = Server(
+            f"postgresql+psycopg://lab@127.0.0.1:{port}/postgres",
+            [*command, "-c", "unix_socket_directories="],
+            Path(folder),
+            lambda: subprocess.run(asked).returncode == 0,
+            user,
+        )
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+def postgres_programs() -> Path:
+    """The folder of PostgreSQL's programs, which are installed if that can be done unasked."""
+    if not _installed():
+        sudo = [] if os.getuid() == 0 else ["sudo", "-n"]
+        install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", "postgresql"]
+        for command in (["apt-get", "update", "-qq"], install):
+            if not shutil.which((sudo + command)[0]) or subprocess.run(sudo + command).returncode:
+                pytest.fail("PostgreSQL is needed: apt-get install postgresql")
+    return _installed()[-1].parent
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _installed() -> list[Path]:
+    return sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_version)
+
+
+def _version(program: Path) -> int:
+    return int(program.parts[-3])
+
+
+def _as(user: str, command: list[str]) -> None:
+    """Run a command, as another user if one is named."""
+    groups: list[str] | None = [] if user else None
+    subprocess.run(
+        command,
+        cwd="/",
+        check=True,
+        stdout=subprocess.DEVNULL,
+        user=user or None,
+        group=user or None,
+        extra_groups=groups,
+    )
+
+
+def _environment() -> dict[str, str]:
+    """This process's, less what makes MLflow behave otherwise in a test."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "PYTEST"))}
+    return {**kept, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # 2 processes instead of 10
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urlopen(address, timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False

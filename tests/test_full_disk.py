@@ -1,0 +1,228 @@
+"""Disks that are full or cannot be written: one clear line, nothing torn, nothing lost.
+
+pytest -m slow -rP tests/test_full_disk.py
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from disks import PAGE, POWERLESS, Disk, largest_file
+from faults import (
+    Project,
+    assert_as_undisturbed,
+    assert_nothing_torn,
+    assert_whole_lines,
+    courier_of,
+    ended,
+    job_of,
+    kill,
+    one_line,
+    wait_until,
+)
+
+pytestmark = pytest.mark.slow
+
+JOB = ("--epochs", "5", "--log-every", "1")
+OFTEN = ("--checkpoint-minutes", "0.0001")
+
+SIZES = ("4k", "300k", "4000k")
+"""Room for the lock, for the journal, for two checkpoints: none for what comes next."""
+
+FULL = "the disk is full; free some space and give the same command again"
+
+
+def place(folder: Path) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Flags and environment of a job whose files and store lie in a folder of their own."""
+    store = f"sqlite:///{folder / 'mlflow.db'}"
+    return ("--runs-root", str(folder / "runs")), {"MLFLOW_TRACKING_URI": store}
+
+
+@pytest.fixture(scope="module")
+def reference(project: Project) -> str:
+    """The job that nothing disturbs."""
+    done = project.run(*JOB, *OFTEN)
+    assert done.returncode == 0, done
+    return job_of(done)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """A disk with room for one page, until it is mounted otherwise."""
+    disk = Disk(tmp_path / "disk", str(PAGE))
+    yield disk
+    disk.close()
+
+
+@pytest.fixture(scope="module")
+def stopped(
+    project: Project,
+    reference: str,
+    checkpoints: ModuleType,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The folder of a job that a full disk stopped, from the start and at each size; then it ends.
+
+    Its files are those that the last of them left: two checkpoints that are whole.
+    """
+    at = tmp_path_factory.mktemp("stopped")
+    disk = Disk(at / "disk", SIZES[0])
+    flags = (*JOB, *OFTEN, "--note", "full", "--runs-root", str(disk.at / "runs"))
+    ballast = disk.seen / "ballast"
+    ballast.write_bytes(bytes(PAGE))
+    assert one_line(project.behind(*disk.within).run(*flags), 1).endswith(FULL)
+    ballast.unlink()
+    for size in SIZES:
+        disk.remount(f"size={size}")
+        done = project.behind(*disk.within).run(*flags)
+        line = one_line(done, 1)
+        print(f"{size}: {line}")
+        assert f"failed: {FULL}" in line
+        assert_nothing_torn(checkpoints, disk.seen / "runs" / job_of(done))
+    job = job_of(done)
+    left = Path(shutil.copytree(disk.seen / "runs" / job, at / job))
+    disk.remount("size=50m")
+    assert "going on from last.pt" in project.behind(*disk.within).run(*flags).stdout
+    shutil.copytree(disk.seen / "runs" / job, project.folder(job))
+    disk.close()
+    return left
+
+
+def test_full_disk(project: Project, reference: str, stopped: Path) -> None:
+    """During the lock, the journal and each checkpoint: with space again it goes on to the end."""
+    assert {"last.pt", "previous.pt"} < {path.name for path in stopped.iterdir()}
+    assert_as_undisturbed(project, stopped.name, project, reference)
+
+
+def test_full_disk_under_the_journal(
+    project: Project, reference: str, room: Callable[[str], ModuleType], disk: Disk, tmp_path: Path
+) -> None:
+    """The journal alone has no room; then the outcome, which is written when all is done."""
+    settings = room("settings")
+    job = settings.job_id(settings.JobSettings(epochs=5, note="journal"))
+    where, env = place(tmp_path)
+    flags = (*JOB, *OFTEN, "--note", "journal", *where)
+    folder = tmp_path / "runs" / job
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").symlink_to(disk.at / "metrics.jsonl")
+    (folder / "outcome.part").symlink_to("/dev/full")
+
+    disk.remount(f"size={2 * PAGE}")
+    assert FULL in one_line(project.behind(*disk.within).run(*flags, **env), 1)
+    assert_whole_lines(disk.seen / "metrics.jsonl")
+    assert (disk.seen / "metrics.jsonl").stat().st_size == 2 * PAGE
+    disk.remount("size=1m")
+    assert FULL in one_line(project.behind(*disk.within).run(*flags, **env), 1)
+    assert not list(folder.glob("*.part"))
+    done = project.behind(*disk.within).run(*flags, **env)
+    assert done.returncode == 0, done
+    assert_whole_lines(disk.seen / "metrics.jsonl")
+    assert_as_undisturbed(Project(tmp_path), job, project, reference)
+
+
+def test_a_journal_goes_on_with_the_byte_that_did_not_fit(
+    room: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    """Also where space is free again before the job has ended."""
+    journal = room("journal").Journal(tmp_path, 1)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    for step in range(100):
+        journal.metrics(step, {"train_loss": 1.0})
+    with largest_file(size + 1234), pytest.raises(OSError):
+        journal.flush()
+    assert (tmp_path / "metrics.jsonl").stat().st_size == size + 1234
+    journal.close("FAILED")
+    assert_whole_lines(tmp_path / "metrics.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "step" in line] == list(range(100))
+    assert lines[-1] == {"end": "FAILED"}
+
+
+def test_read_only_disk(project: Project, stopped: Path, disk: Disk) -> None:
+    """Nothing can be written, whether the job has a folder there or not."""
+    disk.remount("size=10m")
+    shutil.copytree(stopped, disk.seen / "runs" / stopped.name)
+    disk.remount("ro")
+    for note in ("full", "none"):
+        flags = (*JOB, "--force", "--note", note, "--runs-root", str(disk.at / "runs"))
+        line = one_line(project.behind(*disk.within).run(*flags), 2)
+        assert line.startswith("run.py: --runs-root: cannot write in")
+        assert line.endswith("Read-only file system")
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o000])
+def test_folder_of_someone_else(project: Project, stopped: Path, tmp_path: Path, mode: int) -> None:
+    folder = Path(shutil.copytree(stopped, tmp_path / "runs" / stopped.name))
+    for path in folder.iterdir():
+        path.chmod(mode & 0o444)
+    folder.chmod(mode)
+    where, env = place(tmp_path)
+    done = project.behind(*POWERLESS).run(*JOB, "--note", "full", *where, **env)
+    folder.chmod(0o755)
+    line = one_line(done, 2)
+    assert line.startswith(f"run.py: --runs-root: cannot write in {folder}")
+    assert line.endswith("Permission denied")
+
+
+@pytest.fixture
+def hasty(project: Project, reference: str, tmp_path: Path) -> Project:
+    """A copy of the project whose jobs do not wait long for the store at their end."""
+    copy = project.copy(tmp_path / "hasty")
+    courier = copy.root / "engine" / "courier.py"
+    text = courier.read_text()
+    assert "\nPATIENCE = 30.0\n" in text
+    courier.write_text(text.replace("\nPATIENCE = 30.0\n", "\nPATIENCE = 8.0\n"))
+    return copy
+
+
+def without_store(project: Project, **env: str) -> tuple[str, str]:
+    """A job whose store takes nothing, and its last line; its courier gives up with it."""
+    job = project.start(*JOB, "--note", "kept", **env)
+    wait_until(lambda: courier_of(job) is not None)
+    courier = courier_of(job)
+    done = ended(job)
+    assert courier
+    kill(courier)
+    line = one_line(done, 3)
+    assert "finished: test_loss" in line
+    assert line.endswith("python run.py --sync sends what is left")
+    return job_of(done), line
+
+
+def test_store_in_a_read_only_file(
+    project: Project, reference: str, hasty: Project, checkpoints: ModuleType
+) -> None:
+    """The results wait on disk; --sync sends them when the file can be written."""
+    store = Path(shutil.copy(project.root / "mlflow.db", hasty.root))
+    store.chmod(0o444)
+    job, line = without_store(hasty.behind(*POWERLESS))
+    assert "attempt to write a readonly database" in line
+    assert_nothing_torn(checkpoints, hasty.folder(job))
+    assert hasty.runs(job) == []
+    store.chmod(0o644)
+    assert one_sent(hasty.run("--sync"), job)
+    assert_as_undisturbed(hasty, job, project, reference)
+
+
+def test_store_on_a_read_only_disk(
+    project: Project, reference: str, hasty: Project, disk: Disk
+) -> None:
+    """The same, with no store there yet."""
+    disk.remount("size=10m,ro")
+    env = {"MLFLOW_TRACKING_URI": f"sqlite:///{disk.at}/mlflow.db"}
+    job, line = without_store(hasty.behind(*disk.within), **env)
+    assert "Read-only file system" in line
+    disk.remount("rw")
+    assert one_sent(hasty.behind(*disk.within).run("--sync", **env), job)
+    shutil.copy(disk.seen / "mlflow.db", hasty.root)
+    assert_as_undisturbed(hasty, job, project, reference)
+
+
+def one_sent(done: subprocess.CompletedProcess[str], job: str) -> bool:
+    """Whether --sync has sent one job and says so."""
+    assert done.returncode == 0, done
+    return done.stdout.splitlines() == [f"job {job} sent", "1 of 1 jobs sent"]

@@ -1,0 +1,337 @@
+"""The tracking store goes away while a job trains: nothing lost, nothing doubled, no step slower.
+
+    pytest -m slow -rP tests/test_store_outages.py --outage-seconds 30
+
+Servers, databases and jobs are real, and so is what happens to them. -rP shows the figures.
+"""
+
+import json
+import math
+import signal
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import pytest
+from faults import Project, courier_of, kill, wait_until
+from servers import Server, Store, mlflow_server, postgres
+
+pytestmark = pytest.mark.slow
+
+RESTART = 15.0
+"""Seconds that a server may take to start again."""
+
+FOREVER = 1_000_000
+"""Epochs of a job that does not end by itself."""
+
+PAIRS = 3
+"""Pairs of a time with the store and a time without it."""
+
+Action = Callable[[], object]
+Train = Callable[..., "Trial"]
+Epochs = Callable[[float], int]
+
+
+class Trial:
+    """A job in training, and the store that it is tracked in."""
+
+    def __init__(self, project: Project, address: str, store: Store, *flags: str) -> None:
+        self._project, self._store, self._address = project, store, address
+        self._flags = ("--batch-size", "64", "--log-every", "1", "--quiet", *flags)
+        self._process = project.start(*self._flags, MLFLOW_TRACKING_URI=address)
+        self.courier = 0
+
+    def begin(self) -> None:
+        """Wait until the job trains and the store has its first metrics."""
+        wait_until(lambda: self._process.poll() is not None or self._is_owner())
+        assert self._process.poll() is None, self.end()
+        wait_until(lambda: "bytes" in _read(self.folder / "sent.json"))
+        self.courier = courier_of(self._process) or 0
+
+    def again(self, *flags: str) -> subprocess.CompletedProcess[str]:
+        """`python run.py` with other flags, or with the same, to its end."""
+        return self._project.run(*flags or self._flags, MLFLOW_TRACKING_URI=self._address)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the job."""
+        self._process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the job's end; its exit status and what it said on stderr."""
+        _, errors = self._process.communicate(timeout=600)
+        return self._process.returncode, errors
+
+    def abandon(self) -> None:
+        """Kill what is left of it, if a test has failed."""
+        if self._process.poll() is None:
+            courier = courier_of(self._process)
+            self._process.kill()
+            kill(courier or self._process.pid)
+            self._process.communicate()
+
+    def away(self, go: Action, come: Action, seconds: float) -> None:
+        """Have the store away for so long; the job trains all the while."""
+        self.begin()
+        go()
+        begun = now()
+        time.sleep(seconds)
+        come()
+        ended = now()
+        steps = sum(begun < at < ended for name, _, at, _ in self._written() if name == "lr")
+        print(f"away for {(ended - begun) / 1000:.0f} s, in which {steps} steps were trained")
+        assert steps > 0
+
+    def catch_up(self) -> None:
+        """Wait until the store has all that is in the journal now."""
+        size = (self.folder / "metrics.jsonl").stat().st_size
+        wait_until(lambda: _read(self.folder / "sent.json")["bytes"] >= size)
+
+    def epochs(self) -> list[tuple[int, float]]:
+        """When each epoch ended, in milliseconds, and how many seconds it took."""
+        return [(at, value) for name, _, at, value in self._written() if name == "epoch_seconds"]
+
+    def status(self) -> str:
+        """The status of the job's one run in the store, if it is whole."""
+        runs = self._store.runs(self.folder.name)
+        mark = "true" if runs[0][0] == "FINISHED" else None
+        return str(runs[0][0]) if [run[1] for run in runs] == [mark] else str(runs)
+
+    def check(self, status: str) -> None:
+        """The store has each metric of the journal once, and one run, that ended as it should."""
+        written, stored = self._written(), self._store.points(self.folder.name)
+        lost, added = written - stored, stored - written
+        print(f"{written.total()} metrics, {lost.total()} lost, {added.total()} duplicated")
+        steps = sorted(step for name, step, _, _ in written if name == "train_loss")
+        assert steps == list(range(1, len(steps) + 1))
+        assert (lost, added) == (Counter(), Counter())
+        assert self.status() == status
+
+    def _written(self) -> "Counter[tuple[Any, ...]]":
+        """(name, step, time, value) of all metrics in the job's journal."""
+        text = (self.folder / "metrics.jsonl").read_text()
+        whole = text[: text.rfind("\n")].splitlines()
+        points = [line for line in map(json.loads, whole) if "metrics" in line]
+        return Counter(
+            (name, line["step"], line["time"], value)
+            for line in points
+            for name, value in line["metrics"].items()
+        )
+
+    def _is_owner(self) -> bool:
+        """Whether a folder is the job's; notes which."""
+        for lock in (self._project.root / "runs").glob("*/lock"):
+            if _read(lock).get("pid") == self._process.pid:
+                self.folder = lock.parent
+                return True
+        return False
+
+
+@pytest.fixture(scope="module")
+def started_database() -> Iterator[Server]:
+    with postgres() as database:
+        yield database
+
+
+@pytest.fixture
+def database(started_database: Server) -> Server:
+    """PostgreSQL, started again if the test before has failed and left it stopped."""
+    return started_database.ensure()
+
+
+@pytest.fixture(scope="module")
+def started_server(started_database: Server) -> Iterator[Server]:
+    with mlflow_server(started_database.ensure().uri) as server:
+        yield server
+
+
+@pytest.fixture
+def server(started_server: Server, database: Server) -> Server:
+    """MLflow's server on that database, likewise."""
+    return started_server.ensure()
+
+
+@pytest.fixture
+def fresh(make: Callable[..., Path]) -> Project:
+    """A project of the test's own, whose jobs do not know that they are tested."""
+    project = Project(make())
+    project.env = {k: v for k, v in project.env.items() if not k.startswith("PYTEST")}
+    return project
+
+
+@pytest.fixture
+def train(fresh: Project, request: pytest.FixtureRequest) -> Iterator[Train]:
+    """Starts a job: the store's address and its database, epochs, other flags.
+
+    Tests share a store, so each has jobs of its own.
+    """
+    trials: list[Trial] = []
+
+    def train(address: str, database: str, epochs: int, *flags: str) -> Trial:
+        flags = ("--epochs", str(epochs), "--note", request.node.name, *flags)
+        trials.append(Trial(fresh, address, Store(database), *flags))
+        return trials[-1]
+
+    yield train
+    for trial in trials:
+        trial.abandon()
+
+
+@pytest.fixture
+def outage(request: pytest.FixtureRequest) -> float:
+    """Seconds for which the store is away."""
+    return float(request.config.getoption("--outage-seconds"))
+
+
+@pytest.fixture(scope="module")
+def epochs(make: Callable[..., Path]) -> Epochs:
+    """The number of epochs that take so many seconds."""
+    project = Project(make())
+    assert project.run("--epochs", "100", "--log-every", "1", "--quiet").returncode == 0
+    (journal,) = (project.root / "runs").glob("*/metrics.jsonl")
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    times = [line["time"] for line in lines if "epoch_seconds" in line.get("metrics", ())]
+    each = (times[-1] - times[0]) / 1000 / (len(times) - 1)
+    return lambda seconds: math.ceil(seconds / each)
+
+
+def test_server_killed_and_started_again(
+    train: Train, server: Server, database: Server, outage: float, epochs: Epochs
+) -> None:
+    trial = train(server.uri, database.uri, epochs(outage + RESTART))
+    trial.away(server.kill, server.start, outage)
+    assert trial.end() == (0, "")
+    trial.check("FINISHED")
+
+
+def test_server_killed_for_good_and_the_rest_sent_later(
+    train: Train, server: Server, database: Server, epochs: Epochs
+) -> None:
+    """Two jobs at once; the courier of one of them is killed too, so that its rest stays behind."""
+    trials = [train(server.uri, database.uri, epochs(15), "--seed", seed) for seed in "01"]
+    for trial in trials:
+        trial.begin()
+    server.kill()
+    for trial in trials:
+        status, errors = trial.end()
+        assert status == 3
+        assert len(errors.splitlines()) == 1 and "python run.py --sync" in errors
+    left, outlived = trials
+    kill(left.courier)
+    server.start()
+    wait_until(lambda: outlived.status() == "FINISHED")
+    outlived.check("FINISHED")
+    sent = left.again("--sync")
+    assert (sent.returncode, sent.stderr) == (0, "")
+    assert sent.stdout == f"job {left.folder.name} sent\n1 of 1 jobs sent\n"
+    left.check("FINISHED")
+    second = left.again("--sync")
+    assert (second.returncode, second.stdout) == (0, "the tracking store has all\n")
+
+
+def test_database_stopped_under_the_server(
+    train: Train, server: Server, database: Server, outage: float, epochs: Epochs
+) -> None:
+    trial = train(server.uri, database.uri, epochs(outage + RESTART))
+    trial.away(database.stop, database.start, outage)
+    assert trial.end() == (0, "")
+    trial.check("FINISHED")
+
+
+def test_database_straight_from_the_job_stopped(
+    train: Train, database: Server, outage: float, epochs: Epochs
+) -> None:
+    trial = train(database.uri, database.uri, epochs(outage + RESTART))
+    trial.away(database.stop, database.start, outage)
+    assert trial.end() == (0, "")
+    trial.check("FINISHED")
+    second = trial.again()
+    assert second.returncode == 0 and "already finished" in second.stdout
+    trial.check("FINISHED")
+
+
+def test_sqlite_locked(train: Train, fresh: Project, outage: float, epochs: Epochs) -> None:
+    path = fresh.root / "mlflow.db"
+    trial = train(f"sqlite:///{path}", f"sqlite:///{path}", epochs(2 * outage + 5))
+    with lock_of(path) as (lock, unlock):
+        trial.away(lock, unlock, 2 * outage)
+    assert trial.end() == (0, "")
+    trial.check("FINISHED")
+
+
+@pytest.mark.parametrize("way", ["frozen", "killed"])
+def test_training_is_no_slower_while_the_server_is_away(
+    train: Train, server: Server, database: Server, outage: float, way: str
+) -> None:
+    trial = train(server.uri, database.uri, FOREVER)
+    go, come = (server.freeze, server.thaw) if way == "frozen" else (server.kill, server.start)
+    compare_pace(trial, go, come, outage)
+
+
+def test_training_is_no_slower_while_sqlite_is_locked(
+    train: Train, fresh: Project, outage: float
+) -> None:
+    path = fresh.root / "mlflow.db"
+    trial = train(f"sqlite:///{path}", f"sqlite:///{path}", FOREVER)
+    with lock_of(path) as (lock, unlock):
+        compare_pace(trial, lock, unlock, outage)
+
+
+def compare_pace(trial: Trial, go: Action, come: Action, outage: float) -> None:
+    """One job, the store there and away in turn; then the job is stopped, and nothing is lost."""
+    trial.begin()
+    windows = []
+    for _ in range(PAIRS):
+        trial.catch_up()
+        there = window(outage / PAIRS)
+        go()
+        windows.append((there, window(outage / PAIRS)))
+        come()
+    trial.signal(signal.SIGTERM)
+    assert trial.end()[0] == 128 + signal.SIGTERM
+    wait_until(lambda: trial.status() == "KILLED")  # its courier may outlive it
+    epochs = trial.epochs()
+    ratios = [pace(epochs, away) / pace(epochs, there) for there, away in windows]
+    figures = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}, n = {len(ratios)})"
+    print(f"time of an epoch, store away : store there = {figures}")
+    assert median(ratios) < 1.5
+    trial.check("KILLED")
+
+
+def window(seconds: float) -> tuple[int, int]:
+    """Let time pass; its first and last moment."""
+    begun = now()
+    time.sleep(seconds)
+    return begun, now()
+
+
+def pace(epochs: list[tuple[int, float]], within: tuple[int, int]) -> float:
+    """Mean seconds of the epochs that lie within."""
+    begun, ended = within
+    return mean(took for at, took in epochs if begun + 1000 * took < at < ended)
+
+
+@contextmanager
+def lock_of(path: Path) -> Iterator[tuple[Action, Action]]:
+    """What locks a sqlite store against everyone, and what unlocks it."""
+    with closing(sqlite3.connect(path, timeout=60)) as other:
+        yield partial(other.execute, "BEGIN EXCLUSIVE"), other.rollback
+
+
+def now() -> int:
+    """The journal's time: milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file of the job's holds, if it is there and whole."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}
