@@ -88,20 +88,29 @@ def disturb(
 
 
 def torment(
-    project: Project, flags: tuple[str, ...], job_id: str, kills: int, number: int, seed: int
+    project: Project,
+    peace: Project,
+    flags: tuple[str, ...],
+    job_id: str,
+    kills: int,
+    number: int,
 ) -> Counter[str]:
     """Kill a job, start it again, and so on; each time it gets to its end, begin it anew."""
-    chance, hit = random.Random(seed), Counter[str]()
-    while hit.total() - hit["too late"] < kills:
+    chance, hit = random.Random(kills), Counter[str]()
+    while hit.total() - hit["too late"] - hit["ends"] < kills:
         when, ended = disturb(project, flags, job_id, number, chance)
         hit[when] += 1
-        if ended and hit.total() - hit["too late"] < kills:
+        if ended:
+            ended_as_in_peace(project, peace, flags, job_id)
+            hit["ends"] += 1
             shutil.rmtree(project.folder(job_id))
             (project.root / "mlflow.db").unlink()
     return hit
 
 
-def ends_as_in_peace(project: Project, peace: Project, flags: tuple[str, ...], job_id: str) -> None:
+def ended_as_in_peace(
+    project: Project, peace: Project, flags: tuple[str, ...], job_id: str
+) -> None:
     """Let a job get to its end, and hold all that it leaves against one that ran undisturbed."""
     done = project.run(*flags)
     assert done.returncode == 0, done.stderr
@@ -128,9 +137,9 @@ def test_killed_again_and_again(
 ) -> None:
     flags, job_id = (*JOB, *LOADERS[loader]), in_peace[loader]
     kills = pytestconfig.getoption("kills") // (1 if number == signal.SIGKILL else 2)
-    hit = torment(fresh, flags, job_id, kills, number, seed=kills)
-    print(f"\n{number.name}, {loader}: {sum(hit.values())} kills:", dict(sorted(hit.items())))
-    ends_as_in_peace(fresh, project, flags, job_id)
+    hit = torment(fresh, project, flags, job_id, kills, number)
+    print(f"\n{number.name}, {loader}: {kills} kills:", dict(sorted(hit.items())))
+    ended_as_in_peace(fresh, project, flags, job_id)
 
 
 @pytest.mark.slow
@@ -150,4 +159,4 @@ def test_two_jobs_at_once_on_one_store(
         hits = dict(zip(LOADERS, both.map(kill_one, LOADERS), strict=True))
     print("\ntwo at once:", {loader: dict(sorted(hit.items())) for loader, hit in hits.items()})
     for loader, flags in LOADERS.items():
-        ends_as_in_peace(fresh, project, (*JOB, *flags), in_peace[loader])
+        ended_as_in_peace(fresh, project, (*JOB, *flags), in_peace[loader])
