@@ -2,9 +2,8 @@
 
     python benchmarks/checkpoints.py > benchmarks/checkpoints.md
 
-Three kinds of the same training, one after another in each round: without checkpoints, with them
-saved beside training, and with them saved in line. The delay of a checkpoint is the time that a
-training with checkpoints takes longer, divided by their number.
+Three kinds of the same training, one after another in each round: without a checkpoint, with one
+saved beside training, and with one saved in line.
 """
 
 import argparse
@@ -28,9 +27,6 @@ from engine.training_state import TrainingState
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-SAVES = 3
-"""Checkpoints in a training."""
-
 
 class Training:
     """Steps of a network on random images (N, 3, 32, 32)."""
@@ -42,18 +38,24 @@ class Training:
         self.labels = torch.randint(10, (batch_size,), device=device)
         self.device = device
 
-    def seconds(self, steps: int, save: Callable[[], object]) -> float:
-        """Time of a training with a save in the middle of each of SAVES equal parts of it."""
-        begun = time.perf_counter()
-        for step in range(1, SAVES * steps + 1):
+    def delay(self, steps: int, save: Callable[[], object]) -> float:
+        """By how many steps' time one save makes so many steps longer; the save is in their midst.
+
+        A step's time is the median of those before the save.
+        """
+        times = []
+        for step in range(steps):
+            begun = time.perf_counter()
             cross_entropy(self.model(self.images), self.labels).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-            if step % steps == steps // 2:
+            if step == steps // 2:
                 save()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - begun
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
+        usual = statistics.median(times[: steps // 2])
+        return sum(times[steps // 2 :]) / usual - len(times[steps // 2 :])
 
     def save_in_line(self, folder: Path) -> None:
         """Write the same as `TrainingState` does, at once."""
@@ -61,23 +63,17 @@ class Training:
         checkpoints.save(folder / "last.pt", checkpoints.on_host(parts), folder / "previous.pt")
 
 
-def delays(training: Training, steps: int, rounds: int) -> list[tuple[float, float, float]]:
-    """In each round: seconds without checkpoints; delay of one beside, and of one in line."""
-    return [one_round(training, steps) for _ in range(rounds + 1)][1:]  # the first warms up
-
-
 def one_round(training: Training, steps: int) -> tuple[float, float, float]:
-    """The three kinds of training, in a folder of their own."""
+    """The delay in steps by nothing, which tells the noise, by a save beside, by one in line."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job(cli.parse(JobSettings, ["--runs-root", folder, "--quiet"]))
         job.make_folder()
         job.take()
         job.open()
-        without = training.seconds(steps, lambda: None)
+        nothing = training.delay(steps, lambda: None)
         with TrainingState(job, 1e-9, model=training.model, optimizer=training.optimizer) as state:
-            beside = training.seconds(steps, lambda: save_beside(state))
-        in_line = training.seconds(steps, lambda: training.save_in_line(job.folder))
-        return without, (beside - without) / SAVES, (in_line - without) / SAVES
+            beside = training.delay(steps, lambda: save_beside(state))
+        return nothing, beside, training.delay(steps, lambda: training.save_in_line(job.folder))
 
 
 def save_beside(state: TrainingState) -> None:
@@ -88,13 +84,13 @@ def save_beside(state: TrainingState) -> None:
 
 def shown(values: list[float]) -> str:
     """Median, and the least and the most."""
-    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -103,26 +99,22 @@ def main() -> None:
     machine = name if device.type == "cuda" else f"CPU, {name} thread, {platform.machine()}"
     print("# What a checkpoint costs\n")
     print(f"{machine}; torch {torch.__version__}; {datetime.date.today()}; n = {arguments.rounds}")
-    print(f"rounds of {SAVES} checkpoints, interleaved; median (least to most). `python")
-    print("benchmarks/checkpoints.py` makes this page.\n")
-    print("| network, checkpoint | steps apart | delay beside / step | in line / step | ratio |")
+    print("rounds, the three kinds in turn; median (least to most), in units of a training step.")
+    print("`python benchmarks/checkpoints.py` makes this page.\n")
+    print("| network, checkpoint | steps looked at | no checkpoint | saved beside | in line |")
     print("|---|---|---|---|---|")
     networks = {
         "mlp": (nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 10))),
         "resnet18": torchvision.models.resnet18(num_classes=10),
     }
-    for label, steps, batch_size in (("mlp", 400, 64), ("resnet18", 30, 16)):
+    for label, steps, batch_size in (("mlp", 100, 64), ("resnet18", 24, 8)):
         training = Training(networks[label], batch_size, device)
-        found = delays(training, steps, arguments.rounds)
-        step = statistics.median(without / steps / SAVES for without, *_ in found)
+        found = [one_round(training, steps) for _ in range(arguments.rounds + 1)][
+            1:
+        ]  # warm by then
         size = sum(p.nbytes for p in networks[label].parameters()) * 3 / 1e6
-        print(
-            f"| {label}, {size:.0f} MB | {steps}",
-            shown([beside / step for _, beside, _ in found]),
-            shown([in_line / step for *_, in_line in found]),
-            shown([beside / in_line for _, beside, in_line in found]) + " |",
-            sep=" | ",
-        )
+        row = [shown([each[kind] for each in found]) for kind in range(3)]
+        print(f"| {label}, {size:.0f} MB | {steps // 2}", *row, sep=" | ", end=" |\n")
 
 
 if __name__ == "__main__":
