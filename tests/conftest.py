@@ -19,7 +19,7 @@ LEFTOVERS = ["__pycache__", ".*_cache", ".venv", "runs", "figures", "data", "mlr
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much the fault tests do."""
     text = "times that a job is killed (50 for docs/reliability.md's figures)"
-    parser.addoption("--kills", type=int, default=4, help=text)
+    parser.addoption("--kills", type=int, default=2, help=text)
     text = "seconds for which a tracking store is away (30 for docs/reliability.md's figures)"
     parser.addoption("--outage-seconds", type=float, default=5.0, help=text)
     text = "stores that 8 processes make together (20 for docs/reliability.md's figures)"

@@ -169,14 +169,9 @@ def test_folder_of_someone_else(project: Project, stopped: Path, tmp_path: Path,
 
 
 @pytest.fixture
-def hasty(project: Project, reference: str, tmp_path: Path) -> Project:
-    """A copy of the project whose jobs do not wait long for the store at their end."""
-    copy = project.copy(tmp_path / "hasty")
-    courier = copy.root / "engine" / "courier.py"
-    text = courier.read_text()
-    assert "\nPATIENCE = 30.0\n" in text
-    courier.write_text(text.replace("\nPATIENCE = 30.0\n", "\nPATIENCE = 8.0\n"))
-    return copy
+def apart(project: Project, reference: str, tmp_path: Path) -> Project:
+    """A copy of the project, with no jobs and no store yet."""
+    return project.copy(tmp_path / "apart")
 
 
 def without_store(project: Project, **env: str) -> tuple[str, str]:
@@ -194,32 +189,32 @@ def without_store(project: Project, **env: str) -> tuple[str, str]:
 
 
 def test_store_in_a_read_only_file(
-    project: Project, reference: str, hasty: Project, checkpoints: ModuleType
+    project: Project, reference: str, apart: Project, checkpoints: ModuleType
 ) -> None:
     """The results wait on disk; --sync sends them when the file can be written."""
-    store = Path(shutil.copy(project.root / "mlflow.db", hasty.root))
+    store = Path(shutil.copy(project.root / "mlflow.db", apart.root))
     store.chmod(0o444)
-    job, line = without_store(hasty.behind(*POWERLESS))
+    job, line = without_store(apart.behind(*POWERLESS))
     assert "attempt to write a readonly database" in line
-    assert_nothing_torn(checkpoints, hasty.folder(job))
-    assert hasty.runs(job) == []
+    assert_nothing_torn(checkpoints, apart.folder(job))
+    assert apart.runs(job) == []
     store.chmod(0o644)
-    assert one_sent(hasty.run("--sync"), job)
-    assert_as_undisturbed(hasty, job, project, reference)
+    assert one_sent(apart.run("--sync"), job)
+    assert_as_undisturbed(apart, job, project, reference)
 
 
 def test_store_on_a_read_only_disk(
-    project: Project, reference: str, hasty: Project, disk: Disk
+    project: Project, reference: str, apart: Project, disk: Disk
 ) -> None:
     """The same, with no store there yet."""
     disk.remount("size=10m,ro")
     env = {"MLFLOW_TRACKING_URI": f"sqlite:///{disk.at}/mlflow.db"}
-    job, line = without_store(hasty.behind(*disk.within), **env)
+    job, line = without_store(apart.behind(*disk.within), **env)
     assert "Read-only file system" in line
     disk.remount("rw")
-    assert one_sent(hasty.behind(*disk.within).run("--sync", **env), job)
-    shutil.copy(disk.seen / "mlflow.db", hasty.root)
-    assert_as_undisturbed(hasty, job, project, reference)
+    assert one_sent(apart.behind(*disk.within).run("--sync", **env), job)
+    shutil.copy(disk.seen / "mlflow.db", apart.root)
+    assert_as_undisturbed(apart, job, project, reference)
 
 
 def one_sent(done: subprocess.CompletedProcess[str], job: str) -> bool:
