@@ -7,6 +7,7 @@ journal. It saves work and no more: what is sent twice is stored once.
 import hashlib
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,5 +93,7 @@ def _store() -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why the store did not take something, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Why the store did not take something, in one line: a database's own words, if there are."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    of_database = [line for line in lines if re.match(r"\(\w+(\.\w+)+\) ", line)]
+    return (of_database or lines)[0]
