@@ -59,6 +59,7 @@ def experiment_name() -> str:
 def prepare() -> str:
     """Make the store and the project's experiment if they are not there; the experiment's id."""
     with _alone():
+        _make_whole(sqlite_path(tracking_uri()))
         found = client().get_experiment_by_name(experiment_name())
         if found:
             return str(found.experiment_id)
@@ -66,7 +67,16 @@ def prepare() -> str:
         return str(client().create_experiment(experiment_name(), artifact_location=root))
 
 
-def client() -> "MlflowClient":
+def _make_whole(path: Path | None) -> None:
+    """Make a sqlite store beside its place: MLflow, killed while it makes one, leaves a broken one."""
+    if path and not path.exists():
+        part = path.with_name(path.name + ".part")
+        part.unlink(missing_ok=True)
+        client(f"sqlite:///{part}").search_experiments(max_results=1)
+        part.replace(path)
+
+
+def client(uri: str = "") -> "MlflowClient":
     """MLflow's client, with a patience of seconds: whoever calls it tries again by itself."""
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # it raises what it would print
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # --sync has its lines
@@ -74,7 +84,7 @@ def client() -> "MlflowClient":
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri())
+    return MlflowClient(uri or tracking_uri())
 
 
 def fresh(status: str, heartbeat: str) -> bool:
