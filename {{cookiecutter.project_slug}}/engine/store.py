@@ -68,7 +68,7 @@ def prepare() -> str:
 
 
 def _make_whole(path: Path | None) -> None:
-    """Make a sqlite store beside its place: MLflow, killed while it makes one, leaves a broken one."""
+    """Make a sqlite store beside its place: killed meanwhile, MLflow leaves a broken one."""
     if path and not path.exists():
         part = path.with_name(path.name + ".part")
         part.unlink(missing_ok=True)
