@@ -18,4 +18,4 @@ cookiecutter . --no-input --default-config --output-dir "$generated" >/dev/null
 uv pip install --quiet --compile-bytecode --requirements "$generated/my_project/pyproject.toml" \
   --group "$generated/my_project/pyproject.toml:dev"
 
-pytest -n 2 --dist loadfile "$@"
+pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

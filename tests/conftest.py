@@ -13,7 +13,17 @@ from faults import Project
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # What working in the template's inner folder leaves there.
-LEFTOVERS = ["__pycache__", ".*_cache", ".venv", "runs", "figures", "data", "mlruns", "mlflow.*"]
+LEFTOVERS = [
+    "__pycache__",
+    ".*_cache",
+    ".venv",
+    ".sweeps",
+    "runs",
+    "figures",
+    "data",
+    "mlruns",
+    "mlflow.*",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -207,9 +207,9 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 120, pause: float = 0.02) -> None:
     """Return as soon as a condition holds; fails if it never does."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+        time.sleep(pause)

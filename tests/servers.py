@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-import pytest
+import debian
 import sqlalchemy
 from faults import wait_until
 
@@ -156,13 +156,9 @@ def postgres() -> Iterator[Server]:
 
 
 def postgres_programs() -> Path:
-    """The folder of PostgreSQL's programs, which are installed if that can be done unasked."""
+    """The folder of PostgreSQL's programs, which are installed if they are not there."""
     if not _installed():
-        sudo = [] if os.getuid() == 0 else ["sudo", "-n"]
-        install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", "postgresql"]
-        for command in (["apt-get", "update", "-qq"], install):
-            if not shutil.which((sudo + command)[0]) or subprocess.run(sudo + command).returncode:
-                pytest.fail("PostgreSQL is needed: apt-get install postgresql")
+        debian.install("postgresql")
     return _installed()[-1].parent
 
 

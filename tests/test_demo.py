@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # where the network has its own
+KEPT = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # where the network has its own certificates
 
 RESULTS = """
 SELECT lr.value, metrics.value FROM runs
@@ -27,8 +27,13 @@ WHERE runs.status = 'FINISHED' AND model.value = ?
 def demo(template, tmp_path_factory):
     """The demo's folder, what it printed, and the environment it ran in."""
     folder, home = tmp_path_factory.mktemp("demo"), tmp_path_factory.mktemp("home")
-    env = {name: os.environ[name] for name in CERTIFICATES if name in os.environ}
-    env |= {"HOME": str(home), "PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin"}
+    env = {name: os.environ[name] for name in KEPT if name in os.environ}
+    cache = subprocess.check_output(["uv", "cache", "dir"], text=True).strip()
+    env |= {
+        "HOME": str(home),
+        "UV_CACHE_DIR": cache,
+        "PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin",
+    }
     done = subprocess.run(
         ["bash", "demo.sh", str(folder)], cwd=template, env=env, capture_output=True, text=True
     )

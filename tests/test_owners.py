@@ -37,7 +37,7 @@ def test_in_one_folder_a_second_process_is_told_who_has_the_job(
     job_id = begun(project, jobs[0])
     second = project.run(*flags)
     said = f"job {job_id} is running already (process {jobs[0].pid} on "
-    assert second.returncode == 1
+    assert second.returncode == 4
     (line,) = second.stderr.splitlines()
     assert line.startswith(said)
     kill(jobs[0].pid)
@@ -61,7 +61,7 @@ def test_in_another_folder_the_store_says_who_has_the_job(
     def is_refused() -> bool:
         refused = other.run(*flags, MLFLOW_TRACKING_URI=store)
         (line,) = refused.stderr.splitlines()
-        return refused.returncode == 1 and f"job {job_id} is running already (on " in line
+        return refused.returncode == 4 and f"job {job_id} is running already (on " in line
 
     assert is_refused()
     kill(courier)
@@ -91,7 +91,7 @@ def test_of_two_that_start_at_once_one_gives_way(
     (winner,) = (job for job in jobs if job.poll() is None)
     _, err = loser.communicate()
     assert " is running already (on " in err and len(err.splitlines()) == 1
-    assert loser.returncode in {1, 143}
+    assert loser.returncode == 4
     job_id = err.split()[1]
     place = project if winner is jobs[0] else other
     ((run, status),) = project.runs(job_id)

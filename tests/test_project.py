@@ -37,16 +37,10 @@ def test_checks(make, command):
 
 @pytest.mark.slow
 def test_own_tests(make):
-    assert "pytest" in COMMANDS
-    check("pytest", make())
-
-
-@pytest.mark.slow
-def test_own_tests_with_odd_answers(make):
-    """Those of what holds the answers: the project's name is its experiment in the store."""
+    """With odd answers: the project's name is its experiment in the store."""
     odd = "O'Neil's \"quoted\" \\ 北京 🙂"
-    project = make(project_name=odd, description=odd, author=odd)
-    check("pytest tests/test_run.py tests/test_sweep.py", project)
+    assert "pytest" in COMMANDS
+    check("pytest", make(project_name=odd, description=odd, author=odd))
 
 
 def test_lines_to_read_are_as_many_as_the_readmes_say(make):

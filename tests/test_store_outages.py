@@ -27,11 +27,11 @@ pytestmark = pytest.mark.slow
 FOREVER = 1_000_000
 """Epochs of a job that does not end by itself."""
 
-SHORT = 600
+SHORT = 300
 """Epochs of a job that ends soon, but not before the store has its first metrics."""
 
-PAIRS = 3
-"""Pairs of a time with the store and a time without it."""
+WINDOW = 4.0
+"""Seconds with the store, and then without it, that are compared; at least three times."""
 
 Action = Callable[[], object]
 Train = Callable[..., "Trial"]
@@ -52,6 +52,13 @@ class Trial:
         assert self._process.poll() is None, self.end()
         wait_until(lambda: "bytes" in _read(self.folder / "sent.json"))
         self.courier = courier_of(self._process) or 0
+
+    def trains(self) -> bool:
+        """Whether the job has taken steps."""
+        if not self._is_owner():
+            return False
+        journal = self.folder / "metrics.jsonl"
+        return journal.exists() and "train_loss" in journal.read_text()
 
     def again(self, *flags: str) -> subprocess.CompletedProcess[str]:
         """`python run.py` with other flags, or with the same, to its end."""
@@ -239,6 +246,15 @@ def test_database_straight_from_the_job_stopped(
     trial.away(database.stop, database.start, outage)
 
 
+def test_database_away_from_the_start(train: Train, database: Server) -> None:
+    database.stop()
+    trial = train(database.uri, database.uri, FOREVER)
+    wait_until(trial.trains)
+    database.start()
+    trial.begin()
+    trial.stop()
+
+
 def test_sqlite_locked(train: Train, fresh: Project, outage: float) -> None:
     path = fresh.root / "mlflow.db"
     trial = train(f"sqlite:///{path}", f"sqlite:///{path}", FOREVER)
@@ -266,11 +282,11 @@ def compare_pace(trial: Trial, go: Action, come: Action, outage: float) -> None:
     """One job, the store there and away in turn; then the job is stopped, and nothing is lost."""
     trial.begin()
     windows = []
-    for _ in range(PAIRS):
+    for _ in range(max(3, round(outage / WINDOW))):
         trial.catch_up()
-        there = window(outage / PAIRS)
+        there = window(min(WINDOW, outage / 3))
         go()
-        windows.append((there, window(outage / PAIRS)))
+        windows.append((there, window(min(WINDOW, outage / 3))))
         come()
     trial.stop()
     epochs = trial.epochs()

@@ -2,7 +2,8 @@
 
 Floors, each importing only those below it (tests/test_house.py holds them to it):
 
-3  a job from outside   launch, sweep (.py and .sh), sync
+3  a job from outside   launch, sync, sweep (with sweep.sh, queue.sh), search, slots, states,
+                        snapshot, slurm (with slurm-job.sh)
 2  the training loop    devices, precision, compilation, seeding, datasets, splits, loaders,
                         augmentation, classifiers, optimizers, schedules, ema, early_stopping,
                         checkpoints, training_state, meters
@@ -12,3 +13,9 @@ Floors, each importing only those below it (tests/test_house.py holds them to it
 
 The scripts at the project's root stand on floor 4.
 """
+
+import sys
+from importlib.util import find_spec
+
+if not find_spec("mlflow"):
+    sys.exit(f"{sys.executable} has not what the project needs; README.md tells how to get it")

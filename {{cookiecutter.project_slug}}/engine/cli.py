@@ -31,20 +31,23 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
     parser = _parser(kind)  # type: ignore[arg-type]
     values, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise SettingsError(_unknown(unknown[0], [_flag(f.name) for f in fields(kind)]))
+        raise SettingsError(unknown_flag(unknown[0], [_flag(f.name) for f in fields(kind)]))
     if [] in vars(values).values():  # what argparse makes of `--note=--`
         raise SettingsError("'--' cannot be a value")
     return kind(**vars(values))
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """One that raises SettingsError instead of ending the process."""
+
     def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print."""
         raise SettingsError(message.removeprefix("argument "))
 
 
 @cache
-def _parser(kind: type[JobSettings]) -> _Parser:
-    parser = _Parser(
+def _parser(kind: type[JobSettings]) -> Parser:
+    parser = Parser(
         usage="python run.py [flags]",
         formatter_class=argparse.RawTextHelpFormatter,
         argument_default=argparse.SUPPRESS,
@@ -108,7 +111,8 @@ def _reader(words: list[str], types: list[type]) -> Callable[[str], Any]:
     return read
 
 
-def _unknown(word: str, flags: list[str]) -> str:
+def unknown_flag(word: str, flags: list[str]) -> str:
+    """What to say about a word that is no flag."""
     if not word.startswith("-"):
         return f"{word!r} is not a flag; see --help"
     name = word.split("=")[0]

@@ -21,9 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine import locks
-from engine.delivery import Delivery, reason
-from engine.settings import PROJECT
-from engine.store import Elsewhere, prepare
+from engine.delivery import Delivery
+from engine.settings import CODE
+from engine.store import Elsewhere, prepare, reason, shown
 
 INTERVAL = 1.0
 """Seconds between two looks at the journal."""
@@ -37,15 +37,22 @@ PATIENCE = 30.0
 IMPATIENCE = 5.0
 """Seconds that it waits when it goes on later anyhow."""
 
+DISPLACED = 4
+"""Its exit status if the job is trained from another folder."""
+
 DELIVERY = 120.0
 """Seconds that a courier goes on trying once its job has ended."""
 
 
 class Courier:
-    """The job's side: starts the process, gives it its work, hears how it went."""
+    """The job's side: starts the process, gives it its work, hears how it went.
+
+    `displaced` says, once it has ended, that the job is trained from another folder.
+    """
 
     def __init__(self) -> None:
         self._folder = Path()
+        self.displaced = False
         self._start()
 
     def carry(self, folder: Path) -> None:
@@ -64,8 +71,9 @@ class Courier:
             self._start()
             self.carry(self._folder)
             code = self._wait(seconds)
+        self.displaced = code == DISPLACED
         self._errors.seek(0)
-        said = self._errors.read().strip() or f"no answer within {seconds:.0f} s"
+        said = self._errors.read().strip() or f"{shown()}: no answer within {seconds:.0f} s"
         return "" if code == 0 else said.splitlines()[-1]
 
     def _wait(self, seconds: float) -> int | None:
@@ -82,7 +90,7 @@ class Courier:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as the process)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "engine.courier", str(os.getpid())],
-            cwd=PROJECT,
+            cwd=CODE,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
@@ -158,7 +166,8 @@ def main() -> None:
         except Elsewhere as error:
             if os.getppid() == parent:
                 os.kill(parent, signal.SIGTERM)
-            sys.exit(str(error))
+            print(error, file=sys.stderr)
+            sys.exit(DISPLACED)
 
 
 if __name__ == "__main__":

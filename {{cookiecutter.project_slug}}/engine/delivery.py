@@ -4,17 +4,15 @@
 journal. It saves work and no more: what is sent twice is stored once.
 """
 
-import hashlib
 import json
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from engine import journal
 from engine.job import read_json, write_json
-from engine.store import Run, tracking_uri
+from engine.store import Run, word
 
 
 class Delivery:
@@ -71,7 +69,7 @@ class Delivery:
             self.read()
 
     def _note(self, status: str) -> None:
-        noted = {"store": _store(), "run": self._id, "bytes": self._file.tell(), "status": status}
+        noted = {"store": word(), "run": self._id, "bytes": self._file.tell(), "status": status}
         with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
             write_json(self._folder / "sent.json", noted)
 
@@ -80,20 +78,8 @@ def delivered(folder: Path) -> bool:
     """Whether the store, when last heard of, had all that there is in a job's journal."""
     noted = _noted(folder)
     size = (folder / journal.FILE).stat().st_size
-    return (noted.get("store"), noted.get("bytes")) == (_store(), size) and bool(noted["status"])
+    return (noted.get("store"), noted.get("bytes")) == (word(), size) and bool(noted["status"])
 
 
 def _noted(folder: Path) -> dict[str, Any]:
     return read_json(folder / "sent.json")
-
-
-def _store() -> str:
-    """A word for the store; not its address, which can hold a password."""
-    return hashlib.sha256(tracking_uri().encode()).hexdigest()[:12]
-
-
-def reason(error: Exception) -> str:
-    """Why the store did not take something, in one line: a database's own words, if there are."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    of_database = [line for line in lines if re.match(r"\(\w+(\.\w+)+\) ", line)]
-    return (of_database or lines)[0]

@@ -1,8 +1,8 @@
 """A job on disk: its settings, its id, its folder and who owns it.
 
-`runs/<id>/` holds plain files: `settings.json`, `log.txt`, `metrics.jsonl` (the journal),
-`best.pt`, `last.pt` and `previous.pt` (checkpoints), `lock`, `sent.json` (how far the courier has
-come) and `outcome.json`, which is written last.
+`runs/<id>/` holds plain files: `settings.json`, `changes.diff` (of the code, against its commit),
+`log.txt`, `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints),
+`lock`, `sent.json` (how far the courier has come) and `outcome.json`, which is written last.
 
 The lock is held by the process that trains, so a job has one owner on this disk and a dead owner is
 known at once. The folder's `owner` word, kept in the lock file, says in the tracking store which
@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import platform
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -89,10 +90,17 @@ class Job(Generic[S]):
             self.journal = journal.Journal(self.folder, self.settings.log_every)
         except ValueError as error:
             raise JobError(f"{error}; delete {shown(self.folder)} to begin anew") from error
+        if self.settings.log_every not in ("auto", self.journal.log_every):
+            log.warning("--log-every stays %s, as this job began", self.journal.log_every)
         self.settings = replace(self.settings, log_every=self.journal.log_every)
         about = {"id": self.id, "name": as_words(self.settings), "settings": asdict(self.settings)}
         write_json(self.folder / "settings.json", {**about, "owner": self.owner})
         log.info("job %s: %s", self.id, about["name"])
+
+    def keep_changes(self, diff: str) -> None:
+        """Write down how the code differs from its commit."""
+        path = self.folder / "changes.diff"
+        path.write_text(diff) if diff else path.unlink(missing_ok=True)
 
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended: finished, failed or interrupted, and its last line."""
@@ -118,8 +126,12 @@ def cause(error: Exception) -> str:
     """An error in one line; one from a loader's process comes with its trace before it."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space and give the same command again"
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"cannot write {error.filename}: {error.strerror}"
     lines = str(error).strip().splitlines() or [""]
     line = lines[-1] if lines[0].startswith("Caught ") else lines[0]
+    if isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", line):
+        return f"out of memory; try a smaller --batch-size ({line})"
     if isinstance(error, SettingsError | JobError):
         return line.split("JobError: ")[-1]
     return f"{type(error).__name__}: {line}"

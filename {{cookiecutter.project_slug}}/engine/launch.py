@@ -4,7 +4,8 @@
 which imports MLflow beside torch's import. `run` does the rest.
 
 Exit status: 0 finished (now or before), 1 failed, 2 wrong settings, 3 finished but the tracking
-store has not got it all, 128 + n stopped by signal n (130 Ctrl-C, 143 TERM, 138 USR1).
+store has not got it all, 4 running already in another process, 128 + n stopped by signal n (130
+Ctrl-C, 143 TERM, 138 USR1).
 """
 
 import os
@@ -38,13 +39,16 @@ def begin(kind: type[S]) -> "OneJob[S] | Grid[S]":
     os.environ["MLFLOW_TRACKING_URI"] = store.tracking_uri()  # absolute, for all that is started
     try:
         if words[:1] == ["--grid"]:
-            return Grid(kind, Path(words[1]))
+            return Grid(kind, Path(words[1]), words[2:])
         settings = cli.parse(kind, words)
         if settings.sync:
+            if settings != kind(sync=True, runs_root=settings.runs_root):
+                raise SettingsError("--sync: goes with --runs-root alone")
             sys.exit(sync(settings.runs_root))
         return OneJob(settings)
     except SettingsError as error:
-        sys.exit(leave(2, f"run.py: {error}"))
+        script = "run.sh" if words[:1] == ["--grid"] else "run.py"
+        sys.exit(leave(2, f"{script}: {error}"))
 
 
 class OneJob(Generic[S]):
@@ -61,13 +65,16 @@ class OneJob(Generic[S]):
         self._take()
         for lease in known.leases.get(self.job.id, []):
             if lease.owner != self.job.owner:
-                sys.exit(leave(1, f"{self._name} is running already (on {lease.host})"))
+                line = f"{self._name} is running already (on {lease.host}, says the tracking store)"
+                sys.exit(leave(4, f"{line}; if it is not, try again in {store.LEASE:.0f} s"))
         self._courier = Courier()
 
     def _take(self) -> None:
         try:
             self.job.take()
-        except (JobError, OSError) as error:
+        except JobError as error:
+            sys.exit(leave(4, f"{self._name} {error}"))
+        except OSError as error:
             sys.exit(leave(1, f"{self._name} {cause(error)}"))
 
     def _ask_store(self) -> reading.Known:
@@ -75,7 +82,7 @@ class OneJob(Generic[S]):
             return reading.known(store.experiment_name())
         except ConnectionError as error:
             self._store_is_away = str(error)
-            return reading.Known(set(), {})
+            return reading.Known({}, {})
 
     def _leave_if_finished(self, known: bool) -> None:
         last = self.job.outcome()
@@ -120,6 +127,7 @@ class OneJob(Generic[S]):
         self.job.open()
         self._courier.carry(self.job.folder)
         self.job.journal.tags(provenance.tags())
+        self.job.keep_changes(provenance.version()["changes"])
         self.job.journal.flush()
         if self._store_is_away:
             log.warning("%s; results wait in the job's folder", self._store_is_away)
@@ -131,13 +139,14 @@ class OneJob(Generic[S]):
         return said
 
     def _ended(self, status: str, code: int, why: str) -> int:
-        log.error("%s: %s", status, why, exc_info=True)
+        log.error("%s: %s", status, why, exc_info=status == "failed")
         with suppress(OSError, AttributeError):  # a full disk; a job that could not be opened
             self.job.close(status, why)
         problem = self._courier.finish(IMPATIENCE)
+        if self._courier.displaced:  # which has interrupted it
+            return leave(4, f"{self._name} {problem}")
         if status == "interrupted":
-            elsewhere = problem.startswith("is running already")  # its courier has stopped it
-            why = problem if elsewhere else f"{why}; the same command goes on from there"
+            why += "; the same command goes on from there"
         trace = f" (full trace: {shown(self.job.folder)}/log.txt)" if status == "failed" else ""
         return leave(code, f"{self._name} {status}: {why}{trace}")
 
@@ -145,7 +154,7 @@ class OneJob(Generic[S]):
         """The exit status of a finished job; says what the store has not got."""
         self.job.interruption.listen()
         try:
-            problem = self._courier.finish(PATIENCE)
+            problem = self._courier.finish(IMPATIENCE if self._store_is_away else PATIENCE)
         except Interrupted as stop:
             problem = f"interrupted {stop}"
         if problem:

@@ -7,6 +7,8 @@ Source: man7.org/linux/man-pages/man2/fcntl_locking.2.html.
 """
 
 import fcntl
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,19 @@ def take(path: Path) -> TextIO | None:
         file.close()
         return None
     return file
+
+
+def held(path: Path) -> bool:
+    """Whether another process has a file's lock; asks for none itself, so it is in nobody's way."""
+    layout, kind = ("qqihh", 3) if sys.platform == "darwin" else ("hhqqi", 0)  # of struct flock
+    wanted: list[int] = [0] * 5
+    wanted[kind] = fcntl.F_WRLCK
+    try:
+        with path.open() as file:
+            found = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *wanted))
+    except OSError:  # there is none, or it is not ours to read
+        return False
+    return bool(struct.unpack(layout, found)[kind] != fcntl.F_UNLCK)
 
 
 @contextmanager

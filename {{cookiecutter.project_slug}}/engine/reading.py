@@ -19,15 +19,15 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from engine.settings import PROJECT
-from engine.store import client, fresh, sqlite_path, tracking_uri
+from engine.settings import CODE
+from engine.store import check, client, fresh, reason, shown, sqlite_path, tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 FINISHED = """
-SELECT id.value, runs.run_uuid, runs.end_time FROM runs
+SELECT id.value, runs.run_uuid, runs.end_time, runs.start_time FROM runs
 JOIN experiments USING (experiment_id)
 JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
 JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.key = 'finished'
@@ -54,6 +54,8 @@ ORDER BY run_uuid, step, timestamp
 LEASED = "attributes.status = 'RUNNING'"
 MARKED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
 
+AWAY = "the tracking store cannot be read"
+
 LONGEST_QUERY = 20.0
 """Seconds after which a store that a job asks counts as away."""
 
@@ -79,9 +81,9 @@ class Lease(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Ids of the finished jobs, and leases by job id."""
+    """The finished jobs and how many seconds each took, and leases, by job id."""
 
-    finished: set[str]
+    finished: dict[str, float]
     leases: dict[str, list[Lease]]
 
 
@@ -98,23 +100,25 @@ def known(experiment: str) -> Known:
     """What the store knows of all jobs; nothing where the experiment or the store is not there yet.
 
     MLflow's client, where it is needed, is kept to a process of its own: a job that asks this goes
-    on to train.
+    on to train. Raises SettingsError where there can be no store.
     """
+    check()
     if path := sqlite_path(tracking_uri()):
         finished = _select(path, FINISHED, experiment, timeout=LONGEST_QUERY)
         running = _select(path, RUNNING, experiment, timeout=LONGEST_QUERY)
-        return Known({job_id for job_id, *_ in finished}, _leases(running))
+        took = {job_id: (end - start) / 1000 for job_id, _, end, start in finished}
+        return Known(took, _leases(running))
     command = [sys.executable, "-m", "engine.reading", experiment]
     try:
         asked = subprocess.run(
-            command, cwd=PROJECT, capture_output=True, text=True, timeout=LONGEST_QUERY
+            command, cwd=CODE, capture_output=True, text=True, timeout=LONGEST_QUERY
         )
     except subprocess.TimeoutExpired as error:
-        raise ConnectionError(f"no answer within {LONGEST_QUERY:.0f} s") from error
+        raise ConnectionError(f"{AWAY}: {shown()}: no answer in {LONGEST_QUERY:.0f} s") from error
     if asked.returncode:
         raise ConnectionError(asked.stderr.strip().splitlines()[-1])
-    finished_ids, running = json.loads(asked.stdout)
-    return Known(set(finished_ids), _leases(running))
+    took, running = json.loads(asked.stdout)
+    return Known(took, _leases(running))
 
 
 def jobs(experiment: str) -> list[StoredJob]:
@@ -149,7 +153,7 @@ def _jobs_by_sql(path: Path, experiment: str) -> list[StoredJob]:
             "metrics": {},
             "tags": {},
         }
-        for job_id, run, ended in _select(path, FINISHED, experiment)
+        for job_id, run, ended, _ in _select(path, FINISHED, experiment)
     }
     runs = json.dumps(list(found))
     for run, key, value in _select(path, OF_RUNS.format("params"), runs):
@@ -177,7 +181,7 @@ def _select(path: Path, query: str, *values: str, timeout: float = 60) -> list[t
     except sqlite3.DatabaseError as error:
         if str(error).startswith("no such table"):
             return []
-        raise ConnectionError(f"the tracking store {path} cannot be read: {error}") from error
+        raise ConnectionError(f"{AWAY}: {path}: {error}") from error
 
 
 def _leases(rows: list[Any]) -> dict[str, list[Lease]]:
@@ -207,14 +211,17 @@ def _jobs_by_client(experiment: str) -> list[StoredJob]:
     return sorted(found, key=lambda job: (job["job_id"], job["ended"]))
 
 
-def _known_by_client(experiment: str) -> tuple[list[str], list[list[str]]]:
+def _known_by_client(experiment: str) -> tuple[dict[str, float], list[list[str]]]:
     with _client() as client:
-        finished = [run.data.tags for run in _all_runs(client, experiment, MARKED)]
+        finished = _all_runs(client, experiment, MARKED)
         running = [run.data.tags for run in _all_runs(client, experiment, LEASED)]
     keys = ("job_id", "owner", "host", "heartbeat")
-    return [tags["job_id"] for tags in finished if "job_id" in tags], [
-        [tags[key] for key in keys] for tags in running if {*keys} <= {*tags}
-    ]
+    took = {
+        run.data.tags["job_id"]: ((run.info.end_time or 0) - run.info.start_time) / 1000
+        for run in finished
+        if "job_id" in run.data.tags
+    }
+    return took, [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
 
 
 def _all_runs(client: "MlflowClient", experiment: str, query: str) -> "list[Run]":
@@ -234,8 +241,7 @@ def _client() -> Iterator["MlflowClient"]:
     try:
         yield client()
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConnectionError(f"the tracking store cannot be read: {reason}") from error
+        raise ConnectionError(f"{AWAY}: {reason(error)}") from error
 
 
 if __name__ == "__main__":

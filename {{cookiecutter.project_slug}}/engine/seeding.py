@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.job import log
+
 
 def generator(seed: int, *use: str | int) -> torch.Generator:
     """A generator on the CPU for one use of a seed: `generator(seed, "order", epoch)`.
@@ -25,6 +27,7 @@ class GlobalStreams:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
+        self._type = device.type
         self._device = torch if device.type == "cpu" else torch.get_device_module(device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -32,14 +35,17 @@ class GlobalStreams:
         kind, keys, *rest = np.random.get_state(legacy=True)
         return {
             "torch": torch.get_rng_state(),
-            "device": self._device.get_rng_state(),
+            "device": {self._type: self._device.get_rng_state()},
             "python": random.getstate(),
             "numpy": (kind, np.asarray(keys).tolist(), *rest),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put each stream where it was."""
+        """Put each stream where it was; a device has none of another kind's."""
         torch.set_rng_state(state["torch"])
-        self._device.set_rng_state(state["device"])
+        if self._type in state["device"]:
+            self._device.set_rng_state(state["device"][self._type])
+        else:
+            log.warning("going on on another kind of device: not the same bits as on the first one")
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])

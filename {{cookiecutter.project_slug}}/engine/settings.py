@@ -12,12 +12,16 @@ import difflib
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-PROJECT = Path(__file__).resolve().parent.parent
+CODE = Path(__file__).resolve().parent.parent
+"""The folder that this code lies in: the project's, or a sweep's copy of it."""
+
+PROJECT = Path(os.environ.get("PROJECT_FOLDER", CODE))
 """The project's folder: runs, data and the default tracking store lie in it."""
 
 
@@ -234,10 +238,11 @@ def job_id(settings: JobSettings) -> str:
 
 
 def as_words(settings: JobSettings) -> str:
-    """The identity settings that differ from their defaults: `model=convnet lr=0.01 seed=2`."""
+    """The identity settings that differ from their defaults, in one line: `lr=0.01 seed=2`."""
     defaults = {f.name: _plain(f.default) for f in fields(settings)}
     changed = {k: v for k, v in identity(settings).items() if v != defaults[k]}
-    return " ".join(f"{name}={value}" for name, value in changed.items()) or "defaults"
+    text = " ".join(f"{name}={value}" for name, value in changed.items())
+    return " ".join(text.split()) or "defaults"
 
 
 def _plain(value: Any) -> Any:

@@ -9,16 +9,19 @@ written from) and `heartbeat`, the time at which its courier was last alive. A r
 with a young heartbeat and belongs to another folder is a lease: someone else trains that job.
 """
 
+import hashlib
 import os
+import re
 import time
 import tomllib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from engine import locks
-from engine.settings import PROJECT
+from engine.settings import CODE, PROJECT, SettingsError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,6 +35,15 @@ BEAT = 20.0
 
 LEASE = 120.0
 """Seconds after its last heartbeat for which a run is its owner's."""
+
+
+KINDS = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
+"""What the address of a store begins with (mlflow.org/docs, tracking URIs). MLflow has given up its
+file stores."""
+
+ATTEMPTS = 3
+"""Times that MLflow tries to reach a database in one call, for 0.4 s in all; its own 10 take 100 s,
+in which nothing else is tried."""
 
 
 class Elsewhere(Exception):
@@ -50,9 +62,31 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
+def check() -> None:
+    """Raise SettingsError if there can be no store at its address."""
+    uri = tracking_uri()
+    path = sqlite_path(uri)
+    if path and not path.parent.is_dir():
+        raise SettingsError(f"MLFLOW_TRACKING_URI {uri}: there is no folder {path.parent}")
+    if uri.split(":")[0].split("+")[0] not in KINDS:
+        known = ", ".join(KINDS)
+        raise SettingsError(f"MLFLOW_TRACKING_URI {uri}: must begin with one of {known}, and ://")
+
+
+def shown() -> str:
+    """The store's address as it can be printed: without a password."""
+    return re.sub(r"//[^@/]*@", "//", tracking_uri())
+
+
+def word() -> str:
+    """A word for the store."""
+    return hashlib.sha256(tracking_uri().encode()).hexdigest()[:12]
+
+
+@cache
 def experiment_name() -> str:
     """The project's name, from pyproject.toml: all its jobs lie in the experiment of that name."""
-    with (PROJECT / "pyproject.toml").open("rb") as file:
+    with (CODE / "pyproject.toml").open("rb") as file:
         return str(tomllib.load(file)["project"]["name"])
 
 
@@ -83,7 +117,9 @@ def client(uri: str = "") -> "MlflowClient":
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its own 7 take four minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     from mlflow import MlflowClient
+    from mlflow.store.db import utils
 
+    utils.MAX_RETRY_COUNT = ATTEMPTS
     return MlflowClient(uri or tracking_uri())
 
 
@@ -94,8 +130,24 @@ def fresh(status: str, heartbeat: str) -> bool:
 
 def _alone() -> AbstractContextManager[TextIO]:
     """Keep other processes of this machine from opening the store meanwhile."""
-    file = sqlite_path(tracking_uri()) or PROJECT / "mlflow"
+    file = sqlite_path(tracking_uri()) or PROJECT / f"mlflow-{word()}"
     return locks.waiting(file.with_name(file.name + ".lock"))
+
+
+def reason(error: BaseException) -> str:
+    """Why the store cannot be had, in one line: the system's or the database's own words, if there
+    are any."""
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    for cause in reversed(causes):
+        if isinstance(cause, TimeoutError):
+            return f"{shown()}: no answer"
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{cause.filename or shown()}: {cause.strerror}"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    of_database = [line for line in lines if re.match(r"\(\w+(\.\w+)+\) ", line)]
+    return (of_database or lines)[0]
 
 
 class Run:

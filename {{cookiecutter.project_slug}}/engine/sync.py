@@ -1,39 +1,57 @@
 """`python run.py --sync`: send what the tracking store has not got of the jobs on this disk."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from engine import journal, locks
 from engine.courier import turn
-from engine.delivery import Delivery, delivered, reason
-from engine.job import leave
-from engine.store import Elsewhere
+from engine.delivery import Delivery, delivered
+from engine.job import JobError, cause, leave
+from engine.settings import SettingsError
+from engine.store import Elsewhere, check, reason
 
 
 def sync(runs_root: Path) -> int:
-    """Send what is left of every job that is not running; the exit status."""
+    """Send what is left of every job that is not running; the exit status.
+
+    Raises SettingsError if there is no such folder, or there can be no such store.
+    """
+    check()
+    if not runs_root.expanduser().is_dir():
+        raise SettingsError(f"--runs-root: there is no folder {runs_root}")
     folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/{journal.FILE}"))]
     left = [folder for folder in folders if not delivered(folder)]
+    left = [folder for folder in left if not locks.held(folder / "lock")]
     sent = 0
     for folder in left:
-        lock = locks.take(folder / "lock")
-        if lock is None:
-            print(f"job {folder.name} is running: its own courier sends it")
-            continue
         try:
             _send(folder)
-        except Elsewhere as error:
-            print(f"job {folder.name} {error}")
+        except (JobError, Elsewhere) as error:
+            leave(1, f"job {folder.name} {error}")
         except Exception as error:
             line = f"{sent} of {len(left)} jobs sent; the tracking store: {reason(error)}"
             return leave(3, f"{line}; python run.py --sync sends the rest")
         else:
             sent += 1
             print(f"job {folder.name} sent")
-    return leave(0, f"{sent} of {len(left)} jobs sent" if left else "the tracking store has all")
+    line = f"{sent} of {len(left)} jobs sent" if left else "the tracking store has all"
+    return leave(0 if sent == len(left) else 1, line)
 
 
 def _send(folder: Path) -> None:
-    with turn(folder):
-        delivery = Delivery(folder)
+    """Raises JobError for what is wrong with the job's files, or what the store raises."""
+    with ExitStack() as held:
+        delivery = _open(folder, held)
         delivery.send()
         delivery.end(delivery.status or "KILLED")
+
+
+def _open(folder: Path, held: ExitStack) -> Delivery:
+    try:
+        if lock := locks.take(folder / "lock"):
+            held.enter_context(lock)
+            held.enter_context(turn(folder))
+            return Delivery(folder)
+    except (OSError, ValueError, LookupError) as error:
+        raise JobError(f"cannot be sent: {cause(error)}") from error
+    raise JobError("is running: its own courier sends it")

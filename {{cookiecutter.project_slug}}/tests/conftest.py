@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, each wi
 HERE = Path(__file__).resolve().parent.parent
 LEFT_BEHIND = (
     "runs",
+    ".sweeps",
     "mlflow.db*",
     "mlruns",
     "data",

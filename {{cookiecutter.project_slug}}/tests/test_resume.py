@@ -6,7 +6,6 @@ import signal
 from typing import get_args, get_type_hints
 
 import pytest
-import sklearn.datasets  # noqa: F401  (draws random numbers of Python's when first imported)
 import torch
 
 import run
@@ -144,6 +143,14 @@ def test_random_numbers_of_the_model(train, monkeypatch):
 
     monkeypatch.setitem(run.models.MODELS, "mlp", with_dropout)
     assert_goes_on(train, stop=9)
+
+
+def test_random_numbers_go_on_on_another_kind_of_device():
+    streams = GlobalStreams(0, torch.device("cpu"))
+    state = streams.state_dict() | {"device": {"cuda": torch.zeros(16, dtype=torch.uint8)}}
+    drawn = torch.rand(3)
+    streams.load_state_dict(state)
+    assert torch.equal(torch.rand(3), drawn)
 
 
 def test_twice_and_between_saves_by_time(train):

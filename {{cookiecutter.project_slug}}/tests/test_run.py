@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,6 +114,8 @@ def test_force_runs_it_again_in_one_run(
         (("--lr", "fast"), "--lr: 'fast' is not a number"),
         (("--dataset", "image-folder", "--data-root", "nowhere"), "no folder nowhere"),
         (("--runs-root", "run.py/runs"), "cannot write in"),
+        (("--sync", "--lr", "1"), "--sync: goes with --runs-root alone"),
+        (("--sync", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
     ],
 )
 def test_wrong_settings_are_one_line_and_leave_nothing(
@@ -124,6 +127,25 @@ def test_wrong_settings_are_one_line_and_leave_nothing(
     (line,) = done.stderr.splitlines()
     assert line.startswith("run.py: ") and said in line
     assert set(project.root.glob("runs/*")) == runs
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("foo://x", "must begin with one of"), ("sqlite:////nowhere/x.db", "no folder /nowhere")],
+)
+def test_an_address_of_no_store_is_refused(project: Project, address: str, said: str) -> None:
+    for flags in ((*QUICK, "--note", "nowhere"), ("--sync",)):
+        done = project.run(*flags, MLFLOW_TRACKING_URI=address)
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"run.py: MLFLOW_TRACKING_URI {address}: ") and said in line
+
+
+def test_another_python_is_told_what_it_lacks(project: Project) -> None:
+    out, err = (process := project.start(sys.executable, "-S", "run.py")).communicate()
+    assert (process.returncode, out) == (1, "")
+    said = "has not what the project needs; README.md tells how to get it"
+    assert err == f"{sys.executable} {said}\n"
 
 
 def test_a_loss_that_is_no_number_fails_the_job(project: Project) -> None:
@@ -181,16 +203,26 @@ def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(project:
 
 def test_store_away_the_results_are_safe_and_sent_later(project: Project, tmp_path: Path) -> None:
     flags = (*QUICK, "--note", "away", "--quiet")
-    (tmp_path / "file").touch()  # where the store's folder would have to be
-    away = project.run(*flags, MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/file/mlflow.db")
+    address = "http://127.0.0.1:9"
+    away = project.run(*flags, MLFLOW_TRACKING_URI=address)
     assert away.returncode == 3
-    assert (
-        "finished: test_loss" in away.stderr
-        and "python run.py --sync sends what is left" in away.stderr
-    )
+    (line,) = away.stderr.splitlines()
+    assert "finished: test_loss" in line
+    missing = f"the tracking store has not got it all ({address}: Connection refused)"
+    assert line.endswith(f"{missing}: python run.py --sync sends what is left")
     assert project.runs(job_of(away)) == []
     best = project.root / "runs" / job_of(away) / "best.pt"
     written = best.stat().st_mtime_ns
+    damaged = project.root / "runs" / "000000000000"
+    damaged.mkdir()
+    (damaged / "metrics.jsonl").write_text("no line of a journal\n")
+    sync = project.run("--sync")
+    shutil.rmtree(damaged)
+    assert sync.returncode == 1
+    assert sync.stdout == f"job {job_of(away)} sent\n"
+    wrong, said = sync.stderr.splitlines()
+    assert wrong.startswith("job 000000000000 cannot be sent: ")
+    assert said == "1 of 2 jobs sent"
     back = project.run(*flags)
     assert back.returncode == 0 and "already finished" in back.stdout
     assert [status for _, status in project.runs(job_of(away))] == ["FINISHED"]

@@ -1,14 +1,40 @@
 """`bash run.sh`: the jobs of a grid, by what it prints, leaves and returns."""
 
+import math
 import os
+import re
 import shlex
+import shutil
 import signal
 import stat
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
+import pytest
 from conftest import Project, wait_until
 
 QUICK = "--epochs 1 --batch-size 256 --device cpu"
+NOTE = "-- it's $(touch oops); `touch oops` \"* \\n\n${HOME} é"
+ONE_FAILS = (
+    f"{QUICK} --lr 1e30 --optimizer sgd",
+    f"{QUICK} --seed 5 --note={shlex.quote(NOTE)}",
+)
+RUNNING = ("--epochs", "100000", "--seed", "13")
+
+
+def no_gpus() -> str:
+    """A PATH on which there is no nvidia-smi."""
+    found = shutil.which("nvidia-smi")
+    folders = os.environ["PATH"].split(os.pathsep)
+    return os.pathsep.join(f for f in folders if not found or f != os.path.dirname(found))
+
+
+def kill_group(process: subprocess.Popen[str]) -> None:
+    """Kill a process and all that it has started in its group."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def summary(out: str) -> str:
@@ -19,7 +45,8 @@ def summary(out: str) -> str:
 def fake_gpus(folder: Path, *uuids: str) -> str:
     """A PATH on which nvidia-smi lists these GPUs."""
     script = folder / "nvidia-smi"
-    script.write_text("#!/bin/sh\n" + "".join(f"echo {uuid}\n" for uuid in uuids))
+    lines = [f"echo 'GPU {n}: Pretend (UUID: {uuid})'\n" for n, uuid in enumerate(uuids)]
+    script.write_text("#!/bin/sh\n[ $1 = -L ] || exit 9\n" + "".join(lines))
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return f"{folder}:{os.environ['PATH']}"
 
@@ -41,19 +68,22 @@ def test_runs_what_is_not_finished_on_every_gpu(project: Project, tmp_path: Path
     assert again.stdout.startswith("2 of 2 jobs finished, 0 of them now")
 
 
-def test_one_failure_is_named_and_stops_no_other(project: Project) -> None:
-    note = "it's $(touch oops); `touch oops` \"* \\n"
-    done = project.sweep(
-        f"{QUICK} --lr 1e30 --optimizer sgd",
-        f"{QUICK} --seed 5 --note {shlex.quote(note)}",
-    )
-    assert done.returncode == 1
-    assert summary(done.stdout).startswith("1 of 2 jobs finished, 1 of them now; 1 did not")
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("status 1: "))
+@pytest.fixture(scope="module")
+def one_failed(project: Project) -> subprocess.CompletedProcess[str]:
+    """A sweep of two jobs, of which the first fails."""
+    return project.sweep(*ONE_FAILS)
+
+
+def test_one_failure_is_named_and_stops_no_other(
+    project: Project, one_failed: subprocess.CompletedProcess[str]
+) -> None:
+    assert one_failed.returncode == 1
+    assert summary(one_failed.stdout).startswith("1 of 2 jobs finished, 1 of them now; 1 did not")
+    (line,) = (line for line in one_failed.stderr.splitlines() if line.startswith("status 1: "))
     assert "train_loss was not finite" in line and "output.txt" in line
     assert not (project.root / "oops").exists()
     notes = {value for (value,) in project.ask("SELECT value FROM params WHERE key = 'note'")}
-    assert notes == {"", note}
+    assert notes == {"", NOTE}
 
 
 def test_a_wrong_grid_starts_nothing_and_names_each_job(project: Project) -> None:
@@ -77,18 +107,79 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(project: Project) -> Non
     process = project.start("bash", "run.sh")
     out, err = process.communicate()
     assert (process.returncode, out) == (2, "")
-    assert err == "run.sh: jobb: no such command; nothing was started\n"
+    unknown, nothing = err.splitlines()
+    assert unknown.endswith("jobb: command not found")
+    assert nothing == "run.sh: nothing was started"
     assert set(project.root.glob("runs/*")) == runs
 
 
-def test_an_empty_grid_and_a_wrong_word_are_refused(project: Project) -> None:
-    assert project.sweep().returncode == 2
-    process = project.start("bash", "run.sh", "--fast")
-    _, err = process.communicate()
-    assert (process.returncode, err) == (
-        2,
-        "run.sh: no such argument: --fast (the grid is in the script)\n",
-    )
+def test_an_empty_grid_is_refused(project: Project) -> None:
+    done = project.sweep()
+    assert (done.returncode, done.stderr) == (2, "run.sh: the grid names no job\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
+        ("--retries -1", "--retries -1: must be 0 or more"),
+        ("--per-gpu none", "--per-gpu: invalid int value: 'none'"),
+        ("--gpus 3", "--gpus 3: nvidia-smi knows no such GPU"),
+        ("--at-most 3", "--at-most: only with --slurm"),
+        ("-- --partition gpu", "--: only with --slurm"),
+        ("--slurm --retries 2", "--retries: not with --slurm"),
+    ],
+)
+def test_wrong_flags_are_refused(project: Project, flags: str, said: str) -> None:
+    project.write_grid(f"{QUICK} --seed 9")
+    process = project.start("bash", "run.sh", *flags.split(), PATH=no_gpus())
+    assert process.communicate() == ("", f"run.sh: {said}\n")
+    assert process.returncode == 2
+
+
+def test_list_tells_each_jobs_state_and_starts_nothing(
+    project: Project, one_failed: subprocess.CompletedProcess[str]
+) -> None:
+    running = project.start(sys.executable, "run.py", *QUICK.split(), *RUNNING)
+    assert running.stdout
+    job_id = next(running.stdout).split()[1].rstrip(":")
+    wait_until(lambda: (project.root / "runs" / job_id / "best.pt").exists())
+    project.write_grid(f"{QUICK} --seed 10", *ONE_FAILS, f"{QUICK} {' '.join(RUNNING)}")
+    process = project.start("bash", "run.sh", "--list")
+    out, err = process.communicate()
+    kill_group(running)
+    assert (process.returncode, err) == (0, "")
+    *lines, total, rate = out.splitlines()
+    assert [line.split()[1] for line in lines] == ["pending", "failed", "finished", "running"]
+    assert "train_loss was not finite" in lines[1]
+    assert re.search(r"seed=13.* \[epoch \d+/100000, .* left\]", lines[3])
+    assert total == "4 jobs: 1 failed, 1 finished, 1 pending, 1 running"
+    assert re.fullmatch(r".+ jobs an hour, .+ left", rate)
+    again = project.start("bash", "run.sh", "--list")
+    assert re.search(r"interrupted .*seed=13", again.communicate()[0])  # it was killed
+
+
+def test_search_draws_the_same_settings_each_time(project: Project) -> None:
+    body = "search {} --lr 'log 1e-4 1e-1' --note \"choice 'a b' c\" -- --seed 1"
+    shown = []
+    for count in (8, 16):
+        project.write_grid("--seed 1")
+        script = (project.root / "run.sh").read_text()
+        (project.root / "run.sh").write_text(script.replace("job --seed 1", body.format(count)))
+        process = project.start("bash", "run.sh", "--list")
+        out, err = process.communicate()
+        assert (process.returncode, err) == (0, "")
+        shown.append(out.splitlines()[:-1])
+    assert shown[1][:8] == shown[0] and len(shown[1]) == 16
+    rates = [float(re.findall(r"lr=(\S+)", line)[0]) for line in shown[1]]
+    quarters = Counter(int(4 * math.log(rate / 1e-4) / math.log(1e3)) for rate in rates)
+    assert quarters == {0: 4, 1: 4, 2: 4, 3: 4}  # evenly spread, on the scale that was asked for
+    assert {re.findall(r"note=(.+)", line)[0].strip() for line in shown[1]} == {"a b", "c"}
+    wrong = body.format("some")
+    (project.root / "run.sh").write_text(script.replace("job --seed 1", wrong))
+    process = project.start("bash", "run.sh", "--list")
+    assert process.communicate()[1].startswith("run.sh: search: must begin with how many")
+    assert process.returncode == 2
 
 
 def test_ctrl_c_stops_the_running_job_and_starts_no_other(project: Project) -> None:

@@ -1,0 +1,227 @@
+"""A real Slurm on this machine: on loopback, on free ports, with pretend GPUs.
+
+Sources: slurm.schedmd.com/slurm.conf.html, gres.conf.html, preempt.html.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import debian
+import pytest
+from faults import wait_until
+from servers import free_port
+
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+"""Where programs lie, those that ordinary users need not find as well."""
+
+PAUSE = 0.5
+"""Seconds between two questions to Slurm, which take its time and ours."""
+
+CONFIGURATION = """
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control_port}
+SlurmdPort={node_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+MailProg=/bin/true
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=0,batch_sched_delay=0
+SlurmctldParameters={parameters}
+SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=20
+MinJobAge=3600
+MaxArraySize={largest_array}
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory=1000 Gres=gpu:{gpus} State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace} State=UP
+PartitionName=high Nodes=ALL PriorityTier=2 State=UP
+"""
+
+
+class Cluster:
+    """A Slurm of one machine. `env` has what its commands need to find it."""
+
+    def __init__(
+        self, folder: Path, gpus: int, largest_array: int, before: tuple[str, ...]
+    ) -> None:
+        self._folder, self._before = folder, before
+        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._settings: dict[str, object] = {
+            "host": platform.node().split(".")[0],
+            "control_port": free_port(),
+            "node_port": free_port(),
+            "user": self.ask("id", "-un").strip(),
+            "folder": folder,
+            "parameters": "preempt_send_user_signal",
+            "grace": 60,
+            "largest_array": largest_array,
+            "gpus": gpus,
+            "cpus": 2 * gpus,
+        }
+        self._write(gpus)
+
+    def start(self) -> None:
+        """Start its processes; returns once they answer."""
+        key, socket = self._folder / "munge.key", self._folder / "munge.sock"
+        places = [f"--{name}-file={self._folder}/munged.{name}" for name in ("pid", "log", "seed")]
+        munged = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={socket}"]
+        asked = ["sinfo", "--noheader", "--partition=main", "--format=%t"]
+        self._start([*munged, *places], socket.exists)
+        self._start(["slurmctld", "-D"], lambda: self._try(*asked).returncode == 0)
+        self._start(["slurmd", "-D"], lambda: self._try(*asked).stdout == "idle\n")
+
+    def ask(self, *command: str) -> str:
+        """What a command prints."""
+        done = self._try(*command)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout
+
+    def states(self) -> list[str]:
+        """Slurm's word for the state of each task in its queue."""
+        return self.ask("squeue", "--noheader", "--array", "--format=%T").split()
+
+    def wait_until_empty(self) -> None:
+        """Return once nothing is left in its queue."""
+        wait_until(lambda: not self.states(), 600, PAUSE)
+
+    def restarts(self) -> dict[str, int]:
+        """How often each task that has begun was sent back into the queue."""
+        lines = self.ask("scontrol", "--oneliner", "show", "job").splitlines()
+        form = r"ArrayJobId=(\d+) ArrayTaskId=(\d+) .* Restarts=(\d+)"
+        found = [re.search(form, line) for line in lines]
+        return {f"{task[1]}_{task[2]}": int(task[3]) for task in found if task}
+
+    @contextmanager
+    def configured(self, **settings: object) -> Iterator[None]:
+        """Within, some of its configuration is another."""
+        self._configure(self._settings | settings)
+        self.ask("scontrol", "reconfigure")
+        try:
+            yield
+        finally:
+            self._configure(self._settings)
+            self.ask("scontrol", "reconfigure")
+
+    def set(self, what: str, **values: object) -> None:
+        """Change something of Slurm's, such as JobId=17_3."""
+        self.ask("scontrol", "update", what, *(f"{k}={v}" for k, v in values.items()))
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Within, no job starts."""
+        self.set("PartitionName=main", State="DOWN")
+        try:
+            yield
+        finally:
+            self.set("PartitionName=main", State="UP")
+
+    def preempt(self) -> None:
+        """Have a job take the place of another on a GPU."""
+        job = ["sbatch", "--partition=high", "--gres=gpu:1", "--output=/dev/null", "--wrap=true"]
+        self.ask(*job)
+
+    def stop(self) -> None:
+        """Cancel its jobs, if there are any, and end its processes."""
+        try:
+            if len(self._processes) == 3:
+                wait_until(self._is_emptied, pause=PAUSE)
+        finally:
+            for process in reversed(self._processes):
+                process.terminate()
+                process.wait(60)
+
+    def _is_emptied(self) -> bool:
+        self.ask("scancel", f"--user={self._settings['user']}")
+        return not self.states()
+
+    def _write(self, gpus: int) -> None:
+        """The key that its parts know each other by, its GPUs and its configuration."""
+        for name in ("state", "spool"):
+            (self._folder / name).mkdir()
+        key = self._folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        lines = ""
+        for number in range(gpus):
+            device = self._folder / f"gpu{number}"
+            device.symlink_to("/dev/null")  # Slurm takes no plain file for a device
+            lines += f"NodeName={self._settings['host']} Name=gpu File={device}\n"
+        (self._folder / "gres.conf").write_text(lines)
+        self._configure(self._settings)
+        version = re.findall(r"\d+", self.ask("slurmctld", "-V"))
+        if (int(version[0]), int(version[1])) >= (23, 11):  # those before know no such thing
+            (self._folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        self._folder.chmod(0o755)
+        for path in (self._folder, *self._folder.rglob("*")) if self._before else ():
+            os.chown(path, *self._ids(), follow_symlinks=False)
+
+    def _configure(self, settings: dict[str, object]) -> None:
+        (self._folder / "slurm.conf").write_text(CONFIGURATION.format(**settings))
+
+    def _ids(self) -> tuple[int, int]:
+        return int(self.ask("id", "-u")), int(self.ask("id", "-g"))
+
+    def _start(self, command: list[str], ready: Callable[[], bool]) -> None:
+        with (self._folder / "output.txt").open("a") as output:
+            process = subprocess.Popen(
+                [*self._before, *command],
+                cwd=self._folder,
+                env=os.environ | self.env | {"PATH": PATH},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        wait_until(lambda: process.poll() is not None or ready())
+        assert process.poll() is None, (self._folder / "output.txt").read_text()
+
+    def _try(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self._before, *command],
+            cwd=self._folder,
+            env=os.environ | self.env | {"PATH": PATH},
+            capture_output=True,
+            text=True,
+        )
+
+
+@contextmanager
+def slurm(gpus: int, largest_array: int, before: tuple[str, ...] = ()) -> Iterator[Cluster]:
+    """Slurm, perhaps behind words that make it another user's."""
+    install()
+    with TemporaryDirectory() as folder:
+        cluster = Cluster(Path(folder), gpus, largest_array, before)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def install() -> None:
+    """Install Slurm if it is not there."""
+    if not shutil.which("slurmctld", path=PATH):
+        debian.install("munge", "slurmctld", "slurmd", "slurm-client")
+    if not shutil.which("slurmctld", path=PATH):
+        pytest.fail("Slurm is installed, but its slurmctld may not be executed")

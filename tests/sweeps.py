@@ -1,0 +1,163 @@
+"""What the sweep tests have in common: pretend GPUs, and jobs that need no torch."""
+
+import json
+import os
+import shlex
+import stat
+import subprocess
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from faults import Project
+
+LIGHT = '''
+"""A job that notes where and when it ran, and ends as its note tells it to."""
+import time
+BEGUN = time.time()
+import json, os, sys
+from pathlib import Path
+from engine import cli
+from engine.job import Job
+from engine.launch import begin
+from engine.settings import JobSettings as Settings
+
+if sys.argv[1:2] == ["--grid"]:
+    sys.exit(begin(Settings).run(lambda settings: None, None))
+job = Job(cli.parse(Settings, sys.argv[1:]))
+note = json.loads(job.settings.note or "{}")
+if job.outcome().get("status") == "finished":
+    sys.exit(0)
+job.make_folder()
+try:
+    job.take()
+except Exception as error:
+    print("job", job.id, error)
+    sys.exit(4)
+job.open()
+ran = job.folder / "ran"
+ran.open("a").write("x")
+time.sleep(note.get("seconds", 0.3))
+error = note.get("fails")
+failed = error and len(ran.read_text()) <= note.get("times", 99)
+job.close("failed" if failed else "finished", error or "")
+device = os.environ.get("CUDA_VISIBLE_DEVICES", "cpu")
+line = {"job": job.id, "device": device, "begun": BEGUN, "ended": time.time(), "code": __doc__}
+with Path(os.environ["INTERVALS"]).open("a") as file:
+    print(json.dumps(line), file=file)
+print("job", job.id, f"failed: {error}" if failed else "finished")
+sys.exit(1 if failed else 0)
+'''
+
+NVIDIA_SMI = """#!/bin/sh
+# Pretend GPUs, a file each: first its UUID, then what --query-gpu says of its use.
+cd "$(dirname "$0")/gpus" || exit 1
+for last; do :; done
+case "$*" in
+  -L) n=0; for f in *; do echo "GPU $n: Pretend (UUID: $(head -n 1 "$f"))"; n=$((n + 1)); done ;;
+  *)
+    for name in $(echo "${last#--id=}" | tr , ' '); do
+      found=
+      for f in *; do
+        if [ "$f" = "$name" ] || [ "$(head -n 1 "$f")" = "$name" ]; then found=$f; fi
+      done
+      [ -n "$found" ] || { echo "No devices were found"; exit 6; }
+      case "$*" in *=uuid*) head -n 1 "$found" ;; *) tail -n 1 "$found" ;; esac
+    done ;;
+esac
+"""
+
+
+class Interval(NamedTuple):
+    """When and where a job ran."""
+
+    job: str
+    device: str
+    begun: float
+    ended: float
+    code: str
+
+
+class Lab:
+    """A project whose jobs are light, on a machine with pretend GPUs."""
+
+    def __init__(self, project: Project, machine: Path, gpus: int) -> None:
+        self.project, self.machine = project, machine
+        (project.root / "run.py").write_text(LIGHT)
+        self.intervals_file = machine / "intervals"
+        if not machine.exists():
+            (machine / "gpus").mkdir(parents=True)
+            for number in range(gpus):
+                self.use(number, memory=3, percent=0)
+            script = machine / "nvidia-smi"
+            script.write_text(NVIDIA_SMI)
+            script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+            self.intervals_file.touch(0o666)
+            self.intervals_file.chmod(0o666)
+            machine.chmod(0o755)
+        self.env = project.env | {
+            "PATH": f"{machine}:{os.environ['PATH']}",
+            "GPU_LOCKS": str(machine / "locks"),
+            "INTERVALS": str(self.intervals_file),
+        }
+
+    def use(self, gpu: int, memory: int, percent: int) -> None:
+        """Have someone use so many MiB, and so much of the time, of a GPU."""
+        path = self.machine / "gpus" / str(gpu)
+        path.write_text(f"GPU-{gpu}\n{memory}, {percent}\n")
+
+    def write_grid(self, *jobs: str) -> None:
+        """Make these jobs, each given as shell words, the grid of run.sh."""
+        write_grid(self.project.root, *jobs)
+
+    def start(self, *flags: str, **env: str) -> subprocess.Popen[str]:
+        """Start `bash run.sh` in a process group of its own."""
+        return start(self.project.root, self.env | env, *flags)
+
+    def sweep(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """`bash run.sh` to its end."""
+        process = self.start(*flags, **env)
+        out, err = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def intervals(self) -> list[Interval]:
+        """What the jobs have noted."""
+        lines = self.intervals_file.read_text().splitlines()
+        return [Interval(**json.loads(line)) for line in lines]
+
+
+def write_grid(root: Path, *jobs: str) -> None:
+    """Make these jobs, each given as shell words, the grid of a project's run.sh."""
+    head, rest = (root / "run.sh").read_text().split("grid() {\n")
+    tail = rest.split("\n}\n", 1)[1]
+    body = "".join(f"  job {job}\n" for job in jobs)
+    (root / "run.sh").write_text(f"{head}grid() {{\n{body}}}\n{tail}")
+
+
+def start(
+    root: Path, env: dict[str, str], *flags: str, before: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
+    """Start `bash run.sh`, perhaps behind other words, in a process group of its own."""
+    return subprocess.Popen(
+        [*before, "bash", "run.sh", *flags],
+        cwd=root,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def light(**note: object) -> Callable[[int], str]:
+    """A light job's words, by its seed."""
+    return lambda seed: f"--seed {seed} --note {shlex.quote(json.dumps(note))}"
+
+
+def assert_one_at_a_time(intervals: list[Interval]) -> None:
+    """No device had two jobs at once."""
+    for device in {interval.device for interval in intervals}:
+        here = sorted((i for i in intervals if i.device == device), key=lambda i: i.begun)
+        for one, after in pairwise(here):
+            assert one.ended <= after.begun, (one, after)

@@ -1,0 +1,315 @@
+"""`bash run.sh --slurm`, with a real Slurm on this machine.
+
+    pytest -m slow -rP tests/test_slurm.py
+
+Its GPUs are two pretend ones, and an array can have four tasks. Some jobs train, others are light.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from faults import Project, assert_as_undisturbed, one_line, wait_until
+from slurms import PAUSE, Cluster, slurm
+from sweeps import Lab, assert_one_at_a_time, light, start, write_grid
+from test_queue import SOMEONE_ELSE
+
+pytestmark = pytest.mark.slow
+
+ARRAY = 4
+"""Tasks of an array, at most."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Slurm with two GPUs."""
+    with slurm(gpus=2, largest_array=ARRAY) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store for all light jobs, which leave nothing in it: to make one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+
+
+@pytest.fixture
+def lab(project: Project, cluster: Cluster, store: str, tmp_path: Path) -> Lab:
+    """A project of the test's own, whose jobs are light, beside Slurm."""
+    lab = Lab(project.copy(tmp_path / "project"), tmp_path / "machine", gpus=0)
+    lab.env |= cluster.env | {"MLFLOW_TRACKING_URI": store}
+    return lab
+
+
+def run(root: Path, env: dict[str, str], *flags: str) -> "subprocess.CompletedProcess[str]":
+    """`bash run.sh` to its end."""
+    process = start(root, env, *flags)
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@contextmanager
+def sweeping(root: Path, env: dict[str, str]) -> "Iterator[subprocess.Popen[str]]":
+    """`bash run.sh`, which is stopped if it has not ended."""
+    process = start(root, env)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def arrays(done: "subprocess.CompletedProcess[str]", count: int) -> list[str]:
+    """The arrays that so many jobs were handed to Slurm as."""
+    assert (done.returncode, done.stderr) == (0, "")
+    begun, ids = f"{count} jobs handed to Slurm as ", done.stdout.split("; ")[0]
+    assert ids.startswith(begun)
+    return ids.removeprefix(begun).split(", ")
+
+
+def tasks(ids: list[str], count: int) -> list[str]:
+    """Slurm's names for the first jobs of a grid."""
+    return [f"{ids[number // ARRAY]}_{number % ARRAY}" for number in range(count)]
+
+
+def listed(done: "subprocess.CompletedProcess[str]") -> dict[str, tuple[str, str]]:
+    """What `--list` says of each job: its state, and what stands in brackets."""
+    assert (done.returncode, done.stderr) == (0, "")
+    found = re.findall(r"^(\w{12})  (\w+) .*?(?:\[(.*)\])?$", done.stdout, re.MULTILINE)
+    return {job: (state, about) for job, state, about in found}
+
+
+def folders(root: Path) -> list[Path]:
+    """The folders of the project's sweeps."""
+    return list((root / ".sweeps").iterdir())
+
+
+HELD = """\
+            with (job.folder / "devices").open("a") as file:
+                print(os.environ["CUDA_VISIBLE_DEVICES"], file=file)
+            held = job.folder.parents[1] / (settings.note or "none")
+            for _ in job.interruption.between(iter(lambda: epoch > 1 and held.exists(), False)):
+                time.sleep(0.05)
+            model.train()
+"""
+"""In the training loop: a job writes down its GPU; one with a note waits after its first epoch for
+as long as there is a file of that name."""
+
+QUICK = "--epochs 10 --batch-size 256"
+GRID = (
+    *(f"{QUICK} --seed {seed} --note held-{seed}" for seed in range(3)),
+    f"{QUICK} --optimizer sgd --lr 1e30",
+    *(f"{QUICK} --seed {seed}" for seed in range(3, 7)),
+)
+
+
+class Held:
+    """The jobs of GRID that take their time until they are released."""
+
+    def __init__(self, project: Project, cluster: Cluster, tasks: dict[str, str]) -> None:
+        self._project, self._cluster = project, cluster
+        self.tasks = dict(list(tasks.items())[:3])
+        self.files = {job: project.root / f"held-{n}" for n, job in enumerate(self.tasks)}
+        for file in self.files.values():
+            file.touch()
+
+    def said(self, job: str) -> str:
+        """What a job has printed."""
+        output = self._project.folder(job) / "output.txt"
+        return output.read_text() if output.exists() else ""
+
+    def training(self) -> list[str]:
+        """Those that have come past an epoch."""
+        return [job for job in self.tasks if "epoch 1/" in self.said(job)]
+
+    def sent_back(self, signal: str) -> str:
+        """Wait until Slurm has taken one back into its queue, with a checkpoint; release it."""
+        found: list[str] = []
+
+        def is_back() -> bool:
+            restarts = self._cluster.restarts()
+            found[:] = [job for job, task in self.tasks.items() if restarts.get(task)]
+            return bool(found)
+
+        wait_until(is_back, 600, PAUSE)
+        (job,) = found
+        line = f"job {job} interrupted: by {signal}; the same command goes on from there"
+        wait_until(lambda: self.said(job).splitlines()[-1] == line)
+        del self.tasks[job]
+        self.files[job].unlink()
+        return job
+
+
+def test_jobs_that_train(project: Project, cluster: Cluster, tmp_path: Path) -> None:
+    """One fails, others make room by a warning, by TERM alone and at their time limit: in the end
+    all is as after `bash run.sh`."""
+    here = project.copy(tmp_path / "here")
+    write_grid(here.root, *GRID)
+    script = here.root / "run.py"
+    text = script.read_text().replace("            model.train()\n", HELD)
+    script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
+    there = here.copy(tmp_path / "there")
+    env = there.env | cluster.env
+    local = {"CUDA_VISIBLE_DEVICES": "0,1", "GPU_LOCKS": str(tmp_path / "locks")}
+    with sweeping(here.root, here.env | local) as beside:
+        jobs = disturbed(there, cluster)
+        beside.communicate(timeout=600)
+    assert beside.returncode == 1  # one job failed
+    states = listed(run(there.root, env, "--list"))
+    failed = jobs[3]
+    assert Counter(state for state, _ in states.values()) == {"finished": 7, "failed": 1}
+    assert "train_loss was not finite" in states[failed][1]
+    for job in jobs:
+        if job != failed:
+            assert_as_undisturbed(there, job, here, job)
+    assert [status for _, status in there.runs(failed)] == ["FAILED"]
+    devices = {job: (there.folder(job) / "devices").read_text().split() for job in jobs}
+    assert {device for used in devices.values() for device in used} == {"0", "1"}
+
+    with cluster.closed():
+        (array,) = arrays(run(there.root, env, "--slurm"), 1)
+        states = listed(run(there.root, env, "--list"))
+        assert states[failed] == ("queued", f"Slurm {array}_0 PENDING")
+        cluster.ask("scancel", array)
+    assert listed(run(there.root, env, "--list"))[failed][0] == "failed"
+
+
+def disturbed(there: Project, cluster: Cluster) -> list[str]:
+    """Hand GRID to Slurm and disturb three of its jobs; returns all jobs, once all have ended."""
+    env = there.env | cluster.env
+    jobs = list(listed(run(there.root, env, "--list")))
+    ids = arrays(run(there.root, env, "--slurm", "--", "--time=30"), len(GRID))
+    named = dict(zip(jobs, tasks(ids, len(GRID)), strict=True))
+    held = Held(there, cluster, named)
+    wait_until(lambda: len(held.training()) == 2, 600)
+    states = listed(run(there.root, env, "--list"))
+    assert [states[job][0] for job in jobs[:2]] == ["running", "running"]
+    waiting = {job: ("queued", f"Slurm {named[job]} PENDING") for job in jobs[2:]}
+    assert {job: states[job] for job in jobs[2:]} == waiting
+    again = run(there.root, env, "--slurm")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout == "nothing handed to Slurm: 6 queued, 2 running\n"
+
+    cluster.preempt()
+    held.sent_back("SIGUSR1")
+    wait_until(lambda: len(held.training()) == 2, 600)
+    with cluster.configured(parameters="idle_on_node_suspend", grace=0):  # no warning
+        cluster.preempt()
+        held.sent_back("SIGTERM")
+    (task,) = held.tasks.values()
+    cluster.set(f"JobId={task}", EndTime="now+45")  # Slurm looks every 30 s who is to be warned
+    held.sent_back("SIGUSR1")
+    cluster.set(f"JobId={task}", TimeLimit=30)
+    cluster.wait_until_empty()
+    return jobs
+
+
+def test_more_jobs_than_an_array_holds(lab: Lab, cluster: Cluster) -> None:
+    """They run the code that was there when they were handed over, which is then cleared away."""
+    lab.write_grid(*map(light(), range(10)))
+    with cluster.closed():
+        ids = arrays(lab.sweep("--slurm"), 10)
+        assert len(ids) == 3
+        script = lab.project.root / "run.py"
+        script.write_text(script.read_text().replace('"""A job', '"""Edited: a job'))
+        named = {("queued", f"Slurm {task} PENDING") for task in tasks(ids, 10)}
+        assert set(listed(lab.sweep("--list")).values()) == named
+        again = lab.sweep("--slurm")
+        assert (again.returncode, again.stderr) == (0, "")
+        assert again.stdout == "nothing handed to Slurm: 10 queued\n"
+    watched = lab.sweep("--watch")
+    assert (watched.returncode, watched.stderr) == (0, "")
+    assert watched.stdout.splitlines()[-1] == "10 jobs: 10 unsent"
+    cluster.wait_until_empty()
+    intervals = lab.intervals()
+    assert_one_at_a_time(intervals)
+    assert len({i.job for i in intervals}) == len(intervals) == 10
+    assert {i.device for i in intervals} == {"0", "1"}
+    assert not any("Edited" in i.code for i in intervals)
+    assert len(folders(lab.project.root)) == 1
+    assert lab.sweep("--only", "failed").returncode == 0
+    assert folders(lab.project.root) == []
+
+
+def test_at_most_one_at_a_time(lab: Lab, cluster: Cluster) -> None:
+    lab.write_grid(*map(light(), range(5)))
+    assert len(arrays(lab.sweep("--slurm", "--at-most", "1"), 5)) == 2
+    cluster.wait_until_empty()
+    intervals = sorted(lab.intervals(), key=lambda interval: interval.begun)
+    assert len(intervals) == 5
+    assert all(one.ended <= after.begun for one, after in pairwise(intervals))
+
+
+def test_a_job_that_makes_room_comes_back_but_not_after_scancel(lab: Lab, cluster: Cluster) -> None:
+    """Both get TERM: within the grace period, since that is to be the warning, and by scancel."""
+    lab.write_grid(*map(light(seconds=600), range(2)))
+    (array,) = arrays(lab.sweep("--slurm", "--", "--signal=B:TERM@60"), 2)
+    wait_until(lambda: len(list(lab.project.root.glob("runs/*/ran"))) == 2)
+    cluster.preempt()
+    both = [f"{array}_{number}" for number in range(2)]
+
+    def restarts() -> list[int]:
+        found = cluster.restarts()
+        return sorted(found.get(task, 0) for task in both)
+
+    wait_until(lambda: restarts() == [0, 1], pause=PAUSE)
+    cluster.ask("scancel", array)
+    cluster.wait_until_empty()
+    assert restarts() == [0, 1]
+
+
+def test_what_sbatch_refuses(lab: Lab, cluster: Cluster) -> None:
+    lab.write_grid(*map(light(), range(6)))
+    said = one_line(lab.sweep("--slurm", "--", "--partition=nowhere"), 2)
+    assert said.startswith("run.sh: sbatch: ") and "nowhere" in said
+    assert folders(lab.project.root) == []
+    assert cluster.states() == []
+
+
+def test_what_sbatch_refuses_in_part(lab: Lab, cluster: Cluster) -> None:
+    """It takes the first array and no more; then the rest is handed over by the same command."""
+    lab.write_grid(*map(light(), range(6)))
+    real, once = shutil.which("sbatch"), lab.machine / "once"
+    shim = lab.machine / "sbatch"
+    shim.write_text(f'#!/bin/sh\nmkdir {once} || {{ echo full >&2; exit 1; }}\nexec {real} "$@"\n')
+    shim.chmod(0o755)
+    with cluster.closed():
+        said = one_line(lab.sweep("--slurm"), 1)
+        assert said.endswith("full; Slurm has 4 of 6 jobs, the same command hands it the rest")
+        shim.unlink()
+        assert len(arrays(lab.sweep("--slurm"), 2)) == 1
+    cluster.wait_until_empty()
+    assert sorted(Counter(i.job for i in lab.intervals()).values()) == [1] * 6
+
+
+def test_a_machine_without_slurm(lab: Lab) -> None:
+    lab.write_grid(light()(0))
+    programs = lab.machine / "programs"
+    programs.mkdir()
+    for name in ("bash", "dirname", "date", "mkdir", "rm", "git", "flock"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    said = one_line(lab.sweep("--slurm", PATH=str(programs)), 2)
+    assert said == "run.sh: --slurm: there is no sbatch on this machine"
+    assert folders(lab.project.root) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start jobs as another user")
+def test_an_ordinary_user(project: Project, tmp_path: Path) -> None:
+    with slurm(gpus=1, largest_array=ARRAY, before=SOMEONE_ELSE) as cluster:
+        lab = Lab(project.copy(tmp_path / "project"), tmp_path / "machine", gpus=0)
+        lab.write_grid(light()(0), light(fails="KeyError: no")(1), light()(2))
+        subprocess.run(["chown", "-R", "nobody", lab.project.root], check=True)
+        sweep = start(lab.project.root, lab.env | cluster.env, "--slurm", before=SOMEONE_ELSE)
+        out, err = sweep.communicate(timeout=300)
+        assert (sweep.returncode, err) == (0, ""), out
+        cluster.wait_until_empty()
+        assert len({i.job for i in lab.intervals()}) == 3
+        owners = {path.owner() for path in lab.project.root.glob("runs/*/outcome.json")}
+        assert owners == {"nobody"}

@@ -1,0 +1,110 @@
+"""run.sh, its workers and its jobs killed at random instants; the next run.sh sees to the rest.
+
+pytest -m slow -rP tests/test_sweep_kills.py --kills 30
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from faults import Project, children, kill, wait_until
+from sweeps import Lab, assert_one_at_a_time, light
+
+pytestmark = pytest.mark.slow
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+
+
+@pytest.fixture
+def lab(project: Project, tmp_path: Path) -> Lab:
+    """A project of the test's own on a machine with 3 pretend GPUs."""
+    return Lab(project.copy(tmp_path / "project"), tmp_path / "machine", gpus=3)
+
+
+def processes(lab: Lab) -> dict[int, str]:
+    """What runs of a lab's sweeps: their commands, by pid."""
+    mark, found = f"INTERVALS={lab.intervals_file}".encode(), {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                if command:  # else it is dead, and not yet waited for
+                    found[int(folder.name)] = command
+        except OSError:
+            continue
+    return found
+
+
+def victim(sweep: subprocess.Popen[str], lab: Lab, whom: str) -> int | None:
+    """The pid of run.sh, of one of its workers, or of one of its jobs."""
+    if whom == "run.sh":
+        return sweep.pid
+    workers = [pid for pid in children(sweep.pid) if "bash run.sh" in processes(lab).get(pid, "")]
+    jobs = [pid for pid, command in processes(lab).items() if "/code/run.py" in command]
+    return next(iter(workers if whom == "worker" else jobs), None)
+
+
+def free(lock: Path) -> bool:
+    """Whether nobody holds a lock."""
+    return subprocess.run(["flock", "--nonblock", str(lock), "true"]).returncode == 0
+
+
+def test_killed_at_random_instants(lab: Lab, pytestconfig: pytest.Config) -> None:
+    chance, hit = random.Random(0), Counter[str]()
+    jobs = [light(seconds=1)(seed) for seed in range(9)]
+    kills = pytestconfig.getoption("kills")
+    while hit.total() < kills:
+        jobs += [light(seconds=1)(len(jobs) + more) for more in range(2)]
+        lab.write_grid(*jobs)
+        sweep = lab.start()
+        whom, number = chance.choice(["run.sh", "worker", "job"]), chance.choice(SIGNALS)
+        instant = time.monotonic() + chance.uniform(0, 6)
+        while sweep.poll() is None and time.monotonic() < instant:
+            time.sleep(0.01)
+        pid = victim(sweep, lab, whom)
+        if sweep.poll() is None and pid:
+            kill(pid, number)
+            hit[f"{number.name} to {'a ' if whom != 'run.sh' else ''}{whom}"] += 1
+        out, err = sweep.communicate(timeout=300)
+        assert "Traceback" not in out + err
+        assert_fair_end(sweep.returncode, whom, number)
+    done = lab.sweep()
+    assert done.returncode == 0, done.stderr
+    outcomes = [json.loads(p.read_text()) for p in lab.project.root.glob("runs/*/outcome.json")]
+    assert [outcome["status"] for outcome in outcomes] == ["finished"] * len(jobs)
+    assert max(Counter(i.job for i in lab.intervals()).values()) == 1
+    assert_one_at_a_time(lab.intervals())
+    wait_until(lambda: not processes(lab))
+    assert all(map(free, (lab.machine / "locks").iterdir()))
+    print(f"{kills} kills, {len(jobs)} jobs finished once:", dict(sorted(hit.items())))
+
+
+def assert_fair_end(code: int, whom: str, number: int) -> None:
+    """run.sh's exit status says what has happened to it."""
+    if whom != "run.sh":
+        assert code in {0, 1}
+    else:
+        stopped = 130 if number == signal.SIGINT else 143
+        assert code in {0, -number, 128 + number, stopped}
+
+
+def test_a_second_ctrl_c_kills(lab: Lab) -> None:
+    """Also a job that does not listen to the first; the terminal sends it to all of them."""
+    text = (lab.project.root / "run.py").read_text()
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep("
+    (lab.project.root / "run.py").write_text(text.replace("time.sleep(", deaf))
+    lab.write_grid(light(seconds=600)(0))
+    sweep = lab.start()
+    wait_until(lambda: bool(list(lab.project.root.glob("runs/*/ran"))))
+    for _ in range(2):
+        os.killpg(sweep.pid, signal.SIGINT)
+        assert sweep.stderr and "stopping the jobs" in sweep.stderr.readline()
+    sweep.communicate(timeout=60)
+    assert sweep.returncode == 130
+    wait_until(lambda: not processes(lab))
