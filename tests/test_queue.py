@@ -100,6 +100,7 @@ def test_a_gpu_that_a_stranger_uses_is_waited_for(lab: Lab) -> None:
     lab.write_grid(*map(light(), range(4)))
     sweep = lab.start("--gpus", "1,2")
     assert sweep.stdout
+    assert next(sweep.stdout) == "no git repository here, so the jobs note no commit\n"
     said = {next(sweep.stdout).strip() for _ in range(2)}
     assert said == {
         "GPU-1 is taken by a process of no sweep (5000 MiB and 0 % of its time in use); waiting",

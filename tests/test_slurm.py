@@ -69,7 +69,7 @@ def sweeping(root: Path, env: dict[str, str]) -> "Iterator[subprocess.Popen[str]
 def arrays(done: "subprocess.CompletedProcess[str]", count: int) -> list[str]:
     """The arrays that so many jobs were handed to Slurm as."""
     assert (done.returncode, done.stderr) == (0, "")
-    begun, ids = f"{count} jobs handed to Slurm as ", done.stdout.split("; ")[0]
+    begun, ids = f"{count} jobs handed to Slurm as ", done.stdout.splitlines()[-1].split("; ")[0]
     assert ids.startswith(begun)
     return ids.removeprefix(begun).split(", ")
 

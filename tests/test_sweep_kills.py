@@ -94,6 +94,22 @@ def assert_fair_end(code: int, whom: str, number: int) -> None:
         assert code in {0, -number, 128 + number, stopped}
 
 
+def test_a_terminal_that_closes_says_so_twice(lab: Lab) -> None:
+    """The jobs are asked to stop all the same, not killed."""
+    text = (lab.project.root / "run.py").read_text()
+    slow = "import signal; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(143)))"
+    (lab.project.root / "run.py").write_text(text.replace("time.sleep(", f"{slow}\ntime.sleep(", 1))
+    lab.write_grid(light(seconds=600)(0))
+    sweep = lab.start()
+    wait_until(lambda: bool(list(lab.project.root.glob("runs/*/ran"))))
+    sweep.send_signal(signal.SIGHUP)
+    assert sweep.stderr and "stopping the jobs" in sweep.stderr.readline()
+    sweep.send_signal(signal.SIGHUP)
+    _, err = sweep.communicate(timeout=60)
+    assert sweep.returncode == 143
+    assert err.startswith("status 143: ")
+
+
 def test_a_second_ctrl_c_kills(lab: Lab) -> None:
     """Also a job that does not listen to the first; the terminal sends it to all of them."""
     text = (lab.project.root / "run.py").read_text()
@@ -102,9 +118,9 @@ def test_a_second_ctrl_c_kills(lab: Lab) -> None:
     lab.write_grid(light(seconds=600)(0))
     sweep = lab.start()
     wait_until(lambda: bool(list(lab.project.root.glob("runs/*/ran"))))
-    for _ in range(2):
+    for said in ("stopping the jobs", "killing the jobs"):
         os.killpg(sweep.pid, signal.SIGINT)
-        assert sweep.stderr and "stopping the jobs" in sweep.stderr.readline()
+        assert sweep.stderr and said in sweep.stderr.readline()
     sweep.communicate(timeout=60)
     assert sweep.returncode == 130
     wait_until(lambda: not processes(lab))

@@ -8,7 +8,6 @@
 #
 # That no job runs twice is run.py's promise. One that another sweep runs has status 4, or none if the
 # worker that started it was killed: it is waited for, and its outcome is taken.
-#
 # Whoever sources this has set `work`, the sweep's folder, and `python`.
 
 flock=$(command -v flock || true) # macOS has none
@@ -19,14 +18,14 @@ hold() {
   local slot=$1 lock=$2 place=$3 kind=--exclusive
   if [[ $lock == - || -z $flock ]]; then return 0; fi
   if ((per_gpu > 1)); then kind=--shared; fi
-  exec 8<"$lock.0" 9<"$lock.$place" || return 1
-  if ! "$flock" --wait 1 9 || ! "$flock" --wait 1 $kind 8; then
+  touch -c "$lock.0" "$lock.$place" # systems clear away what is old
+  if ! { exec 8<"$lock.0" 9<"$lock.$place"; } 2>/dev/null; then
+    say_once "$slot" "nobody, but its lock $lock is gone, which another run.sh can make" && sleep 2
+  elif ! "$flock" --wait 1 9 || ! "$flock" --wait 1 $kind 8; then
     say_once "$slot" "a job of another sweep"
   elif "$flock" --nonblock --exclusive 8 && is_busy "$slot"; then # alone, so it is a stranger
-    say_once "$slot" "a process of no sweep ($usage)"
-    sleep 2
-  else
-    "$flock" $kind 8
+    say_once "$slot" "a process of no sweep ($usage)" && sleep 2
+  elif "$flock" --nonblock $kind 8; then
     return 0
   fi
   release
@@ -48,21 +47,19 @@ is_busy() {
 # Before a job that ran out of memory tries again: whoever has that memory may let go of it.
 wait_for_strangers() {
   while [[ $1 != cpu ]] && ((per_gpu == 1)) && is_busy "$1" && goes_on; do
-    say_once "$1" "a process of no sweep ($usage)"
-    sleep 2
+    say_once "$1" "a process of no sweep ($usage)" && sleep 2
   done
 }
 
 say_once() {
-  if [[ $said != "$2" ]]; then echo "$1 is taken by $2; waiting"; fi
-  said=$2
+  if [[ $said != "$2" ]]; then said=$2 && echo "$1 is taken by $2; waiting"; fi
 }
 
 # Runs one job on a slot, again if it may do better the next time; its last line is shown.
 run_job() {
   local slot=$1 index=$2 id=$3 folder=$4 try=0
   if [[ $slot != cpu ]]; then export CUDA_VISIBLE_DEVICES=$slot; fi
-  mkdir -p "$folder" && : >"$folder/output.txt"
+  mkdir -p "$folder" && echo "started on $slot, $(date)" >>"$folder/output.txt"
   while
     read_words "$index"
     echo "[$index/$count] $id started on $slot: ${args[*]-}"
@@ -89,12 +86,11 @@ attempt() {
   pid=$!
   echo "$pid" >"$work/pids/$index"
   if [[ -e $work/stop ]]; then kill -TERM "$pid" 2>/dev/null; fi
-  wait "$pid"
-  code=$?
-  while kill -0 "$pid" 2>/dev/null; do
+  while
     wait "$pid"
     code=$?
-  done
+    kill -0 "$pid" 2>/dev/null
+  do :; done
   rm -f "$work/pids/$index"
 }
 
@@ -134,12 +130,14 @@ was_run_elsewhere() {
   esac
 }
 
-# Asks the running jobs to stop; asked a second time, kills them.
+# Asks the running jobs to stop; a Ctrl-C after that kills them. A terminal that closes says so twice.
 stop_jobs() {
-  local signal=TERM pid
-  if [[ -e $work/stop ]]; then signal=KILL; fi
-  echo "run.sh: stopping the jobs ($signal), because of $2; Ctrl-C again kills them" >&2
-  echo "$1" >"$work/stop"
+  local signal=TERM text="stopping the jobs, because of $2; Ctrl-C kills them" pid
+  if ! (set -o noclobber && echo "$1" >"$work/stop") 2>/dev/null; then
+    if [[ $2 != Ctrl-C ]]; then return; fi
+    signal=KILL text='killing the jobs'
+  fi
+  echo "run.sh: $text" >&2
   cat "$work"/pids/* 2>/dev/null | while read -r pid; do kill "-$signal" "$pid" 2>/dev/null; done
 }
 
@@ -176,7 +174,8 @@ keep_unresolved() {
   mv "$work/unresolved" "$work/queue"
   if [[ -s $work/queue && ! -e $work/stop ]]; then
     read -r index id folder <"$work/queue"
-    "$python" -m engine.states "$folder" &
+    PROJECT_FOLDER=$PWD PYTHONPATH=$work/code "$python" -P -m engine.states "$folder" >&2 &
     while kill -0 $! 2>/dev/null && [[ ! -e $work/stop ]]; do wait $!; done
+    kill $! 2>/dev/null
   fi
 }

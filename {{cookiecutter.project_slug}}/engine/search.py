@@ -52,6 +52,8 @@ def draw(flag: str, text: str) -> Draw:
             return lambda u: words[int(u * len(words))]
         if kind == "int":
             first, last = map(int, words)
+            if first > last:
+                raise ValueError
             return lambda u: str(first + int(u * (last + 1 - first)))
         if kind == "uniform":
             low, high = map(float, words)
@@ -62,9 +64,11 @@ def draw(flag: str, text: str) -> Draw:
                 raise ValueError
             return lambda u: f"{low * (high / low) ** u:.4g}"
     except ValueError:
-        raise SettingsError(f"{flag} '{text}': must be such as '{kind} 1 10'") from None
+        rising = "two numbers that rise, from above 0 for log"
+        raise SettingsError(f"{flag} '{text}': must be such as '{kind} 1 10', {rising}") from None
     kinds = ("log", "uniform", "int", "choice")
-    raise SettingsError(f"{flag} '{text}': {did_you_mean(kind, kinds)}")
+    hint = f"{did_you_mean(kind, kinds)}; settings that are the same for all follow after --"
+    raise SettingsError(f"{flag} '{text}': {hint}")
 
 
 def jobs(words: list[str]) -> Iterator[list[str]]:
@@ -90,5 +94,5 @@ if __name__ == "__main__":
         for job in jobs(sys.argv[1:]):
             print(len(job), *job, sep="\0", end="\0")
     except SettingsError as error:
-        print(f"run.sh: search: {error}; nothing was started", file=sys.stderr)
+        print(f"run.sh: search: {error}", file=sys.stderr)
         sys.exit(2)

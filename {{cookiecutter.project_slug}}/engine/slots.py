@@ -1,7 +1,7 @@
 """The places that jobs of a sweep run on: GPUs, parts of GPUs (MIG), or the CPU.
 
 A GPU's locks are files that all users of the machine share: one for the GPU and one for each job
-that shares it. queue.sh takes them.
+that shares it. queue.sh takes them, and keeps them from looking old.
 """
 
 import os
@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from engine.settings import SettingsError
 
-LOCKS = "/dev/shm/gpu-locks" if os.path.isdir("/dev/shm") else "/tmp/gpu-locks"
-"""Where the locks are, unless GPU_LOCKS says otherwise; of /tmp, systems clear away what is old."""
+LOCKS = "/tmp/gpu-locks"
+"""Where the locks are, unless GPU_LOCKS says otherwise. Not in /dev/shm: there systemd clears away
+what is a user's when that user logs out (RemoveIPC in logind.conf)."""
 
 
 class Slot(NamedTuple):
@@ -36,6 +37,8 @@ def find(gpus: str | None, per_gpu: int) -> list[Slot]:
             raise SettingsError(f"--gpus {gpus}: nvidia-smi knows no such GPU")
     else:
         devices = _listed() if allowed is None else re.findall(r"[^\s,]+", allowed)
+    if devices == ["-1"]:  # CUDA's word for none
+        devices = []
     locks = {device: _make_locks(device, per_gpu) for device in devices}
     places = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
     return [

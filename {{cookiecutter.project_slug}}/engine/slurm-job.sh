@@ -3,7 +3,6 @@
 # the number of the array's first job in the sweep's queue, and the Python to use.
 # Slurm's warning (USR1, before the time limit or another's turn) makes the job write a checkpoint and
 # leave. It then goes back into Slurm's queue, unless Slurm has ended it: scancel is to last.
-
 # shellcheck disable=SC1091,SC2034,SC2154 # queue.sh takes `python` and gives `args`, `pid`, `code`
 
 work=$1 row=$(($2 + SLURM_ARRAY_TASK_ID + 1)) python=$3

@@ -4,6 +4,7 @@ The sweep's folder notes in `slurm` the arrays made from it: an id and the numbe
 a line each. A task runs slurm-job.sh. Sources: slurm.schedmd.com/sbatch.html, squeue.html.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -88,7 +89,8 @@ def _arrays(folder: Path) -> Iterator[tuple[str, int]]:
 def _tasks() -> dict[str, dict[int, str]]:
     """The state of each task in Slurm's queue, by array."""
     found: dict[str, dict[int, str]] = {}
-    for line in _ask("squeue", "--noheader", "--array", "--format=%F %K %T").splitlines():
+    mine = ("squeue", f"--user={os.getuid()}")
+    for line in _ask(*mine, "--noheader", "--array", "--format=%F %K %T").splitlines():
         array, task, state = line.split()
         if task.isdecimal():
             found.setdefault(array, {})[int(task)] = state

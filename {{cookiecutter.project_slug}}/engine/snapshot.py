@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine import provenance, slurm
-from engine.settings import PROJECT
+from engine.job import cause
+from engine.settings import PROJECT, SettingsError
 
 LARGEST = 10_000_000
 """Bytes of a file above which it is linked."""
@@ -26,15 +27,26 @@ YOUNG = 60.0
 
 
 def take(target: Path) -> None:
-    """Copy the project's code, with its commit and what has changed since."""
+    """Copy the project's code, with its commit and what has changed since.
+
+    Raises SettingsError if that cannot be done.
+    """
+    try:
+        _copy(target)
+    except OSError as error:
+        raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
+    (target / provenance.FROZEN).write_text(json.dumps(provenance.version()))
+
+
+def _copy(target: Path) -> None:
     for path in _files():
         source, copy = PROJECT / path, target / path
         copy.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir() or source.stat().st_size > LARGEST:
-            copy.symlink_to(source)
-        else:
-            shutil.copy2(source, copy)
-    (target / provenance.FROZEN).write_text(json.dumps(provenance.version()))
+        with suppress(FileNotFoundError):  # it was an editor's, for a moment
+            if source.is_dir() or source.stat().st_size > LARGEST:
+                copy.symlink_to(source)
+            else:
+                shutil.copy2(source, copy)
 
 
 def clear(mine: Path) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from engine import cli, interruption, slots, slurm, snapshot, states
+from engine import cli, interruption, provenance, slots, slurm, snapshot, states
 from engine.job import Job, cause, leave
 from engine.settings import CODE, JobSettings, SettingsError
 from engine.store import experiment_name
@@ -47,7 +47,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     | NUMBER,
     "--fail-fast": {"help": "stop all jobs when one fails"} | SWITCH,
     "--keep-going": {
-        "help": "do not (the default)",
+        "help": "go on when one fails (the default)",
         "action": "store_false",
         "dest": "fail_fast",
     },
@@ -85,6 +85,7 @@ class Grid(Generic[S]):
         self._states = list(self._ask_states())
         if not self._to_run & set(self._states):
             self._leave_it()
+        snapshot.take(self._folder / "code")
         # Many jobs that open a new store at once would crash it, so it is made ready here, once.
         command = [sys.executable, "-m", "engine.store"]
         self._store = subprocess.Popen(command, cwd=CODE, stderr=subprocess.PIPE, text=True)
@@ -103,7 +104,8 @@ class Grid(Generic[S]):
         if self._store.returncode:  # no reason not to train: the couriers will try again
             why = errors.strip().splitlines()[-1]
             say(f"the tracking store is away ({why}); results wait in the jobs' folders")
-        snapshot.take(self._folder / "code")
+        if not provenance.version()["commit"]:
+            print("no git repository here, so the jobs note no commit", flush=True)
         self._write_plan()
         return self._submit() if self._flags.slurm else 0
 
@@ -118,6 +120,7 @@ class Grid(Generic[S]):
 
     def _look(self) -> None:
         """If that is all there is to do, show the jobs' states and end the process."""
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `--list | head` no trace
         if self._flags.list:
             states.show(self._jobs, states.View())
         elif self._flags.watch:
@@ -229,5 +232,7 @@ def _check(flags: argparse.Namespace) -> None:
     for flag, given in elsewhere.items() if flags.slurm else ():
         if given:
             raise SettingsError(f"{flag}: not with --slurm")
+    if any(word.startswith(("--array", "-a")) for word in flags.sbatch):
+        raise SettingsError("--array: run.sh makes the arrays; --at-most N limits them")
     if flags.slurm:
         slurm.require()

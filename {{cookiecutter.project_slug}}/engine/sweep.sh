@@ -22,12 +22,12 @@ job() { printf '%s\0' "$#" "$@" >&4; }
 #   search 20 --lr 'log 1e-4 1e-1' --batch-size 'choice 32 64' -- --model convnet
 search() { "$python" -m engine.search "$@" >&4 || : >"$work/wrong"; }
 
-# In the grid, a command that is not there makes it wrong; bash has said which and where.
-refuse_unknown() {
-  if (($? != 127)); then return; fi
-  echo "run.sh: nothing was started" >&2
-  : >"$work/wrong"
-  exit 2
+# In the grid, a command or a variable that is not there makes it wrong; bash has said which and where.
+refuse_unknown() { if (($? == 127)); then : >"$work/wrong" && exit 2; fi; }
+
+clean_up() {
+  if [[ ! -e $work/slurm ]]; then rm -rf "$work"; fi
+  if [[ -n ${naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
 }
 
 # Makes the sweep's folder. All that is started from here on inherits its lock, descriptor 7.
@@ -35,7 +35,7 @@ make_folder() {
   work=$PWD/.sweeps/$(date +%Y%m%d-%H%M%S)-$$
   mkdir -p "$work"/{jobs,claims,pids,codes} && echo $$ >"$work/lock" && exec 7<"$work/lock" || exit 1
   if [[ -n $flock ]]; then "$flock" 7; fi
-  trap 'if [[ ! -e $work/slurm ]]; then rm -rf "$work"; fi' EXIT
+  trap clean_up EXIT
 }
 
 # Prints what became of the jobs; returns the sweep's exit status.
@@ -58,16 +58,17 @@ summary() {
   echo "$finished of $((finished + bad + left)) jobs finished," \
     "$now of them now; $bad did not, $left were not started"
   if [[ -e $work/stop ]]; then return "$(cat "$work/stop")"; fi
-  ((bad == 0))
+  ((bad + left == 0))
 }
 
 # Runs what the grid names and is not finished, or does what the flags say instead.
 sweep() {
   make_folder
   trap refuse_unknown ERR
-  grid 4>"$work/grid"
+  naming=1 && grid 4>"$work/grid"
   trap - ERR
   if [[ -e $work/wrong ]]; then exit 2; fi
+  naming=
   "$python" run.py --grid "$work" "$@" &
   trap 'kill $! && wait && exit 130' INT
   trap 'kill $! && wait && exit 143' TERM HUP

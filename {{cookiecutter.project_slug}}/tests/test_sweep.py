@@ -101,16 +101,23 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(project: Project) -> Non
     folder = project.sweep(f"{QUICK} --seed 9 --runs-root run.py/runs")
     assert (folder.returncode, folder.stdout) == (2, "")
     assert "cannot write in" in folder.stderr
-    project.write_grid(f"{QUICK} --seed 9")
-    grid = (project.root / "run.sh").read_text().replace("  job ", "  jobb ")
-    (project.root / "run.sh").write_text(grid)
+    assert set(project.root.glob("runs/*")) == runs
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [("jobb --seed 9", "jobb: command not found"), ('job --lr "$lrr"', "lrr: unbound variable")],
+)
+def test_a_misspelt_grid_starts_nothing(project: Project, job: str, said: str) -> None:
+    project.write_grid(QUICK)
+    script = (project.root / "run.sh").read_text()
+    (project.root / "run.sh").write_text(script.replace(f"job {QUICK}", job))
     process = project.start("bash", "run.sh")
     out, err = process.communicate()
     assert (process.returncode, out) == (2, "")
     unknown, nothing = err.splitlines()
-    assert unknown.endswith("jobb: command not found")
+    assert unknown.endswith(said)
     assert nothing == "run.sh: nothing was started"
-    assert set(project.root.glob("runs/*")) == runs
 
 
 def test_an_empty_grid_is_refused(project: Project) -> None:
