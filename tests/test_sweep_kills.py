@@ -64,7 +64,9 @@ def test_killed_at_random_instants(lab: Lab, pytestconfig: pytest.Config) -> Non
         lab.write_grid(*jobs)
         sweep = lab.start()
         whom, number = chance.choice(["run.sh", "worker", "job"]), chance.choice(SIGNALS)
-        instant = time.monotonic() + chance.uniform(0, 6)
+        wait = chance.uniform(0, 8 if whom == "run.sh" else 1.5)
+        wait_until(lambda s=sweep, w=whom: s.poll() is not None or bool(victim(s, lab, w)))  # type: ignore[misc]
+        instant = time.monotonic() + wait
         while sweep.poll() is None and time.monotonic() < instant:
             time.sleep(0.01)
         pid = victim(sweep, lab, whom)
