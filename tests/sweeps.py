@@ -95,7 +95,7 @@ class Lab:
             script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
             self.intervals_file.touch(0o666)
             self.intervals_file.chmod(0o666)
-            machine.chmod(0o755)
+            machine.chmod(0o1777)  # as /tmp is
         self.env = project.env | {
             "PATH": f"{machine}:{os.environ['PATH']}",
             "GPU_LOCKS": str(machine / "locks"),
