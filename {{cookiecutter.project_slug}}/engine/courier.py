@@ -23,7 +23,7 @@ from pathlib import Path
 from engine import locks
 from engine.delivery import Delivery
 from engine.settings import CODE
-from engine.store import Elsewhere, prepare, reason, shown
+from engine.store import Elsewhere, address, prepare, reason
 
 INTERVAL = 1.0
 """Seconds between two looks at the journal."""
@@ -73,7 +73,7 @@ class Courier:
             code = self._wait(seconds)
         self.displaced = code == DISPLACED
         self._errors.seek(0)
-        said = self._errors.read().strip() or f"{shown()}: no answer within {seconds:.0f} s"
+        said = self._errors.read().strip() or f"{address()}: no answer within {seconds:.0f} s"
         return "" if code == 0 else said.splitlines()[-1]
 
     def _wait(self, seconds: float) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine import journal
 from engine.job import read_json, write_json
-from engine.store import Run, word
+from engine.store import Run, fingerprint
 
 
 class Delivery:
@@ -69,7 +69,12 @@ class Delivery:
             self.read()
 
     def _note(self, status: str) -> None:
-        noted = {"store": word(), "run": self._id, "bytes": self._file.tell(), "status": status}
+        noted = {
+            "store": fingerprint(),
+            "run": self._id,
+            "bytes": self._file.tell(),
+            "status": status,
+        }
         with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
             write_json(self._folder / "sent.json", noted)
 
@@ -78,7 +83,9 @@ def delivered(folder: Path) -> bool:
     """Whether the store, when last heard of, had all that there is in a job's journal."""
     noted = _noted(folder)
     size = (folder / journal.FILE).stat().st_size
-    return (noted.get("store"), noted.get("bytes")) == (word(), size) and bool(noted["status"])
+    return (noted.get("store"), noted.get("bytes")) == (fingerprint(), size) and bool(
+        noted["status"]
+    )
 
 
 def _noted(folder: Path) -> dict[str, Any]:

@@ -126,8 +126,8 @@ def cause(error: Exception) -> str:
     """An error in one line; one from a loader's process comes with its trace before it."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space and give the same command again"
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"cannot write {error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     lines = str(error).strip().splitlines() or [""]
     line = lines[-1] if lines[0].startswith("Caught ") else lines[0]
     if isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", line):

@@ -36,9 +36,10 @@ def begin(kind: type[S]) -> "OneJob[S] | Grid[S]":
     """
     interruption.handle(signal.SIG_DFL)
     words = sys.argv[1:]
+    of_sweep = words[:1] == ["--grid"]
     os.environ["MLFLOW_TRACKING_URI"] = store.tracking_uri()  # absolute, for all that is started
     try:
-        if words[:1] == ["--grid"]:
+        if of_sweep:
             return Grid(kind, Path(words[1]), words[2:])
         settings = cli.parse(kind, words)
         if settings.sync:
@@ -47,8 +48,7 @@ def begin(kind: type[S]) -> "OneJob[S] | Grid[S]":
             sys.exit(sync(settings.runs_root))
         return OneJob(settings)
     except SettingsError as error:
-        script = "run.sh" if words[:1] == ["--grid"] else "run.py"
-        sys.exit(leave(2, f"{script}: {error}"))
+        sys.exit(leave(2, f"{'run.sh' if of_sweep else 'run.py'}: {error}"))
 
 
 class OneJob(Generic[S]):

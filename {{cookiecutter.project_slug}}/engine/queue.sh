@@ -130,15 +130,17 @@ was_run_elsewhere() {
   esac
 }
 
-# Asks the running jobs to stop; a Ctrl-C after that kills them. A terminal that closes says so twice.
+# Asks the running jobs to stop; a Ctrl-C after that kills them, and any process that this would start.
 stop_jobs() {
-  local signal=TERM text="stopping the jobs, because of $2; Ctrl-C kills them" pid
-  if ! (set -o noclobber && echo "$1" >"$work/stop") 2>/dev/null; then
-    if [[ $2 != Ctrl-C ]]; then return; fi
+  local signal=TERM text="stopping the jobs, because of $2; Ctrl-C kills them" file pid
+  if [[ -e $work/stop ]]; then
+    if [[ $2 != Ctrl-C ]]; then return; fi # a terminal that closes says so twice
     signal=KILL text='killing the jobs'
+  else
+    echo "$1" >"$work/stop"
   fi
   echo "run.sh: $text" >&2
-  cat "$work"/pids/* 2>/dev/null | while read -r pid; do kill "-$signal" "$pid" 2>/dev/null; done
+  for file in "$work"/pids/*; do read -r pid <"$file" && kill "-$signal" "$pid"; done 2>/dev/null
 }
 
 # Runs a worker per slot, until each job has an exit status of its own or one from another sweep.

@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from engine.settings import CODE
-from engine.store import check, client, fresh, reason, shown, sqlite_path, tracking_uri
+from engine.store import (
+    address,
+    check_address,
+    client,
+    fresh,
+    reason,
+    sqlite_path,
+    tracking_uri,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -102,7 +110,7 @@ def known(experiment: str) -> Known:
     MLflow's client, where it is needed, is kept to a process of its own: a job that asks this goes
     on to train. Raises SettingsError where there can be no store.
     """
-    check()
+    check_address()
     if path := sqlite_path(tracking_uri()):
         finished = _select(path, FINISHED, experiment, timeout=LONGEST_QUERY)
         running = _select(path, RUNNING, experiment, timeout=LONGEST_QUERY)
@@ -114,7 +122,7 @@ def known(experiment: str) -> Known:
             command, cwd=CODE, capture_output=True, text=True, timeout=LONGEST_QUERY
         )
     except subprocess.TimeoutExpired as error:
-        raise ConnectionError(f"{AWAY}: {shown()}: no answer in {LONGEST_QUERY:.0f} s") from error
+        raise ConnectionError(f"{AWAY}: {address()}: no answer in {LONGEST_QUERY:.0f} s") from error
     if asked.returncode:
         raise ConnectionError(asked.stderr.strip().splitlines()[-1])
     took, running = json.loads(asked.stdout)

@@ -68,16 +68,17 @@ def _make_locks(device: str, per_gpu: int) -> str:
     """The path that a GPU's locks begin with; all users may take them. Raises SettingsError."""
     uuid = "".join(_uuids(device)[:1]) or device
     folder = Path(os.environ.get("GPU_LOCKS", LOCKS))
+    lock = folder / uuid.replace("/", "-")  # a part's name, in old drivers, has slashes
     before = os.umask(0)
     try:
         folder.mkdir(mode=0o1777, exist_ok=True)
         for number in range(per_gpu + 1):
-            _make(folder / f"{uuid.replace('/', '-')}.{number}")
+            _make(Path(f"{lock}.{number}"))
     except OSError as error:
         raise SettingsError(f"no lock for GPU {device}: {error}; set GPU_LOCKS") from error
     finally:
         os.umask(before)
-    return str(folder / uuid.replace("/", "-"))
+    return str(lock)
 
 
 def _make(file: Path) -> None:

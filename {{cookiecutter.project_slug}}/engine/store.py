@@ -12,6 +12,7 @@ with a young heartbeat and belongs to another folder is a lease: someone else tr
 import hashlib
 import os
 import re
+import sys
 import time
 import tomllib
 from collections.abc import Sequence
@@ -62,24 +63,23 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
-def check() -> None:
+def check_address() -> None:
     """Raise SettingsError if there can be no store at its address."""
-    uri = tracking_uri()
-    path = sqlite_path(uri)
+    path = sqlite_path(tracking_uri())
     if path and not path.parent.is_dir():
-        raise SettingsError(f"MLFLOW_TRACKING_URI {uri}: there is no folder {path.parent}")
-    if uri.split(":")[0].split("+")[0] not in KINDS:
-        known = ", ".join(KINDS)
-        raise SettingsError(f"MLFLOW_TRACKING_URI {uri}: must begin with one of {known}, and ://")
+        raise SettingsError(f"MLFLOW_TRACKING_URI {address()}: there is no folder {path.parent}")
+    if re.split("[:+]", tracking_uri())[0] not in KINDS:
+        wanted = f"must begin with one of {', '.join(KINDS)}, and ://"
+        raise SettingsError(f"MLFLOW_TRACKING_URI {address()}: {wanted}")
 
 
-def shown() -> str:
+def address() -> str:
     """The store's address as it can be printed: without a password."""
     return re.sub(r"//[^@/]*@", "//", tracking_uri())
 
 
-def word() -> str:
-    """A word for the store."""
+def fingerprint() -> str:
+    """What tells stores apart and, unlike their addresses, holds no password."""
     return hashlib.sha256(tracking_uri().encode()).hexdigest()[:12]
 
 
@@ -130,7 +130,7 @@ def fresh(status: str, heartbeat: str) -> bool:
 
 def _alone() -> AbstractContextManager[TextIO]:
     """Keep other processes of this machine from opening the store meanwhile."""
-    file = sqlite_path(tracking_uri()) or PROJECT / f"mlflow-{word()}"
+    file = sqlite_path(tracking_uri()) or PROJECT / f"mlflow-{fingerprint()}"
     return locks.waiting(file.with_name(file.name + ".lock"))
 
 
@@ -142,9 +142,9 @@ def reason(error: BaseException) -> str:
         causes.append(cause)
     for cause in reversed(causes):
         if isinstance(cause, TimeoutError):
-            return f"{shown()}: no answer"
+            return f"{address()}: no answer"
         if isinstance(cause, OSError) and cause.strerror:
-            return f"{cause.filename or shown()}: {cause.strerror}"
+            return f"{cause.filename or address()}: {cause.strerror}"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     of_database = [line for line in lines if re.match(r"\(\w+(\.\w+)+\) ", line)]
     return (of_database or lines)[0]
@@ -249,4 +249,7 @@ class Run:
 
 
 if __name__ == "__main__":
-    prepare()
+    try:
+        prepare()
+    except Exception as problem:
+        sys.exit(reason(problem))

@@ -142,7 +142,7 @@ class Grid(Generic[S]):
             sys.exit(leave(2, f"run.sh: {wrong} wrong of {len(items)} jobs; nothing was started"))
 
     def _ask_states(self) -> Iterator[str]:
-        """The state of each job, but `repeated`, `skipped` (by --only) or `queued`."""
+        """The state of each job; `repeated` if it is in the grid before, `skipped` by --only."""
         view = states.View()
         for problem in view.problems:
             say(problem)

@@ -8,7 +8,7 @@ from engine.courier import turn
 from engine.delivery import Delivery, delivered
 from engine.job import JobError, cause, leave
 from engine.settings import SettingsError
-from engine.store import Elsewhere, check, reason
+from engine.store import Elsewhere, check_address, reason
 
 
 def sync(runs_root: Path) -> int:
@@ -16,7 +16,7 @@ def sync(runs_root: Path) -> int:
 
     Raises SettingsError if there is no such folder, or there can be no such store.
     """
-    check()
+    check_address()
     if not runs_root.expanduser().is_dir():
         raise SettingsError(f"--runs-root: there is no folder {runs_root}")
     folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/{journal.FILE}"))]
