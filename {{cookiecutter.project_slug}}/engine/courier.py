@@ -8,6 +8,7 @@ While the store is away the courier tries again, for as long as the job lives an
 more. What is not sent by then, the job's next courier sends.
 """
 
+import gc
 import os
 import platform
 import select
@@ -147,6 +148,7 @@ def main() -> None:
     parent = int(sys.argv[1])
     with suppress(Exception):  # that the store is away is said later, if it still is
         prepare()
+    gc.freeze()  # MLflow's objects need not be looked through again: its exit took a second
     folder = Path(sys.stdin.readline().rstrip("\n"))
     if folder == Path():
         return  # the job ended before it began

@@ -249,7 +249,9 @@ class Run:
 
 
 if __name__ == "__main__":
+    made = sqlite_path(tracking_uri())
     try:
-        prepare()
+        if not (made and made.exists()):
+            prepare()
     except Exception as problem:
         sys.exit(reason(problem))

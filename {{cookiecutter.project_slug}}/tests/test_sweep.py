@@ -8,7 +8,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -51,39 +50,47 @@ def fake_gpus(folder: Path, *uuids: str) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-def test_runs_what_is_not_finished_on_every_gpu(project: Project, tmp_path: Path) -> None:
-    jobs = [f"{QUICK} --seed {seed}" for seed in (0, 1)]
-    path = fake_gpus(tmp_path, "GPU-a", "GPU-b")
-    first = project.sweep(*jobs, f"{jobs[1]} --lr 0.001", PATH=path)
-    assert first.returncode == 0, first.stderr
-    assert "started on GPU-a" in first.stdout and "started on GPU-b" in first.stdout
-    assert summary(first.stdout).startswith("2 of 2 jobs finished, 2 of them now")
-    ids = [line.split()[1] for line in first.stdout.splitlines() if " started on " in line]
-    assert sorted(len(project.runs(job)) for job in ids) == [1, 1]
-
-    (project.root / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
-    again = project.sweep(*jobs, PYTHONPATH=str(project.root))
-    (project.root / "sitecustomize.py").unlink()
-    assert (again.returncode, again.stderr) == (0, "")  # torch could not have been imported
-    assert again.stdout.startswith("2 of 2 jobs finished, 0 of them now")
-
-
 @pytest.fixture(scope="module")
-def one_failed(project: Project) -> subprocess.CompletedProcess[str]:
-    """A sweep of two jobs, of which the first fails."""
-    return project.sweep(*ONE_FAILS)
+def swept(
+    project: Project, tmp_path_factory: pytest.TempPathFactory
+) -> subprocess.CompletedProcess[str]:
+    """A sweep of two jobs on two GPUs, of which the first fails; the second is there twice."""
+    path = fake_gpus(tmp_path_factory.mktemp("gpus"), "GPU-a", "GPU-b")
+    return project.sweep(*ONE_FAILS, f"{ONE_FAILS[1]} --lr 0.001", PATH=path)
+
+
+def test_every_gpu_has_a_job_and_none_runs_twice(
+    project: Project, swept: subprocess.CompletedProcess[str]
+) -> None:
+    assert "started on GPU-a" in swept.stdout and "started on GPU-b" in swept.stdout
+    ids = [line.split()[1] for line in swept.stdout.splitlines() if " started on " in line]
+    statuses = [[status for _, status in project.runs(job)] for job in ids]
+    assert sorted(statuses) == [["FAILED"], ["FINISHED"]]
 
 
 def test_one_failure_is_named_and_stops_no_other(
-    project: Project, one_failed: subprocess.CompletedProcess[str]
+    project: Project, swept: subprocess.CompletedProcess[str]
 ) -> None:
-    assert one_failed.returncode == 1
-    assert summary(one_failed.stdout).startswith("1 of 2 jobs finished, 1 of them now; 1 did not")
-    (line,) = (line for line in one_failed.stderr.splitlines() if line.startswith("status 1: "))
-    assert "train_loss was not finite" in line and "output.txt" in line
+    assert swept.returncode == 1
+    assert summary(swept.stdout).startswith("1 of 2 jobs finished, 1 of them now; 1 did not")
+    (line,) = (line for line in swept.stderr.splitlines() if line.startswith("status 1: "))
+    assert "train_loss was not finite by optimizer step 2; lower --lr" in line
+    output = Path(line.split()[-1].strip("[]"))
+    assert output.name == "output.txt" and "failed: train_loss" in output.read_text()
+    assert "Traceback" in (output.parent / "log.txt").read_text()
     assert not (project.root / "oops").exists()
     notes = {value for (value,) in project.ask("SELECT value FROM params WHERE key = 'note'")}
     assert notes == {"", NOTE}
+
+
+def test_what_is_finished_is_not_run_again(
+    project: Project, swept: subprocess.CompletedProcess[str]
+) -> None:
+    (project.root / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    again = project.sweep(ONE_FAILS[1], PYTHONPATH=str(project.root))
+    (project.root / "sitecustomize.py").unlink()
+    assert (again.returncode, again.stderr) == (0, "")  # torch could not have been imported
+    assert again.stdout.startswith("1 of 1 jobs finished, 0 of them now")
 
 
 def test_a_wrong_grid_starts_nothing_and_names_each_job(project: Project) -> None:
@@ -144,28 +151,6 @@ def test_wrong_flags_are_refused(project: Project, flags: str, said: str) -> Non
     assert process.returncode == 2
 
 
-def test_list_tells_each_jobs_state_and_starts_nothing(
-    project: Project, one_failed: subprocess.CompletedProcess[str]
-) -> None:
-    running = project.start(sys.executable, "run.py", *QUICK.split(), *RUNNING)
-    assert running.stdout
-    job_id = next(running.stdout).split()[1].rstrip(":")
-    wait_until(lambda: (project.root / "runs" / job_id / "best.pt").exists())
-    project.write_grid(f"{QUICK} --seed 10", *ONE_FAILS, f"{QUICK} {' '.join(RUNNING)}")
-    process = project.start("bash", "run.sh", "--list")
-    out, err = process.communicate()
-    kill_group(running)
-    assert (process.returncode, err) == (0, "")
-    *lines, total, rate = out.splitlines()
-    assert [line.split()[1] for line in lines] == ["pending", "failed", "finished", "running"]
-    assert "train_loss was not finite" in lines[1]
-    assert re.search(r"seed=13.* \[epoch \d+/100000, .* left\]", lines[3])
-    assert total == "4 jobs: 1 failed, 1 finished, 1 pending, 1 running"
-    assert re.fullmatch(r".+ jobs an hour, .+ left", rate)
-    again = project.start("bash", "run.sh", "--list")
-    assert re.search(r"interrupted .*seed=13", again.communicate()[0])  # it was killed
-
-
 def test_search_draws_the_same_settings_each_time(project: Project) -> None:
     body = "search {} --lr 'log 1e-4 1e-1' --note \"choice 'a b' c\" -- --seed 1"
     shown = []
@@ -189,16 +174,34 @@ def test_search_draws_the_same_settings_each_time(project: Project) -> None:
     assert process.returncode == 2
 
 
-def test_ctrl_c_stops_the_running_job_and_starts_no_other(project: Project) -> None:
-    project.write_grid(f"{QUICK} --epochs 3000", f"{QUICK} --seed 7")
-    sweep = project.start("bash", "run.sh")
+def listed(project: Project) -> list[str]:
+    """What `--list` prints."""
+    process = project.start("bash", "run.sh", "--list")
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    return out.splitlines()
+
+
+def test_states_and_ctrl_c(project: Project, swept: subprocess.CompletedProcess[str]) -> None:
+    """It stops the running job and starts no other."""
+    project.write_grid(f"{QUICK} --epochs 100000", *ONE_FAILS, f"{QUICK} --seed 7")
+    sweep = project.start("bash", "run.sh", "--only", "pending")
     assert sweep.stdout
     job_id = next(line.split()[1] for line in sweep.stdout if " started on " in line)
-    printed = project.root / "runs" / job_id / "output.txt"
-    wait_until(lambda: printed.exists() and "epoch 1/" in printed.read_text())
+    folder = project.root / "runs" / job_id
+    wait_until(lambda: "epoch 1/" in (folder / "output.txt").read_text())
+    *lines, total, rate = listed(project)
+    assert [line.split()[1] for line in lines] == ["running", "failed", "finished", "pending"]
+    assert re.search(r"epochs=100000 .* \[epoch \d+/100000, .* left\]", lines[0])
+    assert "train_loss was not finite" in lines[1]
+    assert total == "4 jobs: 1 failed, 1 finished, 1 pending, 1 running"
+    assert re.fullmatch(r".+ jobs an hour, .+ left", rate)
+
     os.killpg(sweep.pid, signal.SIGINT)  # what a terminal does
     out, err = sweep.communicate(timeout=120)
     assert sweep.returncode == 130
     assert f"status 143: job {job_id} interrupted: by SIGTERM" in err
-    assert summary(out) == "0 of 2 jobs finished, 0 of them now; 1 did not, 1 were not started"
     assert [status for _, status in project.runs(job_id)] == ["KILLED"]
+    assert summary(out) == "1 of 3 jobs finished, 0 of them now; 1 did not, 1 were not started"
+    states = [line.split()[1] for line in listed(project)[:4]]
+    assert states == ["interrupted", "failed", "finished", "pending"]
