@@ -32,6 +32,7 @@ def demo(template, tmp_path_factory):
     env |= {
         "HOME": str(home),
         "UV_CACHE_DIR": cache,
+        "OMP_NUM_THREADS": "1",  # other tests run beside it
         "PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin",
     }
     done = subprocess.run(
