@@ -28,6 +28,9 @@ WHERE tags.key = 'job_id' AND tags.value = ? AND lifecycle_stage = 'active'
 LEARNT = ("train_loss", "lr", "val_loss", "val_accuracy", "train_accuracy", "test_loss")
 """Metrics that are the same each time; times are not."""
 
+UNSET = ("MLFLOW", "CUDA", "PYTHONUNBUFFERED")
+"""What the commands of a project are not told by the environment, since a user's does not."""
+
 
 class Project:
     """A generated project, its jobs and what they leave."""
@@ -35,7 +38,7 @@ class Project:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._before: tuple[str, ...] = ()
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "CUDA"))}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(UNSET)}
         self.env = {**kept, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
 
     def copy(self, root: Path) -> "Project":

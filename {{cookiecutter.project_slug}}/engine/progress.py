@@ -43,3 +43,4 @@ class Terminal(logging.Handler):
         if not record.exc_info:
             with suppress(OSError):  # a terminal that was closed; the line is in the log file
                 tqdm.write(self.format(record), file=sys.stdout)
+                sys.stdout.flush()

@@ -28,13 +28,16 @@ LEFT_BEHIND = (
     "__pycache__",
 )
 
+UNSET = ("MLFLOW", "CUDA", "PYTHONUNBUFFERED")
+"""What the commands of a project are not told by the environment, since a user's does not."""
+
 
 class Project:
     """A project's folder, its commands and its store."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW", "CUDA"))}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(UNSET)}
         self.env = {**kept, "PYTHON": sys.executable}
 
     def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
