@@ -2,6 +2,7 @@
 
 import importlib
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,10 @@ from types import ModuleType
 import pytest
 from cookiecutter.main import cookiecutter
 from faults import Project
+
+# Under nohup, and in a shell's background, what the tests start would ignore these.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # What working in the template's inner folder leaves there.

@@ -82,10 +82,8 @@ class Delivery:
 def delivered(folder: Path) -> bool:
     """Whether the store, when last heard of, had all that there is in a job's journal."""
     noted = _noted(folder)
-    size = (folder / journal.FILE).stat().st_size
-    return (noted.get("store"), noted.get("bytes")) == (fingerprint(), size) and bool(
-        noted["status"]
-    )
+    all_of_it = fingerprint(), (folder / journal.FILE).stat().st_size
+    return (noted.get("store"), noted.get("bytes")) == all_of_it and bool(noted["status"])
 
 
 def _noted(folder: Path) -> dict[str, Any]:
