@@ -1,6 +1,6 @@
 """`bash run.sh --slurm`, with a real Slurm on this machine.
 
-    pytest -m slow -rP tests/test_slurm.py
+    pytest -m slow -rP tests/test_slurm.py --slurm-jobs 20
 
 Its GPUs are two pretend ones, and an array can have four tasks. Some jobs train, others are light.
 """
@@ -103,15 +103,19 @@ HELD = """\
 as long as there is a file of that name."""
 
 QUICK = "--epochs 10 --batch-size 256"
-GRID = (
-    *(f"{QUICK} --seed {seed} --note held-{seed}" for seed in range(3)),
-    f"{QUICK} --optimizer sgd --lr 1e30",
-    *(f"{QUICK} --seed {seed}" for seed in range(3, 7)),
-)
+
+
+@pytest.fixture
+def grid(pytestconfig: pytest.Config) -> list[str]:
+    """Jobs that train: three that are held, one that fails, and others."""
+    held = [f"{QUICK} --seed {seed} --note held-{seed}" for seed in range(3)]
+    failing = f"{QUICK} --optimizer sgd --lr 1e30"
+    others = range(3, int(pytestconfig.getoption("--slurm-jobs")) - 1)
+    return [*held, failing, *(f"{QUICK} --seed {seed}" for seed in others)]
 
 
 class Held:
-    """The jobs of GRID that take their time until they are released."""
+    """The jobs of a grid that take their time until they are released."""
 
     def __init__(self, project: Project, cluster: Cluster, tasks: dict[str, str]) -> None:
         self._project, self._cluster = project, cluster
@@ -147,11 +151,13 @@ class Held:
         return job
 
 
-def test_jobs_that_train(project: Project, cluster: Cluster, tmp_path: Path) -> None:
+def test_jobs_that_train(
+    project: Project, cluster: Cluster, grid: list[str], tmp_path: Path
+) -> None:
     """One fails, others make room by a warning, by TERM alone and at their time limit: in the end
     all is as after `bash run.sh`."""
     here = project.copy(tmp_path / "here")
-    write_grid(here.root, *GRID)
+    write_grid(here.root, *grid)
     script = here.root / "run.py"
     text = script.read_text().replace("            model.train()\n", HELD)
     script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
@@ -164,7 +170,10 @@ def test_jobs_that_train(project: Project, cluster: Cluster, tmp_path: Path) -> 
     assert beside.returncode == 1  # one job failed
     states = listed(run(there.root, env, "--list"))
     failed = jobs[3]
-    assert Counter(state for state, _ in states.values()) == {"finished": 7, "failed": 1}
+    assert Counter(state for state, _ in states.values()) == {
+        "finished": len(grid) - 1,
+        "failed": 1,
+    }
     assert "train_loss was not finite" in states[failed][1]
     for job in jobs:
         if job != failed:
@@ -182,11 +191,11 @@ def test_jobs_that_train(project: Project, cluster: Cluster, tmp_path: Path) -> 
 
 
 def disturbed(there: Project, cluster: Cluster) -> list[str]:
-    """Hand GRID to Slurm and disturb three of its jobs; returns all jobs, once all have ended."""
+    """Hand the grid to Slurm and disturb three of its jobs; all jobs, once they have ended."""
     env = there.env | cluster.env
     jobs = list(listed(run(there.root, env, "--list")))
-    ids = arrays(run(there.root, env, "--slurm", "--", "--time=30"), len(GRID))
-    named = dict(zip(jobs, tasks(ids, len(GRID)), strict=True))
+    ids = arrays(run(there.root, env, "--slurm", "--", "--time=30"), len(jobs))
+    named = dict(zip(jobs, tasks(ids, len(jobs)), strict=True))
     held = Held(there, cluster, named)
     wait_until(lambda: len(held.training()) == 2, 600)
     states = listed(run(there.root, env, "--list"))
@@ -195,7 +204,7 @@ def disturbed(there: Project, cluster: Cluster) -> list[str]:
     assert {job: states[job] for job in jobs[2:]} == waiting
     again = run(there.root, env, "--slurm")
     assert (again.returncode, again.stderr) == (0, "")
-    assert again.stdout == "nothing handed to Slurm: 6 queued, 2 running\n"
+    assert again.stdout == f"nothing handed to Slurm: {len(jobs) - 2} queued, 2 running\n"
 
     cluster.preempt()
     held.sent_back("SIGUSR1")
