@@ -22,9 +22,8 @@ from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
-from cookiecutter.main import cookiecutter
+from projects import make
 
-TEMPLATE = Path(__file__).resolve().parents[1]
 GRID = list(product(("mlp", "convnet"), ("1e-3", "1e-2"), ("0", "1", "2")))
 
 HYDRA = """
@@ -72,16 +71,14 @@ WAYS = {"run.sh": run_sh, "GNU parallel": parallel, "Hydra, joblib launcher": hy
 def seconds(way: str, epochs: str) -> float:
     """Wall time of the grid in a fresh project."""
     with tempfile.TemporaryDirectory() as folder:
-        made = cookiecutter(str(TEMPLATE), no_input=True, default_config=True, output_dir=folder)
-        command = WAYS[way](Path(made), epochs)
+        project = make(folder)
+        command = WAYS[way](project, epochs)
         env = os.environ | {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
         begun = time.perf_counter()
-        done = subprocess.run(command, cwd=made, env=env, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
         took = time.perf_counter() - begun
         assert done.returncode == 0, done.stdout + done.stderr
-        finished = [
-            p for p in Path(made).glob("runs/*/outcome.json") if "finished" in p.read_text()
-        ]
+        finished = [p for p in project.glob("runs/*/outcome.json") if "finished" in p.read_text()]
         assert len(finished) == len(GRID)
         return took
 
@@ -102,8 +99,16 @@ def main() -> None:
         f"CPU, {about} {version('hydra-core')}; {datetime.date.today()}; n = {len(rounds)} rounds,"
     )
     print(f"in turn; 12 jobs of {arguments.epochs} epochs, one at a time. Wall time as a ratio to")
-    print("run.sh's in the same round: median (least to most). `python benchmarks/sweeps.py` makes")
-    print("this page.\n\n| | wall time |\n|---|---|")
+    print("run.sh's in the same round: median (least to most).")
+    print(f"`python benchmarks/sweeps.py --epochs {arguments.epochs}` makes this page.\n")
+    print(
+        "run.sh checks the whole grid before the first job starts, in a process that imports torch"
+    )
+    print(
+        "once more. Hydra's launcher runs the jobs one after another in a process of its own, which"
+    )
+    print("imports torch once for all of them; so what one job leaves behind, the next one has.\n")
+    print("| | wall time |\n|---|---|")
     for way in WAYS:
         ratios = [each[way] / each["run.sh"] for each in rounds]
         spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
