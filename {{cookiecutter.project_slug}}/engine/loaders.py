@@ -6,8 +6,10 @@ memory without making the host wait. Both give the same batches in the same orde
 (B, C, H, W), uint8, and labels (B,), int64.
 """
 
+import os
 import signal
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
 from functools import cache
@@ -136,15 +138,21 @@ def make(
     return Workers(subset.dataset, order, device, count)
 
 
-class _Sampler(Sampler[Tensor]):
-    """Hands a DataLoader one tensor of indices a batch."""
+class _Sampler(Sampler[Any]):
+    """Hands a DataLoader one array of indices a batch.
+
+    A tensor would go to the reading process through shared memory, which that process would ask for
+    in vain, with a trace, if the job was killed meanwhile.
+    """
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self.number = self.done = 0
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._order.epoch(self.number).split(self._order.batch_size)[self.done :])
+    def __iter__(self) -> Iterator[Any]:
+        indices, size = self._order.epoch(self.number).numpy(), self._order.batch_size
+        starts = range(self.done * size, len(indices), size)
+        return (indices[start : start + size] for start in starts)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -156,8 +164,8 @@ class _Whole(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
 
-    def __getitem__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return fetch(self._dataset, indices)
+    def __getitem__(self, indices: Any) -> tuple[Tensor, Tensor]:
+        return fetch(self._dataset, torch.from_numpy(indices))
 
 
 def _begin_to_read(_worker: int) -> None:
@@ -173,9 +181,12 @@ def _say_what_went_wrong(
     """Print an error, unless the job was killed: then it is that a pipe to the job has broken."""
     job = parent_process()
     assert job
-    job.join(1)  # its pipes break a moment before it is dead
-    if job.is_alive():
-        sys.__excepthook__(kind, error, trace)
+    until = time.monotonic() + 1.0  # its pipes break a moment before it is dead
+    while os.getppid() == job.pid:
+        if time.monotonic() > until:
+            sys.__excepthook__(kind, error, trace)
+            return
+        time.sleep(0.01)
 
 
 def _auto_workers() -> int:

@@ -87,7 +87,7 @@ attempt() {
   echo "$pid" >"$work/pids/$index"
   if [[ -e $work/stop ]]; then kill -TERM "$pid" 2>/dev/null; fi
   while
-    wait "$pid"
+    wait "$pid" 2>/dev/null # which would tell that it was killed
     code=$?
     kill -0 "$pid" 2>/dev/null
   do :; done
@@ -140,7 +140,7 @@ stop_jobs() {
     echo "$1" >"$work/stop"
   fi
   echo "run.sh: $text" >&2
-  for file in "$work"/pids/*; do read -r pid <"$file" && kill "-$signal" "$pid"; done 2>/dev/null
+  for file in "$work"/pids/*; do read -r pid 2>&- <"$file" && kill "-$signal" "$pid" 2>&-; done
 }
 
 # Runs a worker per slot, until each job has an exit status of its own or one from another sweep.
