@@ -23,6 +23,7 @@ LEFTOVERS = [
     ".*_cache",
     ".venv",
     ".sweeps",
+    ".cache",
     "runs",
     "figures",
     "data",

@@ -38,9 +38,23 @@ def use(device: torch.device, deterministic: bool) -> None:
         torch.cuda.set_device(device)
 
 
+def tags(device: torch.device) -> dict[str, str]:
+    """The device as tags of the run: its model, and the GPU that the driver knows it as."""
+    found = {"device": describe(device)}
+    if device.type == "cuda":
+        found["gpu"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return found
+
+
 def describe(device: torch.device) -> str:
-    """The device's model, as a tag of the run."""
+    """The device's model."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def wait(device: torch.device) -> None:
+    """Return when the device has done all that it was told to."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def free_memory(device: torch.device) -> int:
@@ -54,5 +68,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def cpu_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use, shared among the jobs that a sweep runs at once."""
+    affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("JOBS_AT_ONCE", 1)))

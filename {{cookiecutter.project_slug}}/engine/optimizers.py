@@ -1,4 +1,4 @@
-"""Optimizers by name."""
+"""Optimizers by name, and the gradient that they are given."""
 
 import torch
 from torch import nn
@@ -20,3 +20,15 @@ def make(model: nn.Module, name: str, lr: float, weight_decay: float) -> torch.o
     extra = {"momentum": 0.9, "nesterov": True} if name == "sgd" else {}
     optimizer: torch.optim.Optimizer = KINDS[name](groups, lr=lr, fused=True, **extra)
     return optimizer
+
+
+def clip(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, norm: float) -> None:
+    """Cut the gradient of all weights together down to a norm, unless that is 0.
+
+    The host learns nothing of it, so it does not wait. Source: Pascanu et al. 2013,
+    arxiv.org/abs/1211.5063.
+    """
+    if norm:
+        scaler.unscale_(optimizer)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        nn.utils.clip_grad_norm_(weights, norm)

@@ -148,7 +148,7 @@ run_queue() {
   local slot lock place workers pid
   trap 'stop_jobs 130 Ctrl-C' INT
   trap 'stop_jobs 143 "a signal"' TERM HUP
-  read -r count per_gpu retries fail_fast <"$work/options"
+  read -r count per_gpu retries JOBS_AT_ONCE fail_fast <"$work/options" && export JOBS_AT_ONCE
   while [[ -s $work/queue && ! -e $work/stop ]]; do
     workers=()
     while IFS=$'\t' read -r slot lock place; do

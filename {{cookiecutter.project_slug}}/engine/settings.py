@@ -116,6 +116,9 @@ class Optimization:
     label_smoothing: float = 0.0
     """Share of each label spread evenly over all classes, in the training loss."""
 
+    clip_norm: float = added(0.0, neutral=0.0)
+    """Largest norm of the gradient, of all weights together; a larger one is cut down. 0: none."""
+
     ema: float = added(0.0, neutral=0.0)
     """Share that an exponential moving average of the weights keeps at each step, such as 0.999;
     the average is what is evaluated and kept. 0: none."""
@@ -160,7 +163,8 @@ class Runtime:
     """resident = all data on the device; workers = read beside training; auto: by size."""
 
     workers: int | Literal["auto"] = "auto"
-    """Processes that read data for the workers loader; auto: by this job's cores."""
+    """Processes that read data for the workers loader; auto: by this job's share of
+    the cores."""
 
     data_root: Path = PROJECT / "data"
     """Folder of the datasets."""
@@ -202,6 +206,7 @@ class JobSettings(Runtime, Variant, Selection, Optimization, Model, Data):  # th
         require(
             0 <= self.label_smoothing < 1, "--label-smoothing", self.label_smoothing, "in [0, 1)"
         )
+        require(0 <= self.clip_norm < math.inf, "--clip-norm", self.clip_norm, "0 or more")
         require(0 <= self.ema < 1, "--ema", self.ema, "in [0, 1)")
         require(
             self.checkpoint_minutes > 0,

@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent.parent
 LEFT_BEHIND = (
     "runs",
     ".sweeps",
+    ".cache",
     "mlflow.db*",
     "mlruns",
     "data",

@@ -6,6 +6,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 import run
 from engine import cli, devices, journal, meters
@@ -84,7 +85,18 @@ def no_waiting():
 def test_steps_never_read_the_device(tmp_path, monkeypatch, optimizer, loader):
     monkeypatch.setattr(meters, "INTERVAL", 0)  # blocks leave after every step
     flags = ("--device", "cpu", "--optimizer", optimizer, "--loader", loader, "--workers", "0")
-    assert len(train(tmp_path, no_reading, *flags)) == STEPS
+    more = ("--clip-norm", "0.1", "--ema", "0.9", "--label-smoothing", "0.1")
+    assert len(train(tmp_path, no_reading, *flags, *more)) == STEPS
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_after_the_first_epoch(tmp_path, monkeypatch):
+    """Though the last batch is smaller, and each epoch is evaluated."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    flags = ("--device", "cpu", "--model", "mlp", "--compile", "on")
+    refuse = lambda: torch.compiler.set_stance("fail_on_recompile")  # noqa: E731
+    assert len(train(tmp_path, refuse, *flags)) == STEPS
+    assert counters["stats"]["unique_graphs"] == 1  # 144 examples to evaluate on: no whole batch
 
 
 @needs_gpu

@@ -156,6 +156,7 @@ OUT_OF_RANGE = {
     "label_smoothing": ("-0.1", "1", "nan"),
     "val_fraction": ("0", "1", "nan"),
     "ema": ("-0.1", "1", "nan"),
+    "clip_norm": ("-1", "inf", "nan"),
     "checkpoint_minutes": ("0", "-1", "nan"),
     "patience": ("-1",),
     "seed": ("-1", str(2**64)),

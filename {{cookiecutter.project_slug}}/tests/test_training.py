@@ -81,6 +81,17 @@ def test_monitored_metric_that_is_not_finite_ends_the_job(value):
         stopping.improved({"val_loss": value})
 
 
+def test_the_norm_of_all_gradients_together_is_cut():
+    model = nn.Linear(3, 1)
+    optimizer = optimizers.make(model, "sgd", lr=0.1, weight_decay=0.0)
+    for limit, norm in ((0.0, 20.0), (50.0, 20.0), (5.0, 5.0)):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 10.0)  # 4 numbers, of norm 20
+        optimizers.clip(optimizer, torch.amp.GradScaler("cpu", enabled=False), limit)
+        grads = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        assert grads.norm().item() == pytest.approx(norm)
+
+
 @pytest.mark.parametrize("name", WORDS["optimizer"])
 def test_only_matrices_and_kernels_decay(name):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
@@ -123,11 +134,12 @@ def test_precision_on_the_cpu(name, meant):
         ("auto", "cuda", compilation.WORTH_STEPS, True),
     ],
 )
-def test_auto_compiles_long_jobs_on_cuda(monkeypatch, choice, device, steps, compiles):
-    model, wrapped = nn.Linear(2, 2), nn.Linear(2, 2)
-    monkeypatch.setattr(torch, "compile", lambda _model: wrapped)
-    forward = compilation.compiled(model, choice, torch.device(device), steps)
-    assert forward is (wrapped if compiles else model)
+def test_auto_compiles_long_jobs_on_cuda(monkeypatch, tmp_path, choice, device, steps, compiles):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = nn.Linear(2, 2)
+    forward = compilation.compiled(model, choice, torch.device(device), steps, 64)
+    assert isinstance(forward, compilation.Compiled) is compiles
+    assert compiles or forward is model
 
 
 def test_checkpoint_comes_back_as_it_was(tmp_path):
