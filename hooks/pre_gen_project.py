@@ -22,6 +22,7 @@ PACKAGES = {
     "matplotlib",
     "scikit_learn",
     "tqdm",
+    "nvidia_ml_py",
     "pytest",
     "pytest_xdist",
     "ruff",

@@ -8,11 +8,14 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine import journal
 from engine.job import read_json, write_json
 from engine.store import Run, fingerprint
+
+if TYPE_CHECKING:
+    from engine.counters import Counters
 
 
 class Delivery:
@@ -25,6 +28,7 @@ class Delivery:
         self._run: Run | None = None
         self._id = ""
         self._unsent: list[dict[str, Any]] = []
+        self._counters: Counters | None = None
         self.status = ""
         self.read()
         self._journal = self._unsent[0]["start"]["journal"]
@@ -34,6 +38,8 @@ class Delivery:
         lines = journal.read(self._file)
         self._unsent += lines
         for line in lines:
+            if gpu := line.get("tags", {}).get("gpu"):
+                self._counters = _counters(gpu)
             self.status = line.get("end", "" if "start" in line else self.status)
 
     def send(self) -> None:
@@ -46,8 +52,12 @@ class Delivery:
             if self._unsent:
                 os.fsync(self._file.fileno())  # what is sent must not be written a second time
                 self._run.log(self._unsent)
+                names = [name for line in self._unsent for name in line.get("files", ())]
+                self._run.add(path for path in map(self._folder.joinpath, names) if path.exists())
                 self._unsent = []
                 self._note("")
+            if self._counters:
+                self._run.log(self._counters.sample(self._run.begun))
         except Exception:
             self._run = None
             raise
@@ -77,6 +87,12 @@ class Delivery:
         }
         with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
             write_json(self._folder / "sent.json", noted)
+
+
+def _counters(gpu: str) -> "Counters":
+    from engine.counters import Counters  # whoever asks for a finished job has no time for it
+
+    return Counters(gpu)
 
 
 def delivered(folder: Path) -> bool:

@@ -15,7 +15,7 @@ import re
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -151,7 +151,9 @@ def reason(error: BaseException) -> str:
 
 
 class Run:
-    """The one run of a job, made or gone on with. `about` is the content of settings.json.
+    """The one run of a job, made or gone on with; `begun` is when, in milliseconds since 1970.
+
+    `about` is the content of settings.json.
 
     Of the job's other runs, those that ended unfinished are deleted at once, and those that
     finished when this one has. Raises Elsewhere if one of them is a lease.
@@ -193,6 +195,11 @@ class Run:
         if tags:
             self._client.log_batch(self.id, tags=tags)
 
+    def add(self, files: Iterable[Path]) -> None:
+        """Keep copies of files with the run."""
+        for file in files:
+            self._client.log_artifact(self.id, str(file))
+
     def end(self, status: str) -> None:
         """Say how the run ended; one that finished is marked last, since the status can lie."""
         self._client.set_terminated(self.id, status)
@@ -216,6 +223,7 @@ class Run:
         runs = self._all()
         same = [run for run in runs if run.data.tags.get("journal") == self._journal]
         self.id = str(same[0].info.run_id) if same else ""
+        self.begun = int(same[0].info.start_time) if same else 0
         older = True
         for run in runs:
             if run.info.run_id == self.id:
