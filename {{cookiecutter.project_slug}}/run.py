@@ -45,6 +45,7 @@ from engine.job import Job, as_line, log
 from engine.loaders import Batches
 from engine.meters import Stopwatch, TrainMeter
 from engine.precision import Precision, resolve
+from engine.profiling import Profile
 from engine.progress import Progress
 from engine.schedules import Schedule
 from engine.seeding import GlobalStreams
@@ -93,6 +94,7 @@ def train(
     stopping = EarlyStopping(settings.monitor, settings.patience)
     meter = TrainMeter(job.journal, settings.log_every, steps, device)
     watch = Stopwatch()
+    profile = Profile(job, batches, forward, optimizer, precision)
     state = TrainingState(
         job,
         settings.checkpoint_minutes,
@@ -117,7 +119,7 @@ def train(
             watch.start()
             done = meter.steps - stopping.epoch * len(batches)
             waited = watch.waiting(batches.epoch(epoch, done))
-            for images, labels in job.interruption.between(waited):
+            for images, labels in job.interruption.between(profile.steps(waited)):
                 images = augment(images)
                 with precision.autocast():
                     logits = forward(images)
@@ -146,6 +148,7 @@ def train(
             job.journal.metrics(epoch, metrics | watch.end_epoch(batches.examples))
         meter.close()
         progress.close()
+        profile.close()
     return stopping.best_epoch
 
 

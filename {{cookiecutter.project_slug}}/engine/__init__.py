@@ -3,12 +3,14 @@
 Floors, each importing only those below it (tests/test_house.py holds them to it):
 
 3  a job from outside   launch, sync, sweep (with sweep.sh, queue.sh), search, slots, states,
-                        snapshot, slurm (with slurm-job.sh)
+                        snapshot, slurm (with slurm-job.sh), profiling, profile_report, tracing,
+                        flops
 2  the training loop    devices, precision, compilation, seeding, datasets, splits, loaders,
                         augmentation, classifiers, optimizers, schedules, ema, early_stopping,
                         checkpoints, training_state, meters
 1  one library each     locks, interruption, job, journal, delivery, courier, store, reading,
-                        results (MLflow), figures (matplotlib), progress (tqdm)
+                        results (MLflow), counters (nvidia-ml-py), figures (matplotlib), progress
+                        (tqdm)
 0  settings             settings, cli, provenance (the standard library only)
 
 The scripts at the project's root stand on floor 4.

@@ -5,6 +5,7 @@
     {"start": {"journal": "5f1c…", "log_every": "auto"}}
     {"tags": {"commit": "…"}}
     {"time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31, "lr": 0.001}}
+    {"files": ["profile.txt"]}
     {"end": "FINISHED"}
 
 Times are milliseconds since 1970. They make a replay harmless: MLflow stores a point that it
@@ -58,6 +59,10 @@ class Journal:
     def tags(self, values: dict[str, str]) -> None:
         """Add facts about the run."""
         self._write({"tags": values})
+
+    def files(self, names: list[str]) -> None:
+        """Add files in the job's folder that the run is to have as well."""
+        self._write({"files": names})
 
     def flush(self) -> None:
         """Hand what was added to the operating system; from then on it outlives this process.

@@ -181,6 +181,10 @@ class Runtime:
     deterministic: bool = False
     """Only operations that give the same bits each time, on a GPU too; slower."""
 
+    profile: int = 0
+    """Steps to watch; profile.txt in the job's folder then tells where their time goes and what to
+    change. 0: none."""
+
     force: bool = False
     """Run again though finished."""
 
@@ -215,6 +219,7 @@ class JobSettings(Runtime, Variant, Selection, Optimization, Model, Data):  # th
             "a number above 0",
         )
         require(0 < self.val_fraction < 1, "--val-fraction", self.val_fraction, "between 0 and 1")
+        require(self.profile >= 0, "--profile", self.profile, "0 or more")
         require(self.patience >= 0, "--patience", self.patience, "0 or more")
         for flag, seed in (("--seed", self.seed), ("--split-seed", self.split_seed)):
             require(0 <= seed < 2**63, flag, seed, "from 0 to 2**63 - 1")

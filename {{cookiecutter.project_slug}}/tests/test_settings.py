@@ -164,6 +164,7 @@ OUT_OF_RANGE = {
     "image_size": ("0",),
     "workers": ("-1",),
     "log_every": ("0",),
+    "profile": ("-1",),
 }
 
 

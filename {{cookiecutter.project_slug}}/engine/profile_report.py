@@ -1,0 +1,183 @@
+"""The report of `--profile`: where the time of a step goes, and what to change first.
+
+Advice is ordered by its gain: the share of the time that what it is about takes up. What it would
+save is at most that, and is known once it was tried.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+WORTH = 0.03
+"""Share of the time from which something is worth a change."""
+
+
+class Line(NamedTuple):
+    """A line of the training loop: its place, its text, the part of a step that it is, and its
+    seconds on the host and on the GPU over all watched steps."""
+
+    place: str
+    text: str
+    part: str
+    host: float
+    gpu: float
+
+
+class Reading(NamedTuple):
+    """A place where the host waits for a tensor's value, how often and how long, in seconds."""
+
+    place: str
+    what: str
+    times: int
+    seconds: float
+
+
+class Advice(NamedTuple):
+    """What to change, and the share of the time that it is about."""
+
+    share: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What was seen of so many steps. Times are in seconds, memory in bytes.
+
+    `plain` is a step's time when nobody looks, `busy` the share of the watched time in which the
+    GPU computes, `copying` that in which it is sent data, `seconds` all the watched time.
+    """
+
+    steps: int
+    batch_size: int
+    device: str
+    precision: str
+    compiled: bool
+    loader: str
+    plain: float
+    seconds: float
+    lines: Sequence[Line]
+    reads: Sequence[Reading]
+    compiling: Sequence[str]
+    memory: dict[str, int]
+    busy: float | None = None
+    copying: float = 0.0
+    flops: int | None = None
+    peak: float | None = None
+
+    def share(self, *parts: str) -> float:
+        """The share of the watched time that these parts of a step take on the host."""
+        return sum(line.host for line in self.lines if line.part in parts) / self.seconds
+
+
+def report(seen: Watched) -> str:
+    """The whole report, as text."""
+    sections = {
+        f"{seen.steps} steps of {seen.batch_size} examples on {seen.device}": _speed(seen),
+        "What to change, the largest share of the time first": _numbered(seen),
+        "Where the time goes": _parts(seen),
+        "Line by line": _lines(seen),
+        "Where the host waits for a tensor": _reads(seen),
+        "torch.compile": seen.compiling or ["nothing was compiled a second time"],
+        "Memory": [f"{size / 2**20:10,.1f} MiB  {kind}" for kind, size in seen.memory.items()],
+    }
+    if not seen.compiled:
+        del sections["torch.compile"]
+    return "\n".join(
+        line
+        for title, lines in sections.items()
+        for line in (title, *(f"  {line}" for line in lines), "")
+    )
+
+
+def _speed(seen: Watched) -> Iterator[str]:
+    rate = seen.batch_size / seen.plain
+    yield f"{1000 * seen.plain:.3g} ms a step, {rate:,.0f} examples a second in {seen.precision}"
+    slower = seen.seconds / seen.steps / seen.plain
+    yield f"{slower:.1f} times as long while it was watched, as in all that follows"
+    if seen.flops:
+        speed = seen.flops / seen.plain
+        line = f"{seen.flops / 1e9:,.3g} GFLOP a step, {speed / 1e9:,.3g} GFLOP/s"
+        if seen.peak:
+            line += f": {speed / seen.peak:.1%} of this GPU's peak (MFU)"
+        yield line
+    if seen.busy is not None:
+        yield f"the GPU computes {seen.busy:.0%} of the time"
+
+
+def _numbered(seen: Watched) -> list[str]:
+    found = sorted(advice(seen), reverse=True)
+    nothing = ["nothing stands out: the time goes into computing"]
+    return [
+        f"{number}. {one.share:4.0%}  {one.text}" for number, one in enumerate(found, 1)
+    ] or nothing
+
+
+def advice(seen: Watched) -> Iterator[Advice]:
+    """What could be changed, in no order."""
+    waiting = seen.share("waiting for data")
+    if waiting > WORTH:
+        yield Advice(waiting, f"the loop waits for data: {_more_data(seen.loader)}")
+    for read in seen.reads:
+        if read.times >= seen.steps:
+            text = f"{read.place} reads a tensor in every step ({read.what}): keep it on the device"
+            yield Advice(read.seconds / seen.seconds, text)
+    for part, change in (
+        ("evaluation", "--val-fraction smaller"),
+        ("logging", "--log-every larger"),
+        ("checkpoints", "--checkpoint-minutes larger"),
+        ("augmentation", "--augment none, if it does not help"),
+    ):
+        if seen.share(part) > WORTH:
+            yield Advice(seen.share(part), f"{part}: {change}")
+    if seen.busy is not None:
+        yield from _for_gpu(seen)
+
+
+def _more_data(loader: str) -> str:
+    if loader == "resident":
+        return "fewer, larger steps (--batch-size)"
+    return "more --workers, --loader resident if all fits, or less work for each example in data.py"
+
+
+def _for_gpu(seen: Watched) -> Iterator[Advice]:
+    assert seen.busy is not None
+    computing = seen.busy
+    idle = 1 - seen.busy - seen.share("waiting for data")
+    if idle > WORTH:
+        change = "--batch-size larger" if seen.compiled else "--compile on, or --batch-size larger"
+        yield Advice(idle, f"the GPU waits for the host to tell it what to do: {change}")
+    if seen.precision == "fp32" and computing > WORTH:
+        yield Advice(computing, "the GPU computes in 32 bits: --precision bf16 (or tf32)")
+    if seen.copying > WORTH:
+        yield Advice(seen.copying, "copying to the GPU: --loader resident, or uint8 from data.py")
+
+
+def _parts(seen: Watched) -> Iterator[str]:
+    gpu = seen.busy is not None
+    yield f"{'ms':>9} {'share':>6}" + (f" {'GPU ms':>9}" if gpu else "")
+    parts = {line.part for line in seen.lines}
+    for part in sorted(parts, key=seen.share, reverse=True):
+        lines = [line for line in seen.lines if line.part == part]
+        host, on_gpu = sum(line.host for line in lines), sum(line.gpu for line in lines)
+        yield _row(seen, host, on_gpu, part or "other lines")
+    rest = seen.seconds - sum(line.host for line in seen.lines)
+    yield _row(seen, rest, 0.0, "between the lines")
+
+
+def _lines(seen: Watched) -> Iterator[str]:
+    for line in sorted(seen.lines, key=lambda line: line.host, reverse=True):
+        if max(line.host, line.gpu) / seen.seconds > WORTH / 3:
+            yield _row(seen, line.host, line.gpu, f"{line.place}  {line.text}")
+
+
+def _row(seen: Watched, host: float, gpu: float, text: str) -> str:
+    on_gpu = f" {1000 * gpu / seen.steps:9.3f}" if seen.busy is not None else ""
+    return f"{1000 * host / seen.steps:9.3f} {host / seen.seconds:6.1%}{on_gpu}  {text}"
+
+
+def _reads(seen: Watched) -> Iterator[str]:
+    if not seen.reads:
+        yield "nowhere"
+    for read in seen.reads:
+        waits = f"{1000 * read.seconds:.3g} ms in all"
+        yield f"{read.place}  {read.what}, {read.times} times, {waits}"
