@@ -10,6 +10,7 @@ The same settings are the same job: its files lie in runs/<job id>/, its metrics
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 from engine.launch import begin
 from engine.settings import JobSettings, identity
@@ -37,9 +38,10 @@ import data
 import models
 from engine import checkpoints, classifiers, devices, loaders, optimizers
 from engine.augmentation import Augmentation
-from engine.compilation import compiled
+from engine.compilation import compiler
 from engine.early_stopping import EarlyStopping
 from engine.ema import Average
+from engine.evaluation import Evaluations
 from engine.interruption import Interruption
 from engine.job import Job, as_line, log
 from engine.loaders import Batches
@@ -84,13 +86,14 @@ def train(
     steps = settings.epochs * len(batches)
     warmup = round(settings.warmup * len(batches))
     augment = Augmentation(settings.augment, settings.seed, device)
-    how = (settings.compile, device, steps, settings.batch_size)
-    forward = compiled(model, *how)
+    compile = compiler(settings.compile, device, steps, settings.batch_size)
+    forward = compile(model)
     optimizer = optimizers.make(model, settings.optimizer, settings.lr, settings.weight_decay)
     schedule = Schedule(optimizer, settings.schedule, settings.lr, steps, warmup)
     scaler = precision.scaler()
     average = Average(model, settings.ema)  # the model itself, without --ema
-    judged = compiled(average.model, *how)
+    judge = partial(evaluate, "val", val_batches, precision, job.interruption)
+    evaluations = Evaluations(average.model, judge, compile, settings.eval_beside)
     stopping = EarlyStopping(settings.monitor, settings.patience)
     meter = TrainMeter(job.journal, settings.log_every, steps, device)
     watch = Stopwatch()
@@ -103,6 +106,7 @@ def train(
         schedule=schedule,
         scaler=scaler,
         average=average,
+        evaluations=evaluations,
         stopping=stopping,
         meter=meter,
         watch=watch,
@@ -112,12 +116,12 @@ def train(
 
     with state:  # goes on from last.pt, and leaves one behind
         progress = Progress(steps, settings.quiet, done=meter.steps)
-        for epoch in range(stopping.epoch + 1, settings.epochs + 1):
+        for epoch in range(evaluations.epoch + 1, settings.epochs + 1):
             if stopping.due:
                 break
             model.train()
             watch.start()
-            done = meter.steps - stopping.epoch * len(batches)
+            done = meter.steps - evaluations.epoch * len(batches)
             waited = watch.waiting(batches.epoch(epoch, done))
             for images, labels in job.interruption.between(profile.steps(waited)):
                 images = augment(images)
@@ -137,15 +141,18 @@ def train(
 
             meter.flush()  # waits for the device, once an epoch
             watch.trained()
-            metrics = evaluate("val", judged, val_batches, precision, job.interruption)
-            metrics["train_accuracy"] = meter.end_epoch()
-            improved = stopping.improved(metrics)
-            if improved:
-                best = {"settings": identity(settings), "epoch": epoch, **metrics}
-                state.keep_best({"model": checkpoints.weights(average.model), **best})
-            schedule.epoch(improved)
-            log.info("epoch %d/%d: %s", epoch, settings.epochs, as_line(metrics))
-            job.journal.metrics(epoch, metrics | watch.end_epoch(batches.examples))
+            last = epoch == settings.epochs
+            for then, judged, metrics in evaluations.after(epoch, meter.end_epoch(), last):
+                if stopping.due:
+                    break
+                improved = stopping.improved(metrics)
+                if improved:
+                    best = {"settings": identity(settings), "epoch": then, **metrics}
+                    state.keep_best({"model": checkpoints.weights(judged), **best})
+                schedule.epoch(improved)
+                log.info("epoch %d/%d: %s", then, settings.epochs, as_line(metrics))
+                job.journal.metrics(then, metrics)
+            job.journal.metrics(epoch, watch.end_epoch(batches.examples))
         meter.close()
         progress.close()
         profile.close()
@@ -155,10 +162,10 @@ def train(
 @torch.no_grad()
 def evaluate(
     name: str,
-    model: nn.Module,
     batches: Batches,
     precision: Precision,
     interruption: Interruption,
+    model: nn.Module,
 ) -> dict[str, float]:
     """Loss and accuracy over all examples; the device is read once, at the end."""
     model.eval()
@@ -178,7 +185,7 @@ def save(
     """Test the best weights, once, and write down the results."""
     best = checkpoints.load(job.folder / "best.pt", precision.device)
     model.load_state_dict(best["model"])
-    results = evaluate("test", model, batches, precision, job.interruption)
+    results = evaluate("test", batches, precision, job.interruption, model)
     results["best_epoch"] = best_epoch
     job.journal.metrics(best_epoch, results)
     return results

@@ -54,6 +54,7 @@ def _parser(kind: type[JobSettings]) -> Parser:
         allow_abbrev=False,
     )
     hints, defaults = get_type_hints(kind), {f.name: f.default for f in fields(kind)}
+    alone = {f.name: f.metadata["alone"] for f in fields(kind) if "alone" in f.metadata}
     for name, default in defaults.items():
         if default is MISSING or not {*_alternatives(hints[name])[1]} <= {bool, *WANTED}:
             raise SettingsError(f"Settings.{name}: needs a default, and one of the types {TYPES}")
@@ -61,7 +62,9 @@ def _parser(kind: type[JobSettings]) -> Parser:
         section = parser.add_argument_group((group.__doc__ or group.__name__).splitlines()[0])
         for name, doc in _field_docs(group).items():
             text = textwrap.fill(f"{doc} (default: {_shown(defaults[name])})", width=72)
-            section.add_argument(_flag(name), help=text.replace("%", "%%"), **_kind(hints[name]))
+            number = {"nargs": "?", "const": alone[name]} if name in alone else {}
+            how = {**_kind(hints[name]), **number, "help": text.replace("%", "%%")}
+            section.add_argument(_flag(name), **how)
     return parser
 
 

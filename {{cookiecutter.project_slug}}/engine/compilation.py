@@ -6,6 +6,8 @@ docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.
 
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +26,17 @@ EVENTS = {
 """What torch can tell of compiling, and the logger that tells it."""
 
 
-def compiled(
-    model: nn.Module, choice: str, device: torch.device, steps: int, batch_size: int
-) -> nn.Module:
-    """The model as the loop calls it: compiled for `on`, as it is for `off`; `auto` compiles on a
-    CUDA GPU for jobs of at least WORTH_STEPS steps. Weights are shared with the model."""
+def compiler(
+    choice: str, device: torch.device, steps: int, batch_size: int
+) -> Callable[[nn.Module], nn.Module]:
+    """What makes of a model the one that the loop calls: compiled for `on`, as it is for `off`;
+    `auto` compiles on a CUDA GPU for jobs of at least WORTH_STEPS steps. Weights are shared."""
     worth = device.type == "cuda" and steps >= WORTH_STEPS
-    if choice == "on" or (choice == "auto" and worth):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
-        fast = Compiled(model, batch_size)
-        _listen()
-        return fast
-    return model
+    if choice == "off" or (choice == "auto" and not worth):
+        return lambda model: model
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
+    _listen()
+    return partial(Compiled, batch_size=batch_size)
 
 
 class Compiled(nn.Module):

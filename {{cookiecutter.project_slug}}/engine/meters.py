@@ -37,7 +37,7 @@ class TrainMeter(Stateful):
     many as make about POINTS points of the job's steps.
     """
 
-    kept = ("steps", "_in_mean", "_loss", "_correct", "_examples")
+    kept = ("steps", "_in_mean", "_loss", "_correct", "_labels", "_ended")
 
     def __init__(
         self, journal: Journal, every: int | str, steps: int, device: torch.device
@@ -46,20 +46,23 @@ class TrainMeter(Stateful):
         self._every = every if isinstance(every, int) else max(1, steps // POINTS)
         self._loss = torch.zeros((), device=device)
         self._correct = torch.zeros((), dtype=torch.int64, device=device)
-        self._examples = 0
+        self._labels = 0
+        self._ended = False
         self._block = _Block(device)
         self.steps = self._in_mean = 0
         self._lr = 0.0
         self._last_block = time.monotonic()
 
     def update(self, loss: Tensor, logits: Tensor, labels: Tensor, lr: float) -> None:
-        """Take in one optimizer step: loss (), logits (B, K), labels (B,).
+        """Take in one optimizer step: loss (), logits (B, ..., K), labels (B, ...).
 
         Raises JobError, some steps later, for a loss that is not finite.
         """
+        if self._ended:
+            self._begin_epoch()
         self._loss += loss.detach()
-        self._correct += (logits.detach().argmax(1) == labels).sum()
-        self._examples += len(labels)
+        self._correct += (logits.detach().argmax(-1) == labels).sum()
+        self._labels += labels.numel()
         self.steps += 1
         self._in_mean += 1
         self._lr = lr
@@ -74,12 +77,10 @@ class TrainMeter(Stateful):
         for _ in range(2):  # what is under way, then what was still on the device
             self._write(self._block.exchange(wait=True))
 
-    def end_epoch(self) -> float:
-        """The epoch's accuracy; the device is waited for."""
-        accuracy = self._correct.item() / self._examples
-        self._correct.zero_()
-        self._examples = 0
-        return accuracy
+    def end_epoch(self) -> dict[str, float]:
+        """The epoch's accuracy, waiting for the device; the next step begins another epoch."""
+        self._ended = True
+        return {"train_accuracy": self._correct.item() / self._labels}
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far; all points before them are in the journal."""
@@ -91,6 +92,11 @@ class TrainMeter(Stateful):
         if self._in_mean:
             self._add_point()
             self.flush()
+
+    def _begin_epoch(self) -> None:
+        self._correct.zero_()
+        self._labels = 0
+        self._ended = False
 
     def _add_point(self) -> None:
         self._block.add(self._loss / self._in_mean, (self.steps, now(), self._lr))

@@ -122,7 +122,7 @@ def advice(seen: Watched) -> Iterator[Advice]:
             text = f"{read.place} reads a tensor in every step ({read.what}): keep it on the device"
             yield Advice(read.seconds / seen.seconds, text)
     for part, change in (
-        ("evaluation", "--val-fraction smaller"),
+        ("evaluation", "--eval-beside, or --val-fraction smaller"),
         ("logging", "--log-every larger"),
         ("checkpoints", "--checkpoint-minutes larger"),
         ("augmentation", "--augment none, if it does not help"),

@@ -37,7 +37,7 @@ WARM_UP = 10
 """Steps before the first that counts."""
 
 PARTS = {
-    "run.py": "evaluation",
+    "engine/evaluation.py": "evaluation",
     "torch/_tensor.py": "backward",
     "torch/nn/modules/module.py": "forward",
     "torch/optim/optimizer.py": "optimizer",

@@ -41,6 +41,11 @@ def added(default: Any, *, neutral: Any) -> Any:
     return field(default=default, metadata={"neutral": neutral})
 
 
+def count(*, alone: int) -> Any:
+    """A number that is 0 unless its flag is there; a flag without a number stands for `alone`."""
+    return field(default=0, metadata={"alone": alone})
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error line about an unknown word: the nearest known one, or all of them."""
     known = list(known)
@@ -181,9 +186,13 @@ class Runtime:
     deterministic: bool = False
     """Only operations that give the same bits each time, on a GPU too; slower."""
 
-    profile: int = 0
-    """Steps to watch; profile.txt in the job's folder then tells where their time goes and what to
-    change. 0: none."""
+    eval_beside: int = count(alone=1)
+    """Epochs' weights that are evaluated at once beside training, 1 if no number is given; results
+    come as many epochs later, so --patience stops later. 0: evaluated between epochs."""
+
+    profile: int = count(alone=20)
+    """Steps to watch, 20 if no number is given; profile.txt in the job's folder then tells where
+    their time goes and what to change. 0: none."""
 
     force: bool = False
     """Run again though finished."""
@@ -220,6 +229,9 @@ class JobSettings(Runtime, Variant, Selection, Optimization, Model, Data):  # th
         )
         require(0 < self.val_fraction < 1, "--val-fraction", self.val_fraction, "between 0 and 1")
         require(self.profile >= 0, "--profile", self.profile, "0 or more")
+        beside, apart = self.eval_beside, self.schedule != "plateau"
+        require(beside >= 0, "--eval-beside", beside, "0 or more")
+        require(apart or not beside, "--eval-beside", beside, "0 for --schedule plateau")
         require(self.patience >= 0, "--patience", self.patience, "0 or more")
         for flag, seed in (("--seed", self.seed), ("--split-seed", self.split_seed)):
             require(0 <= seed < 2**63, flag, seed, "from 0 to 2**63 - 1")

@@ -18,6 +18,7 @@ from engine.settings import JobSettings
 
 WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}
 EPOCHS, BATCHES = 4, 6  # 1,294 examples, in batches of 256
+BESIDE = {"beside": ("--eval-beside", "2"), "in line": ()}
 TIMES = {"epoch_seconds", "examples_per_second", "data_wait_fraction"}
 
 
@@ -124,6 +125,26 @@ def test_while_it_evaluates(train, val_stop):
 def test_batch_norm_average_and_early_stopping(train):
     flags = ("--model", "convnet", "--ema", "0.9", "--patience", "1", "--lr", "0.1")
     assert_goes_on(train, *flags, stop=8)
+
+
+@pytest.mark.parametrize("how", [{"stop": 9}, {"stop": 19}, {"val_stop": 2}, {"val_stop": 4}])
+def test_while_it_evaluates_beside(train, how):
+    assert_goes_on(train, "--eval-beside", "--ema", "0.9", "--model", "convnet", **how)
+
+
+@pytest.mark.parametrize("flags", [(), ("--model", "convnet", "--lr", "0.1", "--patience", "1")])
+def test_evaluation_beside_has_the_results_of_evaluation_in_line(train, flags):
+    beside, in_line = (content(train(name, *flags, *how)) for name, how in BESIDE.items())
+    assert beside["best"] == in_line["best"]
+    judged = [sorted(p for p in each["points"] if "val_loss" in p[1]) for each in (beside, in_line)]
+    assert judged[0] == judged[1] and judged[0]
+
+
+def test_evaluation_beside_goes_on_in_line(train):
+    whole = train("whole")
+    with pytest.raises(Interrupted):
+        train("parts", "--eval-beside", "2", stop=20)
+    assert content(train("parts"))["best"] == content(whole)["best"]
 
 
 def test_scale_of_the_loss(train, monkeypatch):

@@ -147,6 +147,18 @@ def test_wrong_flag_or_word_is_said_in_one_line(words, line):
     assert str(caught.value) == line
 
 
+def test_a_flag_that_counts_may_stand_alone():
+    alone = parse("--profile", "--eval-beside", "--quiet")
+    assert (alone.profile, alone.eval_beside, alone.quiet) == (20, 1, True)
+    numbered = parse("--profile", "5", "--eval-beside=3")
+    assert (numbered.profile, numbered.eval_beside) == (5, 3)
+
+
+def test_a_schedule_by_results_needs_them_at_once():
+    with pytest.raises(SettingsError, match=r"^--eval-beside 1: must be 0 for --schedule plateau$"):
+        parse("--eval-beside", "--schedule", "plateau")
+
+
 OUT_OF_RANGE = {
     "lr": ("0", "-1", "inf", "nan"),
     "epochs": ("0", "-1"),
@@ -165,6 +177,7 @@ OUT_OF_RANGE = {
     "workers": ("-1",),
     "log_every": ("0",),
     "profile": ("-1",),
+    "eval_beside": ("-1",),
 }
 
 

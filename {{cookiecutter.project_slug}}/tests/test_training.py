@@ -137,7 +137,7 @@ def test_precision_on_the_cpu(name, meant):
 def test_auto_compiles_long_jobs_on_cuda(monkeypatch, tmp_path, choice, device, steps, compiles):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model = nn.Linear(2, 2)
-    forward = compilation.compiled(model, choice, torch.device(device), steps, 64)
+    forward = compilation.compiler(choice, torch.device(device), steps, 64)(model)
     assert isinstance(forward, compilation.Compiled) is compiles
     assert compiles or forward is model
 
