@@ -2,8 +2,8 @@
 
 `Resident` keeps all images on the device, as uint8, and picks batches by index: nothing is copied
 while training. `Workers` reads batches in processes beside training and copies them from pinned
-memory without making the host wait. Both give the same batches in the same order: images
-(B, C, H, W), uint8, and labels (B,), int64.
+memory, on a stream of their own, without making the host wait. Both give the same batches in the
+same order: images (B, C, H, W), uint8, and labels (B,), int64.
 """
 
 import os
@@ -12,7 +12,8 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
-from functools import cache
+from functools import cache, partial
+from itertools import count, islice
 from multiprocessing import parent_process
 from types import TracebackType
 from typing import Any, cast
@@ -50,6 +51,11 @@ class Order:
     def __len__(self) -> int:
         return -(-self.examples // self.batch_size)
 
+    @property
+    def shuffled(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return self._seed is not None
+
     def epoch(self, number: int) -> Tensor:
         """Indices (N,) into the dataset; consecutive runs of `batch_size` are the batches."""
         if self._seed is None:
@@ -78,9 +84,6 @@ class Batches(ABC):
     def epoch(self, number: int = 0, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, on the device, but for the first so many."""
 
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=self._device.type == "cuda")
-
 
 class Resident(Batches):
     """Batches of a dataset that lies on the device, whole."""
@@ -91,7 +94,8 @@ class Resident(Batches):
 
     def epoch(self, number: int = 0, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, picked by index."""
-        indices = self._to_device(self._order.epoch(number))
+        cuda = self._device.type == "cuda"
+        indices = self._order.epoch(number).to(self._device, non_blocking=cuda)
         for batch in indices.split(self._order.batch_size)[done:]:
             yield self._images[batch], self._labels[batch]
 
@@ -103,23 +107,29 @@ class Workers(Batches):
         self, dataset: Dataset[Any], order: Order, device: torch.device, workers: int
     ) -> None:
         super().__init__(order, device)
-        self._sampler = _Sampler(order)
-        self._loader = DataLoader(
-            _Whole(dataset),
-            batch_size=None,
-            sampler=self._sampler,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=device.type == "cuda",
-            worker_init_fn=_begin_to_read,
-            generator=torch.Generator(),  # so that torch's own stream is left alone
-        )
+        self._new = partial(_Reader, dataset, order, device, workers)
+        self._idle: list[_Reader] = []
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def epoch(self, number: int = 0, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, copied from pinned memory."""
-        self._sampler.number, self._sampler.done = number, done
-        for images, labels in self._loader:
-            yield self._to_device(images), self._to_device(labels)
+        reader = self._idle.pop() if self._idle else self._new()
+        for images, labels in reader.epoch(number, done):
+            yield self._to_device(images, labels)
+        self._idle.append(reader)
+
+    def _to_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The same on the device. To a GPU they are copied while it works on the batch before."""
+        if not self._copies:
+            return images.to(self._device), labels.to(self._device)
+        with torch.cuda.stream(self._copies):
+            images = images.to(self._device, non_blocking=True)
+            labels = labels.to(self._device, non_blocking=True)
+        work = torch.cuda.current_stream()
+        work.wait_stream(self._copies)
+        images.record_stream(work)
+        labels.record_stream(work)
+        return images, labels
 
 
 def make(
@@ -138,8 +148,39 @@ def make(
     return Workers(subset.dataset, order, device, count)
 
 
+class _Reader:
+    """The processes that read a dataset. While a shuffled epoch is worked on to its end, and the
+    model evaluated, they read on into the next."""
+
+    def __init__(
+        self, dataset: Dataset[Any], order: Order, device: torch.device, workers: int
+    ) -> None:
+        self._sampler = _Sampler(order)
+        self._loader = DataLoader(
+            _Whole(dataset),
+            batch_size=None,
+            sampler=self._sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=device.type == "cuda",
+            worker_init_fn=_begin_to_read,
+            generator=torch.Generator(),  # so that torch's own stream is left alone
+        )
+        self._order = order
+        self._at: tuple[int, int] | None = None
+
+    def epoch(self, number: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch but for the first so many."""
+        if self._at != (number, done):
+            self._sampler.begin = number, done
+            self._iterator = iter(self._loader)
+        self._at = None
+        yield from islice(self._iterator, len(self._order) - done)
+        self._at = (number + 1, 0) if self._order.shuffled else None
+
+
 class _Sampler(Sampler[Any]):
-    """Hands a DataLoader one array of indices a batch.
+    """Hands a DataLoader one array of indices a batch; of a shuffled order without end.
 
     A tensor would go to the reading process through shared memory, which that process would ask for
     in vain, with a trace, if the job was killed meanwhile.
@@ -147,15 +188,15 @@ class _Sampler(Sampler[Any]):
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self.number = self.done = 0
+        self.begin = 0, 0
 
     def __iter__(self) -> Iterator[Any]:
-        indices, size = self._order.epoch(self.number).numpy(), self._order.batch_size
-        starts = range(self.done * size, len(indices), size)
-        return (indices[start : start + size] for start in starts)
-
-    def __len__(self) -> int:
-        return len(self._order)
+        first, done = self.begin
+        size = self._order.batch_size
+        for number in count(first) if self._order.shuffled else [first]:
+            indices = self._order.epoch(number).numpy()
+            yield from (indices[i : i + size] for i in range(done * size, len(indices), size))
+            done = 0
 
 
 class _Whole(Dataset[tuple[Tensor, Tensor]]):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import wait_until
 from torch.nn.functional import pad
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -129,6 +130,36 @@ def test_last_batch_of_one_is_left_out_only_while_shuffling(kind):
 def test_validation_order_is_fixed(kind):
     batches = make(6, seed=None, kind=kind)
     assert order(batches, 1) == order(batches, 2) == [50, 51, 52, 53, 54, 55]
+
+
+@pytest.mark.parametrize("kind", ["resident", "workers"])
+def test_the_same_batches_can_be_read_twice_at_once(kind):
+    batches = make(seed=None, kind=kind, dataset=ONE_BY_ONE, workers=1)
+    for _ in range(2):
+        both = zip(batches.epoch(), batches.epoch(), strict=True)
+        assert all(torch.equal(first[1], second[1]) for first, second in both)
+
+
+class Noting(OneByOne):
+    """Notes in a file which examples are read."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def __getitem__(self, index):
+        with self.file.open("a") as file:
+            file.write(f"{index}\n")
+        return super().__getitem__(index)
+
+
+def test_workers_read_on_into_the_next_epoch(tmp_path):
+    noted = tmp_path / "noted.txt"
+    batches = make(8, dataset=Noting(noted), kind="workers", workers=1)
+    first = order(batches, 1)
+    wait_until(lambda: len(noted.read_text().splitlines()) == 8 + 8)  # two batches ahead
+    second = order(batches, 2)
+    assert list(map(int, noted.read_text().splitlines()))[:16] == first + second
 
 
 @pytest.mark.parametrize("kind", ["resident", "workers"])
