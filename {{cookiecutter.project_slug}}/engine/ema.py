@@ -4,6 +4,7 @@ Source: Polyak & Juditsky 1992, doi.org/10.1137/0330046; Morales-Brotons et al. 
 arxiv.org/abs/2411.18704.
 """
 
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -22,10 +23,9 @@ class Average:
         self.model = deepcopy(model).requires_grad_(False) if decay else model
         self._decay = decay
         self._steps = 0
-        self._weights = list[Tensor](self.model.parameters()), list[Tensor](model.parameters())
-        self._buffers = list(self.model.buffers()), list(model.buffers())
+        self._weights = _detached(self.model.parameters()), _detached(model.parameters())
+        self._buffers = _detached(self.model.buffers()), _detached(model.buffers())
 
-    @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step; nothing is read from the device."""
         if not self._decay:
@@ -33,8 +33,7 @@ class Average:
         self._steps += 1
         kept = min(self._decay, (1 + self._steps) / (10 + self._steps))
         torch._foreach_lerp_(*self._weights, 1 - kept)
-        for mine, buffer in zip(*self._buffers, strict=True):
-            mine.copy_(buffer)
+        torch._foreach_copy_(*self._buffers)
 
     def state_dict(self) -> dict[str, Any]:
         """The average; nothing if there is none."""
@@ -45,3 +44,8 @@ class Average:
         if self._decay:
             self._steps = state["steps"]
             self.model.load_state_dict(state["model"])
+
+
+def _detached(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The same numbers, of which no gradient is asked."""
+    return [tensor.detach() for tensor in tensors]

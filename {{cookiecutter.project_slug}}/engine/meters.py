@@ -1,8 +1,8 @@
 """Numbers of a training loop that stay on the device until it has time for them.
 
-Every step adds to sums on the device. Every so many steps a mean goes into a block there; by time,
-the block is copied to pinned memory while training goes on, and read when the copy is done. So a
-step never waits for the device, and a loss that is not a number is found soon, not at once.
+They are gathered there as the steps make them. By time they are brought together in a block, which
+is copied to pinned memory while training goes on, and read when the copy is done. So a step never
+waits for the device, and a loss that is not a number is found soon, not at once.
 """
 
 import math
@@ -18,13 +18,13 @@ from engine.journal import Journal, now
 from engine.training_state import Stateful
 
 T = TypeVar("T")
-_Label = tuple[int, int, float]  # optimizer step, time in ms, learning rate
+_Label = tuple[int, int, float, int]  # optimizer step, time in ms, learning rate, losses added up
 
 POINTS = 1000
 """Points that `auto` aims at for a training curve."""
 
 BLOCK = 256
-"""Points that wait on the device at most."""
+"""Points, and steps, whose numbers wait on the device at most."""
 
 INTERVAL = 1.0
 """Seconds between two blocks."""
@@ -48,6 +48,7 @@ class TrainMeter(Stateful):
         self._correct = torch.zeros((), dtype=torch.int64, device=device)
         self._labels = 0
         self._ended = False
+        self._right: list[Tensor] = []
         self._block = _Block(device)
         self.steps = self._in_mean = 0
         self._lr = 0.0
@@ -60,20 +61,23 @@ class TrainMeter(Stateful):
         """
         if self._ended:
             self._begin_epoch()
-        self._loss += loss.detach()
-        self._correct += (logits.detach().argmax(-1) == labels).sum()
+        self._loss = self._loss + loss.detach() if self._in_mean else loss.detach()
+        self._right.append(logits.detach().argmax(-1) == labels)
         self._labels += labels.numel()
         self.steps += 1
         self._in_mean += 1
         self._lr = lr
         if self._in_mean == self._every:
             self._add_point()
-        if self._block.full or time.monotonic() - self._last_block > INTERVAL:
+        due = self._block.full or len(self._right) == BLOCK
+        if due or time.monotonic() - self._last_block > INTERVAL:
+            self._count()
             self._write(self._block.exchange(wait=self._block.full))
             self._last_block = time.monotonic()
 
     def flush(self) -> None:
         """Wait for the device and write every point so far."""
+        self._count()
         for _ in range(2):  # what is under way, then what was still on the device
             self._write(self._block.exchange(wait=True))
 
@@ -98,14 +102,19 @@ class TrainMeter(Stateful):
         self._labels = 0
         self._ended = False
 
+    def _count(self) -> None:
+        """Bring together what was right in the steps since the last time."""
+        if self._right:
+            self._correct += torch.cat([right.flatten() for right in self._right]).sum()
+            self._right = []
+
     def _add_point(self) -> None:
-        self._block.add(self._loss / self._in_mean, (self.steps, now(), self._lr))
-        self._loss.zero_()
+        self._block.add(self._loss, (self.steps, now(), self._lr, self._in_mean))
         self._in_mean = 0
 
     def _write(self, points: list[tuple[float, _Label]]) -> None:
-        for loss, (step, at, lr) in points:
-            self._journal.metrics(step, {"train_loss": loss, "lr": lr}, at)
+        for losses, (step, at, lr, count) in points:
+            self._journal.metrics(step, {"train_loss": losses / count, "lr": lr}, at)
         self._journal.flush()
         bad = next((label[0] for loss, label in points if not math.isfinite(loss)), None)
         if bad:
@@ -117,10 +126,10 @@ class _Block:
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
-        self._device = torch.zeros(BLOCK, device=device)
         self._host = torch.zeros(BLOCK, pin_memory=cuda)
         self._values = self._host.numpy()
         self._copied = torch.cuda.Event() if cuda else None
+        self._numbers: list[Tensor] = []
         self._labels: list[_Label] = []
         self._under_way: list[_Label] = []
 
@@ -129,7 +138,7 @@ class _Block:
         return len(self._labels) == BLOCK
 
     def add(self, number: Tensor, label: _Label) -> None:
-        self._device[len(self._labels)] = number
+        self._numbers.append(number)
         self._labels.append(label)
 
     def exchange(self, wait: bool) -> list[tuple[float, _Label]]:
@@ -144,9 +153,10 @@ class _Block:
                 return []
         values = self._values[: len(self._under_way)].tolist()
         arrived = list(zip(values, self._under_way, strict=True))
-        self._under_way, self._labels = self._labels, []
-        count = len(self._under_way)
-        self._host[:count].copy_(self._device[:count], non_blocking=self._copied is not None)
+        if self._numbers:
+            block = torch.stack(self._numbers)
+            self._host[: len(block)].copy_(block, non_blocking=self._copied is not None)
+        self._numbers, self._labels, self._under_way = [], [], self._labels
         if self._copied:
             self._copied.record()
         return arrived

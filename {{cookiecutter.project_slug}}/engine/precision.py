@@ -5,6 +5,8 @@ autocast to 16 bits, weights and optimizer in 32; fp16 needs its loss scaled, bf
 Source: docs.pytorch.org/docs/stable/amp.html, .../notes/cuda.html#tf32-on-ampere.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from engine.settings import SettingsError
@@ -42,10 +44,10 @@ class Precision:
             torch.set_float32_matmul_precision("highest" if self.name == "fp32" else "high")
             torch.backends.cudnn.allow_tf32 = self.name != "fp32"
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[None]:
         """A context in which operations run in 16 bits where that is safe, if it is to be so."""
         half = HALF.get(self.name)
-        return torch.autocast(self.device.type, half, enabled=half is not None)
+        return torch.autocast(self.device.type, half) if half else nullcontext()
 
     def scaler(self) -> torch.amp.GradScaler:
         """Scales the loss for fp16; passes everything through for the others."""

@@ -5,6 +5,7 @@ The rate is a function of the optimizer steps taken, set on the optimizer before
 """
 
 import math
+from typing import Any
 
 import torch
 
@@ -15,8 +16,8 @@ PLATEAU_EPOCHS = 5
 
 
 class Schedule(Stateful):
-    """Sets an optimizer's learning rate: `step()` after each step, `epoch(improved)` after each
-    evaluation."""
+    """Sets an optimizer's learning rate, `lr`: `step()` after each step, `epoch(improved)` after
+    each evaluation."""
 
     kept = ("_taken", "_cut", "_epochs_without")
 
@@ -29,12 +30,6 @@ class Schedule(Stateful):
         self._cut = 1.0
         self._epochs_without = 0
         self._set()
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next step."""
-        risen = min(1.0, (self._taken + 1) / (self._warmup + 1))
-        return self._highest * risen * self._cut * self._shape()
 
     def step(self) -> None:
         """An optimizer step was taken."""
@@ -49,6 +44,11 @@ class Schedule(Stateful):
             self._epochs_without = 0
             self._set()
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        super().load_state_dict(state)
+        self._set()
+
     def _shape(self) -> float:
         """The share of the highest rate after the warm-up, by the part of the job that is done."""
         part = max(0, self._taken - self._warmup) / max(1, self._steps - self._warmup)
@@ -59,5 +59,7 @@ class Schedule(Stateful):
         return 1.0
 
     def _set(self) -> None:
+        risen = min(1.0, (self._taken + 1) / (self._warmup + 1))
+        self.lr = self._highest * risen * self._cut * self._shape()
         for group in self._optimizer.param_groups:
             group["lr"] = self.lr
