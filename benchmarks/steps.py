@@ -4,25 +4,23 @@
     python benchmarks/steps.py > benchmarks/steps.md
 
 A network so small that the host is all there is to wait for: 64 → 128 → 10, batches of 64 from
-memory, fused Adam, one thread. Every way trains the same network on the same data in a process of
-its own, one after another in each round.
+memory, fused Adam, one thread. Every way (loops.py) trains the same network on the same data in a
+process of its own, an epoch in turn with an epoch of the loop by hand.
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
+from pages import machine, page, spread
 from projects import make
 
-HERE = Path(__file__).resolve().parent
+LOOPS = Path(__file__).resolve().parent / "loops.py"
 
 NETWORK = """
 
@@ -41,24 +39,17 @@ def _random(_root: Path, _size: int | None) -> Source:
 
 DATASETS["random"] = _random
 """
-JOB = ["--model", "small", "--dataset", "random", "--val-fraction", "0.03", "--log-every", "1"]
-LOOP = ["--clip-norm", "1", "--ema", "0.999", "--schedule", "cosine", "--patience", "50"]
 WAYS = {
-    "bare": ("a loop by hand", "bare"),
-    "ours": ("run.py: its loader, every step's loss logged", "bare"),
-    "bare-clip": ("a loop by hand that clips", "bare"),
-    "ours-all": ("run.py: also clipping, EMA, schedule, early stopping, checkpoints", "bare-clip"),
-    "accelerate": ("Accelerate, nothing logged", "bare"),
-    "lightning": ("Lightning, barebones", "bare"),
-    "lightning-csv": ("Lightning, every step's loss to CSV", "bare"),
-    "mlflow-async": ("a loop by hand, every step's loss to MLflow, asynchronously", "bare"),
-    "mlflow-sync": ("a loop by hand, every step's loss to MLflow", "bare"),
-    "lightning-mlflow": ("Lightning, every step's loss to MLflow", "bare"),
+    "ours": "run.py: its loader, every step's loss logged",
+    "ours-all": "run.py: also clipping, EMA, schedule, early stopping, a checkpoint every 3 s",
+    "accelerate": "Accelerate, nothing logged",
+    "lightning": "Lightning, barebones",
+    "lightning-csv": "Lightning, every step's loss to CSV",
+    "mlflow-async": "a loop by hand, every step's loss to MLflow, asynchronously",
+    "mlflow-sync": "a loop by hand, every step's loss to MLflow",
+    "lightning-mlflow": "Lightning, every step's loss to MLflow",
 }
-"""What each way is, and which it is compared to."""
-
-SLOW = {"mlflow-async", "mlflow-sync", "lightning-mlflow"}
-"""Ways of which fewer steps are timed."""
+SLOW = ("mlflow-async", "mlflow-sync", "lightning-mlflow")
 
 
 def make_project(folder: str) -> Path:
@@ -70,58 +61,41 @@ def make_project(folder: str) -> Path:
     return project
 
 
-def seconds(project: Path, way: str, epochs: int) -> float:
-    """Median seconds of a step over the epochs but the first."""
+def ratio(project: Path, way: str, epochs: int) -> float:
+    """A step's time to that of the loop by hand: the median of a process's epochs."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(project)}
     env["MLFLOW_TRACKING_URI"] = f"sqlite:///{project}/{way}.db"
-    if way.startswith("ours"):
-        words = [*JOB, "--epochs", str(epochs), "--force", *(LOOP if way == "ours-all" else [])]
-        run([sys.executable, "run.py", *words, "--note", way], project, env)
-        (journal,) = project.glob("runs/*/metrics.jsonl")
-        lines = [json.loads(line) for line in journal.read_text().splitlines()]
-        rates = [line["metrics"].get("examples_per_second") for line in lines if "metrics" in line]
-        run(["rm", "-r", str(journal.parent)], project, env)
-        return 64 / statistics.median([rate for rate in rates if rate][1:])
-    words = [str(HERE / "other_loops.py"), way, "2" if way in SLOW else str(epochs)]
-    return float(run([sys.executable, *words], project, env).splitlines()[-1])
-
-
-def run(command: list[str], folder: Path, env: dict[str, str]) -> str:
-    """What a command prints."""
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    command = [sys.executable, str(LOOPS), way, str(3 if way in SLOW else epochs)]
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    ratios: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return statistics.median(ratios)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         project = make_project(folder)
         rounds = [
-            {way: seconds(project, way, arguments.epochs) for way in WAYS}
+            {way: ratio(project, way, arguments.epochs) for way in arguments.ways}
             for _ in range(arguments.rounds)
         ]
-    packages = ("torch", "mlflow", "lightning", "accelerate")
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    print("# What a training step costs on the host\n")
-    print(f"CPU, one thread of {os.cpu_count()} cores, {platform.machine()}; {versions};")
-    print(
-        f"{datetime.date.today()}; n = {len(rounds)} rounds, in turn. A step's time is the median"
+    about = (
+        f"{machine('torch', 'mlflow', 'lightning', 'accelerate')}; one thread; n = {len(rounds)} "
+        "rounds, all ways in turn. Each is a process in which its epochs take turns with those of "
+        "a loop by hand; the ratio of a step's time to that loop's is the median over the "
+        f"process's {arguments.epochs} epochs but the first (3 where MLflow is called in each "
+        "step), here over the rounds: median (least to most). All have the same network, data and fused Adam; the loop "
+        "by hand clips where run.py does. `python benchmarks/steps.py` makes this page."
     )
-    print(
-        "of its epochs' means; the ratio is to the loop by hand in the same round, for the fourth"
-    )
-    print("line to the one that clips: median (least to most). `python benchmarks/steps.py` makes")
-    print("this page.\n\n| | ratio |\n|---|---|")
-    for way, (text, other) in WAYS.items():
-        ratios = [each[way] / each[other] for each in rounds]
-        print(
-            f"| {text} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
-        )
+    rows = [["a loop by hand", "1"]]
+    rows += [[WAYS[way], spread([each[way] for each in rounds])] for way in arguments.ways]
+    page("What a training step costs on the host", about, ["", "ratio"], rows)
 
 
 if __name__ == "__main__":

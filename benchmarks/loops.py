@@ -1,0 +1,217 @@
+"""The loops of steps.py: `loops.py WAY EPOCHS`, in a project whose network and data all of them use.
+
+Prints, epoch by epoch but for the first, a step's time as a ratio to that of the loop by hand. The
+two take turns, an epoch each, in one process.
+"""
+
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import run
+import torch
+from engine import cli
+from engine.job import Job
+from engine.launch import OneJob
+from engine.loaders import Batches
+from engine.precision import Precision
+from engine.seeding import GlobalStreams
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+warnings.filterwarnings("ignore")
+CPU = torch.device("cpu")
+BATCH = 64
+FEW = 200
+"""Steps of an epoch where a step takes many times as long."""
+
+JOB = ["--model", "small", "--dataset", "random", "--val-fraction", "0.03", "--quiet", "--force"]
+EVERY = ["--log-every", "1"]
+ALL = ["--clip-norm", "1", "--ema", "0.999", "--schedule", "cosine", "--patience", "50"]
+OFTEN = ["--checkpoint-minutes", "0.05"]
+Log = Callable[[Tensor, int], object]
+
+
+class Turns:
+    """Epochs in turn: after each of a loop's, one of the loop by hand."""
+
+    def __init__(self, epochs: int, clip: bool) -> None:
+        self.ratios: list[float] = []
+        self.epochs = epochs
+        self._by_hand = by_hand(clip)
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self._begun = time.perf_counter()
+
+    def end(self, steps: int) -> None:
+        """It had so many steps."""
+        own = (time.perf_counter() - self._begun) / steps
+        self.ratios.append(own / next(self._by_hand))
+
+
+def parts() -> tuple[nn.Module, Tensor, Tensor]:
+    """The network, the images and the labels."""
+    settings = run.Settings(model="small", dataset="random", val_fraction=0.03, loader="resident")
+    batches, _, _, model = run.load(settings, CPU)
+    images, labels = zip(*batches.epoch(0), strict=True)
+    return model, torch.cat(images), torch.cat(labels)
+
+
+def by_hand(clip: bool = False, log: Log | None = None) -> Iterator[float]:
+    """A loop with nothing around it; seconds of a step, epoch after epoch."""
+    model, images, labels = parts()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    step = 0
+    while True:
+        begun = time.perf_counter()
+        batches = torch.randperm(len(images)).split(BATCH)[: FEW if log else None]
+        for batch in batches:
+            loss = cross_entropy(model(images[batch]), labels[batch])
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if log:
+                log(loss, step)
+        yield (time.perf_counter() - begun) / len(batches)
+
+
+def ours(turns: Turns, *flags: str) -> None:
+    """run.py's own loop in a job, with its courier and its store."""
+
+    class Timed:
+        """Batches of which an epoch's first begins a turn, or ends it."""
+
+        def __init__(self, batches: Batches, note: Callable[[], None]) -> None:
+            self.batches, self.note, self.examples = batches, note, batches.examples
+
+        def __len__(self) -> int:
+            return len(self.batches)
+
+        def epoch(self, *where: int) -> Iterator[tuple[Tensor, Tensor]]:
+            self.note()
+            return self.batches.epoch(*where)
+
+    def main(job: Job[run.Settings]) -> dict[str, float]:
+        streams, precision = GlobalStreams(0, CPU), Precision("fp32", CPU)
+        train, val, _, model = run.load(job.settings, CPU)
+        end = lambda: turns.end(len(train))  # noqa: E731
+        parts = Timed(train, turns.begin), Timed(val, end), model, precision, streams
+        return {"best_epoch": run.train(job, *parts)}
+
+    words = [*JOB, *flags, "--epochs", str(turns.epochs)]
+    assert OneJob(cli.parse(run.Settings, words)).run(lambda _: None, main) == 0
+
+
+def mlflow(turns: Turns, synchronous: bool) -> None:
+    """A loop by hand with MLflow's own call in each step."""
+    import mlflow
+
+    mlflow.set_experiment("steps")
+    mlflow.start_run()
+    loop = by_hand(
+        log=lambda loss, step: mlflow.log_metric(
+            "train_loss", loss.item(), step=step, synchronous=synchronous
+        )
+    )
+    for _ in range(turns.epochs):
+        turns.begin()
+        next(loop)
+        turns.end(FEW)
+        mlflow.flush_async_logging()
+
+
+def accelerate(turns: Turns) -> None:
+    """Hugging Face's Accelerate, with the loader that it prepares."""
+    from accelerate import Accelerator
+
+    model, images, labels = parts()
+    accelerator = Accelerator(cpu=True)
+    loader = DataLoader(TensorDataset(images, labels), BATCH, shuffle=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _ in range(turns.epochs):
+        turns.begin()
+        for batch, target in loader:
+            loss = cross_entropy(model(batch), target)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        turns.end(len(loader))
+
+
+def lightning(turns: Turns, logger: str = "") -> None:
+    """Lightning's trainer: barebones, or with a logger of each step's loss."""
+    import lightning as pl
+    from lightning.pytorch.loggers import CSVLogger, MLFlowLogger
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    network, images, labels = parts()
+    loader = DataLoader(TensorDataset(images, labels), BATCH, shuffle=True)
+    steps = FEW if logger == "mlflow" else len(loader)
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def training_step(self, batch: tuple[Tensor, Tensor], _index: int) -> Tensor:
+            loss = cross_entropy(self.network(batch[0]), batch[1])
+            if logger:
+                self.log("train_loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), lr=1e-3, fused=True)
+
+        def on_train_epoch_start(self) -> None:
+            turns.begin()
+
+        def on_train_epoch_end(self) -> None:
+            turns.end(steps)
+
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    loggers = {
+        "csv": lambda: CSVLogger(Path.cwd()),
+        "mlflow": lambda: MLFlowLogger(tracking_uri=uri),
+    }
+    logged = {"enable_progress_bar": False, "enable_checkpointing": False, "log_every_n_steps": 1}
+    how = {"logger": loggers[logger](), **logged} if logger else {"barebones": True}
+    trainer = pl.Trainer(
+        max_epochs=turns.epochs, accelerator="cpu", limit_train_batches=steps, **how
+    )
+    trainer.fit(Module(), loader)
+
+
+WAYS: dict[str, Callable[[Turns], None]] = {
+    "ours": lambda turns: ours(turns, *EVERY),
+    "ours-all": lambda turns: ours(turns, *EVERY, *ALL, *OFTEN),
+    "accelerate": accelerate,
+    "lightning": lightning,
+    "lightning-csv": lambda turns: lightning(turns, "csv"),
+    "mlflow-async": lambda turns: mlflow(turns, synchronous=False),
+    "mlflow-sync": lambda turns: mlflow(turns, synchronous=True),
+    "lightning-mlflow": lambda turns: lightning(turns, "mlflow"),
+}
+
+
+def main() -> None:
+    """Print the ratios."""
+    way, epochs = sys.argv[1], int(sys.argv[2])
+    turns = Turns(epochs, clip=way == "ours-all")
+    WAYS[way](turns)
+    print(json.dumps(turns.ratios[1:]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
