@@ -1,4 +1,4 @@
-"""The loops of steps.py: `loops.py WAY EPOCHS`, in a project whose network and data all of them use.
+"""The loops of steps.py: `loops.py WAY EPOCHS`, in a project whose network and data all use.
 
 Prints, epoch by epoch but for the first, a step's time as a ratio to that of the loop by hand. The
 two take turns, an epoch each, in one process.
@@ -7,7 +7,6 @@ two take turns, an epoch each, in one process.
 import json
 import logging
 import os
-import statistics
 import sys
 import time
 import warnings
@@ -54,7 +53,8 @@ class Turns:
     def end(self, steps: int) -> None:
         """It had so many steps."""
         own = (time.perf_counter() - self._begun) / steps
-        self.ratios.append(own / next(self._by_hand))
+        with torch.enable_grad():  # run.py's epoch ends where it begins to evaluate
+            self.ratios.append(own / next(self._by_hand))
 
 
 def parts() -> tuple[nn.Module, Tensor, Tensor]:
