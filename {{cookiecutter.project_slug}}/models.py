@@ -3,13 +3,16 @@
 A network takes images (B, C, H, W), float, of zero mean and unit deviation by channel, and returns
 logits (B, K). To add one, write its class and a line in MODELS, which may pass on settings. Any
 torchvision classifier can be had by its name as well, fitted to the data (engine/classifiers.py).
+A language model takes tokens (B, T), and returns logits (B, T, K) of those that follow.
 """
 
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from run import Settings
@@ -71,7 +74,60 @@ def block(inputs: int, outputs: int) -> nn.Sequential:
     )
 
 
+class GPT(nn.Module):
+    """GPT-2, with its 124 million weights unless told otherwise (Radford et al. 2019)."""
+
+    def __init__(
+        self, length: int, vocabulary: int, width: int = 768, layers: int = 12, heads: int = 12
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, K) of tokens (B, T); the first embedding is also the last layer."""
+        mixed = self.layers(self.tokens(tokens) + self.positions)
+        return linear(self.norm(mixed), self.tokens.weight)
+
+
+class Layer(nn.Module):
+    """Attention to the tokens before, then a perceptron; each adds to what it is given."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.perceptron = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU("tanh"),
+            nn.Linear(4 * width, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, width) of the same."""
+        query, key, value = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.attention(self.norm(x)).chunk(3, dim=2)
+        )
+        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        result: Tensor = x + self.perceptron(x)
+        return result
+
+
 MODELS: dict[str, Callable[[Shape, int, "Settings"], nn.Module]] = {
     "mlp": lambda shape, classes, settings: MLP(shape, classes),
     "convnet": lambda shape, classes, settings: ConvNet(shape, classes),
+}
+
+LANGUAGE_MODELS: dict[str, Callable[[int, int, "Settings"], nn.Module]] = {
+    "gpt": lambda length, vocabulary, settings: GPT(length, vocabulary),
 }

@@ -11,6 +11,7 @@ The same settings are the same job: its files lie in runs/<job id>/, its metrics
 import sys
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from engine.launch import begin
 from engine.settings import JobSettings, identity
@@ -31,12 +32,12 @@ if __name__ == "__main__":
     command = begin(Settings)  # help, wrong flags and finished jobs need no torch: they end here
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import data
 import models
-from engine import checkpoints, classifiers, devices, loaders, optimizers
+from engine import checkpoints, devices, loaders, networks, optimizers
 from engine.augmentation import Augmentation
 from engine.compilation import compiler
 from engine.early_stopping import EarlyStopping
@@ -59,14 +60,14 @@ def check(settings: Settings) -> None:
     """Raise SettingsError for what else can be wrong with a job; takes nothing on a GPU."""
     resolve(settings.precision, devices.choose(settings.device))
     source = data.load(settings.dataset, settings.data_root, settings.image_size)
-    classifiers.check(models.MODELS, settings, source)
+    networks.check(models, settings, source)
 
 
 def load(settings: Settings, device: torch.device) -> tuple[Batches, Batches, Batches, nn.Module]:
     """The training, validation and test batches, and a model that fits them, on the device."""
     source = data.load(settings.dataset, settings.data_root, settings.image_size)
     parts = split(source, settings.val_fraction, settings.split_seed)
-    model = classifiers.make(models.MODELS, settings, source, parts)
+    model = networks.make(models, settings, source, parts)
     how = (device, settings.batch_size, settings.loader, settings.workers)
     train_batches = loaders.make(parts.train, *how, seed=settings.seed)
     val_batches, test_batches = loaders.make(parts.val, *how), loaders.make(parts.test, *how)
@@ -123,11 +124,11 @@ def train(
             watch.start()
             done = meter.steps - evaluations.epoch * len(batches)
             waited = watch.waiting(batches.epoch(epoch, done))
-            for images, labels in job.interruption.between(profile.steps(waited)):
-                images = augment(images)
+            for inputs, labels in job.interruption.between(profile.steps(waited)):
+                inputs = augment(inputs)
                 with precision.autocast():
-                    logits = forward(images)
-                    loss = cross_entropy(logits, labels, label_smoothing=settings.label_smoothing)
+                    logits = forward(inputs)
+                    loss = loss_of(logits, labels, label_smoothing=settings.label_smoothing)
                 scaler.scale(loss).backward()
                 optimizers.clip(optimizer, scaler, settings.clip_norm)
                 scaler.step(optimizer)
@@ -159,6 +160,11 @@ def train(
     return stopping.best_epoch
 
 
+def loss_of(logits: Tensor, labels: Tensor, **how: Any) -> Tensor:
+    """Cross-entropy of logits (B, ..., K) and labels (B, ...)."""
+    return cross_entropy(logits.flatten(0, -2), labels.flatten(), **how)
+
+
 @torch.no_grad()
 def evaluate(
     name: str,
@@ -167,15 +173,16 @@ def evaluate(
     interruption: Interruption,
     model: nn.Module,
 ) -> dict[str, float]:
-    """Loss and accuracy over all examples; the device is read once, at the end."""
+    """Loss and accuracy over all labels; the device is read once, at the end."""
     model.eval()
-    totals = torch.zeros(2, device=precision.device)
-    for images, labels in interruption.between(batches.epoch()):
+    totals, count = torch.zeros(2, device=precision.device), 0
+    for inputs, labels in interruption.between(batches.epoch()):
         with precision.autocast():
-            logits = model(images)
-        totals[0] += cross_entropy(logits.float(), labels, reduction="sum")
-        totals[1] += (logits.argmax(1) == labels).sum()
-    loss, accuracy = (totals / batches.examples).tolist()
+            logits = model(inputs)
+        totals[0] += loss_of(logits.float(), labels, reduction="sum")
+        totals[1] += (logits.argmax(-1) == labels).sum()
+        count += labels.numel()
+    loss, accuracy = (totals / count).tolist()
     return {f"{name}_loss": loss, f"{name}_accuracy": accuracy}
 
 

@@ -6,7 +6,7 @@ Floors, each importing only those below it (tests/test_house.py holds them to it
                         snapshot, slurm (with slurm-job.sh), profiling, profile_report, tracing,
                         flops
 2  the training loop    devices, precision, compilation, seeding, datasets, splits, loaders,
-                        augmentation, classifiers, optimizers, schedules, ema, evaluation,
+                        augmentation, classifiers, networks, optimizers, schedules, ema, evaluation,
                         early_stopping, checkpoints, training_state, meters
 1  one library each     locks, interruption, job, journal, delivery, courier, store, reading,
                         results (MLflow), counters (nvidia-ml-py), figures (matplotlib), progress

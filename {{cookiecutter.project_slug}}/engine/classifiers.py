@@ -16,7 +16,7 @@ from torch.nn.functional import interpolate
 
 from engine.job import JobError
 from engine.settings import JobSettings, SettingsError, did_you_mean
-from engine.splits import Source, Splits, image_shape
+from engine.splits import Source, Splits
 
 Shape = tuple[int, int, int]  # channels, height, width
 Networks = Mapping[str, Callable[[Shape, int, Any], nn.Module]]  # shape, classes, settings
@@ -95,7 +95,7 @@ def check(own: Networks, settings: JobSettings, source: Source) -> None:
 
 def _shape(settings: JobSettings, source: Source) -> Shape:
     """(C, H, W) as the network sees images."""
-    channels, height, width = image_shape(source)
+    channels, height, width = source.shape
     size = settings.image_size
     return (channels, height, width) if isinstance(size, str) else (channels, size, size)
 

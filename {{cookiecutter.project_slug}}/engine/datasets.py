@@ -26,9 +26,10 @@ ARRAYS = {
 """All that a pickled array calls, in files of numpy 1 and 2."""
 
 
-def in_memory(images: Tensor, labels: Sequence[int] | Tensor) -> TensorDataset:
-    """A dataset of images (N, C, H, W), uint8, and labels (N,)."""
-    return TensorDataset(images.contiguous(), torch.as_tensor(labels, dtype=torch.int64))
+def in_memory(inputs: Tensor, labels: Sequence[int] | Tensor) -> TensorDataset:
+    """A dataset of images (N, C, H, W), uint8, and labels (N,); or of tokens (N, T), int64, and
+    those that follow."""
+    return TensorDataset(inputs.contiguous(), torch.as_tensor(labels, dtype=torch.int64))
 
 
 class CIFAR10(datasets.CIFAR10):  # type: ignore[misc]

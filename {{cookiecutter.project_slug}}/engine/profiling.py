@@ -42,7 +42,7 @@ PARTS = {
     "torch/nn/modules/module.py": "forward",
     "torch/optim/optimizer.py": "optimizer",
     "torch/amp/grad_scaler.py": "optimizer",
-    "torch/nn/functional.py": "loss",
+    "run.py": "loss",
     "engine/optimizers.py": "optimizer",
     "engine/ema.py": "optimizer",
     "engine/schedules.py": "optimizer",

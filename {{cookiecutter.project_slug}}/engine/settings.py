@@ -65,7 +65,8 @@ class Data:
 
     dataset: str = "digits"
     """What to learn from, a name in data.py: digits, mnist, fashion-mnist, cifar10, cifar100,
-    image-folder (in --data-root, a folder of images a class; tell two such apart by --note)."""
+    image-folder (in --data-root, a folder of images a class; tell two such apart by --note),
+    random-tokens (for --model gpt: to measure speed on)."""
 
     image_size: int | Literal["auto"] = "auto"
     """Side that images are scaled to, in pixels; auto: the dataset's own, 224 for image-folder."""
@@ -86,7 +87,8 @@ class Model:
     """Model"""
 
     model: str = "mlp"
-    """The network, a name in models.py (mlp, convnet) or any torchvision classifier (resnet18)."""
+    """The network, a name in models.py (mlp, convnet; gpt for tokens) or any torchvision classifier
+    (resnet18)."""
 
     pretrained: bool = False
     """Start a torchvision classifier from its published weights."""

@@ -1,7 +1,8 @@
 """Training, validation and test examples.
 
-A dataset is any torch Dataset of (image, label): image uint8 (C, H, W), label an int. A
-TensorDataset of images (N, C, H, W) and labels (N,) is the fast case. Subsets share it uncopied.
+A dataset is any torch Dataset of (image, label): image uint8 (C, H, W), label an int; or of tokens
+and those that follow, (T,) each, int64. A TensorDataset of images (N, C, H, W) and labels (N,), or
+of tokens (N, T) twice, is the fast case. Subsets share it uncopied.
 """
 
 from collections.abc import Sequence, Sized
@@ -25,10 +26,10 @@ STATISTICS_FROM = 500
 @dataclass(frozen=True)
 class Source:
     """What a dataset function in data.py returns. Where it has no test or validation examples of
-    its own, some of the training examples are held out.
+    its own, some of the training examples are held out. The classes of tokens are the vocabulary.
 
-    Raises SettingsError for images in memory that are not uint8 (N, C, H, W), or labels beyond the
-    classes.
+    Raises SettingsError for examples in memory that are neither images, uint8 (N, C, H, W), nor
+    tokens, int64 (N, T), or labels beyond the classes.
     """
 
     train: Dataset[Any]
@@ -41,29 +42,35 @@ class Source:
             if isinstance(part, TensorDataset):
                 self._check(*part.tensors)
 
-    def _check(self, images: Tensor, labels: Tensor) -> None:
-        if images.dtype != torch.uint8 or images.ndim != 4:
-            found = f"{images.dtype} {tuple(images.shape)}"
-            raise SettingsError(f"--dataset: images must be uint8 (N, C, H, W), not {found}")
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W) of an image, (T,) of tokens."""
+        return fetch(self.train, torch.tensor([0]))[0].shape[1:]
+
+    @property
+    def tokens(self) -> bool:
+        """Whether the examples are tokens, not images."""
+        return len(self.shape) == 1
+
+    def _check(self, inputs: Tensor, labels: Tensor) -> None:
+        if (inputs.dtype, inputs.ndim) not in ((torch.uint8, 4), (torch.int64, 2)):
+            found = f"{inputs.dtype} {tuple(inputs.shape)}"
+            wanted = "images must be uint8 (N, C, H, W), tokens int64 (N, T)"
+            raise SettingsError(f"--dataset: {wanted}, not {found}")
         if len(labels) and (labels.min() < 0 or labels.max() >= len(self.classes)):
             raise SettingsError(f"--dataset: a label is not one of its {len(self.classes)} classes")
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The three parts; `mean` and `std` of the training images, by channel, in [0, 1]."""
+    """The three parts; `mean` and `std` of the training images, by channel, in [0, 1], of tokens
+    none."""
 
     train: Subset[Any]
     val: Subset[Any]
     test: Subset[Any]
     mean: Tensor
     std: Tensor
-
-
-def image_shape(source: Source) -> tuple[int, int, int]:
-    """(C, H, W) of a dataset's images."""
-    channels, height, width = fetch(source.train, torch.tensor([0]))[0].shape[1:]
-    return channels, height, width
 
 
 def split(source: Source, val_fraction: float, seed: int) -> Splits:
@@ -84,6 +91,8 @@ def split(source: Source, val_fraction: float, seed: int) -> Splits:
         raise SettingsError(
             f"--val-fraction {val_fraction}: too few examples ({len(order)}) for it"
         )
+    if source.tokens:
+        return Splits(*parts, torch.empty(0), torch.empty(0))
     return Splits(*parts, *_statistics(source.train, rest[:STATISTICS_FROM]))
 
 
@@ -103,9 +112,10 @@ def _statistics(dataset: Dataset[Any], indices: Tensor) -> tuple[Tensor, Tensor]
 
 
 def fetch(dataset: Dataset[Any], indices: Tensor) -> tuple[Tensor, Tensor]:
-    """The images (B, C, H, W), uint8, and labels (B,), int64, at indices (B,)."""
+    """The images (B, C, H, W), uint8, and labels (B,), int64, at indices (B,); or the tokens (B, T)
+    and those that follow."""
     if isinstance(dataset, TensorDataset):
-        images, labels = dataset[indices]
-        return images, labels
-    pairs = [dataset[i] for i in indices.tolist()]
-    return torch.stack([image for image, _ in pairs]), torch.tensor([label for _, label in pairs])
+        inputs, labels = dataset[indices]
+        return inputs, labels
+    inputs, labels = zip(*(dataset[i] for i in indices.tolist()), strict=True)
+    return torch.stack(inputs), torch.stack([torch.as_tensor(label) for label in labels])
