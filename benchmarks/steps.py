@@ -91,7 +91,8 @@ def main() -> None:
         "a loop by hand; the ratio of a step's time to that loop's is the median over the "
         f"process's {arguments.epochs} epochs but the first (3 where MLflow is called in each "
         "step), here over the rounds: median (least to most). All have the same network, data and "
-        "fused Adam; the loop by hand clips where run.py does. `python benchmarks/steps.py` makes this page."
+        "fused Adam; the loop by hand clips where run.py does. `python benchmarks/steps.py` makes "
+        "this page."
     )
     rows = [["a loop by hand", "1"]]
     rows += [[WAYS[way], spread([each[way] for each in rounds])] for way in arguments.ways]

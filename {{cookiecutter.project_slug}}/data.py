@@ -80,10 +80,10 @@ def image_folder(root: Path, size: int | None) -> Source:
 
 
 def random_tokens(_root: Path, _size: int | None) -> Source:
-    """1,000 sequences of 1,024 random tokens out of 50,304, as many as GPT-2 has in whole tiles of
+    """2,000 sequences of 1,024 random tokens out of 50,304, as many as GPT-2 has in whole tiles of
     a GPU: to measure speed on, since there is nothing to learn."""
     random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(50_304, (1_000, 1_025), generator=random)
+    tokens = torch.randint(50_304, (2_000, 1_025), generator=random)
     return Source(in_memory(tokens[:, :-1], tokens[:, 1:]), None, [*map(str, range(50_304))])
 
 

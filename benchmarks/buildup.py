@@ -1,0 +1,139 @@
+"""The same training as the guides build it up: fp32, TF32, bf16, compiled, and everything on.
+
+    python benchmarks/buildup.py > benchmarks/buildup.md                # resnet18
+    python benchmarks/buildup.py --gpt > benchmarks/buildup-gpt.md      # GPT-2's size, on a GPU
+
+Each setting is a job, `python run.py --profile 20`, and a loop by hand with the same options
+(by_hand.py), one after another in each round. On the CPU the networks are cut to a size that fits.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from pages import machine, page, spread
+from projects import make
+
+BY_HAND = Path(__file__).resolve().parent / "by_hand.py"
+
+SMALL = """
+
+LANGUAGE_MODELS["gpt-small"] = lambda length, vocabulary, settings: GPT(
+    length, vocabulary, width=128, layers=4, heads=4
+)
+"""
+DATASET = """
+
+def _random(_root: Path, _size: int | None) -> Source:
+    count = 100_000 if torch.cuda.is_available() else 4_000
+    images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.randint(10, (count,))
+    return Source(in_memory(images, labels), None, [str(label) for label in range(10)])
+
+
+def _few_tokens(_root: Path, _size: int | None) -> Source:
+    tokens = torch.randint(1_000, (2_000, 129))
+    return Source(in_memory(tokens[:, :-1], tokens[:, 1:]), None, [*map(str, range(1_000))])
+
+
+DATASETS |= {"random-images": _random, "few-tokens": _few_tokens}
+"""
+EVERYTHING = ["--clip-norm", "1", "--ema", "0.999", "--warmup", "0.1", "--log-every", "1"]
+SETTINGS = {
+    "fp32": ["--precision", "fp32", "--compile", "off"],
+    "TF32": ["--precision", "tf32", "--compile", "off"],
+    "bf16": ["--precision", "bf16", "--compile", "off"],
+    "bf16, compiled": ["--precision", "bf16", "--compile", "on"],
+    "and clipping, EMA, schedule, each step's loss logged": [
+        *("--precision", "bf16", "--compile", "on"),
+        *EVERYTHING,
+    ],
+}
+
+
+def job(gpt: bool, gpu: bool) -> list[str]:
+    """The network, the data and the batch."""
+    if gpt:
+        network = "gpt --dataset random-tokens" if gpu else "gpt-small --dataset few-tokens"
+        return f"--model {network} --batch-size 16 --optimizer adamw".split()
+    size = "1024" if gpu else "32"
+    return f"--model resnet18 --dataset random-images --batch-size {size} --optimizer adamw".split()
+
+
+def by_run_py(project: Path, words: list[str]) -> dict[str, float]:
+    """Milliseconds a step, MFU in per cent and MiB at most, by the job's own profile."""
+    run(project, "run.py", *words, "--epochs", "1", "--profile", "20", "--force", "--quiet")
+    (folder,) = project.glob("runs/*")
+    report = (folder / "profile.txt").read_text()
+    run(project, "-c", f"import shutil; shutil.rmtree({str(folder)!r})")
+    found = {
+        "ms": r"([\d.e+]+) ms a step",
+        "mfu": r"([\d.]+)% of this GPU's peak",
+        "mib": r"([\d,.]+) MiB  the most at once",
+    }
+    matches = {key: re.search(pattern, report) for key, pattern in found.items()}
+    return {key: float(match[1].replace(",", "")) for key, match in matches.items() if match}
+
+
+def by_hand(project: Path, words: list[str]) -> float:
+    """Milliseconds a step."""
+    return json.loads(run(project, str(BY_HAND), *words).splitlines()[-1])
+
+
+def run(project: Path, *words: str) -> str:
+    """What a Python process prints."""
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(project / ".cache")}
+    env = os.environ | cache | {"PYTHONPATH": str(project)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=project, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def main() -> None:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gpt", action="store_true")
+    arguments = parser.parse_args()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    settings = {name: words for name, words in SETTINGS.items() if gpu or name != "TF32"}
+    base = job(arguments.gpt, bool(gpu))
+    with tempfile.TemporaryDirectory() as folder:
+        project = make(folder)
+        for name, text in (("models.py", SMALL), ("data.py", DATASET)):
+            with (project / name).open("a") as file:
+                file.write(text)
+        rounds = [
+            {
+                name: (by_run_py(project, base + words), by_hand(project, base + words))
+                for name, words in settings.items()
+            }
+            for _ in range(arguments.rounds)
+        ]
+    about = (
+        f"{machine('torch', 'mlflow', gpu=gpu)}; `{' '.join(base)}`; n = {len(rounds)} rounds, "
+        "all in turn; median (least to most). A step's time by run.py is a ratio to that in fp32 "
+        "in the same round, and to the time by a loop by hand with the same options. `python "
+        f"benchmarks/buildup.py{' --gpt' if arguments.gpt else ''}` makes this page."
+    )
+    head = ["", "to fp32", "to the loop by hand"] + (["ms", "MFU, %", "MiB"] if gpu else [])
+    rows = []
+    for name in settings:
+        ours = [each[name][0] for each in rounds]
+        to_fp32 = [each[name][0]["ms"] / each["fp32"][0]["ms"] for each in rounds]
+        to_hand = [each[name][0]["ms"] / each[name][1] for each in rounds]
+        more = [spread([one.get(key, 0) for one in ours], 1) for key in ("ms", "mfu", "mib")]
+        rows.append([name, spread(to_fp32), spread(to_hand), *(more if gpu else [])])
+    page("The same training, built up", about, head, rows)
+
+
+if __name__ == "__main__":
+    main()
