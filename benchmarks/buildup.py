@@ -8,38 +8,35 @@ Each setting is a job, `python run.py --profile 20`, and a loop by hand with the
 """
 
 import argparse
-import json
-import os
 import re
-import subprocess
-import sys
+import shutil
 import tempfile
 from pathlib import Path
 
 import torch
 from pages import machine, page, spread
-from projects import make
+from projects import add, make, run
 
 BY_HAND = Path(__file__).resolve().parent / "by_hand.py"
 
 SMALL = """
 
 LANGUAGE_MODELS["gpt-small"] = lambda length, vocabulary, settings: GPT(
-    length, vocabulary, width=128, layers=4, heads=4
+    length, vocabulary, width=64, layers=2, heads=2
 )
 """
 DATASET = """
 
 def _random(_root: Path, _size: int | None) -> Source:
-    count = 100_000 if torch.cuda.is_available() else 4_000
+    count = 100_000 if torch.cuda.is_available() else 700
     images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(10, (count,))
     return Source(in_memory(images, labels), None, [str(label) for label in range(10)])
 
 
 def _few_tokens(_root: Path, _size: int | None) -> Source:
-    tokens = torch.randint(1_000, (2_000, 129))
-    return Source(in_memory(tokens[:, :-1], tokens[:, 1:]), None, [*map(str, range(1_000))])
+    tokens = torch.randint(256, (1_200, 65))
+    return Source(in_memory(tokens[:, :-1], tokens[:, 1:]), None, [*map(str, range(256))])
 
 
 DATASETS |= {"random-images": _random, "few-tokens": _few_tokens}
@@ -62,16 +59,16 @@ def job(gpt: bool, gpu: bool) -> list[str]:
     if gpt:
         network = "gpt --dataset random-tokens" if gpu else "gpt-small --dataset few-tokens"
         return f"--model {network} --batch-size 16 --optimizer adamw".split()
-    size = "1024" if gpu else "32"
+    size = "1024" if gpu else "8"
     return f"--model resnet18 --dataset random-images --batch-size {size} --optimizer adamw".split()
 
 
 def by_run_py(project: Path, words: list[str]) -> dict[str, float]:
     """Milliseconds a step, MFU in per cent and MiB at most, by the job's own profile."""
     run(project, "run.py", *words, "--epochs", "1", "--profile", "20", "--force", "--quiet")
-    (folder,) = project.glob("runs/*")
-    report = (folder / "profile.txt").read_text()
-    run(project, "-c", f"import shutil; shutil.rmtree({str(folder)!r})")
+    (path,) = project.glob("runs/*/profile.txt")
+    report = path.read_text()
+    shutil.rmtree(path.parent)
     found = {
         "ms": r"([\d.e+]+) ms a step",
         "mfu": r"([\d.]+)% of this GPU's peak",
@@ -83,18 +80,7 @@ def by_run_py(project: Path, words: list[str]) -> dict[str, float]:
 
 def by_hand(project: Path, words: list[str]) -> float:
     """Milliseconds a step."""
-    return json.loads(run(project, str(BY_HAND), *words).splitlines()[-1])
-
-
-def run(project: Path, *words: str) -> str:
-    """What a Python process prints."""
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(project / ".cache")}
-    env = os.environ | cache | {"PYTHONPATH": str(project)}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=project, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return float(run(project, str(BY_HAND), *words).splitlines()[-1])
 
 
 def main() -> None:
@@ -108,9 +94,7 @@ def main() -> None:
     base = job(arguments.gpt, bool(gpu))
     with tempfile.TemporaryDirectory() as folder:
         project = make(folder)
-        for name, text in (("models.py", SMALL), ("data.py", DATASET)):
-            with (project / name).open("a") as file:
-                file.write(text)
+        add(project, models=SMALL, data=DATASET)
         rounds = [
             {
                 name: (by_run_py(project, base + words), by_hand(project, base + words))

@@ -208,6 +208,8 @@ WAYS: dict[str, Callable[[Turns], None]] = {
 def main() -> None:
     """Print the ratios."""
     way, epochs = sys.argv[1], int(sys.argv[2])
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{Path.cwd()}/{way}.db"
+    torch.set_num_threads(1)
     turns = Turns(epochs, clip=way == "ours-all")
     WAYS[way](turns)
     print(json.dumps(turns.ratios[1:]), flush=True)

@@ -8,15 +8,12 @@ disk or another machine. An epoch has 10 steps, and the evaluation of 10 of them
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
+import statistics
 import tempfile
 from pathlib import Path
 
 from pages import machine, page, spread
-from projects import make
+from projects import add, journal, make, run
 
 STEPS, BATCH = 10, 4
 NETWORK = """
@@ -88,17 +85,13 @@ WAYS = {
 def milliseconds(project: Path, flags: list[str] | None) -> float:
     """Of a step: by hand in the last of 3 epochs; by run.py in the median epoch, of 12 where they
     are evaluated beside training and of 4 elsewhere."""
-    env = os.environ | {"PYTHONPATH": str(project)}
-    epochs = "12" if flags and "--eval-beside" in flags else "4"
-    words = ["run.py", *BASE, *flags, "--epochs", epochs] if flags else ["-c", BY_HAND]
-    done = subprocess.run([sys.executable, *words], cwd=project, env=env, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
     if not flags:
-        return 1000 * float(done.stdout)
-    (journal,) = project.glob("runs/*/metrics.jsonl")
-    lines = [json.loads(line).get("metrics", {}) for line in journal.read_text().splitlines()]
-    seconds = [line["epoch_seconds"] for line in lines if "epoch_seconds" in line]
-    return 1000 * sorted(seconds)[len(seconds) // 2] / STEPS
+        return 1000 * float(run(project, "-c", BY_HAND))
+    epochs = "12" if "--eval-beside" in flags else "4"
+    run(project, "run.py", *BASE, *flags, "--epochs", epochs)
+    points = [point["metrics"] for point in journal(project)]
+    seconds = [metrics["epoch_seconds"] for metrics in points if "epoch_seconds" in metrics]
+    return 1000 * statistics.median(seconds) / STEPS
 
 
 def main() -> None:
@@ -108,9 +101,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         project = make(folder)
-        for name, text in (("models.py", NETWORK), ("data.py", DATASET)):
-            with (project / name).open("a") as file:
-                file.write(text)
+        add(project, models=NETWORK, data=DATASET)
         rounds = [
             {way: milliseconds(project, flags) for way, flags in WAYS.items()}
             for _ in range(arguments.rounds)

@@ -8,19 +8,13 @@ lock, notes the code's version and opens its journal; the courier imports MLflow
 """
 
 import argparse
-import datetime
-import json
-import os
-import platform
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from importlib.metadata import distribution, version
+from importlib.metadata import distribution
 from pathlib import Path
 
-from projects import make
+from pages import machine, page, spread
+from projects import journal, make, run
 
 BY_HAND = """
 import numpy as np
@@ -50,22 +44,13 @@ def seconds(way: str, project: Path, number: int) -> float:
         return time.time() - begun
     flags = ("--epochs", "1", "--log-every", "1", "--device", "cpu", "--seed", str(number))
     run(project, "run.py", *flags)
-    newest = max(project.glob("runs/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
-    lines = [json.loads(line) for line in newest.read_text().splitlines()]
-    first = next(line for line in lines if "train_loss" in line.get("metrics", {}))
+    first = next(point for point in journal(project) if "train_loss" in point["metrics"])
     return first["time"] / 1000 - begun
 
 
 def digits() -> str:
     """The path of the digits that come with scikit-learn."""
     return str(distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz"))
-
-
-def run(project: Path, *words: str) -> None:
-    """A Python process, to its end, as on a machine that keeps its compiled files."""
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run([sys.executable, *words], cwd=project, env=env, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
 
 
 WAYS = {
@@ -86,16 +71,16 @@ def main() -> None:
             {way: seconds(way, project, number) for way in WAYS}
             for number in range(arguments.rounds + 1)
         ][1:]  # the first makes the store and the compiled files
-    print("# From the command to the first step\n")
-    about = f"{os.cpu_count()} cores, {platform.machine()}; Python {platform.python_version()}"
-    print(f"CPU, {about}, torch {version('torch')}, mlflow {version('mlflow')};")
-    print(f"{datetime.date.today()}; n = {len(rounds)} rounds, in turn. Time as a ratio to the")
-    print("script by hand in the same round: median (least to most). `python benchmarks/start.py`")
-    print("makes this page.\n\n| | ratio |\n|---|---|")
-    for way, text in WAYS.items():
-        ratios = [each[way] / each["by hand"] for each in rounds]
-        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"| {text} | {statistics.median(ratios):.2f} {spread} |")
+    about = (
+        f"{machine('torch', 'mlflow')}; n = {len(rounds)} rounds, in turn. Time as a ratio to the "
+        "script by hand in the same round: median (least to most). `python benchmarks/start.py` "
+        "makes this page."
+    )
+    rows = [
+        [text, spread([each[way] / each["by hand"] for each in rounds])]
+        for way, text in WAYS.items()
+    ]
+    page("From the command to the first step", about, ["", "ratio"], rows)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,12 @@ process of its own, an epoch in turn with an epoch of the loop by hand.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from pages import machine, page, spread
-from projects import make
+from projects import add, make, run
 
 LOOPS = Path(__file__).resolve().parent / "loops.py"
 
@@ -52,23 +49,10 @@ WAYS = {
 SLOW = ("mlflow-async", "mlflow-sync", "lightning-mlflow")
 
 
-def make_project(folder: str) -> Path:
-    """A project with the network and the data."""
-    project = make(folder)
-    for name, text in (("models.py", NETWORK), ("data.py", DATASET)):
-        with (project / name).open("a") as file:
-            file.write(text)
-    return project
-
-
 def ratio(project: Path, way: str, epochs: int) -> float:
     """A step's time to that of the loop by hand: the median of a process's epochs."""
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(project)}
-    env["MLFLOW_TRACKING_URI"] = f"sqlite:///{project}/{way}.db"
-    command = [sys.executable, str(LOOPS), way, str(3 if way in SLOW else epochs)]
-    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    ratios: list[float] = json.loads(done.stdout.splitlines()[-1])
+    printed = run(project, str(LOOPS), way, str(3 if way in SLOW else epochs))
+    ratios: list[float] = json.loads(printed.splitlines()[-1])
     return statistics.median(ratios)
 
 
@@ -80,7 +64,8 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        project = make_project(folder)
+        project = make(folder)
+        add(project, models=NETWORK, data=DATASET)
         rounds = [
             {way: ratio(project, way, arguments.epochs) for way in arguments.ways}
             for _ in range(arguments.rounds)
