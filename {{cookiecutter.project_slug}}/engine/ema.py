@@ -33,7 +33,8 @@ class Average:
         self._steps += 1
         kept = min(self._decay, (1 + self._steps) / (10 + self._steps))
         torch._foreach_lerp_(*self._weights, 1 - kept)
-        torch._foreach_copy_(*self._buffers)
+        if self._buffers[0]:
+            torch._foreach_copy_(*self._buffers)
 
     def state_dict(self) -> dict[str, Any]:
         """The average; nothing if there is none."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from engine import checkpoints, compilation, optimizers
 from engine.early_stopping import EarlyStopping
+from engine.ema import Average
 from engine.job import JobError
 from engine.precision import Precision
 from engine.schedules import PLATEAU_EPOCHS, Schedule
@@ -90,6 +91,30 @@ def test_the_norm_of_all_gradients_together_is_cut():
         optimizers.clip(optimizer, torch.amp.GradScaler("cpu", enabled=False), limit)
         grads = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         assert grads.norm().item() == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_the_average_follows_the_weights_and_has_the_models_buffers(buffers):
+    model = nn.BatchNorm1d(1, track_running_stats=buffers)
+    average = Average(model, 0.5)
+    expected, weight = torch.ones(1), model.weight.detach()
+    for step, value in enumerate((3.0, -1.0, 7.0, 2.0, 5.0, 4.0, 8.0, 6.0, 0.5, 9.0), start=1):
+        weight.fill_(value)
+        for buffer in model.buffers():
+            buffer.fill_(value)
+        average.update()
+        kept = min(0.5, (1 + step) / (10 + step))
+        expected = kept * expected + (1 - kept) * value
+    assert average.model.weight.detach() == pytest.approx(expected)
+    assert [buffer.item() for buffer in average.model.buffers()] == [9] * 3 * buffers
+    assert not average.model.weight.requires_grad
+
+
+def test_without_a_decay_the_average_is_the_model():
+    model = nn.Linear(1, 1)
+    average = Average(model, 0.0)
+    average.update()
+    assert average.model is model and average.state_dict() == {}
 
 
 @pytest.mark.parametrize("name", WORDS["optimizer"])
