@@ -41,16 +41,20 @@ def _few_tokens(_root: Path, _size: int | None) -> Source:
 
 DATASETS |= {"random-images": _random, "few-tokens": _few_tokens}
 """
-EVERYTHING = ["--clip-norm", "1", "--ema", "0.999", "--warmup", "0.1", "--log-every", "1"]
-SETTINGS = {
-    "fp32": ["--precision", "fp32", "--compile", "off"],
-    "TF32": ["--precision", "tf32", "--compile", "off"],
-    "bf16": ["--precision", "bf16", "--compile", "off"],
-    "bf16, compiled": ["--precision", "bf16", "--compile", "on"],
-    "and clipping, EMA, schedule, each step's loss logged": [
-        *("--precision", "bf16", "--compile", "on"),
-        *EVERYTHING,
-    ],
+EVERYTHING = "--clip-norm 1 --ema 0.999 --warmup 0.1 --log-every 1"
+ALL = "and clipping, EMA, schedule, each step's loss logged"
+ON_A_GPU = {
+    "fp32": "--precision fp32 --compile off",
+    "TF32": "--precision tf32 --compile off",
+    "bf16": "--precision bf16 --compile off",
+    "bf16, compiled": "--precision bf16 --compile on",
+    ALL: f"--precision bf16 --compile on {EVERYTHING}",
+}
+ON_THE_CPU = {
+    "fp32": "--precision fp32 --compile off",
+    "fp32, compiled": "--precision fp32 --compile on",
+    ALL: f"--precision fp32 --compile on {EVERYTHING}",
+    "bf16": "--precision bf16 --compile off",
 }
 
 
@@ -90,15 +94,16 @@ def main() -> None:
     parser.add_argument("--gpt", action="store_true")
     arguments = parser.parse_args()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    settings = {name: words for name, words in SETTINGS.items() if gpu or name != "TF32"}
+    settings = ON_A_GPU if gpu else ON_THE_CPU
     base = job(arguments.gpt, bool(gpu))
     with tempfile.TemporaryDirectory() as folder:
         project = make(folder)
         add(project, models=SMALL, data=DATASET)
+        every = {name: base + words.split() for name, words in settings.items()}
         rounds = [
             {
-                name: (by_run_py(project, base + words), by_hand(project, base + words))
-                for name, words in settings.items()
+                name: (by_run_py(project, words), by_hand(project, words))
+                for name, words in every.items()
             }
             for _ in range(arguments.rounds)
         ]
