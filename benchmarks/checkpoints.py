@@ -7,8 +7,6 @@ saved beside training, and with one saved in line.
 """
 
 import argparse
-import datetime
-import platform
 import statistics
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from engine import checkpoints, cli, optimizers
 from engine.job import Job
 from engine.settings import JobSettings
 from engine.training_state import TrainingState
+from pages import machine, page, spread
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -82,11 +81,6 @@ def save_beside(state: TrainingState) -> None:
     state.step()
 
 
-def shown(values: list[float]) -> str:
-    """Median, and the least and the most."""
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -95,26 +89,27 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     torch.set_num_threads(1)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()}"
-    machine = name if device.type == "cuda" else f"CPU, {name} thread, {platform.machine()}"
-    print("# What a checkpoint costs\n")
-    print(f"{machine}; torch {torch.__version__}; {datetime.date.today()}; n = {arguments.rounds}")
-    print("rounds, the three kinds in turn; median (least to most), in units of a training step.")
-    print("`python benchmarks/checkpoints.py` makes this page.\n")
-    print("| network, checkpoint | steps looked at | no checkpoint | saved beside | in line |")
-    print("|---|---|---|---|---|")
     networks = {
         "mlp": (nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), nn.ReLU(), nn.Linear(256, 10))),
         "resnet18": torchvision.models.resnet18(num_classes=10),
     }
+    rows = []
     for label, steps, batch_size in (("mlp", 100, 64), ("resnet18", 24, 8)):
         training = Training(networks[label], batch_size, device)
         found = [one_round(training, steps) for _ in range(arguments.rounds + 1)][
             1:
         ]  # warm by then
         size = sum(p.nbytes for p in networks[label].parameters()) * 3 / 1e6
-        row = [shown([each[kind] for each in found]) for kind in range(3)]
-        print(f"| {label}, {size:.0f} MB | {steps // 2}", *row, sep=" | ", end=" |\n")
+        delays = [spread([each[kind] for each in found], 1) for kind in range(3)]
+        rows.append([f"{label}, {size:.0f} MB", str(steps // 2), *delays])
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else ""
+    about = (
+        f"{machine('torch', gpu=gpu)}; one thread; n = {arguments.rounds} rounds, the three kinds "
+        "in turn; median (least to most), in units of a training step. `python "
+        "benchmarks/checkpoints.py` makes this page."
+    )
+    head = ["network, checkpoint", "steps looked at", "no checkpoint", "saved beside", "in line"]
+    page("What a checkpoint costs", about, head, rows)
 
 
 if __name__ == "__main__":

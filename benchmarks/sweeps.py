@@ -9,19 +9,16 @@ does, in the launcher's process, which imports torch once.
 """
 
 import argparse
-import datetime
 import os
-import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
+from pages import machine, page, spread
 from projects import make
 
 GRID = list(product(("mlp", "convnet"), ("1e-3", "1e-2"), ("0", "1", "2")))
@@ -93,26 +90,17 @@ def main() -> None:
     rounds = [
         {way: seconds(way, arguments.epochs) for way in WAYS} for _ in range(arguments.rounds)
     ]
-    print("# A sweep by run.sh and by others\n")
-    about = f"{os.cpu_count()} cores, {platform.machine()}; torch {version('torch')}, hydra-core"
-    print(
-        f"CPU, {about} {version('hydra-core')}; {datetime.date.today()}; n = {len(rounds)} rounds,"
+    about = (
+        f"{machine('torch', 'hydra-core')}; n = {len(rounds)} rounds, in turn; 12 jobs of "
+        f"{arguments.epochs} epochs, one at a time. Wall time as a ratio to run.sh's in the same "
+        "round: median (least to most). run.sh checks the whole grid before the first job starts, "
+        "in a process that imports torch once more. Hydra's launcher runs the jobs one after "
+        "another in a process of its own, which imports torch once for all of them; so what one "
+        f"job leaves behind, the next one has. `python benchmarks/sweeps.py --epochs "
+        f"{arguments.epochs}` makes this page."
     )
-    print(f"in turn; 12 jobs of {arguments.epochs} epochs, one at a time. Wall time as a ratio to")
-    print("run.sh's in the same round: median (least to most).")
-    print(f"`python benchmarks/sweeps.py --epochs {arguments.epochs}` makes this page.\n")
-    print(
-        "run.sh checks the whole grid before the first job starts, in a process that imports torch"
-    )
-    print(
-        "once more. Hydra's launcher runs the jobs one after another in a process of its own, which"
-    )
-    print("imports torch once for all of them; so what one job leaves behind, the next one has.\n")
-    print("| | wall time |\n|---|---|")
-    for way in WAYS:
-        ratios = [each[way] / each["run.sh"] for each in rounds]
-        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"| {way} | {statistics.median(ratios):.2f} {spread} |")
+    rows = [[way, spread([each[way] / each["run.sh"] for each in rounds])] for way in WAYS]
+    page("A sweep by run.sh and by others", about, ["", "wall time"], rows)
 
 
 if __name__ == "__main__":

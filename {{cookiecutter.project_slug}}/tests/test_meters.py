@@ -96,13 +96,22 @@ def test_steps_never_read_the_device(tmp_path, monkeypatch, optimizer, loader):
 
 
 @pytest.mark.slow
-def test_nothing_is_compiled_after_the_first_epoch(tmp_path, monkeypatch):
+def test_compiled_once_for_all_epochs_and_for_the_next_job(tmp_path, monkeypatch):
     """Though the last batch is smaller, and each epoch is evaluated."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     flags = ("--device", "cpu", "--model", "mlp", "--compile", "on")
     refuse = lambda: torch.compiler.set_stance("fail_on_recompile")  # noqa: E731
     assert len(train(tmp_path, refuse, *flags)) == STEPS
     assert counters["stats"]["unique_graphs"] == 1  # 144 examples to evaluate on: no whole batch
+    assert not cached()
+    torch._dynamo.reset()  # as in another process
+    train(tmp_path, nullcontext, *flags, "--seed", "1")
+    assert cached()
+
+
+def cached():
+    """How often compiled code came from the cache."""
+    return counters["aot_autograd"]["autograd_cache_hit"]
 
 
 @needs_gpu

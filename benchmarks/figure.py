@@ -1,0 +1,51 @@
+"""steps.pdf and steps.png: the ratios of steps.md, at the width of a column.
+
+To be drawn again, once steps.py has written that page: python benchmarks/figure.py
+"""
+
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"))
+
+from engine import figures
+
+HERE = Path(__file__).resolve().parent
+
+ROW = re.compile(r"\| ([\d.]+) \(([\d.]+) to ([\d.]+)\) \|")
+NAMES = (
+    "run.py, logging",
+    "run.py, all on",
+    "Accelerate",
+    "Lightning",
+    "Lightning, CSV",
+    "MLflow async",
+    "MLflow",
+    "Lightning, MLflow",
+)
+"""The ways of steps.md in few words, in its order."""
+
+TICKS = (1, 2, 5, 10, 20)
+
+
+def main() -> None:
+    """Draw it, and name the files."""
+    rows = ROW.findall((HERE / "steps.md").read_text())
+    fig, ax = figures.figure("column", 2.6)
+    for place, (name, numbers) in enumerate(zip(NAMES, rows, strict=True)):
+        middle, least, most = map(float, numbers)
+        colour = figures.COLOURS[0 if name.startswith("run.py") else 6]
+        ax.plot([least, most], [place, place], "-", color=colour, linewidth=1)
+        ax.plot([middle], [place], "o", color=colour)
+    figures.log_ticks(ax, TICKS)
+    ax.axvline(1, color=figures.COLOURS[6], linewidth=0.5)
+    ax.set_yticks(range(len(NAMES)), NAMES)
+    ax.invert_yaxis()
+    ax.set_xlabel("time of a step, to a loop by hand")
+    for path, width, height in figures.save(fig, HERE, "steps"):
+        print(f"{path.name}: {width:.2f} by {height:.2f} in")
+
+
+if __name__ == "__main__":
+    main()
