@@ -93,8 +93,8 @@ def train(
     schedule = Schedule(optimizer, settings.schedule, settings.lr, steps, warmup)
     scaler = precision.scaler()
     average = Average(model, settings.ema)  # the model itself, without --ema
-    judge = partial(evaluate, "val", val_batches, precision, job.interruption)
-    evaluations = Evaluations(average.model, judge, compile, settings.eval_beside)
+    on_val = partial(evaluate, "val", val_batches, precision, job.interruption)
+    evaluations = Evaluations(average.model, on_val, compile, settings.eval_beside)
     stopping = EarlyStopping(settings.monitor, settings.patience)
     meter = TrainMeter(job.journal, settings.log_every, steps, device)
     watch = Stopwatch()
@@ -115,7 +115,7 @@ def train(
         streams=streams,
     )
 
-    with state:  # goes on from last.pt, and leaves one behind
+    with state, profile, evaluations:  # goes on from last.pt, and leaves one behind
         progress = Progress(steps, settings.quiet, done=meter.steps)
         for epoch in range(evaluations.epoch + 1, settings.epochs + 1):
             if stopping.due:
@@ -130,7 +130,7 @@ def train(
                     logits = forward(inputs)
                     loss = loss_of(logits, labels, label_smoothing=settings.label_smoothing)
                 scaler.scale(loss).backward()
-                optimizers.clip(optimizer, scaler, settings.clip_norm)
+                optimizers.guard(optimizer, scaler, loss, settings.clip_norm)
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
@@ -143,20 +143,19 @@ def train(
             meter.flush()  # waits for the device, once an epoch
             watch.trained()
             last = epoch == settings.epochs
-            for then, judged, metrics in evaluations.after(epoch, meter.end_epoch(), last):
-                if stopping.due:
-                    break
+            for of_epoch, evaluated, metrics in evaluations.after(epoch, meter.end_epoch(), last):
                 improved = stopping.improved(metrics)
                 if improved:
-                    best = {"settings": identity(settings), "epoch": then, **metrics}
-                    state.keep_best({"model": checkpoints.weights(judged), **best})
+                    best = {"settings": identity(settings), "epoch": of_epoch, **metrics}
+                    state.keep_best({"model": checkpoints.weights(evaluated), **best})
                 schedule.epoch(improved)
-                log.info("epoch %d/%d: %s", then, settings.epochs, as_line(metrics))
-                job.journal.metrics(then, metrics)
+                log.info("epoch %d/%d: %s", of_epoch, settings.epochs, as_line(metrics))
+                job.journal.metrics(of_epoch, metrics)
+                if stopping.due:
+                    break
             job.journal.metrics(epoch, watch.end_epoch(batches.examples))
         meter.close()
         progress.close()
-        profile.close()
     return stopping.best_epoch
 
 

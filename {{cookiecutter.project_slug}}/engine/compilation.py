@@ -56,19 +56,28 @@ class Compiled(nn.Module):
         return result
 
 
+EXPECTED = ("grad_mode", ".training", "Unexpected recompilation")
+"""Words of reasons that are none: evaluation is compiled apart from training; the last is torch's
+for what another thread, that evaluates too, has compiled meanwhile."""
+
 events: list[str] = []
 """What slowed compiled code down, each in one line."""
 
 
 class _OneLine(logging.Handler):
-    """Tells of each event in one line of the job's log, but for code that is compiled once for
-    training and once for evaluation: so it is to be."""
+    """Tells of each event in one line of the job's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        lines = [line.strip() for line in record.getMessage().splitlines() if line.strip()]
-        reasons = [line for line in lines if "grad_mode" not in line and ".training" not in line]
-        if not reasons[-1].startswith("triggered by"):
-            events.append(f"{reasons[0]}: {reasons[-1].lstrip('- ')}")
+        first, *rest = (line.strip() for line in record.getMessage().splitlines())
+        if first.startswith("Recompiling"):
+            failed = [line for line in rest if line.startswith("- ")]
+            reasons = [
+                line for line in failed if "grad_mode" not in line and ".training" not in line
+            ]
+        else:
+            reasons = [line for line in rest if line.startswith("Graph Break Reason: ")]
+        if reasons and "duplicate" not in first:
+            events.append(f"{first}: {reasons[0].removeprefix('- ')}")
             log.warning("torch.compile: %s", events[-1])
 
 

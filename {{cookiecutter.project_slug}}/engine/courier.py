@@ -127,7 +127,7 @@ def carry(
             over = True
             signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
         try:
-            delivery.send()
+            delivery.send(running=not over)
             if over:
                 delivery.end(delivery.status or "KILLED")
                 return

@@ -38,12 +38,17 @@ class Delivery:
         lines = journal.read(self._file)
         self._unsent += lines
         for line in lines:
+            if "start" in line:
+                self._counters = None  # the last attempt's
             if gpu := line.get("tags", {}).get("gpu"):
                 self._counters = _counters(gpu)
             self.status = line.get("end", "" if "start" in line else self.status)
 
-    def send(self) -> None:
-        """Send what has been read. Raises whatever the store raises; nothing is lost by that."""
+    def send(self, running: bool = False) -> None:
+        """Send what has been read; while the job is running, its GPU's counters too.
+
+        Raises whatever the store raises; nothing is lost by that.
+        """
         try:
             if self._run is None:
                 self._open()
@@ -56,7 +61,7 @@ class Delivery:
                 self._run.add(path for path in map(self._folder.joinpath, names) if path.exists())
                 self._unsent = []
                 self._note("")
-            if self._counters:
+            if running and self._counters:
                 self._run.log(self._counters.sample(self._run.begun))
         except Exception:
             self._run = None

@@ -1,10 +1,11 @@
 """Evaluation of a model's weights after each epoch: between epochs, or beside training.
 
-    evaluations = Evaluations(model, judge, compile, settings.eval_beside)
-    for epoch in ...:
-        ...
-        for epoch_then, weighed, metrics in evaluations.after(epoch, known, last):
+    evaluations = Evaluations(model, evaluate, compile, settings.eval_beside)
+    with evaluations:
+        for epoch in ...:
             ...
+            for of_epoch, evaluated, metrics in evaluations.after(epoch, known, last):
+                ...
 
 Beside training, a thread evaluates a copy of the weights, on a CUDA GPU on a stream of its own. The
 results come in the order of the epochs and always as many epochs later, so that what is made of
@@ -17,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -45,25 +47,36 @@ class _Evaluation:
 
 
 class Evaluations:
-    """Evaluates a model by `judge`, which takes it as it was prepared by `compile`.
+    """Evaluates a model by `evaluate`, which takes it as it was prepared by `compile`.
 
     Up to `at_once` epochs' weights are evaluated beside training; none if that is 0. `epoch` is the
-    last epoch that is over.
+    last epoch that is over. Whoever leaves the context waits for no more than has begun.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        judge: Callable[[nn.Module], Metrics],
+        evaluate: Callable[[nn.Module], Metrics],
         compile: Callable[[nn.Module], nn.Module],
         at_once: int,
     ) -> None:
         self.epoch = self._begun = 0
-        self._judge, self._compile, self._at_once = judge, compile, at_once
-        self._itself = _Copy(model, compile(model), None)
-        self._threads = ThreadPoolExecutor(max(1, at_once), "evaluation")
+        self._evaluate, self._compile, self._at_once = evaluate, compile, at_once
+        self._own = _Copy(model, compile(model), None)
+        device = next(model.parameters()).device
+        self._cuda = device.type == "cuda"
+        begin = (
+            partial(torch.cuda.set_device, device) if self._cuda else None
+        )  # a thread has its own
+        self._threads = ThreadPoolExecutor(max(1, at_once), "evaluation", initializer=begin)
         self._spare: list[_Copy] = []
         self._pending: deque[_Evaluation] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def after(
         self, epoch: int, known: Metrics, last: bool
@@ -71,7 +84,7 @@ class Evaluations:
         """Hand in the weights as they are after an epoch, with what is known of it.
 
         Yields the epochs whose results are due, with their weights, which change after that, and
-        their metrics. Raises what `judge` raises.
+        their metrics. Raises what `evaluate` raises.
         """
         yield from self._results(leave=max(0, self._at_once - 1))
         if epoch > self._begun:
@@ -97,15 +110,15 @@ class Evaluations:
             metrics = first.result() | first.known
             self._pending.popleft()
             yield first.epoch, first.weights.model, metrics
-            if first.weights is not self._itself:
+            if first.weights is not self._own:
                 self._spare.append(first.weights)
 
     def _begin(self, epoch: int, known: Metrics) -> None:
         if self._at_once:
-            self._submit(epoch, known, self._itself.model.state_dict())
+            self._submit(epoch, known, self._own.model.state_dict())
         else:
-            metrics = self._judge(self._itself.called)
-            self._pending.append(_Evaluation(epoch, known, self._itself, lambda: metrics))
+            metrics = self._evaluate(self._own.called)
+            self._pending.append(_Evaluation(epoch, known, self._own, lambda: metrics))
         self._begun = epoch
 
     def _submit(self, epoch: int, known: Metrics, weights: dict[str, Any]) -> None:
@@ -113,14 +126,13 @@ class Evaluations:
         copy.model.load_state_dict(weights)
         if copy.stream:
             copy.stream.wait_stream(torch.cuda.current_stream())
-        result = self._threads.submit(self._judge_beside, copy).result
+        result = self._threads.submit(self._evaluate_beside, copy).result
         self._pending.append(_Evaluation(epoch, known, copy, result))
 
     def _copy(self) -> _Copy:
-        model = deepcopy(self._itself.model)
-        gpu = next(model.parameters()).is_cuda
-        return _Copy(model, self._compile(model), torch.cuda.Stream() if gpu else None)
+        model = deepcopy(self._own.model).requires_grad_(False)
+        return _Copy(model, self._compile(model), torch.cuda.Stream() if self._cuda else None)
 
-    def _judge_beside(self, copy: _Copy) -> Metrics:
+    def _evaluate_beside(self, copy: _Copy) -> Metrics:
         with torch.cuda.stream(copy.stream) if copy.stream else nullcontext():
-            return self._judge(copy.called)
+            return self._evaluate(copy.called)

@@ -35,7 +35,7 @@ def of_step(model: nn.Module, batch: Tensor) -> int | None:
         with FlopCounterMode(display=False) as counter:
             logits = functional_call(model, nothing, (torch.empty_like(batch, device="meta"),))
             logits.sum().backward()
-    except (RuntimeError, NotImplementedError):
+    except Exception:  # there is no end to what a network can do with its inputs
         return None
     return int(counter.get_total_flops())
 

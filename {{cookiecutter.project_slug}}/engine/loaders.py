@@ -1,9 +1,10 @@
 """Batches onto the device, in an order that depends on the seed and the epoch alone.
 
-`Resident` keeps all images on the device, as uint8, and picks batches by index: nothing is copied
-while training. `Workers` reads batches in processes beside training and copies them from pinned
-memory, on a stream of their own, without making the host wait. Both give the same batches in the
-same order: images (B, C, H, W), uint8, and labels (B,), int64.
+`Resident` keeps all examples on the device, as they are, and picks batches by index: nothing is
+copied while training. `Workers` reads batches in processes beside training and copies them from
+pinned memory, on a stream of their own, without making the host wait. Both give the same batches in
+the same order: images (B, C, H, W), uint8, and labels (B,), int64; or tokens (B, T) and those that
+follow.
 """
 
 import os
@@ -27,7 +28,7 @@ from engine.seeding import generator
 from engine.splits import fetch
 
 RESIDENT_SHARE = 0.25
-"""`auto` keeps images on the device if they take no more than this share of its free memory."""
+"""`auto` keeps examples on the device if they take no more than this share of its free memory."""
 
 MOST_WORKERS = 8
 """More reading processes than this mostly get in each other's way at the disk."""
@@ -67,7 +68,7 @@ class Order:
 
 
 class Batches(ABC):
-    """The batches of a subset, epoch by epoch: images (B, C, H, W), uint8, labels (B,), int64."""
+    """The batches of a subset, epoch by epoch: inputs and labels, as the datasets have them."""
 
     def __init__(self, order: Order, device: torch.device) -> None:
         self._order, self._device = order, device
@@ -90,14 +91,14 @@ class Resident(Batches):
 
     def __init__(self, dataset: Dataset[Any], order: Order, device: torch.device) -> None:
         super().__init__(order, device)
-        self._images, self._labels = _on_device(dataset, device)
+        self._inputs, self._labels = _on_device(dataset, device)
 
     def epoch(self, number: int = 0, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, picked by index."""
         cuda = self._device.type == "cuda"
         indices = self._order.epoch(number).to(self._device, non_blocking=cuda)
         for batch in indices.split(self._order.batch_size)[done:]:
-            yield self._images[batch], self._labels[batch]
+            yield self._inputs[batch], self._labels[batch]
 
 
 class Workers(Batches):
@@ -113,23 +114,26 @@ class Workers(Batches):
 
     def epoch(self, number: int = 0, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, copied from pinned memory."""
-        reader = self._idle.pop() if self._idle else self._new()
-        for images, labels in reader.epoch(number, done):
-            yield self._to_device(images, labels)
+        try:
+            reader = self._idle.pop()
+        except IndexError:  # also if another thread was faster
+            reader = self._new()
+        for inputs, labels in reader.epoch(number, done):
+            yield self._to_device(inputs, labels)
         self._idle.append(reader)
 
-    def _to_device(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _to_device(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The same on the device. To a GPU they are copied while it works on the batch before."""
         if not self._copies:
-            return images.to(self._device), labels.to(self._device)
+            return inputs.to(self._device), labels.to(self._device)
         with torch.cuda.stream(self._copies):
-            images = images.to(self._device, non_blocking=True)
+            inputs = inputs.to(self._device, non_blocking=True)
             labels = labels.to(self._device, non_blocking=True)
         work = torch.cuda.current_stream()
         work.wait_stream(self._copies)
-        images.record_stream(work)
+        inputs.record_stream(work)
         labels.record_stream(work)
-        return images, labels
+        return inputs, labels
 
 
 def make(
@@ -234,20 +238,22 @@ def _auto_workers() -> int:
     return max(1, min(MOST_WORKERS, cpu_cores() - 1))
 
 
+@cache
 def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
+    """Asked once for all subsets of a dataset, before it takes any memory."""
     if isinstance(dataset, TensorDataset) and device.type == "cpu":
         return True  # it lies there already
-    one, _ = fetch(dataset, torch.tensor([0]))
-    return one.nbytes * len(cast(Sized, dataset)) <= RESIDENT_SHARE * free_memory(device)
+    one = sum(part.nbytes for part in fetch(dataset, torch.tensor([0])))
+    return one * len(cast(Sized, dataset)) <= RESIDENT_SHARE * free_memory(device)
 
 
 @cache
 def _on_device(dataset: Dataset[Any], device: torch.device) -> tuple[Tensor, Tensor]:
-    """All images and labels of a dataset, kept once for all its subsets."""
+    """All inputs and labels of a dataset, kept once for all its subsets."""
     if isinstance(dataset, TensorDataset):
-        images, labels = dataset.tensors
+        inputs, labels = dataset.tensors
     else:
         everything = Order(Subset(dataset, range(len(cast(Sized, dataset)))), 256, None)
         read = Workers(dataset, everything, torch.device("cpu"), _auto_workers())
-        images, labels = (torch.cat(parts) for parts in zip(*read.epoch(), strict=True))
-    return images.to(device), labels.to(device)
+        inputs, labels = (torch.cat(parts) for parts in zip(*read.epoch(), strict=True))
+    return inputs.to(device), labels.to(device)

@@ -62,7 +62,7 @@ class TrainMeter(Stateful):
         if self._ended:
             self._begin_epoch()
         self._loss = self._loss + loss.detach() if self._in_mean else loss.detach()
-        self._right.append(logits.detach().argmax(-1) == labels)
+        self._right.append(logits.argmax(-1) == labels)
         self._labels += labels.numel()
         self.steps += 1
         self._in_mean += 1
@@ -76,10 +76,15 @@ class TrainMeter(Stateful):
             self._last_block = time.monotonic()
 
     def flush(self) -> None:
-        """Wait for the device and write every point so far."""
+        """Wait for the device and write every point so far.
+
+        Raises JobError if a loss was not finite, of a point that is not whole too.
+        """
         self._count()
         for _ in range(2):  # what is under way, then what was still on the device
             self._write(self._block.exchange(wait=True))
+        if self._in_mean and not math.isfinite(self._loss.item()):
+            raise self._not_finite(self.steps)
 
     def end_epoch(self) -> dict[str, float]:
         """The epoch's accuracy, waiting for the device; the next step begins another epoch."""
@@ -118,7 +123,11 @@ class TrainMeter(Stateful):
         self._journal.flush()
         bad = next((label[0] for loss, label in points if not math.isfinite(loss)), None)
         if bad:
-            raise JobError(f"train_loss was not finite by optimizer step {bad}; lower --lr")
+            raise self._not_finite(bad)
+
+    @staticmethod
+    def _not_finite(step: int) -> JobError:
+        return JobError(f"train_loss was not finite by optimizer step {step}; lower --lr")
 
 
 class _Block:
@@ -165,7 +174,7 @@ class _Block:
 class Stopwatch(Stateful):
     """Where the time of an epoch goes, by the host's clock, while the job runs."""
 
-    kept = ("_seconds", "_waited")
+    kept = ("_seconds", "_waited", "_trained")
 
     def __init__(self) -> None:
         self._seconds = self._waited = self._trained = 0.0
@@ -186,8 +195,9 @@ class Stopwatch(Stateful):
             yield batch
 
     def trained(self) -> None:
-        """Training ends here, evaluation begins; the device has done all its steps."""
-        self._trained = self._elapsed()
+        """Training ends here, evaluation begins, unless it had begun before an interruption; the
+        device has done all its steps."""
+        self._trained = self._trained or self._elapsed()
 
     def end_epoch(self, examples: int) -> dict[str, float]:
         """Seconds of the epoch with its evaluation; training examples per second of training; the
@@ -197,7 +207,7 @@ class Stopwatch(Stateful):
             "examples_per_second": examples / self._trained,
             "data_wait_fraction": self._waited / self._trained,
         }
-        self._seconds = self._waited = 0.0
+        self._seconds = self._waited = self._trained = 0.0
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

@@ -43,8 +43,10 @@ class Advice(NamedTuple):
 class Watched:
     """What was seen of so many steps. Times are in seconds, memory in bytes.
 
-    `plain` is a step's time when nobody looks, `busy` the share of the watched time in which the
-    GPU computes, `copying` that in which it is sent data, `seconds` all the watched time.
+    `plain` is the time of as many steps when nobody looks, with `examples` in them, `waiting` the
+    share of it in which the loop waits for data. `seconds` is all the watched time. As a GPU is no
+    slower for being watched, what it does is a share of `plain`: `busy` while it computes or
+    copies, `copying` while it is sent data. `flops` is a whole batch's.
     """
 
     steps: int
@@ -54,6 +56,8 @@ class Watched:
     compiled: bool
     loader: str
     plain: float
+    examples: int
+    waiting: float
     seconds: float
     lines: Sequence[Line]
     reads: Sequence[Reading]
@@ -90,18 +94,22 @@ def report(seen: Watched) -> str:
 
 
 def _speed(seen: Watched) -> Iterator[str]:
-    rate = seen.batch_size / seen.plain
-    yield f"{1000 * seen.plain:.3g} ms a step, {rate:,.0f} examples a second in {seen.precision}"
-    slower = seen.seconds / seen.steps / seen.plain
+    rate = seen.examples / seen.plain
+    step = 1000 * seen.plain / seen.steps
+    yield f"{step:.3g} ms a step, {rate:,.0f} examples a second in {seen.precision}"
+    yield f"{seen.waiting:.0%} of the time waiting for data"
+    slower = seen.seconds / seen.plain
     yield f"{slower:.1f} times as long while it was watched, as in all that follows"
     if seen.flops:
-        speed = seen.flops / seen.plain
+        speed = seen.flops / seen.batch_size * rate
         line = f"{seen.flops / 1e9:,.3g} GFLOP a step, {speed / 1e9:,.3g} GFLOP/s"
         if seen.peak:
             line += f": {speed / seen.peak:.1%} of this GPU's peak (MFU)"
         yield line
     if seen.busy is not None:
-        yield f"the GPU computes {seen.busy:.0%} of the time"
+        idle = 1 - seen.busy
+        busy = f"the GPU is busy {seen.busy:.0%} of the time ({seen.copying:.0%} being sent data)"
+        yield f"{busy}, idle {idle:.0%}"
 
 
 def _numbered(seen: Watched) -> list[str]:
@@ -114,13 +122,15 @@ def _numbered(seen: Watched) -> list[str]:
 
 def advice(seen: Watched) -> Iterator[Advice]:
     """What could be changed, in no order."""
-    waiting = seen.share("waiting for data")
-    if waiting > WORTH:
-        yield Advice(waiting, f"the loop waits for data: {_more_data(seen.loader)}")
+    if seen.waiting > WORTH:
+        yield Advice(seen.waiting, f"the loop waits for data: {_more_data(seen.loader)}")
     for read in seen.reads:
         if read.times >= seen.steps:
             text = f"{read.place} reads a tensor in every step ({read.what}): keep it on the device"
             yield Advice(read.seconds / seen.seconds, text)
+    if seen.compiling:
+        text = "torch.compile starts again or gives up on some lines, named below: change those"
+        yield Advice(seen.share("forward"), text)
     for part, change in (
         ("evaluation", "--eval-beside, or --val-fraction smaller"),
         ("logging", "--log-every larger"),
@@ -141,13 +151,13 @@ def _more_data(loader: str) -> str:
 
 def _for_gpu(seen: Watched) -> Iterator[Advice]:
     assert seen.busy is not None
-    computing = seen.busy
-    idle = 1 - seen.busy - seen.share("waiting for data")
+    idle = 1 - seen.busy - seen.waiting
     if idle > WORTH:
         change = "--batch-size larger" if seen.compiled else "--compile on, or --batch-size larger"
         yield Advice(idle, f"the GPU waits for the host to tell it what to do: {change}")
-    if seen.precision == "fp32" and computing > WORTH:
-        yield Advice(computing, "the GPU computes in 32 bits: --precision bf16 (or tf32)")
+    half = seen.busy / 2  # which 16 bits save at least, where the GPU multiplies matrices
+    if seen.precision == "fp32" and half > WORTH:
+        yield Advice(half, "the GPU computes in 32 bits: --precision bf16 (or tf32)")
     if seen.copying > WORTH:
         yield Advice(seen.copying, "copying to the GPU: --loader resident, or uint8 from data.py")
 

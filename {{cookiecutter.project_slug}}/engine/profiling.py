@@ -1,9 +1,8 @@
 """`--profile N`: watch N training steps, and write down where their time goes and what to change.
 
-    profile = Profile(job, batches, model, optimizer, precision)
-    for ... in profile.steps(batches):
-        ...
-    profile.close()
+    with Profile(job, batches, model, optimizer, precision) as profile:
+        for ... in profile.steps(batches):
+            ...
 
 After WARM_UP steps, N are timed as they are; the next N are watched by torch's profiler, which
 slows them, with every line of the training loop as a range of its own. `profile.txt` in the job's
@@ -18,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ from engine.precision import Precision
 from engine.profile_report import Line, Reading, Watched, report
 from engine.tracing import Events, Loop, Reads, frame_outside
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Any)
 
 WARM_UP = 10
 """Steps before the first that counts."""
@@ -41,6 +40,7 @@ PARTS = {
     "torch/_tensor.py": "backward",
     "torch/nn/modules/module.py": "forward",
     "torch/optim/optimizer.py": "optimizer",
+    "torch/_compile.py": "optimizer",
     "torch/amp/grad_scaler.py": "optimizer",
     "run.py": "loss",
     "engine/optimizers.py": "optimizer",
@@ -54,6 +54,15 @@ PARTS = {
     "logging/__init__.py": "logging",
 }
 """The part of a step that a line is, by the first of these files that it calls."""
+
+
+class Step(NamedTuple):
+    """A step as it is when nobody looks: its seconds, those of them spent waiting for the batch,
+    and its examples."""
+
+    seconds: float
+    waited: float
+    examples: int
 
 
 class Profile:
@@ -70,32 +79,45 @@ class Profile:
         self._job, self._count = job, job.settings.profile
         self._batches, self._model, self._optimizer = batches, model, optimizer
         self._precision, self._device = precision, precision.device
-        self._seconds: list[float] = []
+        self._timed: list[Step] = []
         self._watching = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stop watching; say so if the job had fewer steps than were to be watched."""
+        self._watching.close()
+        wanted = WARM_UP + 2 * self._count
+        if self._count and kind is None and len(self._timed) < wanted:
+            log.warning("--profile: needs %d steps, the job had %d", wanted, len(self._timed))
 
     def steps(self, batches: Iterator[T]) -> Iterator[T]:
         """The batches of an epoch; the steps that are made of them are watched when it is time."""
         return self._counted(batches) if self._count else batches
 
-    def close(self) -> None:
-        """Say so if the job had fewer steps than were to be watched."""
-        wanted = WARM_UP + 2 * self._count
-        if self._count and len(self._seconds) < wanted:
-            log.warning("--profile: needs %d steps, the job had %d", wanted, len(self._seconds))
-
     def _counted(self, batches: Iterator[T]) -> Iterator[T]:
-        begun = time.perf_counter()
+        """Times each step, from asking for its batch to asking for the next."""
+        asked = time.perf_counter()
         for batch in batches:
+            came = time.perf_counter()
             yield batch
-            step = len(self._seconds) + 1
+            step = len(self._timed) + 1
             if step in (WARM_UP, WARM_UP + self._count):
                 devices.wait(self._device)
-            self._seconds.append(time.perf_counter() - begun)
-            if step == WARM_UP + self._count:
+            self._timed.append(Step(time.perf_counter() - asked, came - asked, len(batch[0])))
+            if step == 1:
+                self._inputs = batch[0]
+            elif step == WARM_UP + self._count:
                 self._begin()
             elif step == WARM_UP + 2 * self._count:
-                self._end(batch)
-            begun = time.perf_counter()
+                self._end()
+            asked = time.perf_counter()
+        devices.wait(self._device)  # what is left to do is the last step's
+        if self._timed:
+            last = self._timed[-1]
+            longer = last.seconds + time.perf_counter() - asked
+            self._timed[-1] = last._replace(seconds=longer)
 
     def _begin(self) -> None:
         kinds = [ProfilerActivity.CPU]
@@ -107,7 +129,7 @@ class Profile:
         self._reads = self._watching.enter_context(Reads(self._device))
         self._loop = self._watching.enter_context(Loop(frame_outside()))
 
-    def _end(self, batch: Any) -> None:
+    def _end(self) -> None:
         devices.wait(self._device)
         self._watching.close()
         folder = self._job.folder
@@ -117,11 +139,13 @@ class Profile:
             torch.cuda.memory._dump_snapshot(str(folder / "memory.pickle"))
             torch.cuda.memory._record_memory_history(enabled=None)
             names.append("memory.pickle")
-        (folder / "profile.txt").write_text(report(self._seen(batch[0])))
+        (folder / "profile.txt").write_text(report(self._seen()))
         self._job.journal.files(names)
         log.info("profile: %s", shown(folder / "profile.txt"))
 
-    def _seen(self, images: Tensor) -> Watched:
+    def _seen(self) -> Watched:
+        plain = self._timed[WARM_UP : WARM_UP + self._count]
+        seconds = sum(step.seconds for step in plain)
         events = Events(self._profiler, self._loop.name)
         precision = self._precision.name
         return Watched(
@@ -129,17 +153,19 @@ class Profile:
             batch_size=self._job.settings.batch_size,
             device=devices.describe(self._device),
             precision=precision,
-            compiled=bool(compilation.events),
+            compiled=isinstance(self._model, compilation.Compiled),
             loader=type(self._batches).__name__.lower(),
-            plain=sum(self._seconds[WARM_UP : WARM_UP + self._count]) / self._count,
+            plain=seconds,
+            examples=sum(step.examples for step in plain),
+            waiting=sum(step.waited for step in plain) / seconds,
             seconds=events.seconds,
             lines=self._lines(events),
             reads=[Reading(*read, len(s), sum(s)) for read, s in self._reads.seconds.items()],
             compiling=compilation.events,
             memory=self._memory(),
-            busy=events.on_gpu() / events.seconds if self._device.type == "cuda" else None,
-            copying=events.on_gpu("Memcpy HtoD") / events.seconds,
-            flops=flops.of_step(self._model, images),
+            busy=min(1.0, events.on_gpu() / seconds) if self._device.type == "cuda" else None,
+            copying=events.on_gpu("Memcpy HtoD") / seconds,
+            flops=flops.of_step(self._model, self._inputs),
             peak=flops.peak(self._device, precision),
         )
 

@@ -7,6 +7,7 @@ of tokens (N, T) twice, is the fast case. Subsets share it uncopied.
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -42,7 +43,7 @@ class Source:
             if isinstance(part, TensorDataset):
                 self._check(*part.tensors)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """(C, H, W) of an image, (T,) of tokens."""
         return fetch(self.train, torch.tensor([0]))[0].shape[1:]

@@ -97,7 +97,7 @@ def prepare() -> str:
         found = client().get_experiment_by_name(experiment_name())
         if found:
             return str(found.experiment_id)
-        root = (PROJECT / "mlruns").as_uri() if sqlite_path(tracking_uri()) else None
+        root = None if tracking_uri().startswith("http") else (PROJECT / "mlruns").as_uri()
         return str(client().create_experiment(experiment_name(), artifact_location=root))
 
 
@@ -196,9 +196,13 @@ class Run:
             self._client.log_batch(self.id, tags=tags)
 
     def add(self, files: Iterable[Path]) -> None:
-        """Keep copies of files with the run."""
+        """Keep copies of files with the run. Where that cannot be, a tag says why: nothing else is
+        to wait for it, and the job's folder has the files."""
         for file in files:
-            self._client.log_artifact(self.id, str(file))
+            try:
+                self._client.log_artifact(self.id, str(file))
+            except Exception as error:  # of any store of files
+                self._client.set_tag(self.id, "files", f"{file.name} is not here: {reason(error)}")
 
     def end(self, status: str) -> None:
         """Say how the run ended; one that finished is marked last, since the status can lie."""

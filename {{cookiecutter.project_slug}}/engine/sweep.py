@@ -168,7 +168,8 @@ class Grid(Generic[S]):
                 text = "".join(f"{word}\0" for word in words)
                 (self._folder / "jobs" / str(index)).write_text(text, errors="surrogateescape")
         flags = self._flags
-        numbers = f"{len(plan)} {flags.per_gpu} {flags.retries} {len(self._slots)}"
+        at_once = min(len(queue), len(self._slots))
+        numbers = f"{len(plan)} {flags.per_gpu} {flags.retries} {at_once}"
         options = f"{numbers} {'1' if flags.fail_fast else ''}\n"
         places = "".join(f"{s.device}\t{s.lock}\t{s.place}\n" for s in self._slots)
         for name, text in (("options", options), ("slots", places), ("plan", "".join(plan))):

@@ -3,8 +3,8 @@
 Both slow the loop, so they are for `--profile` alone.
 """
 
-import os
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -87,7 +87,7 @@ class Read(NamedTuple):
 
 
 class Reads:
-    """The places where the host waits for a tensor's value: how often, and for how many seconds.
+    """The places where this thread waits for a tensor's value: how often, for how many seconds.
 
     On a CUDA GPU, also where torch itself says that it waits. Source:
     docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
@@ -97,6 +97,7 @@ class Reads:
         self.seconds: defaultdict[Read, list[float]] = defaultdict(list)
         self._cuda = device.type == "cuda"
         self._within = False
+        self._thread = threading.get_ident()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -106,7 +107,7 @@ class Reads:
         if self._cuda:
             self._stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("always")
-            warnings.showwarning = self._warned
+            self._show, warnings.showwarning = warnings.showwarning, self._warned
             torch.cuda.set_sync_debug_mode("warn")
             self._stack.callback(torch.cuda.set_sync_debug_mode, "default")
         return self
@@ -121,7 +122,7 @@ class Reads:
 
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def read(*args: Any, **kwargs: Any) -> Any:
-            if self._within:
+            if self._within or threading.get_ident() != self._thread:
                 return method(*args, **kwargs)
             begun, self._within = time.perf_counter(), True
             try:
@@ -132,8 +133,10 @@ class Reads:
 
         return read
 
-    def _warned(self, message: Warning | str, *_: object, **__: object) -> None:
-        if "synchronizing" in str(message) and not self._within:
+    def _warned(self, message: Warning | str, *about: Any, **more: Any) -> None:
+        if "synchronizing" not in str(message):
+            self._show(message, *about, **more)
+        elif not self._within and threading.get_ident() == self._thread:
             self.seconds[Read(_place(), "waits for the GPU")].append(0.0)
 
 
@@ -193,6 +196,8 @@ def frame_outside() -> FrameType:
 def _place() -> str:
     """The line of the project's code that is running: `run.py:120`."""
     for frame in reversed(traceback.extract_stack()):
-        if frame.filename.startswith(str(CODE)) and frame.filename != __file__:
-            return f"{os.path.relpath(frame.filename, CODE)}:{frame.lineno}"
+        file = Path(frame.filename)
+        of_project = file.is_relative_to(CODE) and "site-packages" not in file.parts
+        if of_project and frame.filename != __file__:
+            return f"{file.relative_to(CODE)}:{frame.lineno}"
     return "elsewhere"

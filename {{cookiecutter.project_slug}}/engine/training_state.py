@@ -170,14 +170,18 @@ class Writer:
         self._tasks.append(self._thread.submit(task))
 
     def write(self, path: Path, content: dict[str, Any], previous: Path | None = None) -> None:
-        """Have a checkpoint written; see `checkpoints.save`."""
+        """Have a checkpoint written; see `checkpoints.save`. Weights that are not finite are not
+        written, and raise JobError the next time that something is."""
         self._finished()
         self._waiting[path] = content, previous
         self.act(partial(self._write_newest, path))
 
     def _write_newest(self, path: Path) -> None:
         if path in self._waiting:
-            checkpoints.save(path, *self._waiting.pop(path))
+            content, previous = self._waiting.pop(path)
+            if bad := [name for name, w in content["model"].items() if not w.isfinite().all()]:
+                raise JobError(f"the weights are no longer finite ({bad[0]}); lower --lr")
+            checkpoints.save(path, content, previous)
 
     def _finished(self) -> None:
         for task in self._tasks:

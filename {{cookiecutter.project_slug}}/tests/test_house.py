@@ -19,7 +19,12 @@ CODE = [
     for pattern in ("*.py", "*.sh")
     for path in (PROJECT / folder).glob(pattern)
 ]
-ALONE = {"mlflow": {"store", "reading"}, "matplotlib": {"figures"}, "tqdm": {"progress"}}
+ALONE = {
+    "mlflow": {"store", "reading"},
+    "matplotlib": {"figures"},
+    "tqdm": {"progress"},
+    "pynvml": {"counters"},
+}
 """Libraries that only these rooms import."""
 
 

@@ -173,12 +173,12 @@ def test_torchs_own_random_numbers_are_left_alone(kind):
 @pytest.mark.parametrize(
     ("dataset", "free", "kind"),
     [
-        (ONE_BY_ONE, 400, loaders.Resident),
-        (ONE_BY_ONE, 399, loaders.Workers),
+        (OneByOne(), 3600, loaders.Resident),
+        (OneByOne(), 3599, loaders.Workers),
         (EXAMPLES, 0, loaders.Resident),  # in the CPU's memory already
     ],
 )
-def test_auto_keeps_100_bytes_on_a_device_that_has_400(monkeypatch, dataset, free, kind):
+def test_auto_keeps_900_bytes_on_a_device_that_has_3600(monkeypatch, dataset, free, kind):
     monkeypatch.setattr(loaders, "free_memory", lambda _device: free)
     assert isinstance(make(kind="auto", dataset=dataset), kind)
 

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import run
-from engine import cli, devices, journal, meters
+from engine import cli, compilation, devices, journal, meters
 from engine.job import Job, JobError
 from engine.meters import Stopwatch, TrainMeter
 from engine.precision import Precision
@@ -55,6 +55,7 @@ def train(tmp_path, context, *flags):
     return [point for point in points(job.folder) if len(point) == 3]
 
 
+OPTIONS = ("--clip-norm", "0.1", "--ema", "0.9", "--label-smoothing", "0.1")
 STEPS = 5 * 6  # 1,294 examples, in batches of 256
 
 
@@ -86,23 +87,35 @@ def no_waiting():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.fixture
+def at_once(monkeypatch):
+    """Blocks of numbers leave the device after every step."""
+    monkeypatch.setattr(meters, "INTERVAL", 0)
+
+
 @pytest.mark.parametrize("loader", ["resident", "workers"])
 @pytest.mark.parametrize("optimizer", WORDS["optimizer"])
-def test_steps_never_read_the_device(tmp_path, monkeypatch, optimizer, loader):
-    monkeypatch.setattr(meters, "INTERVAL", 0)  # blocks leave after every step
+def test_steps_never_read_the_device(tmp_path, at_once, optimizer, loader):
     flags = ("--device", "cpu", "--optimizer", optimizer, "--loader", loader, "--workers", "0")
-    more = ("--clip-norm", "0.1", "--ema", "0.9", "--label-smoothing", "0.1", "--eval-beside")
-    assert len(train(tmp_path, no_reading, *flags, *more)) == STEPS
+    assert len(train(tmp_path, no_reading, *flags, *OPTIONS, "--eval-beside")) == STEPS
+
+
+@pytest.mark.parametrize("read", ["item", "tolist", "__bool__", "numpy"])
+def test_a_step_that_reads_is_caught(tmp_path, monkeypatch, read):
+    monkeypatch.setattr(run.Progress, "step", lambda _: getattr(torch.ones(1), read)())
+    with pytest.raises(AssertionError, match="a step read a tensor"):
+        train(tmp_path, no_reading, "--device", "cpu", "--model", "mlp")
 
 
 @pytest.mark.slow
 def test_compiled_once_for_all_epochs_and_for_the_next_job(tmp_path, monkeypatch):
-    """Though the last batch is smaller, and each epoch is evaluated."""
+    """Though each last batch is smaller, and each epoch is evaluated, by two copies in turn."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    flags = ("--device", "cpu", "--model", "mlp", "--compile", "on")
+    flags = ("--device", "cpu", "--model", "mlp", "--compile", "on", "--val-fraction", "0.5")
     refuse = lambda: torch.compiler.set_stance("fail_on_recompile")  # noqa: E731
-    assert len(train(tmp_path, refuse, *flags)) == STEPS
-    assert counters["stats"]["unique_graphs"] == 1  # 144 examples to evaluate on: no whole batch
+    train(tmp_path, refuse, *flags, "--ema", "0.9", "--eval-beside", "2")
+    assert compilation.events == []
+    assert counters["stats"]["unique_graphs"] in (2, 3)  # to train; to evaluate, by two threads
     assert not cached()
     torch._dynamo.reset()  # as in another process
     train(tmp_path, nullcontext, *flags, "--seed", "1")
@@ -115,10 +128,11 @@ def cached():
 
 
 @needs_gpu
+@pytest.mark.parametrize("loader", ["resident", "workers"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
-def test_steps_never_wait_for_the_gpu(tmp_path, precision):
-    flags = ("--device", "cuda", "--precision", precision, "--loader", "resident")
-    assert len(train(tmp_path, no_waiting, *flags)) == STEPS
+def test_steps_never_wait_for_the_gpu(tmp_path, at_once, precision, loader):
+    flags = ("--device", "cuda", "--precision", precision, "--loader", loader, "--workers", "1")
+    assert len(train(tmp_path, no_waiting, *flags, *OPTIONS)) == STEPS
 
 
 @needs_gpu

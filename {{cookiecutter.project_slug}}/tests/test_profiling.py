@@ -98,9 +98,9 @@ def test_a_job_with_too_few_steps_says_so(caplog: pytest.LogCaptureFixture) -> N
     job = Job(cli.parse(run.Settings, ["--profile", "50"]))
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
-    profile = Profile(job, [], model, optimizer, Precision("fp32", torch.device("cpu")))
     log.addHandler(caplog.handler)
-    assert list(profile.steps(iter(range(21)))) == list(range(21))
-    profile.close()
+    with Profile(job, [], model, optimizer, Precision("fp32", torch.device("cpu"))) as profile:
+        batches = [(torch.zeros(2), number) for number in range(21)]
+        assert list(profile.steps(iter(batches))) == batches
     log.removeHandler(caplog.handler)
     assert caplog.messages == ["--profile: needs 110 steps, the job had 21"]

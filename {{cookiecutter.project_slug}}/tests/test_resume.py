@@ -186,6 +186,24 @@ def test_twice_and_between_saves_by_time(train):
     assert not (folder / "previous.pt").exists()  # a finished job needs but one
 
 
+def test_weights_that_are_not_finite_are_in_no_checkpoint(train, monkeypatch):
+    """Not even if it was the gradient alone that was not."""
+    update = run.Average.update
+    steps = []
+
+    def spoil(average):
+        steps.append(update(average))
+        if len(steps) == 9:
+            for parameter in average.model.parameters():
+                parameter.data.fill_(torch.inf)
+
+    monkeypatch.setattr(run.Average, "update", spoil)
+    with pytest.raises(JobError, match=r"not finite|no longer finite"):
+        train("parts", "--checkpoint-minutes", "1e-9")
+    monkeypatch.undo()
+    assert content(train("parts")) == content(train("whole"))
+
+
 def test_a_point_that_was_written_is_not_written_again(train):
     """Killed after its last checkpoint, a job does steps over again that are in the journal."""
     whole = train("whole")

@@ -17,6 +17,7 @@ from engine.schedules import PLATEAU_EPOCHS, Schedule
 from engine.settings import JobSettings, SettingsError
 
 CPU = torch.device("cpu")
+NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
 WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}
 
 
@@ -88,9 +89,26 @@ def test_the_norm_of_all_gradients_together_is_cut():
     for limit, norm in ((0.0, 20.0), (50.0, 20.0), (5.0, 5.0)):
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 10.0)  # 4 numbers, of norm 20
-        optimizers.clip(optimizer, torch.amp.GradScaler("cpu", enabled=False), limit)
+        optimizers.guard(optimizer, NO_SCALER, torch.tensor(1.0), limit)
         grads = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         assert grads.norm().item() == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize("name", WORDS["optimizer"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_spoils_no_weight(name, clip_norm, bad):
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = optimizers.make(nn.ParameterList([weight]), name, lr=0.1, weight_decay=0.0)
+    for factor in (1.0, bad, 1.0):
+        before = weight.detach().clone()
+        loss = (weight * factor).sum()
+        loss.backward()
+        optimizers.guard(optimizer, NO_SCALER, loss, clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(weight.detach(), before) is not math.isfinite(factor)
+        assert weight.isfinite().all()
 
 
 @pytest.mark.parametrize("buffers", [False, True])
@@ -130,6 +148,25 @@ def test_only_matrices_and_kernels_decay(name):
         assert new.norm() <= old.norm()
     assert optimizer.defaults.get("nesterov", False) is (name == "sgd")
     assert optimizer.defaults.get("momentum", 0) == (0.9 if name == "sgd" else 0)
+
+
+def test_what_slows_compiled_code_is_told_in_a_line_with_its_place(monkeypatch):
+    def broken(x):
+        print("not to be compiled")
+        return x * 2
+
+    monkeypatch.setattr(compilation, "events", told := [])
+    make = compilation.compiler("on", CPU, 1, 3)
+    torch.compile(broken, backend="eager")(torch.ones(3))
+    torch.compile(lambda x: x + 1, backend="eager", dynamic=False)(torch.ones(4))
+    grows = torch.compile(lambda x: x - 1, backend="eager", dynamic=False)
+    grows(torch.ones(4)), grows(torch.ones(5))
+    assert isinstance(make(nn.Linear(1, 1)), compilation.Compiled)
+    (break_line, recompile_line) = told
+    place = f"{__file__}:{broken.__code__.co_firstlineno + 1}"
+    assert break_line.startswith(f"Graph break in user code at {place}: Graph Break Reason: ")
+    assert recompile_line.startswith("Recompiling function <lambda> in ")
+    assert recompile_line.endswith("size mismatch at index 0. expected 4, actual 5")
 
 
 @pytest.mark.parametrize("name", ["fp16", "tf32"])
