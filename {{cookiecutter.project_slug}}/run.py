@@ -130,7 +130,7 @@ def train(
                     logits = forward(inputs)
                     loss = loss_of(logits, labels, label_smoothing=settings.label_smoothing)
                 scaler.scale(loss).backward()
-                optimizers.guard(optimizer, scaler, loss, settings.clip_norm)
+                optimizers.clip(optimizer, scaler, settings.clip_norm)
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()

@@ -2,7 +2,8 @@
 
 `runs/<id>/` holds plain files: `settings.json`, `changes.diff` (of the code, against its commit),
 `log.txt`, `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints),
-`lock`, `sent.json` (how far the courier has come) and `outcome.json`, which is written last.
+`profile.txt`, `profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the
+courier has come) and `outcome.json`, which is written last.
 
 The lock is held by the process that trains, so a job has one owner on this disk and a dead owner is
 known at once. The folder's `owner` word, kept in the lock file, says in the tracking store which
