@@ -2,7 +2,7 @@
 
 They are gathered there as the steps make them. By time they are brought together in a block, which
 is copied to pinned memory while training goes on, and read when the copy is done. So a step never
-waits for the device, and a loss that is not finite is found soon, not at once: before any checkpoint
+waits for the device, and a loss that is not finite is found soon, not at once: before a checkpoint
 is made, which holds finite weights alone (training_state.py).
 """
 
