@@ -1,7 +1,7 @@
 """The loops of steps.py: `loops.py WAY EPOCHS`, in a project whose network and data all use.
 
 Prints, epoch by epoch but for the first, a step's time as a ratio to that of the loop by hand. The
-two take turns, an epoch each, in one process.
+two take turns in one process: of 50 steps each where it can be done, else of an epoch.
 """
 
 import json
@@ -28,6 +28,9 @@ from torch.utils.data import DataLoader, TensorDataset
 warnings.filterwarnings("ignore")
 CPU = torch.device("cpu")
 BATCH = 64
+TURN = 50
+"""Steps of a turn."""
+
 FEW = 200
 """Steps of an epoch where a step takes many times as long."""
 
@@ -39,22 +42,29 @@ Log = Callable[[Tensor, int], object]
 
 
 class Turns:
-    """Epochs in turn: after each of a loop's, one of the loop by hand."""
+    """A loop and the loop by hand in turn, so many steps each; `ratios` is an epoch's time to that
+    of as many steps by hand, epoch by epoch."""
 
     def __init__(self, epochs: int, clip: bool) -> None:
         self.ratios: list[float] = []
         self.epochs = epochs
         self._by_hand = by_hand(clip)
+        self._own = self._other = 0.0
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """The loop takes its turn."""
         self._begun = time.perf_counter()
 
     def end(self, steps: int) -> None:
-        """It had so many steps."""
-        own = (time.perf_counter() - self._begun) / steps
-        with torch.enable_grad():  # run.py's epoch ends where it begins to evaluate
-            self.ratios.append(own / next(self._by_hand))
+        """It has taken so many steps; now the loop by hand takes as many."""
+        self._own += time.perf_counter() - self._begun
+        with torch.enable_grad():
+            self._other += sum(next(self._by_hand) for _ in range(steps // TURN)) * TURN
+
+    def end_epoch(self) -> None:
+        """An epoch is over."""
+        self.ratios.append(self._own / self._other)
+        self._own = self._other = 0.0
 
 
 def parts() -> tuple[nn.Module, Tensor, Tensor]:
@@ -66,48 +76,52 @@ def parts() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def by_hand(clip: bool = False, log: Log | None = None) -> Iterator[float]:
-    """A loop with nothing around it; seconds of a step, epoch after epoch."""
+    """A loop with nothing around it; seconds of a step, every so many steps."""
     model, images, labels = parts()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     step = 0
     while True:
-        begun = time.perf_counter()
-        batches = torch.randperm(len(images)).split(BATCH)[: FEW if log else None]
-        for batch in batches:
-            loss = cross_entropy(model(images[batch]), labels[batch])
-            loss.backward()
-            if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            if log:
-                log(loss, step)
-        yield (time.perf_counter() - begun) / len(batches)
+        batches = torch.randperm(len(images)).split(BATCH)
+        for first in range(0, len(batches) - TURN, TURN):
+            begun = time.perf_counter()
+            for batch in batches[first : first + TURN]:
+                loss = cross_entropy(model(images[batch]), labels[batch])
+                loss.backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                step += 1
+                if log:
+                    log(loss, step)
+            yield (time.perf_counter() - begun) / TURN
 
 
 def ours(turns: Turns, *flags: str) -> None:
     """run.py's own loop in a job, with its courier and its store."""
 
-    class Timed:
-        """Batches of which an epoch's first begins a turn, or ends it."""
+    class InTurn:
+        """Training batches; every so many of them the loop by hand has its turn."""
 
-        def __init__(self, batches: Batches, note: Callable[[], None]) -> None:
-            self.batches, self.note, self.examples = batches, note, batches.examples
+        def __init__(self, batches: Batches) -> None:
+            self.batches, self.examples = batches, batches.examples
 
         def __len__(self) -> int:
             return len(self.batches)
 
         def epoch(self, *where: int) -> Iterator[tuple[Tensor, Tensor]]:
-            self.note()
-            return self.batches.epoch(*where)
+            turns.begin()
+            for number, batch in enumerate(self.batches.epoch(*where), start=1):
+                yield batch
+                if number % TURN == 0:
+                    turns.end(TURN)
+                    turns.begin()
+            turns.end_epoch()
 
     def main(job: Job[run.Settings]) -> dict[str, float]:
         streams, precision = GlobalStreams(0, CPU), Precision("fp32", CPU)
         train, val, _, model = run.load(job.settings, CPU)
-        end = lambda: turns.end(len(train))  # noqa: E731
-        parts = Timed(train, turns.begin), Timed(val, end), model, precision, streams
-        return {"best_epoch": run.train(job, *parts)}
+        return {"best_epoch": run.train(job, InTurn(train), val, model, precision, streams)}
 
     words = [*JOB, *flags, "--epochs", str(turns.epochs)]
     assert OneJob(cli.parse(run.Settings, words)).run(lambda _: None, main) == 0
@@ -126,8 +140,10 @@ def mlflow(turns: Turns, synchronous: bool) -> None:
     )
     for _ in range(turns.epochs):
         turns.begin()
-        next(loop)
+        for _ in range(FEW // TURN):
+            next(loop)
         turns.end(FEW)
+        turns.end_epoch()
         mlflow.flush_async_logging()
 
 
@@ -148,6 +164,7 @@ def accelerate(turns: Turns) -> None:
             optimizer.step()
             optimizer.zero_grad()
         turns.end(len(loader))
+        turns.end_epoch()
 
 
 def lightning(turns: Turns, logger: str = "") -> None:
@@ -179,6 +196,7 @@ def lightning(turns: Turns, logger: str = "") -> None:
 
         def on_train_epoch_end(self) -> None:
             turns.end(steps)
+            turns.end_epoch()
 
     uri = os.environ["MLFLOW_TRACKING_URI"]
     loggers = {

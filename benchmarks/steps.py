@@ -5,7 +5,7 @@
 
 A network so small that the host is all there is to wait for: 64 → 128 → 10, batches of 64 from
 memory, fused Adam, one thread. Every way (loops.py) trains the same network on the same data in a
-process of its own, an epoch in turn with an epoch of the loop by hand.
+process of its own, in turn with the loop by hand.
 """
 
 import argparse
@@ -72,8 +72,8 @@ def main() -> None:
         ]
     about = (
         f"{machine('torch', 'mlflow', 'lightning', 'accelerate')}; one thread; n = {len(rounds)} "
-        "rounds, all ways in turn. Each is a process in which its epochs take turns with those of "
-        "a loop by hand; the ratio of a step's time to that loop's is the median over the "
+        "rounds, all ways in turn. Each is a process in which it takes turns with a loop by hand: "
+        "run.py every 50 steps, the others every epoch. The ratio of a step's time to that loop's is the median over the "
         f"process's {arguments.epochs} epochs but the first (3 where MLflow is called in each "
         "step), here over the rounds: median (least to most). All have the same network, data and "
         "fused Adam; the loop by hand clips where run.py does. `python benchmarks/steps.py` makes "
