@@ -73,7 +73,8 @@ def main() -> None:
     about = (
         f"{machine('torch', 'mlflow', 'lightning', 'accelerate')}; one thread; n = {len(rounds)} "
         "rounds, all ways in turn. Each is a process in which it takes turns with a loop by hand: "
-        "run.py every 50 steps, the others every epoch. The ratio of a step's time to that loop's is the median over the "
+        "run.py every 50 steps, the others every epoch. The ratio of a step's time to that loop's "
+        "is the median over the "
         f"process's {arguments.epochs} epochs but the first (3 where MLflow is called in each "
         "step), here over the rounds: median (least to most). All have the same network, data and "
         "fused Adam; the loop by hand clips where run.py does. `python benchmarks/steps.py` makes "

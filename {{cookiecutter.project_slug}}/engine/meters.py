@@ -25,7 +25,10 @@ POINTS = 1000
 """Points that `auto` aims at for a training curve."""
 
 BLOCK = 256
-"""Points, and steps, whose numbers wait on the device at most."""
+"""Points that wait on the device at most."""
+
+GUESSES = 2**20
+"""Logits that wait there at most, to see which are right: of one step if they are more."""
 
 INTERVAL = 1.0
 """Seconds between two blocks."""
@@ -49,7 +52,7 @@ class TrainMeter(Stateful):
         self._correct = torch.zeros((), dtype=torch.int64, device=device)
         self._labels = 0
         self._ended = False
-        self._right: list[Tensor] = []
+        self._guesses: list[tuple[Tensor, Tensor]] = []
         self._block = _Block(device)
         self.steps = self._in_mean = 0
         self._lr = 0.0
@@ -63,15 +66,15 @@ class TrainMeter(Stateful):
         if self._ended:
             self._begin_epoch()
         self._loss = self._loss + loss.detach() if self._in_mean else loss.detach()
-        self._right.append(logits.argmax(-1) == labels)
-        self._labels += labels.numel()
+        self._guesses.append((logits.detach(), labels))
         self.steps += 1
         self._in_mean += 1
         self._lr = lr
         if self._in_mean == self._every:
             self._add_point()
-        due = self._block.full or len(self._right) == BLOCK
-        if due or time.monotonic() - self._last_block > INTERVAL:
+        if logits.numel() * len(self._guesses) > GUESSES:
+            self._count()
+        if self._block.full or time.monotonic() - self._last_block > INTERVAL:
             self._count()
             self._write(self._block.exchange(wait=self._block.full))
             self._last_block = time.monotonic()
@@ -109,10 +112,14 @@ class TrainMeter(Stateful):
         self._ended = False
 
     def _count(self) -> None:
-        """Bring together what was right in the steps since the last time."""
-        if self._right:
-            self._correct += torch.cat([right.flatten() for right in self._right]).sum()
-            self._right = []
+        """See which guesses were right, of many steps at once."""
+        if self._guesses:
+            logits, labels = zip(*self._guesses, strict=True)
+            true = torch.cat([part.flatten() for part in labels])
+            guessed = torch.cat([part.flatten(0, -2) for part in logits]).argmax(-1)
+            self._correct += (guessed == true).sum()
+            self._labels += len(true)
+            self._guesses = []
 
     def _add_point(self) -> None:
         self._block.add(self._loss, (self.steps, now(), self._lr, self._in_mean))
