@@ -71,9 +71,7 @@ class _OneLine(logging.Handler):
         first, *rest = (line.strip() for line in record.getMessage().splitlines())
         if first.startswith("Recompiling"):
             failed = [line for line in rest if line.startswith("- ")]
-            reasons = [
-                line for line in failed if "grad_mode" not in line and ".training" not in line
-            ]
+            reasons = [line for line in failed if not any(word in line for word in EXPECTED)]
         else:
             reasons = [line for line in rest if line.startswith("Graph Break Reason: ")]
         if reasons and "duplicate" not in first:

@@ -30,6 +30,10 @@ from engine.splits import fetch
 RESIDENT_SHARE = 0.25
 """`auto` keeps examples on the device if they take no more than this share of its free memory."""
 
+GATHERED = 2**22
+"""Bytes of the batches that are picked at once from what lies on the device: small ones cost less
+together than each by itself."""
+
 MOST_WORKERS = 8
 """More reading processes than this mostly get in each other's way at the disk."""
 
@@ -92,13 +96,17 @@ class Resident(Batches):
     def __init__(self, dataset: Dataset[Any], order: Order, device: torch.device) -> None:
         super().__init__(order, device)
         self._inputs, self._labels = _on_device(dataset, device)
+        batch = order.batch_size * max(1, self._inputs[:1].nbytes)
+        self._at_once = order.batch_size * max(1, GATHERED // batch)
 
     def epoch(self, number: int = 0, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch, picked by index."""
-        cuda = self._device.type == "cuda"
+        cuda, size = self._device.type == "cuda", self._order.batch_size
         indices = self._order.epoch(number).to(self._device, non_blocking=cuda)
-        for batch in indices.split(self._order.batch_size)[done:]:
-            yield self._inputs[batch], self._labels[batch]
+        for several in indices[done * size :].split(self._at_once):
+            inputs = self._inputs.index_select(0, several)
+            labels = self._labels.index_select(0, several)
+            yield from zip(inputs.split(size), labels.split(size), strict=True)
 
 
 class Workers(Batches):
