@@ -103,7 +103,8 @@ class Resident(Batches):
         """The batches of one epoch, picked by index."""
         cuda, size = self._device.type == "cuda", self._order.batch_size
         indices = self._order.epoch(number).to(self._device, non_blocking=cuda)
-        for several in indices[done * size :].split(self._at_once):
+        for first in range(done * size, len(indices), self._at_once):
+            several = indices[first : first + self._at_once]
             inputs = self._inputs.index_select(0, several)
             labels = self._labels.index_select(0, several)
             yield from zip(inputs.split(size), labels.split(size), strict=True)
