@@ -110,6 +110,7 @@ def ours(turns: Turns, *flags: str) -> None:
             return len(self.batches)
 
         def epoch(self, *where: int) -> Iterator[tuple[Tensor, Tensor]]:
+            """The batches of an epoch, with those turns between them."""
             turns.begin()
             for number, batch in enumerate(self.batches.epoch(*where), start=1):
                 yield batch

@@ -49,10 +49,10 @@ class Compiled(nn.Module):
         self._batch_size = batch_size
         self._compiled = torch.compile(model.forward, dynamic=False)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:
         """What the model makes of a batch (B, ...)."""
-        whole = len(images) == self._batch_size
-        result: Tensor = self._compiled(images) if whole else self.model(images)
+        whole = len(inputs) == self._batch_size
+        result: Tensor = self._compiled(inputs) if whole else self.model(inputs)
         return result
 
 
@@ -64,10 +64,14 @@ events: list[str] = []
 """What slowed compiled code down, each in one line."""
 
 
-class _OneLine(logging.Handler):
+class _EventLog(logging.Handler):
     """Tells of each event in one line of the job's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Add what torch says: what happened and where in its first line, why in one of the rest.
+
+        Of a graph break that comes again torch says so; it was told already.
+        """
         first, *rest = (line.strip() for line in record.getMessage().splitlines())
         if first.startswith("Recompiling"):
             failed = [line for line in rest if line.startswith("- ")]
@@ -84,4 +88,4 @@ def _listen() -> None:
     torch._logging.set_logs(**dict.fromkeys(EVENTS, True))  # type: ignore
     for name in EVENTS.values():
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [_OneLine()], False
+        logger.handlers, logger.propagate = [_EventLog()], False

@@ -65,10 +65,8 @@ class Evaluations:
         self._own = _Copy(model, compile(model), None)
         device = next(model.parameters()).device
         self._cuda = device.type == "cuda"
-        begin = (
-            partial(torch.cuda.set_device, device) if self._cuda else None
-        )  # a thread has its own
-        self._threads = ThreadPoolExecutor(max(1, at_once), "evaluation", initializer=begin)
+        use = partial(torch.cuda.set_device, device) if self._cuda else None  # each thread anew
+        self._threads = ThreadPoolExecutor(max(1, at_once), "evaluation", initializer=use)
         self._spare: list[_Copy] = []
         self._pending: deque[_Evaluation] = deque()
 

@@ -122,6 +122,7 @@ class Reads:
 
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def read(*args: Any, **kwargs: Any) -> Any:
+            """The method; what it calls of its own kind is part of it."""
             if self._within or threading.get_ident() != self._thread:
                 return method(*args, **kwargs)
             begun, self._within = time.perf_counter(), True
