@@ -109,13 +109,13 @@ def test_a_step_that_reads_is_caught(tmp_path, monkeypatch, read):
 
 @pytest.mark.slow
 def test_compiled_once_for_all_epochs_and_for_the_next_job(tmp_path, monkeypatch):
-    """Though each last batch is smaller, and each epoch is evaluated, by two copies in turn."""
+    """Though each last batch is smaller, and each epoch is evaluated, by another thread."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     flags = ("--device", "cpu", "--model", "mlp", "--compile", "on", "--val-fraction", "0.5")
     refuse = lambda: torch.compiler.set_stance("fail_on_recompile")  # noqa: E731
-    train(tmp_path, refuse, *flags, "--ema", "0.9", "--eval-beside", "2")
+    train(tmp_path, refuse, *flags, "--ema", "0.9", "--eval-beside")
     assert compilation.events == []
-    assert counters["stats"]["unique_graphs"] in (2, 3)  # to train; to evaluate, by two threads
+    assert counters["stats"]["unique_graphs"] == 2  # to train, to evaluate
     before = cached()
     torch._dynamo.reset()  # as in another process
     train(tmp_path, nullcontext, *flags, "--seed", "1")
