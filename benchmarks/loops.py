@@ -7,10 +7,13 @@ two take turns in one process: of 50 steps each where it can be done, else of an
 import json
 import logging
 import os
+import pty
+import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import run
@@ -34,7 +37,7 @@ TURN = 50
 FEW = 200
 """Steps of an epoch where a step takes many times as long."""
 
-JOB = ["--model", "small", "--dataset", "random", "--val-fraction", "0.03", "--quiet", "--force"]
+JOB = ["--model", "small", "--dataset", "random", "--val-fraction", "0.03", "--force"]
 EVERY = ["--log-every", "1"]
 ALL = ["--clip-norm", "1", "--ema", "0.999", "--schedule", "cosine", "--patience", "50"]
 OFTEN = ["--checkpoint-minutes", "0.05"]
@@ -125,7 +128,18 @@ def ours(turns: Turns, *flags: str) -> None:
         return {"best_epoch": run.train(job, InTurn(train), val, model, precision, streams)}
 
     words = [*JOB, *flags, "--epochs", str(turns.epochs)]
-    assert OneJob(cli.parse(run.Settings, words)).run(lambda _: None, main) == 0
+    with terminal():
+        assert OneJob(cli.parse(run.Settings, words)).run(lambda _: None, main) == 0
+
+
+@contextmanager
+def terminal() -> Iterator[None]:
+    """Print to a terminal, which a progress bar asks for; another process reads it."""
+    reading, writing = pty.openpty()
+    with subprocess.Popen(["cat"], stdin=reading, stdout=subprocess.DEVNULL) as reader:
+        with os.fdopen(writing, "w") as screen, redirect_stdout(screen):
+            yield
+        reader.terminate()
 
 
 def mlflow(turns: Turns, synchronous: bool) -> None:

@@ -37,7 +37,7 @@ def _random(_root: Path, _size: int | None) -> Source:
 DATASETS["random"] = _random
 """
 WAYS = {
-    "ours": "run.py: its loader, every step's loss logged",
+    "ours": "run.py: its loader, its progress bar, every step's loss logged",
     "ours-all": "run.py: also clipping, EMA, schedule, early stopping, a checkpoint every 3 s",
     "accelerate": "Accelerate, nothing logged",
     "lightning": "Lightning, barebones",
