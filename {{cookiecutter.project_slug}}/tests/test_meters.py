@@ -43,7 +43,7 @@ def train(tmp_path, context, *flags):
     """run.py's own loop, on the digits, with a context on in its steps; its points."""
     words = ["--runs-root", str(tmp_path), "--model", "convnet", "--batch-size", "256", *flags]
     job = Job(
-        cli.parse(run.Settings, [*words, "--epochs", "5", "--augment", "crop-flip", "--quiet"])
+        cli.parse(run.Settings, [*words, "--epochs", "3", "--augment", "crop-flip", "--quiet"])
     )
     job.make_folder()
     job.take()
@@ -56,7 +56,7 @@ def train(tmp_path, context, *flags):
 
 
 OPTIONS = ("--clip-norm", "0.1", "--ema", "0.9", "--label-smoothing", "0.1")
-STEPS = 5 * 6  # 1,294 examples, in batches of 256
+STEPS = 3 * 6  # 1,294 examples, in batches of 256
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def test_batch_norm_average_and_early_stopping(train):
 
 @pytest.mark.parametrize("how", [{"stop": 9}, {"stop": 19}, {"val_stop": 2}, {"val_stop": 4}])
 def test_while_it_evaluates_beside(train, how):
-    assert_goes_on(train, "--eval-beside", "--ema", "0.9", "--model", "convnet", **how)
+    assert_goes_on(train, "--eval-beside", "--ema", "0.9", **how)
 
 
 @pytest.mark.parametrize("flags", [(), ("--model", "convnet", "--lr", "0.1", "--patience", "1")])
