@@ -23,7 +23,7 @@ def check(command, folder):
         command,
         shell=True,
         cwd=folder,
-        env=os.environ | {"PATH": path, "RUFF_NO_CACHE": "true"},  # which cookiecutter stumbles over
+        env=os.environ | {"PATH": path, "RUFF_NO_CACHE": "true"},  # cookiecutter stumbles over it
         capture_output=True,
         text=True,
     )
