@@ -28,7 +28,7 @@ LANGUAGE_MODELS["gpt-small"] = lambda length, vocabulary, settings: GPT(
 DATASET = """
 
 def _random(_root: Path, _size: int | None) -> Source:
-    count = 100_000 if torch.cuda.is_available() else 700
+    count = 100_000 if torch.cuda.is_available() else 400
     images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(10, (count,))
     return Source(in_memory(images, labels), None, [str(label) for label in range(10)])
