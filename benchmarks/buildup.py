@@ -3,7 +3,7 @@
     python benchmarks/buildup.py > benchmarks/buildup.md                # resnet18
     python benchmarks/buildup.py --gpt > benchmarks/buildup-gpt.md      # GPT-2's size, on a GPU
 
-Each setting is a job, `python run.py --profile 20`, and a loop by hand with the same options
+Each setting is a job, `python run.py --profile N`, and a loop by hand with the same options
 (by_hand.py), one after another in each round. On the CPU the networks are cut to a size that fits.
 """
 
@@ -69,7 +69,8 @@ def job(gpt: bool, gpu: bool) -> list[str]:
 
 def by_run_py(project: Path, words: list[str]) -> dict[str, float]:
     """Milliseconds a step, MFU in per cent and MiB at most, by the job's own profile."""
-    run(project, "run.py", *words, "--epochs", "1", "--profile", "20", "--force", "--quiet")
+    steps = "20" if torch.cuda.is_available() else "12"
+    run(project, "run.py", *words, "--epochs", "1", "--profile", steps, "--force", "--quiet")
     (path,) = project.glob("runs/*/profile.txt")
     report = path.read_text()
     shutil.rmtree(path.parent)
