@@ -96,6 +96,8 @@ def main() -> None:
     arguments = parser.parse_args()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     settings = ON_A_GPU if gpu else ON_THE_CPU
+    if not gpu and not arguments.gpt:
+        settings.pop("bf16")  # a dozen times as long, where a processor has no instructions for it
     base = job(arguments.gpt, bool(gpu))
     with tempfile.TemporaryDirectory() as folder:
         project = make(folder)
