@@ -154,7 +154,7 @@ def test_only_failed_and_fail_fast(lab: Lab) -> None:
     stopped = lab.sweep("--fail-fast")
     assert stopped.returncode == 1
     assert "because of --fail-fast" in stopped.stderr
-    assert [i.job for i in lab.intervals()] == [re.findall(r"\w{12}", stopped.stdout)[0]]
+    assert [i.job for i in lab.intervals()] == re.findall(r"status 1: job (\w{12})", stopped.stderr)
     again = lab.sweep("--only", "failed")
     assert again.returncode == 1
     assert counts(again.stdout.splitlines()[-1]) == [0, 1, 0, 1, 0]

@@ -111,6 +111,9 @@ def test_a_step_that_reads_is_caught(tmp_path, monkeypatch, read):
 def test_compiled_once_for_all_epochs_and_for_the_next_job(tmp_path, monkeypatch):
     """Though each last batch is smaller, and each epoch is evaluated, by another thread."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(compilation, "events", [])
+    torch._dynamo.reset()  # what other tests have compiled
+    counters.clear()
     flags = ("--device", "cpu", "--model", "mlp", "--compile", "on", "--val-fraction", "0.5")
     refuse = lambda: torch.compiler.set_stance("fail_on_recompile")  # noqa: E731
     train(tmp_path, refuse, *flags, "--ema", "0.9", "--eval-beside")

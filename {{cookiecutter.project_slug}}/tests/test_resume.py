@@ -127,7 +127,7 @@ def test_batch_norm_average_and_early_stopping(train):
     assert_goes_on(train, *flags, stop=8)
 
 
-@pytest.mark.parametrize("how", [{"stop": 9}, {"stop": 19}, {"val_stop": 2}, {"val_stop": 4}])
+@pytest.mark.parametrize("how", [{"stop": 9}, {"stop": 19}, {"val_stop": 2}, {"val_stop": 3}])
 def test_while_it_evaluates_beside(train, how):
     assert_goes_on(train, "--eval-beside", "--ema", "0.9", **how)
 
