@@ -55,6 +55,7 @@ class Watched:
     precision: str
     compiled: bool
     loader: str
+    beside: bool
     plain: float
     examples: int
     waiting: float
@@ -131,8 +132,9 @@ def advice(seen: Watched) -> Iterator[Advice]:
     if seen.compiling:
         text = "torch.compile starts again or gives up on some lines, named below: change those"
         yield Advice(seen.share("forward"), text)
+    beside = "" if seen.beside else "--eval-beside, or "
     for part, change in (
-        ("evaluation", "--eval-beside, or --val-fraction smaller"),
+        ("evaluation", f"{beside}--val-fraction smaller"),
         ("logging", "--log-every larger"),
         ("checkpoints", "--checkpoint-minutes larger"),
         ("augmentation", "--augment none, if it does not help"),

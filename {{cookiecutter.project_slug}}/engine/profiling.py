@@ -12,6 +12,7 @@ Source: docs.pytorch.org/docs/stable/profiler.html, .../torch_cuda_memory.html.
 """
 
 import linecache
+import os
 import resource
 import sys
 import time
@@ -120,6 +121,7 @@ class Profile:
             self._timed[-1] = last._replace(seconds=longer)
 
     def _begin(self) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # its own lines tell a user nothing
         kinds = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             kinds.append(ProfilerActivity.CUDA)
@@ -155,6 +157,7 @@ class Profile:
             precision=precision,
             compiled=isinstance(self._model, compilation.Compiled),
             loader=type(self._batches).__name__.lower(),
+            beside=self._job.settings.eval_beside > 0,
             plain=seconds,
             examples=sum(step.examples for step in plain),
             waiting=sum(step.waited for step in plain) / seconds,

@@ -17,6 +17,7 @@ CPU = Watched(
     precision="fp32",
     compiled=False,
     loader="workers",
+    beside=False,
     plain=2.0,
     examples=600,
     waiting=0.0,
@@ -54,6 +55,10 @@ def test_a_job_that_computes_all_the_time_is_advised_nothing(seen):
         (replace(CPU, reads=[Reading("run.py:7", "item", 10, 0.4)]), ["run.py:7 reads a tensor"]),
         (replace(CPU, reads=[Reading("run.py:7", "item", 1, 0.4)]), []),  # once an epoch
         (replace(CPU, lines=[Line("run.py:9", "", "evaluation", 2.0, 0.0)]), ["--eval-beside"]),
+        (
+            replace(CPU, beside=True, lines=[Line("run.py:9", "", "evaluation", 2.0, 0.0)]),
+            ["evaluation: --val-fraction smaller"],
+        ),
         (replace(CPU, compiling=["Graph break at run.py:3"]), ["torch.compile"]),
     ],
 )

@@ -57,6 +57,7 @@ def folder(project: Project) -> Path:
     assert done.returncode == 0, done.stderr
     (folder,) = project.root.glob("runs/*")
     assert f"profile: runs/{folder.name}/profile.txt\n" in done.stdout
+    assert "Profiler" not in done.stderr and "gpuGetDeviceCount" not in done.stderr
     return folder
 
 
