@@ -19,7 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from engine import checkpoints, provenance
 from engine.interruption import Interrupted
@@ -179,7 +181,7 @@ class Writer:
     def _write_newest(self, path: Path) -> None:
         if path in self._waiting:
             content, previous = self._waiting.pop(path)
-            if bad := [name for name, w in content["model"].items() if not w.isfinite().all()]:
+            if bad := [name for name, w in content["model"].items() if not _finite(w)]:
                 raise JobError(f"the weights are no longer finite ({bad[0]}); lower --lr")
             checkpoints.save(path, content, previous)
 
@@ -188,3 +190,9 @@ class Writer:
             if task.done():
                 task.result()
         self._tasks = [task for task in self._tasks if not task.done()]
+
+
+def _finite(weights: Tensor) -> bool:
+    """By NumPy: torch would start threads for it beside those that train, and GNU's OpenMP lets all
+    threads wait in a slower way once they are more than the cores (GOMP_SPINCOUNT)."""
+    return bool(np.isfinite(weights.float().numpy(force=True)).all())

@@ -2,6 +2,9 @@
 
 import math
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -14,7 +17,7 @@ from engine.ema import Average
 from engine.job import JobError
 from engine.precision import Precision
 from engine.schedules import PLATEAU_EPOCHS, Schedule
-from engine.settings import JobSettings, SettingsError
+from engine.settings import PROJECT, JobSettings, SettingsError
 
 CPU = torch.device("cpu")
 WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}
@@ -225,3 +228,27 @@ def test_failed_write_leaves_the_old_checkpoint_whole(tmp_path):
             checkpoints.save(path, {"model": torch.ones(1000), "hook": lambda: None})
     assert checkpoints.load(old, CPU) == {"epoch": 1}
     assert not new.exists()
+
+
+WRITING = """
+import sys, threading, torch
+from pathlib import Path
+from engine.training_state import Writer
+
+weights = torch.ones(10_000_000)
+before = weights.isfinite().all()  # training's own threads
+count = lambda: len(list(Path("/proc/self/task").iterdir()))
+alone = count()
+with Writer() as writer:
+    writer.write(Path(sys.argv[1]), {"model": {"w": weights, "half": weights.bfloat16()[:9]}})
+    writer.act(lambda: print(count() - alone))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_writing_a_checkpoint_starts_no_threads_beside_those_of_training(tmp_path):
+    env = os.environ | {"OMP_NUM_THREADS": "4"}
+    command = [sys.executable, "-c", WRITING, tmp_path / "last.pt"]
+    done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")  # the one that writes
+    assert (tmp_path / "last.pt").exists()
