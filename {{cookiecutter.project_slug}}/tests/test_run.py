@@ -165,7 +165,7 @@ def test_killed_it_is_marked_by_its_courier_and_goes_on_and_ends_in_order(projec
     wait_until(lambda: [status for _, status in project.runs(job_id)] == ["KILLED"])
     again = project.start(sys.executable, "run.py", *QUICK, *flags)
     assert begun(again) == job_id
-    assert [status for _, status in project.runs(job_id)] == ["RUNNING"]
+    wait_until(lambda: [status for _, status in project.runs(job_id)] == ["RUNNING"])
     os.killpg(again.pid, signal.SIGINT)  # what a terminal does: its loader's process gets it too
     _, err = again.communicate(timeout=120)
     assert again.returncode == 130
