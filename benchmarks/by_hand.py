@@ -22,7 +22,7 @@ def main() -> None:
     settings = cli.parse(Settings, sys.argv[1:])
     device = devices.choose("auto")
     torch.set_float32_matmul_precision("highest" if settings.precision == "fp32" else "high")
-    batches, _, _, model = load(settings, device)
+    batches, _, _, _, model = load(settings, device)
     forward = torch.compile(model, dynamic=False) if settings.compile == "on" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))

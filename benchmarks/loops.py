@@ -73,7 +73,7 @@ class Turns:
 def parts() -> tuple[nn.Module, Tensor, Tensor]:
     """The network, the images and the labels."""
     settings = run.Settings(model="small", dataset="random", val_fraction=0.03, loader="resident")
-    batches, _, _, model = run.load(settings, CPU)
+    batches, _, _, _, model = run.load(settings, CPU)
     images, labels = zip(*batches.epoch(0), strict=True)
     return model, torch.cat(images), torch.cat(labels)
 
@@ -124,7 +124,7 @@ def ours(turns: Turns, *flags: str) -> None:
 
     def main(job: Job[run.Settings]) -> dict[str, float]:
         streams, precision = GlobalStreams(0, CPU), Precision("fp32", CPU)
-        train, val, _, model = run.load(job.settings, CPU)
+        train, val, _, _, model = run.load(job.settings, CPU)
         return {"best_epoch": run.train(job, InTurn(train), val, model, precision, streams)}
 
     words = [*JOB, *flags, "--epochs", str(turns.epochs)]

@@ -60,7 +60,7 @@ from run import Settings, load
 from torch.nn.functional import cross_entropy
 
 settings = Settings(model="slow", dataset="slow", batch_size=4, loader="workers", workers=0)
-batches, _, _, model = load(settings, torch.device("cpu"))
+batches, _, _, _, model = load(settings, torch.device("cpu"))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 model.train()
 for epoch in range(3):

@@ -16,6 +16,7 @@ PACKAGES = {
     "torch",
     "torchvision",
     "mlflow",
+    "sqlalchemy",
     "numpy",
     "pandas",
     "scipy",

@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 
 import pytest
+from conftest import REPOSITORY
 
 KEPT = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # where the network has its own certificates
 
@@ -57,11 +58,11 @@ def test_twelve_jobs_are_finished_and_good(demo):
 def test_figures_are_there_and_everything_is_named(demo):
     folder, printed, _ = demo
     figures = folder / "demo" / "figures"
-    assert {figure.name for figure in figures.iterdir()} == {
-        f"{name}.{kind}"
-        for name in ("learning-curves", "accuracy-vs-lr")
-        for kind in ("pdf", "png")
+    names = {path.stem for path in (REPOSITORY / "docs" / "figures").iterdir()}
+    assert {path.name for path in figures.iterdir()} == {
+        f"{name}.{kind}" for name in names for kind in ("pdf", "png", "tex", "json")
     }
+    assert len(names) == 7
     end = printed.split("Done.")[1]
     for place in ("demo", "demo/figures", "demo/runs", "demo/mlflow.db"):
         assert f"{folder}/{place}" in end

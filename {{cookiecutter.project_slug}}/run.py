@@ -9,6 +9,7 @@ The same settings are the same job: its files lie in runs/<job id>/, its metrics
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,6 +49,7 @@ from engine.job import Job, as_line, log
 from engine.loaders import Batches
 from engine.meters import Stopwatch, TrainMeter
 from engine.precision import Precision, resolve
+from engine.predictions import Predictions
 from engine.profiling import Profile
 from engine.progress import Progress
 from engine.schedules import Schedule
@@ -63,15 +65,18 @@ def check(settings: Settings) -> None:
     networks.check(models, settings, source)
 
 
-def load(settings: Settings, device: torch.device) -> tuple[Batches, Batches, Batches, nn.Module]:
-    """The training, validation and test batches, and a model that fits them, on the device."""
+def load(
+    settings: Settings, device: torch.device
+) -> tuple[Batches, Batches, Batches, Sequence[str], nn.Module]:
+    """The training, validation and test batches, the names of the classes, and a model that fits
+    them, on the device."""
     source = data.load(settings.dataset, settings.data_root, settings.image_size)
     parts = split(source, settings.val_fraction, settings.split_seed)
     model = networks.make(models, settings, source, parts)
     how = (device, settings.batch_size, settings.loader, settings.workers)
     train_batches = loaders.make(parts.train, *how, seed=settings.seed)
     val_batches, test_batches = loaders.make(parts.val, *how), loaders.make(parts.test, *how)
-    return train_batches, val_batches, test_batches, model.to(device)
+    return train_batches, val_batches, test_batches, source.classes, model.to(device)
 
 
 def train(
@@ -171,6 +176,7 @@ def evaluate(
     precision: Precision,
     interruption: Interruption,
     model: nn.Module,
+    kept: Predictions | None = None,
 ) -> dict[str, float]:
     """Loss and accuracy over all labels; the device is read once, at the end."""
     model.eval()
@@ -178,21 +184,31 @@ def evaluate(
     for inputs, labels in interruption.between(batches.epoch()):
         with precision.autocast():
             logits = model(inputs)
+        guesses = logits.argmax(-1)
         totals[0] += loss_of(logits.float(), labels, reduction="sum")
-        totals[1] += (logits.argmax(-1) == labels).sum()
+        totals[1] += (guesses == labels).sum()
         count += labels.numel()
+        if kept:
+            kept.add(labels, guesses)
     loss, accuracy = (totals / count).tolist()
     return {f"{name}_loss": loss, f"{name}_accuracy": accuracy}
 
 
 def save(
-    job: Job[Settings], batches: Batches, model: nn.Module, best_epoch: int, precision: Precision
+    job: Job[Settings],
+    batches: Batches,
+    classes: Sequence[str],
+    model: nn.Module,
+    best_epoch: int,
+    precision: Precision,
 ) -> dict[str, float]:
     """Test the best weights, once, and write down the results."""
     best = checkpoints.load(job.folder / "best.pt", precision.device)
     model.load_state_dict(best["model"])
-    results = evaluate("test", batches, precision, job.interruption, model)
+    predictions = Predictions(job.folder)
+    results = evaluate("test", batches, precision, job.interruption, model, predictions)
     results["best_epoch"] = best_epoch
+    job.journal.files(predictions.save(classes))
     job.journal.metrics(best_epoch, results)
     return results
 
@@ -204,9 +220,9 @@ def main(job: Job[Settings]) -> dict[str, float]:
     streams = GlobalStreams(settings.seed, device)
     precision = Precision(settings.precision, device)
     job.journal.tags(devices.tags(device) | {"precision": precision.name})
-    train_batches, val_batches, test_batches, model = load(settings, device)
+    train_batches, val_batches, test_batches, classes, model = load(settings, device)
     best_epoch = train(job, train_batches, val_batches, model, precision, streams)
-    return save(job, test_batches, model, best_epoch, precision)
+    return save(job, test_batches, classes, model, best_epoch, precision)
 
 
 if __name__ == "__main__":

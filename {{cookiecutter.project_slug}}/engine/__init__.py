@@ -4,14 +4,15 @@ Floors, each importing only those below it (tests/test_house.py holds them to it
 
 3  a job from outside   launch, sync, sweep (with sweep.sh, queue.sh), search, slots, states,
                         snapshot, slurm (with slurm-job.sh), profiling, profile_report, tracing,
-                        flops
+                        flops, plotting
 2  the training loop    devices, precision, compilation, seeding, datasets, splits, loaders,
                         augmentation, classifiers, networks, optimizers, schedules, ema, evaluation,
-                        early_stopping, checkpoints, training_state, meters
+                        early_stopping, checkpoints, training_state, meters, predictions
 1  one library each     locks, interruption, job, journal, delivery, courier, store, reading,
-                        results (MLflow), counters (nvidia-ml-py), figures (matplotlib), progress
-                        (tqdm)
-0  settings             settings, cli, provenance (the standard library only)
+                        database, stored_jobs, results (MLflow and its database), counters
+                        (nvidia-ml-py), style, figures, plots, print_check, figure_files
+                        (matplotlib), statistics (SciPy), progress (tqdm)
+0  settings             settings, cli, provenance, venues (the standard library only)
 
 The scripts at the project's root stand on floor 4.
 """

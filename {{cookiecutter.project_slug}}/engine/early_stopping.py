@@ -2,7 +2,7 @@
 
 import math
 
-from engine.job import JobError
+from engine.job import Diverged
 from engine.training_state import Stateful
 
 
@@ -26,12 +26,12 @@ class EarlyStopping(Stateful):
     def improved(self, metrics: dict[str, float]) -> bool:
         """Take note of an epoch's metrics; whether it is the best so far.
 
-        Raises JobError if the metric is not finite.
+        Raises Diverged if the metric is not finite.
         """
         self.epoch += 1
         value = self._sign * metrics[self.monitor]
         if not math.isfinite(value):
-            raise JobError(f"{self.monitor} was not finite after epoch {self.epoch}; lower --lr")
+            raise Diverged(f"{self.monitor} was not finite after epoch {self.epoch}; lower --lr")
         if value <= self._best:
             return False
         self._best, self.best_epoch = value, self.epoch

@@ -2,8 +2,9 @@
 
 `runs/<id>/` holds plain files: `settings.json`, `changes.diff` (of the code, against its commit),
 `log.txt`, `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints),
-`profile.txt`, `profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the
-courier has come) and `outcome.json`, which is written last.
+`predictions.npz` (what the best weights took the test examples for), `profile.txt`, `profile.json`
+and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has come) and
+`outcome.json`, which is written last.
 
 The lock is held by the process that trains, so a job has one owner on this disk and a dead owner is
 known at once. The folder's `owner` word, kept in the lock file, says in the tracking store which
@@ -39,6 +40,10 @@ WIDTH = 512
 
 class JobError(Exception):
     """Why a job cannot go on. Its text is one line: the cause and what to do."""
+
+
+class Diverged(JobError):
+    """A number that training goes by is no longer finite."""
 
 
 class Job(Generic[S]):

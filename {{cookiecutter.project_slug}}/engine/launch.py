@@ -8,6 +8,7 @@ store has not got it all, 4 running already in another process, 128 + n stopped 
 Ctrl-C, 143 TERM, 138 USR1).
 """
 
+import json
 import os
 import signal
 import sys
@@ -19,8 +20,8 @@ from typing import Generic, TypeVar
 from engine import cli, interruption, provenance, reading, store
 from engine.courier import IMPATIENCE, PATIENCE, Courier
 from engine.interruption import Interrupted
-from engine.job import Job, JobError, as_line, cause, leave, log, shown
-from engine.settings import JobSettings, SettingsError
+from engine.job import Diverged, Job, JobError, as_line, cause, leave, log, shown
+from engine.settings import JobSettings, SettingsError, neutral
 from engine.sweep import Grid
 from engine.sync import sync
 
@@ -118,6 +119,8 @@ class OneJob(Generic[S]):
         except Exception as error:
             interruption.handle(signal.SIG_DFL)
             status = 2 if isinstance(error, SettingsError) else 1
+            if isinstance(error, Diverged):
+                self.job.journal.tags({"diverged": "true"})
             return self._ended("failed", status, cause(error))
         except Interrupted as stop:
             return self._ended("interrupted", 128 + stop.number, str(stop))
@@ -126,7 +129,8 @@ class OneJob(Generic[S]):
     def _open(self) -> None:
         self.job.open()
         self._courier.carry(self.job.folder)
-        self.job.journal.tags(provenance.tags())
+        older = json.dumps(neutral(self.job.settings))
+        self.job.journal.tags(provenance.tags() | {"neutral": older, "diverged": "false"})
         self.job.keep_changes(provenance.version()["changes"])
         self.job.journal.flush()
         if self._store_is_away:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from engine.job import JobError
+from engine.job import Diverged
 from engine.journal import Journal, now
 from engine.training_state import Stateful
 
@@ -61,7 +61,7 @@ class TrainMeter(Stateful):
     def update(self, loss: Tensor, logits: Tensor, labels: Tensor, lr: float) -> None:
         """Take in one optimizer step: loss (), logits (B, ..., K), labels (B, ...).
 
-        Raises JobError, some steps later, for a loss that is not finite.
+        Raises Diverged, some steps later, for a loss that is not finite.
         """
         if self._ended:
             self._begin_epoch()
@@ -82,7 +82,7 @@ class TrainMeter(Stateful):
     def flush(self) -> None:
         """Wait for the device and write every point so far.
 
-        Raises JobError if a loss was not finite, of a point that is not whole too.
+        Raises Diverged if a loss was not finite, of a point that is not whole too.
         """
         self._count()
         for _ in range(2):  # what is under way, then what was still on the device
@@ -134,8 +134,8 @@ class TrainMeter(Stateful):
             raise self._not_finite(bad)
 
     @staticmethod
-    def _not_finite(step: int) -> JobError:
-        return JobError(f"train_loss was not finite by optimizer step {step}; lower --lr")
+    def _not_finite(step: int) -> Diverged:
+        return Diverged(f"train_loss was not finite by optimizer step {step}; lower --lr")
 
 
 class _Block:

@@ -1,63 +1,169 @@
 """Results as tables: what a figure or a notebook asks for.
 
-    jobs = results.finished_jobs("my-project")
+    jobs = results.jobs("my-project")
     jobs.groupby(["model", "lr"])["test_accuracy"].mean()
     curves = results.curves(jobs, "val_accuracy")
 
 pandas is imported when a table is first asked for.
 """
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine import reading
+from engine import reading, stored_jobs
 from engine.settings import Runtime
+from engine.style import written
 
 if TYPE_CHECKING:
     import pandas as pd
 
 WORDS = {"True": True, "False": False, "None": None}
 
+OWN = ("job_id", "run_id", "ended", "diverged")
+"""What a table of jobs has beside their settings, metrics and tags."""
+
+
+class Predictions(NamedTuple):
+    """Of each test example its class and what the model took it for, as numbers (N,), and the
+    names of all classes (K,)."""
+
+    labels: Any
+    guesses: Any
+    classes: Any
+
 
 class NoResults(Exception):
     """There is nothing to draw. Its text is one line: what is missing."""
 
 
-def finished_jobs(experiment: str) -> "pd.DataFrame":
-    """One row per finished job, by job id: its settings, last metrics and tags, each a column.
+def jobs(experiment: str) -> "pd.DataFrame":
+    """One row per job, by job id: its settings, last metrics and tags, each a column.
 
-    Of a setting, a metric and a tag with the same name the setting is kept (`lr`). The names of the
-    settings are in `attrs["settings"]`. Raises NoResults where there are none, ConnectionError
+    The jobs are those that finished, and those that `diverged`, as that column says: they have
+    settings, but no metrics. A setting that a job is older than has its neutral value. Of a
+    setting, a metric and a tag with the same name the setting is kept (`lr`). The names of the
+    settings are in `attrs["settings"]`. Raises NoResults where no job has finished, ConnectionError
     where the store cannot be read.
     """
-    found = reading.jobs(experiment)
-    if not found:
+    found = stored_jobs.jobs(experiment)
+    if all(job["diverged"] for job in found):
         raise NoResults(_why_none(experiment))
     import pandas as pd
 
-    settings = [{name: _value(text) for name, text in job["params"].items()} for job in found]
+    older = json.loads(max((job["tags"].get("neutral", "{}") for job in found), key=len))
+    settings = [
+        older | {name: _value(text) for name, text in job["params"].items()} for job in found
+    ]
     table = pd.DataFrame(
-        {**job["tags"], **job["metrics"], **own, "run_id": job["run_id"], "ended": job["ended"]}
+        _row(job) | own | {key: value for key, value in job.items() if key in OWN}
         for job, own in zip(found, settings, strict=True)
     )
     table.attrs["settings"] = sorted(set().union(*settings))
     return table
 
 
+def _row(job: stored_jobs.StoredJob) -> dict[str, Any]:
+    return job["tags"] | ({} if job["diverged"] else job["metrics"])
+
+
 def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
-    """The history of a metric in each job: `step`, `value` and the job's own columns.
+    """The history of a metric in the jobs that finished: settings, `job_id`, `step` and `value`.
 
     A step logged twice counts once, as last logged. Raises NoResults where no job has the metric.
     """
     import pandas as pd
 
-    points = pd.DataFrame(
-        reading.histories(list(jobs["run_id"]), key), columns=["run_id", "step", "value"]
-    )
+    of_run = jobs[~jobs["diverged"]].set_index("run_id")
+    points = _points(tuple(of_run.index), key)
     if points.empty:
         raise NoResults(f"no finished job has the metric {key}")
-    return points.drop_duplicates(["run_id", "step"], keep="last").merge(jobs, on="run_id")
+    rows = of_run.index.get_indexer(pd.Index(points["run_id"]))
+    own = of_run[["job_id", *jobs.attrs["settings"]]].take(rows).reset_index(drop=True)
+    return own.join(points[["step", "value"]])
+
+
+@cache
+def _points(runs: tuple[str, ...], key: str) -> "pd.DataFrame":
+    """A metric's history in runs that are over, so it is read but once."""
+    import pandas as pd
+
+    points = pd.DataFrame(stored_jobs.histories(runs, key), columns=["run_id", "step", "value"])
+    return points.drop_duplicates(["run_id", "step"], keep="last", ignore_index=True)
+
+
+def samples(jobs: "pd.DataFrame", by: Sequence[str], metric: str) -> "dict[str, pd.Series[Any]]":
+    """A metric's values, by seed, in the jobs with the same settings, by those as text: the largest
+    mean first. Raises NoResults where no job has the metric."""
+    if metric not in jobs:
+        raise NoResults(f"no finished job has the metric {metric}")
+    groups = jobs[jobs[metric].notna()].groupby(list(by), dropna=False)
+    found = {
+        ", ".join(map(written, names)): repeated.set_index("seed")[metric]
+        for names, repeated in groups
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1].mean()))
+
+
+def best(jobs: "pd.DataFrame", metric: str) -> str:
+    """The id of the job in which a metric was highest, at any step."""
+    history = curves(jobs, metric)
+    return str(history["job_id"].iloc[history["value"].argmax()])
+
+
+def times_to(jobs: "pd.DataFrame", metric: str, target: float) -> "pd.DataFrame":
+    """The jobs with the seconds of training and evaluation until a metric was first at least the
+    target (`reached`, NaN if it never was) and until the job's end (`ended`). One that diverged
+    would never have come there: its end is that of the longest."""
+    keys = ["job_id", "step"]
+    seconds = curves(jobs, "epoch_seconds").set_index(keys)["value"].groupby("job_id").cumsum()
+    values = curves(jobs, metric).set_index(keys)["value"]
+    first = seconds[values.reindex(seconds.index) >= target].groupby("job_id").min()
+    last = seconds.groupby("job_id").max()
+    ended = jobs["job_id"].map(last).fillna(last.max())
+    return jobs.assign(reached=jobs["job_id"].map(first), ended=ended)
+
+
+def predictions(job: "pd.DataFrame") -> Predictions:
+    """What the best weights of the one job in a table made of the test examples, as run.py has kept
+    it.
+
+    Raises NoResults if it has kept nothing.
+    """
+    import numpy as np
+
+    (row,) = job.to_dict("records")
+    try:
+        with np.load(stored_jobs.file(row["run_id"], row["job_folder"], "predictions.npz")) as kept:
+            return Predictions(*(kept[name] for name in Predictions._fields))
+    except OSError as error:
+        raise NoResults(f"the job {row['job_id']} has kept no predictions") from error
+
+
+def provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
+    """Where a figure of these jobs comes from, as JSON has it: their ids, the commits of their code
+    and whether it was changed since, the settings that they share and those they differ in, and
+    when the newest of them ended."""
+    varied = differing(jobs)
+    known = {field.name for field in fields(Runtime)}
+    shared = [name for name in jobs.attrs["settings"] if name not in known.union(varied)]
+    newest = datetime.fromtimestamp(int(jobs["ended"].max()) / 1000, UTC)
+    return {
+        "jobs": sorted(jobs["job_id"]),
+        "commits": sorted({_commit(job) for _, job in jobs.iterrows()}),
+        "shared": {name: jobs[name].tolist()[0] for name in shared},
+        "varied": {name: sorted(set(jobs[name].tolist()), key=str) for name in varied},
+        "newest": newest.isoformat(timespec="seconds"),
+    }
+
+
+def _commit(job: "pd.Series[Any]") -> str:
+    changed = " with changes" if job.get("dirty") == "true" else ""
+    return f"{job.get('commit', 'unknown')}{changed}"
 
 
 def differing(jobs: "pd.DataFrame", but: Collection[str] = ()) -> list[str]:
@@ -68,7 +174,8 @@ def differing(jobs: "pd.DataFrame", but: Collection[str] = ()) -> list[str]:
 
 
 def comparable(jobs: "pd.DataFrame", but: Collection[str]) -> "pd.DataFrame":
-    """The jobs that differ in nothing but the settings named: the largest such set, or the newest.
+    """The jobs that differ in nothing but the settings named: the set in which most finished, or
+    the newest.
 
     Raises NoResults where the jobs have no such setting.
     """
@@ -78,11 +185,11 @@ def comparable(jobs: "pd.DataFrame", but: Collection[str]) -> "pd.DataFrame":
     names = differing(jobs, but)
     if not names:
         return jobs
-    alike = jobs.groupby(names, dropna=False)["ended"]
-    group = alike.ngroup()
-    ranked = jobs.assign(size=alike.transform("size"), newest=alike.transform("max"))
-    best = ranked.sort_values(["size", "newest"]).index[-1]
-    return jobs[group.eq(group[best])]
+    group = jobs.groupby(names, dropna=False).ngroup()
+    finished = (~jobs["diverged"]).groupby(group).transform("sum")
+    newest = jobs["ended"].groupby(group).transform("max")
+    ranked = jobs.assign(finished=finished, newest=newest).sort_values(["finished", "newest"])
+    return jobs[group.eq(group[ranked.index[-1]])]
 
 
 def _value(text: str) -> bool | int | float | str | None:
@@ -90,10 +197,9 @@ def _value(text: str) -> bool | int | float | str | None:
     if text in WORDS:
         return WORDS[text]
     for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            if repr(number(text)) == text != "nan":  # words may look like numbers: 01, 1_000
+                return number(text)
     return text
 
 

@@ -253,12 +253,16 @@ def identity(settings: JobSettings) -> dict[str, Any]:
 
 
 def job_id(settings: JobSettings) -> str:
-    """12 hex digits: SHA-256 over the identity, as JSON with sorted keys, without later settings
-    that are at their neutral values."""
-    neutral = {f.name: f.metadata.get("neutral", MISSING) for f in fields(settings)}
-    hashed = {k: v for k, v in identity(settings).items() if v != _plain(neutral[k])}
-    canonical = json.dumps(hashed, sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    """12 hex digits: SHA-256 of the identity as JSON, without later settings at neutral values."""
+    without = neutral(settings)
+    hashed = {k: v for k, v in identity(settings).items() if v != without.get(k, MISSING)}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def neutral(settings: JobSettings) -> dict[str, Any]:
+    """What jobs had that are older than a setting, by the names of those that were added later."""
+    later = [f for f in fields(settings) if "neutral" in f.metadata]
+    return {f.name: _plain(f.metadata["neutral"]) for f in later}
 
 
 def as_words(settings: JobSettings) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from engine import checkpoints, provenance
 from engine.interruption import Interrupted
-from engine.job import Job, JobError, log, shown
+from engine.job import Diverged, Job, JobError, log, shown
 from engine.settings import identity
 
 CPU = torch.device("cpu")
@@ -182,7 +182,7 @@ class Writer:
         if path in self._waiting:
             content, previous = self._waiting.pop(path)
             if bad := [name for name, w in content["model"].items() if not _finite(w)]:
-                raise JobError(f"the weights are no longer finite ({bad[0]}); lower --lr")
+                raise Diverged(f"the weights are no longer finite ({bad[0]}); lower --lr")
             checkpoints.save(path, content, previous)
 
     def _finished(self) -> None:

@@ -1,5 +1,6 @@
 """What `python plot.py` prints, drawn from stores that MLflow itself has made."""
 
+import json
 import math
 import os
 import random
@@ -10,12 +11,23 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 import plot
-from engine import figures, reading, results
+from engine import (
+    database,
+    figures,
+    plots,
+    plotting,
+    print_check,
+    reading,
+    results,
+    stored_jobs,
+    venues,
+)
 from engine.store import experiment_name
 
 PROJECT = Path(plot.__file__).parent
@@ -49,6 +61,10 @@ def run_plot(store, *flags, cwd=PROJECT):
     )
 
 
+def draw_all():
+    return plotting.main(plot.FIGURES, plot.OF_ONE_JOB, plot.VARIED, "val_accuracy")
+
+
 def read_sizes(output):
     lines = re.findall(r"^(.+)  ([\d.]+) x ([\d.]+) in$", output, re.MULTILINE)
     assert len(lines) == len(output.splitlines())
@@ -62,13 +78,25 @@ def sweep(uri, experiment, models=("mlp", "convnet"), lrs=(1e-3, 1e-2), seeds=3,
                 job(uri, experiment, model=model, lr=lr, seed=seed, epochs=epochs)
 
 
+def folder_of(uri):
+    """The folder of all jobs of a store in a file, with the predictions of each."""
+    folder = Path(uri.removeprefix("sqlite:///")).parent
+    if folder.is_dir() and not (folder / "predictions.npz").exists():
+        labels = np.arange(360) % 10
+        guesses = np.where(labels == 3, 8, labels)
+        classes = np.array([str(digit) for digit in range(10)])
+        np.savez(folder / "predictions.npz", labels=labels, guesses=guesses, classes=classes)
+    return folder
+
+
 def job(uri, experiment, *, status="FINISHED", mark=True, stop=None, **settings):
     """Store one job as the courier does, with curves that depend on its settings alone."""
     client = MlflowClient(uri)
     found = client.get_experiment_by_name(experiment)
     place = found.experiment_id if found else client.create_experiment(experiment)
     name = " ".join(f"{key}={value}" for key, value in settings.items())
-    run = client.create_run(place, tags={"job_id": name, "commit": "abc"}).info.run_id
+    tags = {"job_id": name, "commit": "abc", "job_folder": str(folder_of(uri))}
+    run = client.create_run(place, tags=tags).info.run_id
     values = curve(random.Random(name), stop or settings["epochs"])
     params = {"dataset": "digits", "note": "", "device": "auto", **settings}
     client.log_batch(
@@ -76,12 +104,14 @@ def job(uri, experiment, *, status="FINISHED", mark=True, stop=None, **settings)
         params=[Param(key, str(value)) for key, value in params.items()],
         metrics=[
             *(Metric("val_accuracy", value, epoch, epoch) for epoch, value in values.items()),
+            *(Metric("epoch_seconds", settings["seed"] + 2, epoch, epoch) for epoch in values),
+            Metric("examples_per_second", 1000 + settings["seed"], len(values), len(values)),
             Metric("test_accuracy", max(values.values()), len(values), len(values)),
         ],
     )
     client.set_terminated(run, status)
     if mark:
-        client.set_tag(run, "finished", "true")
+        client.set_tag(run, "diverged" if status == "FAILED" else "finished", "true")
     return run
 
 
@@ -111,14 +141,15 @@ def text_sizes(pdf):
 
 def test_prints_at_the_size_it_was_drawn(printed):
     names = [path.name for path, _, _ in printed]
-    assert names == [f"{name}.{kind}" for name in plot.FIGURES for kind in ("pdf", "png")]
+    known = [*plot.FIGURES, *plot.OF_ONE_JOB]
+    assert names == [f"{name}.{kind}" for name in known for kind in ("pdf", "png")]
     for figure in printed:
         assert_prints_right(*figure)
 
 
 def test_same_jobs_same_bytes_whatever_else_is_in_the_store(store, printed, tmp_path):
     own = experiment_name()
-    job(store, own, model="mlp", lr=1e-3, seed=3, epochs=30, status="FAILED")
+    job(store, own, model="mlp", lr=1e-3, seed=3, epochs=30, status="FAILED", mark=False)
     job(store, own, model="mlp", lr=1e-3, seed=4, epochs=30, status="KILLED", mark=False)
     job(store, own, model="mlp", lr=1e-3, seed=5, epochs=30, mark=False)
     deleted = job(store, own, model="mlp", lr=1e-3, seed=6, epochs=30)
@@ -144,9 +175,7 @@ def test_without_a_finished_job_one_line(store, tmp_path, experiment, said):
 
 
 SHAPES = {
-    "one job": {"models": ["mlp"], "lrs": [1e-3], "seeds": 1},
-    "one epoch": {"epochs": 1},
-    "one seed": {"seeds": 1},
+    "one job of one epoch": {"models": ["mlp"], "lrs": [1e-3], "seeds": 1, "epochs": 1},
     "many": {
         "models": ["mlp", "convnet", "resnet18", "efficientnet_v2_s", "vit_b_16"],
         "lrs": [1e-5, 1e-4, 3e-4, 1e-3, 1e-2, 1e-1],
@@ -160,7 +189,7 @@ def test_any_grid(store, shape, tmp_path, monkeypatch, capsys):
     sweep(store, shape, **SHAPES[shape])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     monkeypatch.setattr("sys.argv", ["plot.py", "--experiment", shape, "--out", str(tmp_path)])
-    plot.main()
+    assert draw_all() == 0
     for figure in read_sizes(capsys.readouterr().out):
         assert_prints_right(*figure)
 
@@ -169,38 +198,221 @@ def test_means_end_with_the_first_seed_that_stops(store, monkeypatch):
     for seed, stop in enumerate([8, 12, 10]):
         job(store, "stopped", model="mlp", lr=1e-3, seed=seed, epochs=30, stop=stop)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    fig = plot.learning_curves(results.finished_jobs("stopped"))
-    *seeds, mean = fig.axes[0].lines
-    assert [np.isfinite(line.get_ydata()).sum() for line in seeds] == [8, 12, 10]
+    fig, _ = plot.learning_curves(results.jobs("stopped"))
+    (mean,), (seeds, _band) = fig.axes[0].lines, fig.axes[0].collections
+    lengths = [np.isfinite(curve[:, 1]).sum() for curve in seeds.get_segments()]
+    assert sorted(lengths) == [8, 10, 12]
     assert list(mean.get_xdata()) == list(range(1, 9))
 
 
-def test_mean_interval():
-    mean, half = figures.mean_interval([[1, 2, 3], [4, 4, 4]])
-    assert mean == pytest.approx([2, 4])
-    assert half == pytest.approx([4.302653 / math.sqrt(3), 0])  # Student's t, .975, 2 d.f.
-    assert math.isnan(figures.mean_interval([5])[1])
+def test_a_job_that_diverged_is_a_cross_and_no_result(store, monkeypatch):
+    sweep(store, "lost", models=["mlp"])
+    job(store, "lost", model="mlp", lr=1.0, seed=0, epochs=30, stop=2, status="FAILED")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    jobs = results.jobs("lost")
+    assert jobs["diverged"].sum() == 1
+    fig, caption = plot.accuracy_by_lr(jobs)
+    crosses = [line for line in fig.axes[0].lines if line.get_marker() == "x"]
+    assert [len(line.get_xdata()) for line in crosses] == [0, 0, 1]  # at 0.001, 0.01 and 1
+    assert "Crosses are jobs that diverged (1)." in caption
+    assert 1.0 not in set(results.curves(jobs, "val_accuracy")["lr"])
+    assert len(results.samples(jobs, ["lr"], "test_accuracy")) == 2
+
+
+def test_times_to_a_target(store, monkeypatch):
+    for seed, stop in enumerate([30, 30, 3]):
+        job(store, "race", model="mlp", lr=1e-3, seed=seed, epochs=30, stop=stop)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    times = results.times_to(results.jobs("race"), "val_accuracy", 0.9).set_index("seed")
+    accuracies = results.curves(results.jobs("race"), "val_accuracy")
+    first = accuracies[accuracies["value"] >= 0.9].groupby("seed")["step"].min()
+    assert times.loc[0, "reached"] == 2 * first[0]  # its epochs take 2 s
+    assert times.loc[1, "reached"] == 3 * first[1]
+    assert math.isnan(times.loc[2, "reached"]) and times.loc[2, "ended"] == 3 * 4
+    job(store, "race", model="mlp", lr=1e-3, seed=3, epochs=30, stop=2, status="FAILED")
+    times = results.times_to(results.jobs("race"), "val_accuracy", 0.9).set_index("seed")
+    assert math.isnan(times.loc[3, "reached"]) and times.loc[3, "ended"] == 3 * 30
+
+
+def test_a_figure_says_where_it_comes_from(store, printed, tmp_path):
+    for path, _, _ in printed[:2]:
+        said = run_plot(store, "--whence", path).stdout
+        assert "commits: abc\nshared: dataset digits, epochs 30, note \n" in said
+        assert said.count("model=") == 12
+        assert "varied: lr 0.001 0.01, model convnet mlp, seed 0 1 2\n" in said
+        assert re.search(r"newest: 20..-..-..T..:..:..\+00:00\nvenue: icml\n$", said)
+    (tmp_path / "x.pdf").write_text("%PDF")
+    foreign = run_plot(store, "--whence", tmp_path / "x.pdf")
+    assert (foreign.returncode, foreign.stderr.count("\n")) == (2, 1)
+    assert "does not say where it comes from" in foreign.stderr
+
+
+def test_captions_have_the_numbers(store, printed, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    jobs = results.jobs(experiment_name()).query("epochs == 30")
+    by = jobs.groupby(["model", "lr"])["test_accuracy"].mean().sort_values()
+    (path,) = (path for path, _, _ in printed if path.name == "ranking.pdf")
+    caption = path.with_suffix(".tex").read_text()
+    gain = re.search(
+        r"minus second: (-?[\d.]+) \$\\pm\$ [\d.]+ \(95\\% t interval, 3 pairs", caption
+    )
+    assert float(gain[1]) == pytest.approx(by.iloc[-1] - by.iloc[-2], abs=5e-5)
+    assert r"95\% t interval" in caption and r"\label{fig:ranking}" in caption
+
+
+def test_another_venue(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    monkeypatch.setattr("sys.argv", ["plot.py", "--venue", "nature", "--out", str(tmp_path)])
+    assert draw_all() == 0
+    widths = {width for _, width, _ in read_sizes(capsys.readouterr().out)}
+    at = venues.VENUES["nature"]
+    assert widths == {float(f"{at.column:g}"), float(f"{at.full:g}")}
+
+
+def test_venues_are_listed_and_a_wrong_one_is_named(store):
+    listed = run_plot(store, "--venue", "list")
+    assert listed.returncode == 0 and len(listed.stdout.splitlines()) == 1 + len(venues.VENUES)
+    wrong = run_plot(store, "--venue", "neurip")
+    assert wrong.returncode == 2
+    assert wrong.stderr == "plot.py: --venue neurip: not known; did you mean neurips?\n"
+
+
+def crowded(jobs):
+    """A figure with three faults."""
+    fig, ax = figures.figure("column", 2.0)
+    ax.set_title("tiny", fontsize=6)
+    ax.text(0.5, 0.5, "one over", transform=ax.transAxes)
+    ax.text(0.5, 0.5, "another", transform=ax.transAxes)
+    fig.text(0.95, 0.01, "beyond the edge")
+    return fig, ""
+
+
+def test_what_would_not_print_right_is_named_and_not_written(store, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    job(store, "crowd", model="mlp", lr=1e-3, seed=0, epochs=2)
+    flags = ["plot.py", "--experiment", "crowd", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", flags)
+    assert plotting.main({"crowded": crowded}, {}, plot.VARIED, "val_accuracy") == 1
+    *faults, last = capsys.readouterr().err.splitlines()
+    assert faults[0] == 'crowded: "tiny" (title of "tiny") is 6 pt, under 8'
+    assert re.match(r'crowded: "beyond the edge" \(in the figure\) is cut by \d+', faults[1])
+    assert re.match(r'crowded: "one over" .+ and "another" .+ overlap by \d', faults[-1])
+    assert last == "crowded: not written; --unchecked writes it as it is"
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("sys.argv", [*flags, "--unchecked"])
+    assert plotting.main({"crowded": crowded}, {}, plot.VARIED, "val_accuracy") == 0
+    assert (tmp_path / "crowded.pdf").exists()
+
+
+def test_the_chosen_jobs_predictions(store, tmp_path, monkeypatch):
+    done = run_plot(store, "--job", "nosuch", "--out", tmp_path / "wrong")
+    assert (done.returncode, (tmp_path / "wrong").exists()) == (2, False)
+    assert done.stderr.splitlines()[-1] == "plot.py: --job nosuch: no finished job has this id"
+    name = "model=mlp lr=0.001 seed=2 epochs=30"
+    done = run_plot(store, "--job", name, "--out", tmp_path)
+    caption = (tmp_path / "confusion.tex").read_text()
+    assert "36 of 360 taken for another class" in caption
+    assert "(mlp, learning rate 0.001, seed 2)" in caption
+    assert json.loads((tmp_path / "confusion.json").read_text())["jobs"] == [name]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    one = results.jobs(experiment_name()).query("job_id == @name")
+    fig, _ = plot.confusion(one)
+    assert {text.get_text() for text in fig.axes[0].texts} == {"36"}
+    with pytest.raises(results.NoResults, match="has kept no predictions"):
+        plot.confusion(one.assign(job_folder=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Bag", "Boot"],
+        [f"class {index}" for index in range(100)],
+        ["a very long name indeed, of a class", "$x$ and $y", "c_d%"],
+    ],
+)
+def test_confusion_of_any_classes_prints_right(classes, tmp_path):
+    figures.use(venues.VENUES["icml"])
+    labels = np.arange(5 * len(classes)) % len(classes)
+    fig, ax = figures.figure("column", 3.1)
+    plots.confusion(ax, labels, labels[::-1], classes)
+    assert print_check.check(fig, venues.VENUES["icml"]) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
+def test_points_of_all_series_stand_at_their_place(count):
+    lrs = [1e-5, 1e-4, 3e-4, 1e-3, 1e-2, 0.0316227766]
+    rows = [
+        {"model": f"m{i:02}", "lr": lr, "y": 0.5 + 0.01 * seed, "diverged": False}
+        for i in range(count)
+        for lr in lrs
+        for seed in range(3)
+    ]
+    fig, ax = figures.figure("column", 2.4)
+    plots.points(ax, pd.DataFrame(rows), "lr", "y", "model")
+    figures.log_ticks(ax, lrs)
+    assert print_check.check(fig, venues.VENUES["icml"]) == []
+    left, right = ax.get_xlim()
+    means = [line.get_xdata() for line in ax.lines if not str(line.get_label()).startswith("_")]
+    assert len(means) == count
+    for line in ax.lines:
+        assert all(left < x < right for x in line.get_xdata())
+    for places in means:
+        nearest = [min(lrs, key=lambda lr: abs(math.log(x / lr))) for x in places]
+        assert nearest == lrs
 
 
 def test_settings_get_their_types_back(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     run = job(store, "types", model="mlp", lr=1e-05, seed=0, epochs=1, pretrained=False, note="a b")
     MlflowClient(store).log_metric(run, "val_loss", math.nan, step=1)
-    (row,) = results.finished_jobs("types").to_dict("records")
+    (row,) = results.jobs("types").to_dict("records")
     assert (row["lr"], row["epochs"], row["pretrained"], row["note"]) == (1e-5, 1, False, "a b")
     assert math.isnan(row["val_loss"])
 
 
+def test_a_job_older_than_a_setting_has_its_neutral_value(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    same = {"model": "mlp", "lr": 1e-3, "epochs": 2}
+    job(store, "later", **same, seed=0)
+    run = job(store, "later", **same, seed=1, dropout=0.0)
+    assert results.differing(results.jobs("later"), ["seed"]) == ["dropout"]
+    MlflowClient(store).set_tag(run, "neutral", '{"dropout": 0}')
+    assert results.differing(results.jobs("later"), ["seed"]) == []
+
+
+@pytest.mark.parametrize("text", ["01", "1_000", "nan", "1e5", "2024_11"])
+def test_words_that_look_like_numbers_stay_words(store, monkeypatch, text):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    job(store, f"words {text}", model="mlp", lr=1e-3, seed=0, epochs=1, note=text)
+    assert results.jobs(f"words {text}")["note"].tolist() == [text]
+
+
+def test_the_jobs_drawn_are_those_of_which_most_finished(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    for seed in range(3):
+        lost = {"status": "FAILED", "epochs": 9}
+        job(store, "most", model="mlp", lr=1e-3, seed=seed, **lost)
+    job(store, "most", model="mlp", lr=1e-3, seed=0, epochs=2)
+    assert results.comparable(results.jobs("most"), plot.VARIED)["epochs"].tolist() == [2]
+
+
+def test_a_job_that_finished_counts_though_it_diverged_later(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    for status in ("FINISHED", "FAILED"):
+        job(store, "twice", model="mlp", lr=1e-3, seed=0, epochs=2, status=status)
+    assert results.jobs("twice")["diverged"].tolist() == [False]
+
+
 def test_both_ways_of_reading_agree(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    jobs = reading.jobs(experiment_name())
+    jobs = stored_jobs.jobs(experiment_name())
     runs = [job["run_id"] for job in jobs]
-    by_sql = reading.known(experiment_name()), reading.histories(runs, "val_accuracy")
-    monkeypatch.setattr(reading, "sqlite_path", lambda uri: None)
+    by_sql = reading.known(experiment_name()), stored_jobs.histories(runs, "val_accuracy")
+    monkeypatch.setattr(database, "kind", lambda: "")
     monkeypatch.setattr(reading, "LONGEST_QUERY", 600.0)  # the machine may be busy
-    assert reading.jobs(experiment_name()) == jobs
+    assert stored_jobs.jobs(experiment_name()) == jobs
     assert reading.known(experiment_name()) == by_sql[0]
-    assert reading.histories(runs, "val_accuracy") == by_sql[1]
+    assert stored_jobs.histories(runs, "val_accuracy") == by_sql[1]
 
 
 def test_reads_a_store_whose_writer_was_killed(store, tmp_path, monkeypatch):

@@ -20,8 +20,10 @@ CODE = [
     for path in (PROJECT / folder).glob(pattern)
 ]
 ALONE = {
-    "mlflow": {"store", "reading"},
-    "matplotlib": {"figures"},
+    "mlflow": {"store", "reading", "stored_jobs"},
+    "sqlalchemy": {"database"},
+    "matplotlib": {"figures", "plots", "print_check", "figure_files"},
+    "scipy": {"statistics"},
     "tqdm": {"progress"},
     "pynvml": {"counters"},
 }

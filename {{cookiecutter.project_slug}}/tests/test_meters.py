@@ -50,7 +50,7 @@ def train(tmp_path, context, *flags):
     job.open()
     precision = Precision(job.settings.precision, devices.choose(job.settings.device))
     streams = GlobalStreams(0, precision.device)
-    batches, val_batches, _, model = run.load(job.settings, precision.device)
+    batches, val_batches, _, _, model = run.load(job.settings, precision.device)
     run.train(job, Trapped(batches, context), val_batches, model, precision, streams)
     return [point for point in points(job.folder) if len(point) == 3]
 

@@ -60,7 +60,7 @@ def train(tmp_path):
         job.interruption.listen()
         precision = Precision(job.settings.precision, devices.choose("cpu"))
         streams = GlobalStreams(job.settings.seed, precision.device)
-        batches, val_batches, _, model = run.load(job.settings, precision.device)
+        batches, val_batches, _, _, model = run.load(job.settings, precision.device)
         parts = Stopping(batches, stop), Stopping(val_batches, val_stop), model, precision, streams
         try:
             run.train(job, *parts)

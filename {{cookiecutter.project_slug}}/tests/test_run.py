@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import Project, wait_until
@@ -42,6 +43,7 @@ def test_files(project: Project, finished: subprocess.CompletedProcess[str]) -> 
         "metrics.jsonl",
         "best.pt",
         "last.pt",
+        "predictions.npz",
         "lock",
         "courier.lock",
         "sent.json",
@@ -50,6 +52,10 @@ def test_files(project: Project, finished: subprocess.CompletedProcess[str]) -> 
     best = torch.load(folder / "best.pt", weights_only=True)
     assert best["settings"]["epochs"] == 2
     assert set(best["model"]) >= {"mean", "std"}
+    with np.load(folder / "predictions.npz") as kept:
+        right = (kept["labels"] == kept["guesses"]).mean()
+        assert (len(kept["labels"]), list(kept["classes"])) == (359, list("0123456789"))
+    assert f"test_accuracy {right:.4g}" in finished.stdout.splitlines()[-1]
     assert json.loads((folder / "outcome.json").read_text())["status"] == "finished"
     assert "epoch 2/2" in (folder / "log.txt").read_text()
 

@@ -1,0 +1,139 @@
+"""Drawing all figures of 2,000 jobs with 500 points each, and reading as much through MLflow.
+
+    python benchmarks/drawing.py > benchmarks/drawing.md
+    python benchmarks/drawing.py --server > benchmarks/drawing-server.md    # needs PostgreSQL
+
+`python plot.py` is timed as a command, with all its imports, reading, checks and files. The other
+way only reads: `mlflow.search_runs`, and `get_metric_history` of one metric of each run.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from pages import machine, page, spread
+from projects import make, run
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+MODELS, LRS = ("mlp", "convnet"), [10 ** -(i / 2) for i in range(2, 12)]
+METRICS = ("val_accuracy", "epoch_seconds")
+FIGURES = 7
+
+BY_MLFLOW = """
+import mlflow
+
+runs = mlflow.search_runs(experiment_names=["my_project"], max_results=50_000)
+client = mlflow.MlflowClient()
+for run_id in runs["run_id"]:
+    for metric in {metrics}:
+        client.get_metric_history(run_id, metric)
+"""
+WAYS = {
+    "plot.py": "`python plot.py`: all figures",
+    "mlflow": "`search_runs` and `get_metric_history`: reading alone",
+}
+
+
+def fill(uri: str, folder: str, seeds: int, points: int) -> None:
+    """Store jobs as their couriers do: a grid of models, learning rates and seeds."""
+    labels = np.arange(360) % 10
+    kept = {"labels": labels, "guesses": labels, "classes": [str(digit) for digit in range(10)]}
+    np.savez(f"{folder}/predictions.npz", **kept)
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param, RunTag
+
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("my_project")
+    for model, lr, seed in product(MODELS, LRS, range(seeds)):
+        run_id = client.create_run(experiment).info.run_id
+        epochs = range(1, points // len(METRICS) + 1)
+        accuracy = [0.9 + 0.0001 * seed - 0.5 / (1 + epoch) for epoch in epochs]
+        values = {"val_accuracy": accuracy, "epoch_seconds": [1.0 + 0.01 * seed] * len(epochs)}
+        history = [
+            Metric(metric, value, epoch, epoch)
+            for metric, of_epoch in values.items()
+            for epoch, value in zip(epochs, of_epoch, strict=True)
+        ]
+        last = [
+            Metric(name, value, epochs[-1], epochs[-1])
+            for name, value in (
+                ("test_accuracy", accuracy[-1]),
+                ("examples_per_second", 1e4 + seed),
+            )
+        ]
+        settings = {"model": model, "lr": lr, "seed": seed}
+        names = {"job_id": f"{model} {lr} {seed}", "finished": "true", "job_folder": folder}
+        client.log_batch(
+            run_id,
+            history + last,
+            [Param(key, str(value)) for key, value in settings.items()],
+            [RunTag(key, value) for key, value in names.items()],
+        )
+        client.set_terminated(run_id)
+
+
+@contextmanager
+def store(server: bool, folder: str) -> Iterator[tuple[str, str]]:
+    """A store's address to fill it by, and that to read it by."""
+    if not server:
+        uri = f"sqlite:///{folder}/mlflow.db"
+        yield uri, uri
+        return
+    from servers import mlflow_server, postgres
+
+    with postgres() as database, mlflow_server(database.uri) as at:
+        yield database.uri, at.uri
+
+
+def seconds(way: str, project: Path) -> float:
+    """Of one process, from its start to its end."""
+    begun = time.perf_counter()
+    if way == "plot.py":
+        assert run(project, "plot.py").count(".pdf") == FIGURES
+    else:
+        run(project, "-c", BY_MLFLOW.format(metrics=METRICS))
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--server", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--points", type=int, default=500)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, store(arguments.server, folder) as (into, uri):
+        project = make(folder)
+        fill(into, folder, arguments.seeds, arguments.points)
+        os.environ["MLFLOW_TRACKING_URI"] = uri
+        rounds = [{way: seconds(way, project) for way in WAYS} for _ in range(arguments.rounds)]
+    kind = "a server on PostgreSQL" if arguments.server else "sqlite"
+    jobs = len(MODELS) * len(LRS) * arguments.seeds
+    about = (
+        f"{machine('torch', 'mlflow', 'matplotlib')}; {jobs:,} jobs of {arguments.points} points "
+        f"in {kind}; n = {len(rounds)} rounds, in turn: median (least to most). The ratio is to "
+        "plot.py in the same round. `python benchmarks/drawing.py"
+        f"{' --server' if arguments.server else ''}` makes this page."
+    )
+    rows = [
+        [
+            text,
+            spread([each[way] / each["plot.py"] for each in rounds]),
+            spread([each[way] for each in rounds], 1),
+        ]
+        for way, text in WAYS.items()
+    ]
+    page("Drawing the figures of many jobs", about, ["", "ratio", "seconds"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""No fault in print passes, and no figure that prints right is accused: over random figures."""
+
+import io
+import math
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import random_figures
+
+FAULTS = random_figures.FAULTS
+
+
+@pytest.fixture
+def right(room, request):
+    """Random figures that print right, of which each fault has its own."""
+
+    def right(index):
+        of_each = request.config.getoption("figures") // len(FAULTS)
+        for seed in range(index * of_each, (index + 1) * of_each):
+            draw = np.random.default_rng(seed)
+            known = [venue for venue in room("venues").VENUES.values() if venue.height < math.inf]
+            venue = known[draw.integers(len(known))]
+            room("figures").use(venue)
+            fig = random_figures.figure(draw, room("figures"))
+            assert not random_figures.shares_ink(fig), seed
+            yield draw, venue, fig
+
+    return right
+
+
+def pdf(fig):
+    file = io.BytesIO()
+    fig.savefig(file, format="pdf")
+    return file.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(FAULTS)), ids=[fault.__name__ for fault in FAULTS])
+def test_only_what_is_planted_is_found(room, right, index):
+    printing = room("print_check")
+    for draw, venue, fig in right(index):
+        assert printing.check(fig, venue) == []
+        assert printing.check_pdf(pdf(fig), *fig.get_size_inches(), venue.least) == []
+        texts, said = FAULTS[index](draw, fig, venue)
+        found = printing.check(fig, venue)
+        named = [line for line in found if any(text in line for text in texts)]
+        assert any(said in line for line in named), found
+        assert texts == ["the page"] or named == found  # another size changes all else
+
+
+@pytest.mark.slow
+def test_faults_of_a_pdf_are_found(room, right):
+    printing = room("print_check")
+    for _, venue, fig in right(0):
+        size = fig.get_size_inches()
+        with mpl.rc_context({"pdf.fonttype": 3}):
+            assert printing.check_pdf(pdf(fig), *size, venue.least)[0].startswith(
+                "the PDF has Type 3"
+            )
+        file = io.BytesIO()
+        fig.savefig(file, format="pdf", bbox_inches="tight")
+        assert "page is not" in printing.check_pdf(file.getvalue(), *size, venue.least)[0]
+        fig.text(0.5, 0.5, "small", fontsize=0.6 * venue.least)
+        assert "text of" in printing.check_pdf(pdf(fig), *size, venue.least)[0]

@@ -1,0 +1,163 @@
+"""What plot.py writes, by other people's tools: poppler, and LaTeX."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import debian
+import pytest
+import servers
+from conftest import REPOSITORY
+
+SWEEP = (
+    "import os, test_figures as t; t.sweep(os.environ['MLFLOW_TRACKING_URI'], t.experiment_name())"
+)
+TEST = REPOSITORY / "{{cookiecutter.project_slug}}" / "tests"
+
+
+@pytest.fixture(scope="module")
+def sweep(project):
+    """Stores a sweep of the project's."""
+
+    def sweep(uri):
+        env = os.environ | {"MLFLOW_TRACKING_URI": uri, "PYTHONPATH": f"{project.root}:{TEST}"}
+        subprocess.run([sys.executable, "-c", SWEEP], cwd=project.root, env=env, check=True)
+        return uri
+
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def store(sweep, tmp_path_factory):
+    """A store with a sweep."""
+    return sweep(f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}")
+
+
+@pytest.fixture(scope="module")
+def draw(project, store):
+    def draw(*flags, cwd=project.root, **env):
+        command = [sys.executable, project.root / "plot.py", *flags]
+        env = os.environ | {"MLFLOW_TRACKING_URI": store} | env
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def drawn(project, draw):
+    """The figures in the project's folder, as pdf files."""
+    done = draw()
+    assert (done.returncode, done.stderr) == (0, "")
+    return sorted((project.root / "figures").glob("*.pdf"))
+
+
+@pytest.fixture(scope="module")
+def poppler():
+    """Runs a tool of poppler's; what it prints."""
+    if not shutil.which("pdffonts"):
+        debian.install("poppler-utils")
+    return lambda *words: subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+def test_same_bytes_from_another_process_and_folder(drawn, draw, tmp_path):
+    (tmp_path / "matplotlibrc").write_text("font.size: 20\naxes.grid: True\n")
+    env = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "HOME": str(tmp_path), "PYTHONHASHSEED": "7"}
+    done = draw("--out", "here", cwd=tmp_path, **env)
+    assert done.returncode == 0, done.stderr
+    for path in drawn[0].parent.iterdir():
+        assert (tmp_path / "here" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.slow
+def test_same_figures_from_postgresql_and_from_a_server(sweep, draw, tmp_path):
+    with servers.postgres() as database, servers.mlflow_server(database.uri) as server:
+        sweep(database.uri)
+        for name, uri in (("database", database.uri), ("server", server.uri)):
+            done = draw("--out", str(tmp_path / name), MLFLOW_TRACKING_URI=uri)
+            assert done.returncode == 0, done.stderr
+            assert done.stderr.count("\n") == done.stderr.count("has kept no predictions") == 1
+    files = sorted((tmp_path / "database").iterdir())
+    assert len(files) == 6 * 4
+    for path in files:
+        assert (tmp_path / "server" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("venue", ["icml", "neurips", "nature", "acl", "elife"])
+def test_poppler_finds_the_same_pages_and_fonts(draw, poppler, tmp_path, venue):
+    done = draw("--venue", venue, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    sizes = re.findall(r"^(.+\.pdf)  ([\d.]+) x ([\d.]+) in$", done.stdout, re.MULTILINE)
+    assert len(sizes) == 7
+    for path, width, height in sizes:
+        (page,) = re.findall(r"Page size: +([\d.]+) x ([\d.]+) pts", poppler("pdfinfo", path))
+        assert [float(side) / 72 for side in page] == pytest.approx(
+            [float(width), float(height)], abs=0.002
+        )
+        fonts = poppler("pdffonts", path).splitlines()[2:]
+        assert fonts
+        for font in fonts:
+            assert re.search(r" (CID )?TrueType .* yes +(yes|no) +(yes|no) ", font), font
+
+
+DOCUMENT = r"""\documentclass{article}
+\usepackage{graphicx}
+\usepackage[textwidth=7in]{geometry}
+\begin{document}
+\thispagestyle{empty}
+\noindent\includegraphics{%s}
+\end{document}
+"""
+
+
+@pytest.fixture(scope="module")
+def latex():
+    """Sets a document; a second time, so that it knows its figures' numbers."""
+    if not shutil.which("pdflatex"):
+        debian.install("texlive-latex-base")
+
+    def latex(path):
+        for _ in range(2):
+            subprocess.run(
+                ["pdflatex", "-halt-on-error", path.name],
+                cwd=path.parent,
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+        return path.with_suffix(".pdf")
+
+    return latex
+
+
+def words(poppler, path):
+    """The words of a PDF in order, each with its width and height in points."""
+    box = r'<word xMin="(.+?)" yMin="(.+?)" xMax="(.+?)" yMax="(.+?)">(.+?)</word>'
+    found = re.findall(box, poppler("pdftotext", "-bbox", path, "-"))
+    return sorted(
+        (text, float(right) - float(left), float(low) - float(high))
+        for left, high, right, low, text in found
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["learning-curves", "accuracy-vs-lr"])
+def test_a_document_has_a_figure_at_its_size(drawn, latex, poppler, tmp_path, name):
+    (figure,) = (path for path in drawn if path.stem == name)
+    (tmp_path / "one.tex").write_text(DOCUMENT % figure)
+    page = words(poppler, latex(tmp_path / "one.tex"))
+    assert len(page) > 10
+    for (text, *size), (same, *own) in zip(page, words(poppler, figure), strict=True):
+        assert text == same
+        assert size == pytest.approx(own, abs=0.02), text
+
+
+@pytest.mark.slow
+def test_the_papers_captions_have_the_figures_numbers(project, drawn, latex, poppler):
+    text = poppler("pdftotext", latex(project.root / "paper" / "paper.tex"), "-")
+    one_line = " ".join(text.split())
+    assert "Figure 1 takes" in one_line
+    assert "mean of 3 seeds, 95% t interval" in one_line
+    assert re.search(r"First minus second: 0\.\d+ ± 0\.\d+ \(95% t interval, 3 pairs", one_line)

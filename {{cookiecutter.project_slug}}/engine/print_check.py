@@ -1,0 +1,271 @@
+"""Whether a figure prints right: its text large enough, whole and apart, its page the venue's.
+
+Two looks at it. `check` looks at the figure and can name what is wrong: it draws it once more and
+takes note of each piece of text. `check_pdf` looks at what was written, which is what a printer
+gets. Not seen, by design: text over lines and images, text within images, and what a document does
+to the figure (include it without a width).
+"""
+
+import re
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.venues import Venue
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+SCRIPT = 0.7
+"""Size of a script in mathtext to its base, as in TeX."""
+
+SLACK = 0.5
+"""Points by which text may seem to be cut or to overlap: renderers differ by less."""
+
+EXACT = 0.005
+"""Inches by which a page may seem to be of another size."""
+
+DPI = 300
+"""Dots per inch at which the figure is drawn for the check."""
+
+INCH = 72
+"""Points of an inch."""
+
+
+class _Piece(NamedTuple):
+    """A line of text as it was drawn, in points from the lower left corner of the page."""
+
+    what: str
+    text: "Text"
+    size: float
+    smallest: float
+    corners: NDArray[Any]
+    clip: NDArray[Any] | None
+
+
+def check(figure: "Figure", venue: Venue) -> list[str]:
+    """What of the figure would not print right, each in one line; empty if all is well."""
+    pieces, missing = _pieces(figure)
+    width, height = figure.get_size_inches()
+    found = [problem for piece in pieces for problem in _too_small(piece, venue.least)]
+    found += [problem for piece in pieces for problem in _cut(piece, width, height)]
+    found += [problem for pair in combinations(pieces, 2) for problem in _overlap(*pair)]
+    return [*_page(width, height, venue), *missing, *found]
+
+
+def check_pdf(data: bytes, width: float, height: float, least: float) -> list[str]:
+    """What of a PDF that matplotlib wrote is wrong; sizes in inches, the least text in points."""
+    found = []
+    boxes = [box.split() for box in re.findall(rb"/MediaBox\s*\[([^]]+)\]", data)]
+    pages = [[float(side) / INCH for side in box] for box in boxes]
+    if len(pages) != 1 or not np.allclose(pages, [[0, 0, width, height]], atol=EXACT):
+        found.append(f"the PDF's page is not {width:g} x {height:g} in")
+    if b"/Type3" in data:
+        found.append("the PDF has Type 3 fonts; set pdf.fonttype to 42")
+    sizes = pdf_sizes(data)
+    if sizes and b"/FontFile2" not in data:
+        found.append("the PDF has text without its TrueType font")
+    if sizes and min(sizes) < SCRIPT * least - 0.01:
+        found.append(f"the PDF has text of {min(sizes):.1f} pt, under {SCRIPT * least:.1f}")
+    return found
+
+
+def pdf_sizes(data: bytes) -> list[float]:
+    """The sizes, in points, that a PDF of matplotlib's sets its fonts to."""
+    streams = re.findall(rb"stream\r?\n(x.+?)\r?\nendstream", data, re.DOTALL)
+    texts = [zlib.decompressobj().decompress(stream) for stream in streams]
+    found = [size for text in texts for size in re.findall(rb"/F\S+ ([\d.]+) Tf", text)]
+    return [float(size) for size in found]
+
+
+def _page(width: float, height: float, venue: Venue) -> list[str]:
+    found = []
+    if min(abs(width - venue.column), abs(width - venue.full)) > EXACT:
+        widths = f"{venue.column:g} (column) or {venue.full:g} (full)"
+        found.append(f"the page is {width:g} in wide; should be {widths}")
+    if height > venue.height + EXACT:
+        found.append(f"the page is {height:g} in high; at most {venue.height:g} fit")
+    return found
+
+
+def _too_small(piece: _Piece, least: float) -> list[str]:
+    if piece.size < least - 0.01:
+        return [f"{piece.what} is {piece.size:.3g} pt, under {least:g}"]
+    if piece.smallest < SCRIPT * least - 0.01:
+        of = f"has parts of {piece.smallest:.3g} pt"
+        return [f"{piece.what} {of}, under {SCRIPT * least:.3g}: scripts of scripts are too small"]
+    return []
+
+
+def _cut(piece: _Piece, width: float, height: float) -> list[str]:
+    """Cut by the page's edge, or by what it is clipped to: its axes. Quite hidden is not cut."""
+    page = np.array([[0, 0], [INCH * width, INCH * height]])
+    edge = "the page's edge" if piece.clip is None else "the edge of its axes"
+    by = _beyond(piece.corners, page if piece.clip is None else piece.clip)
+    return [f"{piece.what} is cut by {by:.1f} pt at {edge}"] if by > SLACK else []
+
+
+def _beyond(corners: NDArray[Any], box: NDArray[Any]) -> float:
+    """By how much corners (4, 2) lie outside a box of two corners (2, 2)."""
+    return float(max((box[0] - corners).max(), (corners - box[1]).max()))
+
+
+def _overlap(one: _Piece, other: _Piece) -> list[str]:
+    if one.text is other.text or (by := _depth(one.corners, other.corners)) <= SLACK:
+        return []
+    return [f"{one.what} and {other.what} overlap by {by:.1f} pt"]
+
+
+def _depth(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """How far one of two rectangles, by their corners (4, 2), would have to move to be clear of the
+    other; negative if they are apart. Source: the separating axis theorem."""
+    sides = np.array([one[1] - one[0], one[3] - one[0], other[1] - other[0], other[3] - other[0]])
+    axes = (sides / np.linalg.norm(sides, axis=1, keepdims=True)).T
+    a, b = one @ axes, other @ axes
+    return float((np.minimum(a.max(0), b.max(0)) - np.maximum(a.min(0), b.min(0))).min())
+
+
+def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
+    """Every line of text that is drawn, as any renderer is asked to draw it; matplotlib's warnings
+    of characters that the font has not."""
+    from matplotlib.backend_bases import RendererBase
+
+    pieces: list[_Piece] = []
+    places = _places(figure)
+    drawing: list[Any] = []
+
+    class Recorder(RendererBase):
+        """Takes note of text instead of drawing it, and draws nothing else."""
+
+        def nothing(self, *args: Any, **kwargs: Any) -> None:
+            """Draw nothing."""
+
+        draw_path = draw_markers = draw_path_collection = draw_image = nothing
+        draw_quad_mesh = draw_gouraud_triangles = nothing
+
+        def get_canvas_width_height(self) -> Any:
+            return figure.bbox.size
+
+        def points_to_pixels(self, points: Any) -> Any:
+            return points * DPI / INCH
+
+        def draw_tex(self, gc, x, y, s, prop, angle, *, mtext=None) -> None:  # type: ignore
+            self.draw_text(gc, x, y, s, prop, angle, "TeX")
+
+        def draw_text(  # type: ignore
+            self, gc, x, y, s, prop, angle, ismath=False, mtext=None
+        ) -> None:
+            corners = _outline(s, prop, ismath)
+            if gc.get_alpha() == 0 or not len(corners):
+                return
+            corners = _rotated(corners, angle) + np.array([x, figure.bbox.height - y]) * INCH / DPI
+            clip = gc.get_clip_rectangle()
+            box = None if clip is None else np.array([clip.min, clip.max]) * INCH / DPI
+            if box is not None and _outside(corners, box):
+                return
+            size, text = prop.get_size_in_points(), drawing[-1]
+            smallest = _smallest(s, prop) if ismath is True else size
+            what = f"{_short(s)} ({places.get(text, 'in the figure')})"
+            pieces.append(_Piece(what, text, size, smallest, corners, box))
+
+    with warnings.catch_warnings(record=True) as warned, _at_dpi(figure, DPI), _noted(drawing):
+        warnings.simplefilter("always")
+        figure.draw_without_rendering()  # the layout comes to rest by the second time
+        figure.draw(Recorder())
+    said = {str(each.message) for each in warned}
+    return pieces, sorted(line for line in said if line.startswith("Glyph"))
+
+
+@contextmanager
+def _noted(drawing: list[Any]) -> Iterator[None]:
+    """Have the text that is being drawn at the end of a list: a renderer is not always told. Its
+    outlines and shadows, which are drawn as lines, are left out meanwhile."""
+    from matplotlib.text import Text
+
+    draw = Text.draw
+
+    def noted(self: Text, renderer: Any) -> None:
+        drawing.append(self)
+        effects = self.get_path_effects()
+        self.set_path_effects([])
+        try:
+            draw(self, renderer)
+        finally:
+            self.set_path_effects(effects)
+            drawing.pop()
+
+    Text.draw = noted  # type: ignore
+    try:
+        yield
+    finally:
+        Text.draw = draw  # type: ignore
+
+
+@contextmanager
+def _at_dpi(figure: "Figure", dpi: float) -> Iterator[None]:
+    before = figure.dpi
+    figure.dpi = dpi
+    try:
+        yield
+    finally:
+        figure.dpi = before
+
+
+def _outline(s: str, prop: Any, ismath: Any) -> NDArray[Any]:
+    """The corners (4, 2), in points, of the ink of a line of text that begins at the origin."""
+    from matplotlib.textpath import text_to_path
+
+    vertices, _ = text_to_path.get_text_path(prop, s, ismath=ismath)
+    if not len(vertices):
+        return np.empty((0, 2))
+    points = np.asarray(vertices) * prop.get_size_in_points() / text_to_path.FONT_SCALE
+    (left, bottom), (right, top) = points.min(0), points.max(0)
+    return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
+
+
+def _rotated(corners: NDArray[Any], degrees: float) -> NDArray[Any]:
+    cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    turned: NDArray[Any] = corners @ np.array([[cos, sin], [-sin, cos]])
+    return turned
+
+
+def _outside(corners: NDArray[Any], box: NDArray[Any]) -> bool:
+    """Whether nothing of it is within a box of two corners (2, 2)."""
+    return bool((corners.max(0) < box[0]).any() or (corners.min(0) > box[1]).any())
+
+
+def _smallest(s: str, prop: Any) -> float:
+    """The size in points of the smallest glyph of mathtext."""
+    from matplotlib.mathtext import MathTextParser
+
+    glyphs = MathTextParser("path").parse(s, INCH, prop).glyphs
+    return min((glyph[1] for glyph in glyphs), default=prop.get_size_in_points())
+
+
+def _places(figure: "Figure") -> "dict[Text | None, str]":
+    """Where each text stands: `x axis of "mlp"`."""
+    from matplotlib.text import Text
+
+    places: dict[Text | None, str] = {}
+    for number, ax in enumerate(figure.axes, start=1):
+        name = _short(ax.get_title()) if ax.get_title() else f"axes {number}"
+        legend = ax.get_legend()
+        parts = {"text": ax, "legend": legend, "x axis": ax.xaxis, "y axis": ax.yaxis}
+        for part, artist in (parts | {"title": ax.title}).items():
+            places |= dict.fromkeys(artist.findobj(Text) if artist else (), f"{part} of {name}")
+    for above in figure.legends:
+        places |= dict.fromkeys(above.findobj(Text), "legend of the figure")
+    return places
+
+
+def _short(s: str, most: int = 30) -> str:
+    """Text in quotes, its beginning if it is long."""
+    line = " ".join(s.split())
+    return f'"{line if len(line) <= most else line[: most - 1] + "…"}"'

@@ -1,0 +1,94 @@
+"""Intervals hold what they should as often as they say: by simulation."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from engine import statistics
+
+TRIALS = 4000
+
+
+def held(low, high, truth):
+    """How often intervals hold a value, with the standard error of that."""
+    share = np.mean((low <= truth) & (truth <= high))
+    return share, math.sqrt(share * (1 - share) / len(low))
+
+
+def test_mean_interval():
+    mean, half = statistics.mean_interval([[1, 2, 3], [4, 4, 4]])
+    assert mean == pytest.approx([2, 4])
+    assert half == pytest.approx([4.302653 / math.sqrt(3), 0])  # Student's t, .975, 2 d.f.
+    assert math.isnan(statistics.mean_interval([5])[1])
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_t_interval_holds_the_mean_as_often_as_it_says(n):
+    samples = np.random.default_rng(n).normal(0.9, 0.02, (TRIALS, n))
+    mean, half = statistics.mean_interval(samples)
+    share, error = held(mean - half, mean + half, 0.9)
+    assert abs(share - 0.95) < 4 * error
+
+
+def test_a_bootstrap_of_three_would_not():
+    drawn = np.random.default_rng(0)
+    samples = drawn.normal(0.9, 0.02, (1000, 3))
+    picked = np.take_along_axis(samples[:, None], drawn.integers(3, size=(1000, 500, 3)), axis=2)
+    share, error = held(*np.quantile(picked.mean(2), [0.025, 0.975], axis=1), 0.9)
+    assert share + 4 * error < 0.95
+
+
+def test_paired_difference_drops_what_seeds_share():
+    drawn = np.random.default_rng(1)
+    seeds, apart = range(5), []
+    for _ in range(1000):
+        shared, noise = drawn.normal(0, 1, 5), drawn.normal(0, 0.01, (2, 5))
+        first = pd.Series(shared + 0.05 + noise[0], index=seeds)
+        second = pd.Series(shared + noise[1], index=seeds).sample(frac=1, random_state=0)
+        apart.append(statistics.paired_difference(first, second))
+    mean, half = np.array(apart).T
+    share, error = held(mean - half, mean + half, 0.05)
+    assert abs(share - 0.95) < 4 * error
+    assert half.mean() < 0.05  # unpaired it would be about 1
+
+
+def test_paired_difference_of_some_or_no_shared_seeds():
+    first = pd.Series([1.0, 2.0, 3.0], index=[0, 1, 2])
+    assert statistics.paired_difference(first, first[1:] - 1)[0] == 1
+    assert math.isnan(statistics.paired_difference(first[:1], first[1:])[0])
+
+
+def test_iqm_is_the_mean_of_the_middle_half():
+    assert statistics.iqm([[0, 0], [1, 2], [3, 2], [9, 100]]) == pytest.approx(2)
+
+
+def test_iqm_interval_holds_it_about_as_often_as_it_says():
+    drawn = np.random.default_rng(2)
+    truth = statistics.iqm(drawn.normal(np.linspace(0, 1, 20), 0.1, (20_000, 20)))
+    ends = [
+        statistics.iqm_interval(drawn.normal(np.linspace(0, 1, 20), 0.1, (10, 20)), 300, trial)
+        for trial in range(300)
+    ]
+    share, _ = held(*np.array(ends).T, truth)
+    assert 0.88 < share < 0.99  # of 10 seeds a bootstrap's is a little narrow
+
+
+def test_share_that_reached_a_target():
+    curve = statistics.reached([1, 3, np.nan, 2], [5, 5, 2.5, 5])
+    assert curve.times.tolist() == [1, 2, 2.5, 3]
+    assert curve.shares == pytest.approx([1 / 4, 1 / 2, 1 / 2, 1])
+    assert statistics.reached([np.nan], [4]).shares.tolist() in ([], [0.0])
+
+
+def test_share_that_reached_a_target_is_within_its_interval():
+    drawn = np.random.default_rng(3)
+    ends = []
+    for _ in range(1000):
+        times, ended = drawn.exponential(1, 40), drawn.uniform(0.5, 3, 40)
+        curve = statistics.reached(np.where(times <= ended, times, np.nan), ended)
+        at = np.searchsorted(curve.times, 0.7) - 1
+        ends.append((curve.low[at], curve.high[at]))
+    share, error = held(*np.array(ends).T, 1 - math.exp(-0.7))
+    assert abs(share - 0.95) < 4 * error + 0.015  # an approximation, for 40 jobs
