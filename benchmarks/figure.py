@@ -9,7 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"))
 
-from engine import figures
+from engine import figures, print_check
+from engine.style import COLOURS
+from engine.venues import DEFAULT, VENUES
 
 HERE = Path(__file__).resolve().parent
 
@@ -27,24 +29,29 @@ NAMES = (
 """The ways of steps.md in few words, in its order."""
 
 TICKS = (1, 2, 5, 10, 20)
+FILES: dict[str, dict[str, None]] = {"steps.pdf": {"CreationDate": None}, "steps.png": {}}
+"""With the metadata that keeps the time of drawing out of them."""
 
 
 def main() -> None:
-    """Draw it, and name the files."""
+    """Draw it."""
+    figures.use(VENUES[DEFAULT])
     rows = ROW.findall((HERE / "steps.md").read_text())
     fig, ax = figures.figure("column", 2.6)
     for place, (name, numbers) in enumerate(zip(NAMES, rows, strict=True)):
         middle, least, most = map(float, numbers)
-        colour = figures.COLOURS[0 if name.startswith("run.py") else 6]
+        colour = COLOURS[0 if name.startswith("run.py") else 6]
         ax.plot([least, most], [place, place], "-", color=colour, linewidth=1)
         ax.plot([middle], [place], "o", color=colour)
-    figures.log_ticks(ax, TICKS)
-    ax.axvline(1, color=figures.COLOURS[6], linewidth=0.5)
+    ax.set_xscale("log")
+    ax.axvline(1, color=COLOURS[6], linewidth=0.5)
     ax.set_yticks(range(len(NAMES)), NAMES)
     ax.invert_yaxis()
     ax.set_xlabel("time of a step, to a loop by hand")
-    for path, width, height in figures.save(fig, HERE, "steps"):
-        print(f"{path.name}: {width:.2f} by {height:.2f} in")
+    figures.log_ticks(ax, TICKS)
+    assert not print_check.check(fig, VENUES[DEFAULT])
+    for name, metadata in FILES.items():
+        fig.savefig(HERE / name, metadata=metadata)
 
 
 if __name__ == "__main__":

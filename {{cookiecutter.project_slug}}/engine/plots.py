@@ -179,11 +179,11 @@ def arrivals(
     """Draw the share of jobs that has come to a target, by time, with its 95 % interval.
 
     `times` (n,) is when each came there, NaN if it never did: those are upright ticks at the time
-    they ended, `ended` (n,).
+    they ended, `ended` (n,). Lines end a little after the last of both.
     """
     came, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
     curve, never = reached(came, last), np.isnan(came)
-    x = np.concatenate([[0], curve.times, [last.max()]])
+    x = np.concatenate([[0], curve.times, [1.1 * np.where(never, last, came).max()]])
     shares = _from_the_start(curve.shares)
     step = {"drawstyle": "steps-post", "color": look.colour, "linestyle": look.line}
     ax.plot(x, shares, label=label, **step)

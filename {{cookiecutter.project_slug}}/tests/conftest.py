@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, each with torch in it
 
@@ -97,9 +98,18 @@ def wait_until(true: Callable[[], bool]) -> None:
         select.select([], [], [], 0.05)
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with MLflow's tables alone, which take seconds to make."""
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A fresh copy of the project: no runs, no store."""
+def project(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Project:
+    """A fresh copy of the project: no runs, an empty store."""
     root = tmp_path_factory.mktemp("copy") / "project"
     shutil.copytree(HERE, root, ignore=shutil.ignore_patterns(*LEFT_BEHIND))
+    shutil.copy(empty_store, root)
     return Project(root)

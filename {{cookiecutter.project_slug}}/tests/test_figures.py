@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import zlib
@@ -35,9 +36,9 @@ DPI = 300
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
+def store(tmp_path_factory, empty_store):
     """The address of a store with the default sweep in the project's experiment."""
-    uri = f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+    uri = f"sqlite:///{shutil.copy(empty_store, tmp_path_factory.mktemp('store'))}"
     sweep(uri, experiment_name())
     return uri
 
@@ -51,18 +52,27 @@ def printed(store, tmp_path_factory):
     return read_sizes(done.stdout)
 
 
-def run_plot(store, *flags, cwd=PROJECT):
+def run_plot(store, *flags):
     return subprocess.run(
         [sys.executable, PROJECT / "plot.py", *flags],
-        cwd=cwd,
+        cwd=PROJECT,
         env={**os.environ, "MLFLOW_TRACKING_URI": store},
         capture_output=True,
         text=True,
     )
 
 
-def draw_all():
-    return plotting.main(plot.FIGURES, plot.OF_ONE_JOB, plot.VARIED, "val_accuracy")
+@pytest.fixture
+def draw(store, monkeypatch, capsys):
+    """`plot.py` with flags, in this process: its exit status, output and complaints."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+
+    def draw(*flags, of_all=plot.FIGURES, of_one=plot.OF_ONE_JOB):
+        monkeypatch.setattr("sys.argv", ["plot.py", *map(str, flags)])
+        status = plotting.main(of_all, of_one, plot.VARIED, "val_accuracy")
+        return status, *capsys.readouterr()
+
+    return draw
 
 
 def read_sizes(output):
@@ -147,7 +157,7 @@ def test_prints_at_the_size_it_was_drawn(printed):
         assert_prints_right(*figure)
 
 
-def test_same_jobs_same_bytes_whatever_else_is_in_the_store(store, printed, tmp_path):
+def test_same_jobs_same_bytes_whatever_else_is_in_the_store(store, printed, draw, tmp_path):
     own = experiment_name()
     job(store, own, model="mlp", lr=1e-3, seed=3, epochs=30, status="FAILED", mark=False)
     job(store, own, model="mlp", lr=1e-3, seed=4, epochs=30, status="KILLED", mark=False)
@@ -155,10 +165,10 @@ def test_same_jobs_same_bytes_whatever_else_is_in_the_store(store, printed, tmp_
     deleted = job(store, own, model="mlp", lr=1e-3, seed=6, epochs=30)
     MlflowClient(store).delete_run(deleted)
     job(store, own, model="mlp", lr=1e-3, seed=0, epochs=2)
-    done = run_plot(store, "--out", "here", cwd=tmp_path)
-    assert done.stderr == "left out 1 of 13 jobs: unlike the rest in epochs\n"
+    _, _, said = draw("--out", tmp_path)
+    assert said == "left out 1 of 13 jobs: unlike the rest in epochs\n"
     for path, _, _ in printed:
-        assert (tmp_path / "here" / path.name).read_bytes() == path.read_bytes()
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -185,12 +195,11 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_any_grid(store, shape, tmp_path, monkeypatch, capsys):
+def test_any_grid(store, shape, draw, tmp_path):
     sweep(store, shape, **SHAPES[shape])
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    monkeypatch.setattr("sys.argv", ["plot.py", "--experiment", shape, "--out", str(tmp_path)])
-    assert draw_all() == 0
-    for figure in read_sizes(capsys.readouterr().out):
+    status, out, _ = draw("--experiment", shape, "--out", tmp_path)
+    assert status == 0
+    for figure in read_sizes(out):
         assert_prints_right(*figure)
 
 
@@ -260,11 +269,10 @@ def test_captions_have_the_numbers(store, printed, monkeypatch):
     assert r"95\% t interval" in caption and r"\label{fig:ranking}" in caption
 
 
-def test_another_venue(store, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    monkeypatch.setattr("sys.argv", ["plot.py", "--venue", "nature", "--out", str(tmp_path)])
-    assert draw_all() == 0
-    widths = {width for _, width, _ in read_sizes(capsys.readouterr().out)}
+def test_another_venue(draw, tmp_path):
+    status, out, _ = draw("--venue", "nature", "--out", tmp_path)
+    assert status == 0
+    widths = {width for _, width, _ in read_sizes(out)}
     at = venues.VENUES["nature"]
     assert widths == {float(f"{at.column:g}"), float(f"{at.full:g}")}
 
@@ -287,34 +295,31 @@ def crowded(jobs):
     return fig, ""
 
 
-def test_what_would_not_print_right_is_named_and_not_written(store, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+def test_what_would_not_print_right_is_named_and_not_written(store, draw, tmp_path):
     job(store, "crowd", model="mlp", lr=1e-3, seed=0, epochs=2)
-    flags = ["plot.py", "--experiment", "crowd", "--out", str(tmp_path)]
-    monkeypatch.setattr("sys.argv", flags)
-    assert plotting.main({"crowded": crowded}, {}, plot.VARIED, "val_accuracy") == 1
-    *faults, last = capsys.readouterr().err.splitlines()
+    flags, only = ("--experiment", "crowd", "--out", tmp_path), {"of_all": {"crowded": crowded}}
+    status, _, said = draw(*flags, of_one={}, **only)
+    *faults, last = said.splitlines()
+    assert status == 1
     assert faults[0] == 'crowded: "tiny" (title of "tiny") is 6 pt, under 8'
     assert re.match(r'crowded: "beyond the edge" \(in the figure\) is cut by \d+', faults[1])
     assert re.match(r'crowded: "one over" .+ and "another" .+ overlap by \d', faults[-1])
     assert last == "crowded: not written; --unchecked writes it as it is"
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("sys.argv", [*flags, "--unchecked"])
-    assert plotting.main({"crowded": crowded}, {}, plot.VARIED, "val_accuracy") == 0
+    assert draw(*flags, "--unchecked", of_one={}, **only)[0] == 0
     assert (tmp_path / "crowded.pdf").exists()
 
 
-def test_the_chosen_jobs_predictions(store, tmp_path, monkeypatch):
-    done = run_plot(store, "--job", "nosuch", "--out", tmp_path / "wrong")
-    assert (done.returncode, (tmp_path / "wrong").exists()) == (2, False)
-    assert done.stderr.splitlines()[-1] == "plot.py: --job nosuch: no finished job has this id"
+def test_the_chosen_jobs_predictions(draw, tmp_path):
+    status, _, said = draw("--job", "nosuch", "--out", tmp_path / "wrong")
+    assert (status, (tmp_path / "wrong").exists()) == (2, False)
+    assert said.splitlines()[-1] == "plot.py: --job nosuch: no finished job has this id"
     name = "model=mlp lr=0.001 seed=2 epochs=30"
-    done = run_plot(store, "--job", name, "--out", tmp_path)
+    draw("--job", name, "--out", tmp_path, of_all={})
     caption = (tmp_path / "confusion.tex").read_text()
     assert "36 of 360 taken for another class" in caption
     assert "(mlp, learning rate 0.001, seed 2)" in caption
     assert json.loads((tmp_path / "confusion.json").read_text())["jobs"] == [name]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     one = results.jobs(experiment_name()).query("job_id == @name")
     fig, _ = plot.confusion(one)
     assert {text.get_text() for text in fig.axes[0].texts} == {"36"}

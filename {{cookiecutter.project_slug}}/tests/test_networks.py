@@ -42,9 +42,9 @@ def test_a_language_model_learns_by_the_same_loop(tmp_path, counting, loader):
     run.check(job.settings)
     cpu = torch.device("cpu")
     precision = Precision("bf16", cpu)
-    train, val, test, _, model = run.load(job.settings, cpu)
+    train, val, test, classes, model = run.load(job.settings, cpu)
     epoch = run.train(job, train, val, model, precision, GlobalStreams(0, cpu))
-    results = run.save(job, test, model, epoch, precision)
+    results = run.save(job, test, classes, model, epoch, precision)
     assert results["test_accuracy"] > 0.95 and results["test_loss"] < 0.5
 
 

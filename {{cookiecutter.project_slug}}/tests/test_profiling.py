@@ -92,7 +92,7 @@ def test_the_trace_has_the_lines_and_the_run_has_the_files(project: Project, fol
     assert any(name.startswith("run.py:") for name in names) and "aten::linear" in names
     (run,) = project.runs(folder.name)
     kept = {file.name for file in project.root.glob(f"mlruns/{run[0]}/artifacts/*")}
-    assert kept == {"profile.txt", "profile.json"}
+    assert kept == {"profile.txt", "profile.json", "predictions.npz"}
 
 
 def test_a_job_with_too_few_steps_says_so(caplog: pytest.LogCaptureFixture) -> None:

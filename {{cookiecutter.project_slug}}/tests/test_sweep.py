@@ -78,8 +78,8 @@ def test_one_failure_is_named_and_stops_no_other(
     output = Path(line.split()[-1].strip("[]"))
     assert output.name == "output.txt" and "failed: train_loss" in output.read_text()
     assert "Traceback" in (output.parent / "log.txt").read_text()
-    diverged = "SELECT status FROM runs JOIN tags USING (run_uuid) WHERE key = 'diverged'"
-    assert project.ask(diverged) == [("FAILED",)]
+    tags = "SELECT status, value FROM runs JOIN tags USING (run_uuid) WHERE key = 'diverged'"
+    assert sorted(project.ask(tags)) == [("FAILED", "true"), ("FINISHED", "false")]
     assert not (project.root / "oops").exists()
     notes = {value for (value,) in project.ask("SELECT value FROM params WHERE key = 'note'")}
     assert notes == {"", NOTE}
