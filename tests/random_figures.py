@@ -124,12 +124,12 @@ def corner(fig, text):
 
 
 def too_small(draw, fig, venue):
-    """A fault returns the lines of text that have it, and what is to be said of them."""
+    """A fault returns the texts that have it, or what they say, and what is to be said of them."""
     text = draw.choice(texts(fig))
     text.set_fontsize(venue.least - draw.uniform(0.2, 3))
     if draw.random() < 0.5:
         text.set_path_effects([withStroke(linewidth=1, foreground="white")])
-    return text.get_text().splitlines(), "pt, under"
+    return [text], "pt, under"
 
 
 def script_of_script(draw, fig, _venue):

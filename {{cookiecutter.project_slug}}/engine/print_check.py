@@ -21,6 +21,7 @@ from engine.venues import Venue
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.path import Path
     from matplotlib.text import Text
 
 SCRIPT = 0.7
@@ -28,6 +29,9 @@ SCRIPT = 0.7
 
 SLACK = 0.5
 """Points by which text may seem to be cut or to overlap: renderers differ by less."""
+
+INTERLOCKED = 0.2
+"""How far a text may reach into another's box, to its size, if their ink stays apart."""
 
 EXACT = 0.005
 """Inches by which a page may seem to be of another size."""
@@ -46,6 +50,7 @@ class _Piece(NamedTuple):
     text: "Text"
     size: float
     smallest: float
+    ink: "Path"
     corners: NDArray[Any]
     clip: NDArray[Any] | None
 
@@ -120,6 +125,8 @@ def _beyond(corners: NDArray[Any], box: NDArray[Any]) -> float:
 def _overlap(one: _Piece, other: _Piece) -> list[str]:
     if one.text is other.text or (by := _depth(one.corners, other.corners)) <= SLACK:
         return []
+    if by < INTERLOCKED * min(one.size, other.size) and not one.ink.intersects_path(other.ink):
+        return []
     return [f"{one.what} and {other.what} overlap by {by:.1f} pt"]
 
 
@@ -136,6 +143,7 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
     """Every line of text that is drawn, as any renderer is asked to draw it; matplotlib's warnings
     of characters that the font has not."""
     from matplotlib.backend_bases import RendererBase
+    from matplotlib.transforms import Affine2D
 
     pieces: list[_Piece] = []
     places = _places(figure)
@@ -162,10 +170,12 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
         def draw_text(  # type: ignore
             self, gc, x, y, s, prop, angle, ismath=False, mtext=None
         ) -> None:
-            corners = _outline(s, prop, ismath)
-            if gc.get_alpha() == 0 or not len(corners):
+            ink = _ink(s, prop, ismath)
+            if gc.get_alpha() == 0 or not np.size(ink.vertices):
                 return
-            corners = _rotated(corners, angle) + np.array([x, figure.bbox.height - y]) * INCH / DPI
+            place = np.array([x, figure.bbox.height - y]) * INCH / DPI
+            there = Affine2D().rotate_deg(angle).translate(*place)
+            corners, ink = there.transform(_corners(ink)), ink.transformed(there)
             clip = gc.get_clip_rectangle()
             box = None if clip is None else np.array([clip.min, clip.max]) * INCH / DPI
             if box is not None and _outside(corners, box):
@@ -173,7 +183,7 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
             size, text = prop.get_size_in_points(), drawing[-1]
             smallest = _smallest(s, prop) if ismath is True else size
             what = f"{_short(s)} ({places.get(text, 'in the figure')})"
-            pieces.append(_Piece(what, text, size, smallest, corners, box))
+            pieces.append(_Piece(what, text, size, smallest, ink, corners, box))
 
     with warnings.catch_warnings(record=True) as warned, _at_dpi(figure, DPI), _noted(drawing):
         warnings.simplefilter("always")
@@ -218,22 +228,20 @@ def _at_dpi(figure: "Figure", dpi: float) -> Iterator[None]:
         figure.dpi = before
 
 
-def _outline(s: str, prop: Any, ismath: Any) -> NDArray[Any]:
-    """The corners (4, 2), in points, of the ink of a line of text that begins at the origin."""
+def _ink(s: str, prop: Any, ismath: Any) -> "Path":
+    """The outlines, in points, of a line of text that begins at the origin."""
+    from matplotlib.path import Path
     from matplotlib.textpath import text_to_path
 
-    vertices, _ = text_to_path.get_text_path(prop, s, ismath=ismath)
-    if not len(vertices):
-        return np.empty((0, 2))
-    points = np.asarray(vertices) * prop.get_size_in_points() / text_to_path.FONT_SCALE
-    (left, bottom), (right, top) = points.min(0), points.max(0)
+    vertices, codes = text_to_path.get_text_path(prop, s, ismath=ismath)
+    scale = prop.get_size_in_points() / text_to_path.FONT_SCALE
+    return Path(np.reshape(vertices, (-1, 2)) * scale, codes)
+
+
+def _corners(ink: "Path") -> NDArray[Any]:
+    """The corners (4, 2) of a box around outlines, one after the other."""
+    left, bottom, right, top = ink.get_extents().extents
     return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
-
-
-def _rotated(corners: NDArray[Any], degrees: float) -> NDArray[Any]:
-    cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
-    turned: NDArray[Any] = corners @ np.array([[cos, sin], [-sin, cos]])
-    return turned
 
 
 def _outside(corners: NDArray[Any], box: NDArray[Any]) -> bool:

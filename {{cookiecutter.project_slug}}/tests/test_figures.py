@@ -270,7 +270,8 @@ def test_captions_have_the_numbers(store, printed, monkeypatch):
 
 
 def test_another_venue(draw, tmp_path):
-    status, out, _ = draw("--venue", "nature", "--out", tmp_path)
+    wide_and_narrow = {name: plot.FIGURES[name] for name in ("learning-curves", "ranking")}
+    status, out, _ = draw("--venue", "nature", "--out", tmp_path, of_all=wide_and_narrow)
     assert status == 0
     widths = {width for _, width, _ in read_sizes(out)}
     at = venues.VENUES["nature"]
