@@ -124,7 +124,7 @@ def corner(fig, text):
 
 
 def too_small(draw, fig, venue):
-    """A fault returns the texts that have it, or what they say, and what is to be said of them."""
+    """A fault returns the texts that have it, if it is one of text, and what is to be said."""
     text = draw.choice(texts(fig))
     text.set_fontsize(venue.least - draw.uniform(0.2, 3))
     if draw.random() < 0.5:
@@ -133,45 +133,50 @@ def too_small(draw, fig, venue):
 
 
 def script_of_script(draw, fig, _venue):
-    draw.choice(fig.axes).set_title("$x_{a_b}$")
-    return ["$x_{a_b}$"], "scripts of scripts"
+    return [draw.choice(fig.axes).set_title("$x_{a_b}$")], "scripts of scripts"
 
 
 def cut_by_the_page(draw, fig, _venue):
     x, y = draw.choice([0, 1]), draw.uniform(0.2, 0.8)
-    fig.text(x, y, "MMM", ha="center", va="center", rotation=draw.choice([0, 30, 90]))
-    return ["MMM"], "at the page's edge"
+    turn = draw.choice([0, 30, 90])
+    text = fig.text(x, y, "MMM", ha="center", va="center", rotation=turn)
+    return [text], "at the page's edge"
+
+
+def axes_beyond_the_page(draw, fig, _venue):
+    fig.add_axes([draw.uniform(0.6, 0.9), 0.2, 0.5, 0.5], xticks=[], yticks=[])
+    return [], "reach beyond the page's edge"
 
 
 def cut_by_its_axes(draw, fig, _venue):
     ax = draw.choice(fig.axes)
     place = {"transform": ax.transAxes, "ha": "center", "va": "center"}
-    ax.text(draw.choice([0, 1]), 0.5, "MMM", clip_on=True, **place)
-    return ["MMM"], "at the edge of its axes"
+    return [ax.text(draw.choice([0, 1]), 0.5, "MMM", clip_on=True, **place)], "edge of its axes"
 
 
 def overlapping(draw, fig, _venue):
     box = draw.choice(texts(fig)).get_window_extent().transformed(fig.transFigure.inverted())
     x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
-    words = str(draw.choice(["MMM", "MMM\nMMM"]))
-    fig.text(x, y, words, ha="center", va="center", rotation=draw.choice([0, 45, 90]))
-    return ["MMM"], "overlap by"
+    words = str(draw.choice(["MMM", "MMM\nMMM\nMMM"]))  # there is a line in the middle
+    turn = draw.choice([0, 45, 90])
+    return [fig.text(x, y, words, ha="center", va="center", rotation=turn)], "overlap by"
 
 
 def wrong_page(draw, fig, _venue):
     fig.set_figwidth(fig.get_figwidth() + draw.choice([-1, 1]) * draw.uniform(0.02, 0.3))
-    return ["the page"], "in wide; should be"
+    return [], "in wide; should be"
 
 
 def too_high(draw, fig, venue):
     fig.set_figheight(venue.height + draw.uniform(0.02, 1))
-    return ["the page"], "in high; at most"
+    return [], "in high; at most"
 
 
 FAULTS = (
     too_small,
     script_of_script,
     cut_by_the_page,
+    axes_beyond_the_page,
     cut_by_its_axes,
     overlapping,
     wrong_page,

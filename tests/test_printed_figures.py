@@ -86,7 +86,7 @@ def test_same_figures_from_postgresql_and_from_a_server(sweep, draw, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("venue", ["icml", "neurips", "nature", "acl", "elife"])
+@pytest.mark.parametrize("venue", ["icml", "nature"])
 def test_poppler_finds_the_same_pages_and_fonts(draw, poppler, tmp_path, venue):
     done = draw("--venue", venue, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

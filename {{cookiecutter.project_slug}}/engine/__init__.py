@@ -10,8 +10,8 @@ Floors, each importing only those below it (tests/test_house.py holds them to it
                         early_stopping, checkpoints, training_state, meters, predictions
 1  one library each     locks, interruption, job, journal, delivery, courier, store, reading,
                         database, stored_jobs, results (MLflow and its database), counters
-                        (nvidia-ml-py), style, figures, plots, print_check, figure_files
-                        (matplotlib), statistics (SciPy), progress (tqdm)
+                        (nvidia-ml-py), style, figures, plots, print_check, pdf_check, figure_files
+                        (matplotlib), captions, statistics (SciPy), progress (tqdm)
 0  settings             settings, cli, provenance, venues (the standard library only)
 
 The scripts at the project's root stand on floor 4.

@@ -9,15 +9,18 @@ import io
 import json
 import os
 import re
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine import print_check
+from engine import pdf_check, print_check
 from engine.settings import SettingsError
 from engine.venues import Venue
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+GREEK = {letter: unicodedata.name(letter).split()[-1].lower() for letter in "αβγδεζηθκμνξπρστφχψω"}
 
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -29,7 +32,11 @@ LATEX = {
     "−": "$-$",
     "×": r"$\times$",
     "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "→": r"$\to$",
+    "∞": r"$\infty$",
     **{character: f"${character}$" for character in "<>|"},
+    **{character: f"$\\{name}$" for character, name in (GREEK | {"λ": "lambda"}).items()},
 }
 """How characters are written in LaTeX that mean something there or may be missing."""
 
@@ -63,7 +70,7 @@ def save(
     source = json.dumps(about)
     images = {kind: _drawn(fig, kind, beside.name, source) for kind in TEXTS}
     if checked:
-        problems += print_check.check_pdf(images["pdf"], width, height, venue.least)
+        problems += pdf_check.check(images["pdf"], width, height, venue.least)
     if problems:
         raise Misprint("\n".join(problems))
     beside.parent.mkdir(parents=True, exist_ok=True)
@@ -131,4 +138,4 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _latex(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in text)
+    return "".join(LATEX.get(character, character) for character in " ".join(text.split()))

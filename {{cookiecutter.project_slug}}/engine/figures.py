@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from engine.style import number, parameters
+from engine.style import number, parameters, written
 from engine.venues import DEFAULT, VENUES, Venue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MOST = 6
+"""Lines that are labelled at their ends; of more there is a legend."""
 
 _venue = VENUES[DEFAULT]
 
@@ -41,8 +44,8 @@ def figure(
 ) -> tuple["Figure", Any]:
     """A figure as wide as a `column` or the `full` page, and its axes.
 
-    The height is in inches, by default 0.62 of the width; `subplots` goes to Figure.subplots.
-    Raises ValueError for an unknown width.
+    The height is in inches, by default 0.62 of the width and never more than the venue's page has;
+    `subplots` goes to Figure.subplots. Raises ValueError for an unknown width.
     """
     if width not in ("column", "full"):
         raise ValueError(f"no width {width!r}; known: column, full")
@@ -50,7 +53,8 @@ def figure(
 
     inches = _venue.column if width == "column" else _venue.full
     # Constrained layout for this figure alone: by rcParam it would come on between two saves.
-    fig = Figure(figsize=(inches, height or 0.62 * inches), layout="constrained")
+    size = inches, min(height or 0.62 * inches, _venue.height)
+    fig = Figure(figsize=size, layout="constrained")
     return fig, fig.subplots(**subplots)
 
 
@@ -66,7 +70,7 @@ def panels(
     fig, grid = figure(width, inches, nrows=rows, ncols=across, sharey=True, squeeze=False)
     axes, spare = list(grid.flat)[: len(names)], list(grid.flat)[len(names) :]
     for name, ax in zip(names, axes, strict=True):
-        ax.set_title(name)
+        ax.set_title(written(name))
     for ax in grid[:, 0]:
         ax.set_ylabel(ylabel)
     for ax in axes[-across:]:
@@ -129,7 +133,8 @@ def legend(fig: "Figure", title: str = "") -> None:
 
 
 def label_lines(ax: "Axes") -> None:
-    """Write each line's label at its end, in its colour, moved apart where they would overlap.
+    """Write each line's label at its end, in its colour, moved apart where they would overlap; a
+    legend where there are many.
 
     To be called last: it goes by the axes' limits and by what else has its place in the figure.
     """
@@ -138,6 +143,9 @@ def label_lines(ax: "Axes") -> None:
     ]
     fig = ax.get_figure(root=True)
     assert fig
+    if len(lines) > MOST:
+        legend(fig)
+        return
     fig.draw_without_rendering()
     ends = [ax.transData.transform(line.get_xydata()[-1]) for line in lines]
     height = 1.2 * _venue.small * fig.dpi / 72

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from engine.results import NoResults
 from engine.statistics import mean_interval, reached
-from engine.style import GREY, PLAIN, Look, looks, written
+from engine.style import GREY, PLAIN, Look, looks, names, written
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +52,7 @@ def bands(
 
     table = curves.pivot(index="step", columns="job_id", values="value")
     steps, values = table.index.to_numpy(), table.to_numpy(dtype=float)
-    whole = ~np.isnan(values).any(axis=1)
+    whole = np.isfinite(values).all(axis=1)
     mean, half = mean_interval(values[whole])
     low, high = np.clip([mean - half, mean + half], *within)
     each = [np.column_stack([steps, curve]) for curve in values.T]
@@ -78,9 +79,11 @@ def points(
 
     Series stand side by side around their place, and the points of a mean to its right, so that
     nothing hides another. Intervals end at the limits `within` which a value can be. A job that
-    diverged is a cross on the lower edge.
+    diverged is a cross on the lower edge. Raises NoResults where an `x` has no place on the axis.
     """
-    look = looks(sorted(jobs[series].unique()))
+    if not all(value and value > 0 for value in jobs[x]):
+        raise NoResults(f"{x} is not above 0 in all jobs, so it has no logarithm")
+    look, labels = looks(jobs[series]), names(jobs[series])
     places = np.log10(np.sort(jobs[x].unique()))
     gap = np.diff(places).min() if len(places) > 1 else 1.0
     step = SLOTS * gap / len(look)
@@ -90,11 +93,13 @@ def points(
     for index, (name, how) in enumerate(look.items()):
         aside = (index - (len(look) - 1) / 2) * step
         centres = []
-        for place, repeated in jobs[jobs[series] == name].groupby(x):
-            at = np.log10(place) + aside
-            lost = repeated["diverged"].sum()
+        own = jobs[[value == name for value in jobs[series]]]
+        for place in sorted(own[x].unique()):
+            repeated, at = own[own[x] == place], np.log10(place) + aside
+            lost = int(repeated["diverged"].sum())
             ax.plot(_right_of(at, lost, step), [0.02] * lost, "x", color=how.colour, transform=edge)
-            values = repeated[y].dropna().to_numpy()
+            values = repeated[y].to_numpy(dtype=float)
+            values = values[np.isfinite(values)]
             apart = _right_of(at, len(values), step)
             ax.plot(apart, values, how.marker, color=how.colour, **OPEN)
             if len(values):
@@ -103,7 +108,7 @@ def points(
                 ax.plot([10**at] * 2, ends, color=how.colour, linewidth=0.7)
                 centres.append((10**at, mean))
         line = {"color": how.colour, "linestyle": how.line, "marker": how.marker}
-        ax.plot(*np.reshape(centres, (-1, 2)).T, label=written(name), zorder=3, **line)
+        ax.plot(*np.reshape(centres, (-1, 2)).T, label=labels[name], zorder=3, **line)
 
 
 def _right_of(place: float, count: int, step: float) -> NDArray[Any]:
@@ -118,10 +123,12 @@ def heatmap(ax: "Axes", jobs: "pd.DataFrame", x: str, y: str, metric: str) -> No
     values = jobs.pivot_table(index=y, columns=x, values=metric, dropna=False)
     grid = values.to_numpy(dtype=float)
     image = ax.imshow(grid, aspect="auto")
-    ax.set_yticks(range(grid.shape[0]), [written(name) for name in values.index])
+    rows, columns = (list(names(each).values()) for each in (values.index, values.columns))
+    shown = _shown(len(rows))
+    ax.set_yticks(shown, [rows[row] for row in shown])
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    cell = _columns(ax, [written(name) for name in values.columns])
+    cell = _columns(ax, columns)
     texts = [["–" if np.isnan(value) else f"{value:.3f}" for value in row] for row in grid]
     if max(_width(text) for row in texts for text in row) > cell:
         fig = ax.get_figure(root=True)
@@ -134,18 +141,23 @@ def heatmap(ax: "Axes", jobs: "pd.DataFrame", x: str, y: str, metric: str) -> No
         ax.text(column, row, texts[row][column], color=colour, **IN_CELL)
 
 
-def _columns(ax: "Axes", names: Sequence[str]) -> float:
+def _columns(ax: "Axes", texts: Sequence[str]) -> float:
     """Name the columns of an image, upright where they are too long, and not each where they are
     too many; the points that a column has."""
     fig = ax.get_figure(root=True)
     assert fig
-    shown = range(0, len(names), -(-len(names) // NAMED))
-    ax.set_xticks(shown, [names[column] for column in shown])
+    shown = _shown(len(texts))
+    ax.set_xticks(shown, [texts[column] for column in shown])
     fig.draw_without_rendering()
-    cell = 72 / fig.dpi * float(ax.get_window_extent().width) / len(names)
-    if max(_width(names[column]) for column in shown) > cell * shown.step:
+    cell = 72 / fig.dpi * float(ax.get_window_extent().width) / len(texts)
+    if max(_width(texts[column]) for column in shown) > cell * shown.step:
         ax.tick_params(axis="x", rotation=90)
     return cell
+
+
+def _shown(count: int) -> range:
+    """The columns or rows that are named: all, or every second, third, …"""
+    return range(0, count, -(-count // NAMED))
 
 
 def _width(text: str) -> float:
@@ -211,10 +223,9 @@ def confusion(
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     ax.spines[:].set_visible(True)
-    names = [_shortened(written(name)) for name in classes]
-    shown = range(0, len(names), -(-len(names) // NAMED))
-    ax.set_yticks(shown, [names[row] for row in shown])
-    cell = _columns(ax, names)
+    texts, shown = [_shortened(written(name)) for name in classes], _shown(len(classes))
+    ax.set_yticks(shown, [texts[row] for row in shown])
+    cell = _columns(ax, texts)
     if _width(str(counts.max())) > cell:
         return
     for (row, column), count in np.ndenumerate(counts):
@@ -225,15 +236,3 @@ def confusion(
 
 def _shortened(name: str, most: int = 16) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-def repeats(
-    jobs: "pd.DataFrame", by: Sequence[str], metric: str, interval: str = ", 95% t interval"
-) -> str:
-    """What the means over jobs of the same settings stand on: `mean of 3 seeds, 95% t interval`."""
-    known = jobs[jobs[metric].notna()]
-    counts = known.groupby(list(by), dropna=False).size()
-    few, many = counts.min(), counts.max()
-    if many == 1:
-        return "one seed"
-    return f"mean of {few if few == many else f'{few}–{many}'} seeds{interval}"

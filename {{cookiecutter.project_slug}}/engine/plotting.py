@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ def main(
     of_all: Mapping[str, Drawing], of_one: Mapping[str, Drawing], varied: Collection[str], best: str
 ) -> int:
     """Draw figures, by their names: those `of_all` jobs that differ in nothing but the settings
-    `varied`, and those `of_one` of them, by default that with the highest metric `best`.
+    `varied`, and those `of_one` of them, by default that which was best by the metric `best`.
 
     Returns the exit status: 1 if a figure would not print right, or none could be drawn.
     """
@@ -35,11 +36,12 @@ def main(
             return 0
         venue = venues.named(args.venue, args.font)
         every = results.jobs(args.experiment)
+        chosen = _chosen(every, args.job)
         alike = _alike(every, varied)
-        one = _one(every, args.job or results.best(alike, best))
         figures.use(venue)
         how = (args.out, venue, not args.unchecked)
-        done = [_draw(name, drawing, alike, *how) for name, drawing in of_all.items()]
+        done = [_draw(name, drawing, lambda: alike, *how) for name, drawing in of_all.items()]
+        one = partial(_one, chosen, alike, best)
         done += [_draw(name, drawing, one, *how) for name, drawing in of_one.items()]
         return 0 if True in done and False not in done else 1
     except SettingsError as error:
@@ -51,12 +53,18 @@ def main(
 
 
 def _draw(
-    name: str, drawing: Drawing, jobs: "pd.DataFrame", out: Path, venue: venues.Venue, checked: bool
+    name: str,
+    drawing: Drawing,
+    of: "Callable[[], pd.DataFrame]",
+    out: Path,
+    venue: venues.Venue,
+    checked: bool,
 ) -> bool | None:
     """Write a figure and print the path and the printed size of its files; whether it prints right,
     None if it was left out."""
-    about = results.provenance(jobs) | {"venue": venue.name}
     try:
+        jobs = of()
+        about = results.provenance(jobs) | {"venue": venue.name}
         fig, caption = drawing(jobs)
         files = figure_files.save(fig, out / name, caption, about, venue, checked)
     except results.NoResults as why:
@@ -94,8 +102,14 @@ def _alike(jobs: "pd.DataFrame", varied: Collection[str]) -> "pd.DataFrame":
     return alike
 
 
-def _one(jobs: "pd.DataFrame", job_id: str) -> "pd.DataFrame":
-    found = jobs[jobs["job_id"] == job_id]
-    if found.empty:
+def _chosen(jobs: "pd.DataFrame", job_id: str) -> "pd.DataFrame":
+    """The job of an id, in a table; none if none is asked for."""
+    found = jobs[(jobs["job_id"] == job_id) & ~jobs["diverged"]]
+    if job_id and found.empty:
         raise SettingsError(f"--job {job_id}: no finished job has this id")
     return found
+
+
+def _one(chosen: "pd.DataFrame", jobs: "pd.DataFrame", metric: str) -> "pd.DataFrame":
+    """The chosen job, else the best."""
+    return jobs[jobs["job_id"] == results.best(jobs, metric)] if chosen.empty else chosen

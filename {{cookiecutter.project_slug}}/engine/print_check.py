@@ -1,14 +1,12 @@
 """Whether a figure prints right: its text large enough, whole and apart, its page the venue's.
 
-Two looks at it. `check` looks at the figure and can name what is wrong: it draws it once more and
-takes note of each piece of text. `check_pdf` looks at what was written, which is what a printer
-gets. Not seen, by design: text over lines and images, text within images, and what a document does
-to the figure (include it without a width).
+It is drawn once more, and note is taken of each piece of text, so that what is wrong can be named.
+What was written is looked at as well (pdf_check.py). Not seen, by design: text over lines and
+images, text within images, lines that end beyond the axes, and what a document does to the figure
+(include it without a width).
 """
 
-import re
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
@@ -17,15 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.pdf_check import EXACT, INCH, SCRIPT
 from engine.venues import Venue
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.path import Path
     from matplotlib.text import Text
-
-SCRIPT = 0.7
-"""Size of a script in mathtext to its base, as in TeX."""
 
 SLACK = 0.5
 """Points by which text may seem to be cut or to overlap: renderers differ by less."""
@@ -33,14 +30,8 @@ SLACK = 0.5
 INTERLOCKED = 0.2
 """How far a text may reach into another's box, to its size, if their ink stays apart."""
 
-EXACT = 0.005
-"""Inches by which a page may seem to be of another size."""
-
 DPI = 300
 """Dots per inch at which the figure is drawn for the check."""
-
-INCH = 72
-"""Points of an inch."""
 
 
 class _Piece(NamedTuple):
@@ -62,32 +53,8 @@ def check(figure: "Figure", venue: Venue) -> list[str]:
     found = [problem for piece in pieces for problem in _too_small(piece, venue.least)]
     found += [problem for piece in pieces for problem in _cut(piece, width, height)]
     found += [problem for pair in combinations(pieces, 2) for problem in _overlap(*pair)]
+    found += [problem for ax in figure.axes for problem in _beside_the_page(ax)]
     return [*_page(width, height, venue), *missing, *found]
-
-
-def check_pdf(data: bytes, width: float, height: float, least: float) -> list[str]:
-    """What of a PDF that matplotlib wrote is wrong; sizes in inches, the least text in points."""
-    found = []
-    boxes = [box.split() for box in re.findall(rb"/MediaBox\s*\[([^]]+)\]", data)]
-    pages = [[float(side) / INCH for side in box] for box in boxes]
-    if len(pages) != 1 or not np.allclose(pages, [[0, 0, width, height]], atol=EXACT):
-        found.append(f"the PDF's page is not {width:g} x {height:g} in")
-    if b"/Type3" in data:
-        found.append("the PDF has Type 3 fonts; set pdf.fonttype to 42")
-    sizes = pdf_sizes(data)
-    if sizes and b"/FontFile2" not in data:
-        found.append("the PDF has text without its TrueType font")
-    if sizes and min(sizes) < SCRIPT * least - 0.01:
-        found.append(f"the PDF has text of {min(sizes):.1f} pt, under {SCRIPT * least:.1f}")
-    return found
-
-
-def pdf_sizes(data: bytes) -> list[float]:
-    """The sizes, in points, that a PDF of matplotlib's sets its fonts to."""
-    streams = re.findall(rb"stream\r?\n(x.+?)\r?\nendstream", data, re.DOTALL)
-    texts = [zlib.decompressobj().decompress(stream) for stream in streams]
-    found = [size for text in texts for size in re.findall(rb"/F\S+ ([\d.]+) Tf", text)]
-    return [float(size) for size in found]
 
 
 def _page(width: float, height: float, venue: Venue) -> list[str]:
@@ -110,11 +77,20 @@ def _too_small(piece: _Piece, least: float) -> list[str]:
 
 
 def _cut(piece: _Piece, width: float, height: float) -> list[str]:
-    """Cut by the page's edge, or by what it is clipped to: its axes. Quite hidden is not cut."""
-    page = np.array([[0, 0], [INCH * width, INCH * height]])
-    edge = "the page's edge" if piece.clip is None else "the edge of its axes"
-    by = _beyond(piece.corners, page if piece.clip is None else piece.clip)
+    """Cut by the page's edge, or by what it is clipped to: its axes. Quite hidden by those is not
+    cut."""
+    edges = {"the page's edge": np.array([[0, 0], [INCH * width, INCH * height]])}
+    if piece.clip is not None:
+        edges["the edge of its axes"] = piece.clip
+    by, edge = max((_beyond(piece.corners, box), edge) for edge, box in edges.items())
     return [f"{piece.what} is cut by {by:.1f} pt at {edge}"] if by > SLACK else []
+
+
+def _beside_the_page(ax: "Axes") -> list[str]:
+    box = ax.get_position()
+    if min(box.extents) > -0.001 and max(box.extents) < 1.001:
+        return []
+    return [f"the axes {_short(ax.get_title())} reach beyond the page's edge"]
 
 
 def _beyond(corners: NDArray[Any], box: NDArray[Any]) -> float:
@@ -171,7 +147,7 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
             self, gc, x, y, s, prop, angle, ismath=False, mtext=None
         ) -> None:
             ink = _ink(s, prop, ismath)
-            if gc.get_alpha() == 0 or not np.size(ink.vertices):
+            if 0 in (gc.get_alpha(), gc.get_rgb()[3]) or not np.size(ink.vertices):
                 return
             place = np.array([x, figure.bbox.height - y]) * INCH / DPI
             there = Affine2D().rotate_deg(angle).translate(*place)

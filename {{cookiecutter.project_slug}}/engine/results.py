@@ -13,11 +13,14 @@ from contextlib import suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cache
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import BadZipFile
 
 from engine import reading, stored_jobs
+from engine.job import cause
 from engine.settings import Runtime
-from engine.style import written
+from engine.style import names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,29 +49,42 @@ def jobs(experiment: str) -> "pd.DataFrame":
 
     The jobs are those that finished, and those that `diverged`, as that column says: they have
     settings, but no metrics. A setting that a job is older than has its neutral value. Of a
-    setting, a metric and a tag with the same name the setting is kept (`lr`). The names of the
-    settings are in `attrs["settings"]`. Raises NoResults where no job has finished, ConnectionError
-    where the store cannot be read.
+    setting, a metric and a tag with the same name the setting is kept (`lr`); `hardware` is the tag
+    that tells which device it was. The names of the settings are in `attrs["settings"]`. Raises
+    NoResults where no job has finished, ConnectionError where the store cannot be read.
     """
     found = stored_jobs.jobs(experiment)
     if all(job["diverged"] for job in found):
         raise NoResults(_why_none(experiment))
     import pandas as pd
 
-    older = json.loads(max((job["tags"].get("neutral", "{}") for job in found), key=len))
-    settings = [
-        older | {name: _value(text) for name, text in job["params"].items()} for job in found
-    ]
-    table = pd.DataFrame(
-        _row(job) | own | {key: value for key, value in job.items() if key in OWN}
-        for job, own in zip(found, settings, strict=True)
-    )
-    table.attrs["settings"] = sorted(set().union(*settings))
+    table = pd.DataFrame(map(_row, found))
+    settings = _settings(found)
+    for name, values in settings.items():
+        table[name] = pd.Series(values, dtype=object if None in values else None)
+    table.attrs["settings"] = sorted(settings)
     return table
 
 
 def _row(job: stored_jobs.StoredJob) -> dict[str, Any]:
-    return job["tags"] | ({} if job["diverged"] else job["metrics"])
+    metrics = {} if job["diverged"] else job["metrics"]
+    own = {key: value for key, value in job.items() if key in OWN}
+    return job["tags"] | metrics | own | {"hardware": job["tags"].get("device", "unknown")}
+
+
+def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
+    """Each setting's values: as they were before they were stored as text, if that goes for all."""
+    older: dict[str, Any] = {}
+    for job in found:
+        older |= json.loads(job["tags"].get("neutral", "{}"))
+    settings: dict[str, list[Any]] = {}
+    for name in set(older).union(*(job["params"] for job in found)):
+        texts = [job["params"].get(name) for job in found]
+        values = [older.get(name) if text is None else _value(text) for text in texts]
+        words = any(isinstance(value, str) for value in values)
+        told = [value if text is None else text for value, text in zip(values, texts, strict=True)]
+        settings[name] = told if words else values
+    return settings
 
 
 def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
@@ -99,20 +115,40 @@ def _points(runs: tuple[str, ...], key: str) -> "pd.DataFrame":
 def samples(jobs: "pd.DataFrame", by: Sequence[str], metric: str) -> "dict[str, pd.Series[Any]]":
     """A metric's values, by seed, in the jobs with the same settings, by those as text: the largest
     mean first. Raises NoResults where no job has the metric."""
-    if metric not in jobs:
-        raise NoResults(f"no finished job has the metric {metric}")
-    groups = jobs[jobs[metric].notna()].groupby(list(by), dropna=False)
     found = {
-        ", ".join(map(written, names)): repeated.set_index("seed")[metric]
-        for names, repeated in groups
+        name: repeated.set_index("seed")[metric]
+        for name, repeated in groups(having(jobs, metric), by).items()
     }
     return dict(sorted(found.items(), key=lambda item: -item[1].mean()))
 
 
+def groups(jobs: "pd.DataFrame", by: Sequence[str]) -> "dict[str, pd.DataFrame]":
+    """The jobs with the same settings, by those as text: `mlp, 0.001`."""
+    import numpy as np
+
+    texts = [names(jobs[name]) for name in by]
+    rows = zip(*(jobs[name] for name in by), strict=True)
+    keys = [", ".join(of[value] for of, value in zip(texts, row, strict=True)) for row in rows]
+    return {key: jobs[np.array(keys) == key] for key in sorted({*keys})}
+
+
+def having(jobs: "pd.DataFrame", metric: str) -> "pd.DataFrame":
+    """The jobs that have a metric, and a finite one. Raises NoResults where there are none."""
+    import numpy as np
+
+    if metric not in jobs or not np.isfinite(jobs[metric]).any():
+        raise NoResults(f"no finished job has the metric {metric}")
+    finite: pd.DataFrame = jobs[np.isfinite(jobs[metric])]
+    return finite
+
+
 def best(jobs: "pd.DataFrame", metric: str) -> str:
-    """The id of the job in which a metric was highest, at any step."""
+    """The id of the job in which a metric was best at any step: a loss lowest, others highest. Of
+    several the first."""
     history = curves(jobs, metric)
-    return str(history["job_id"].iloc[history["value"].argmax()])
+    sign = -1 if metric.endswith("loss") else 1
+    of_job = (sign * history["value"]).groupby(history["job_id"]).max()
+    return str(of_job.idxmax())
 
 
 def times_to(jobs: "pd.DataFrame", metric: str, target: float) -> "pd.DataFrame":
@@ -132,16 +168,18 @@ def predictions(job: "pd.DataFrame") -> Predictions:
     """What the best weights of the one job in a table made of the test examples, as run.py has kept
     it.
 
-    Raises NoResults if it has kept nothing.
+    Raises NoResults if it has kept nothing that can be read.
     """
     import numpy as np
 
     (row,) = job.to_dict("records")
     try:
-        with np.load(stored_jobs.file(row["run_id"], row["job_folder"], "predictions.npz")) as kept:
+        file = stored_jobs.file(row["run_id"], row["job_folder"], "predictions.npz")
+        with np.load(BytesIO(file)) as kept:
             return Predictions(*(kept[name] for name in Predictions._fields))
-    except OSError as error:
-        raise NoResults(f"the job {row['job_id']} has kept no predictions") from error
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
+        why = f"cannot read the predictions of the job {row['job_id']}"
+        raise NoResults(f"{why}: {cause(error)}") from error
 
 
 def provenance(jobs: "pd.DataFrame") -> dict[str, Any]:

@@ -7,7 +7,6 @@ curve = reached(times, ended)                       # the share that has come to
 """
 
 import warnings
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,8 +24,8 @@ Floats = NDArray[np.float64]
 def mean_interval(samples: ArrayLike) -> tuple[Any, Any]:
     """The mean over the last axis and half the width of its t interval, NaN for one sample.
 
-    A t interval holds its 95 % down to three samples, where a bootstrap holds 75 %
-    (tests/test_statistics.py).
+    A t interval holds its 95 % down to two samples (tests/test_statistics.py), where a percentile
+    bootstrap of three holds 75 %.
     """
     from scipy.stats import t
 
@@ -41,21 +40,11 @@ def mean_interval(samples: ArrayLike) -> tuple[Any, Any]:
 def paired_difference(first: "pd.Series[float]", second: "pd.Series[float]") -> tuple[Any, Any]:
     """The mean of first minus second over the seeds that both have, and half its t interval.
 
-    Jobs of the same seed share their split and their order of batches: what these add to both
-    drops out. NaN where they share no seed.
+    Jobs of the same seed share their first weights and their order of batches: what these add to
+    both drops out. NaN where they share no seed.
     """
     differences = (first - second).dropna()
     return mean_interval(differences) if len(differences) else (np.nan, np.nan)
-
-
-def compared(samples: "Sequence[pd.Series[float]]") -> str:
-    """The difference of the first two samples, by seed, as a sentence; nothing where they share no
-    seed."""
-    if len(samples) < 2 or not (pairs := len((samples[0] - samples[1]).dropna())):
-        return ""
-    mean, half = paired_difference(*samples[:2])
-    interval = f" ± {half:.4f}" if pairs > 1 else ""
-    return f"First minus second: {mean:.4f}{interval} (95% t interval, {pairs} pairs by seed)."
 
 
 def iqm(scores: ArrayLike) -> float:

@@ -9,9 +9,11 @@ read.
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypedDict
 
 from engine import database
@@ -69,23 +71,30 @@ def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
     if database.kind():
         query = HISTORIES.format(database.listed("runs"))
         points = select(query, runs=json.dumps(run_ids), key=key)
-        return [(run, step, math.nan if value is None else value) for run, step, value in points]
+        return [(run, step, _number(value)) for run, step, value in points]
     with asked() as client, ThreadPoolExecutor(AT_ONCE) as threads:
         several = threads.map(lambda run: client.get_metric_history(run, key), sorted(run_ids))
         return [
-            (run, point.step, point.value)
+            (run, point.step, _number(point.value))
             for run, history in zip(sorted(run_ids), several, strict=True)
             for point in sorted(history, key=_place)
         ]
 
 
-def file(run_id: str, folder: str, name: str) -> Path:
-    """A file that a job has kept: in its folder, else a copy of the one that went with its run."""
+def file(run_id: str, folder: str, name: str) -> bytes:
+    """What is in a file that a job has kept: in its folder, else with its run."""
     own = Path(folder) / name
     if own.exists():
-        return own
-    with asked() as client:
-        return Path(client.download_artifacts(run_id, name))
+        return own.read_bytes()
+    with asked() as client, TemporaryDirectory() as copy:
+        return Path(client.download_artifacts(run_id, name, copy)).read_bytes()
+
+
+def _number(value: float | None) -> float:
+    """A metric as it was logged: SQL has none for NaN, and MLflow the largest for infinity."""
+    if value is None:
+        return math.nan
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
 def _place(point: "Metric") -> tuple[int, int]:
@@ -109,7 +118,7 @@ def _by_sql(experiment: str) -> list[StoredJob]:
     for run, key, value in select(OF_RUNS.format("params", listed), runs=runs):
         found[run]["params"][key] = value
     for run, key, value in select(OF_RUNS.format(f"{LATEST} AS latest", listed), runs=runs):
-        found[run]["metrics"][key] = math.nan if value is None else value
+        found[run]["metrics"][key] = _number(value)
     for run, key, value in select(OF_RUNS.format("tags", listed), runs=runs):
         found[run]["tags"][key] = value
     return list(found.values())
@@ -125,7 +134,7 @@ def _by_client(experiment: str) -> list[StoredJob]:
             "ended": run.info.end_time or 0,
             "diverged": run.info.status == "FAILED",
             "params": run.data.params,
-            "metrics": run.data.metrics,
+            "metrics": {key: _number(value) for key, value in run.data.metrics.items()},
             "tags": run.data.tags,
         }
         for run in runs

@@ -1,6 +1,6 @@
 """How figures look: matplotlib's rcParams for a venue's text, and colours told apart by anyone."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from engine.venues import Venue
@@ -51,11 +51,11 @@ class Look(NamedTuple):
 PLAIN = Look()
 
 
-def looks(series: Iterable[Hashable]) -> dict[Any, Look]:
-    """A look for each series, the same in all figures that have the same series."""
+def looks(values: Iterable[Any]) -> dict[Any, Look]:
+    """A look for each distinct value, in order: the same in all figures that have the same."""
     return {
-        name: Look(COLOURS[i % len(COLOURS)], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)])
-        for i, name in enumerate(series)
+        value: Look(COLOURS[i % len(COLOURS)], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)])
+        for i, value in enumerate(_distinct(values))
     }
 
 
@@ -67,11 +67,26 @@ def parameters(venue: Venue) -> Any:
     return FONTS[venue.font] | LINES_AND_AXES | sizes
 
 
-def number(value: float) -> str:
+def number(value: float, digits: int = 3) -> str:
     """A number in few characters and no small script: 0.001, 1e-5."""
-    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e")
 
 
-def written(value: Any) -> str:
+def written(value: Any, digits: int = 3) -> str:
     """A setting's value as it is written in a figure."""
-    return number(value) if isinstance(value, float) else str(value).replace("$", r"\$")
+    return number(value, digits) if isinstance(value, float) else str(value).replace("$", r"\$")
+
+
+def names(values: Iterable[Any]) -> dict[Any, str]:
+    """Each distinct value, in order, as it is written: in as few digits as tell them apart."""
+    each, texts = _distinct(values), list[str]()
+    for digits in (3, 6, 17):
+        texts = [written(value, digits) for value in each]
+        if len({*texts}) == len(each):
+            break
+    return dict(zip(each, texts, strict=True))
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    """In order, None first."""
+    return sorted(set(values), key=lambda value: (value is not None, value))

@@ -71,8 +71,9 @@ def named(name: str, font: str | None = None) -> Venue:
 
 def listing() -> str:
     """The table as `--venue list` shows it."""
-    lines = ["venue    column  full   text, at least  font   source"]
+    lines = ["venue    column  full   height  text, at least  font   source"]
     for name, at in VENUES.items():
-        sizes = f"{at.column:<6.4g}  {at.full:<5.4g}  {at.text:g} pt, {at.least:g} pt"
-        lines.append(f"{name:<8} {sizes:<29} {at.font:<6} {at.source}")
+        sizes = f"{at.column:<6.4g}  {at.full:<5.4g}  {at.height:<6.4g}"
+        text = f"{at.text:g} pt, {at.least:g} pt"
+        lines.append(f"{name:<8} {sizes}  {text:<14}  {at.font:<6} {at.source}")
     return "\n".join(lines)

@@ -19,7 +19,9 @@ from mlflow.entities import Metric, Param
 
 import plot
 from engine import (
+    captions,
     database,
+    figure_files,
     figures,
     plots,
     plotting,
@@ -224,6 +226,7 @@ def test_a_job_that_diverged_is_a_cross_and_no_result(store, monkeypatch):
     crosses = [line for line in fig.axes[0].lines if line.get_marker() == "x"]
     assert [len(line.get_xdata()) for line in crosses] == [0, 0, 1]  # at 0.001, 0.01 and 1
     assert "Crosses are jobs that diverged (1)." in caption
+    assert captions.lost(jobs, ["lr"]) == " Left out, as they diverged: 1 of 1 jobs of 1."
     assert 1.0 not in set(results.curves(jobs, "val_accuracy")["lr"])
     assert len(results.samples(jobs, ["lr"], "test_accuracy")) == 2
 
@@ -269,6 +272,15 @@ def test_captions_have_the_numbers(store, printed, monkeypatch):
     assert r"95\% t interval" in caption and r"\label{fig:ranking}" in caption
 
 
+def test_captions_are_latex(tmp_path):
+    figures.use(venues.VENUES["icml"])
+    fig, _ = figures.figure()
+    said = "50 % of a_b & c: α ≤ 0.1\n\n→ λ"
+    figure_files.save(fig, tmp_path / "x", said, {}, venues.VENUES["icml"], checked=True)
+    told = r"50 \% of a\_b \& c: $\alpha$ $\leq$ 0.1 $\to$ $\lambda$"
+    assert f"\\caption{{{told}}}" in (tmp_path / "x.tex").read_text()
+
+
 def test_another_venue(draw, tmp_path):
     wide_and_narrow = {name: plot.FIGURES[name] for name in ("learning-curves", "ranking")}
     status, out, _ = draw("--venue", "nature", "--out", tmp_path, of_all=wide_and_narrow)
@@ -287,12 +299,16 @@ def test_venues_are_listed_and_a_wrong_one_is_named(store):
 
 
 def crowded(jobs):
-    """A figure with three faults."""
+    """A figure with six faults."""
     fig, ax = figures.figure("column", 2.0)
     ax.set_title("tiny", fontsize=6)
     ax.text(0.5, 0.5, "one over", transform=ax.transAxes)
     ax.text(0.5, 0.5, "another", transform=ax.transAxes)
     fig.text(0.95, 0.01, "beyond the edge")
+    fig.text(0.1, 0.5, "学")
+    beyond = fig.add_axes((0.9, 0.6, 0.2, 0.2), xticks=[], yticks=[])
+    beyond.set_title("outside", color="none")
+    beyond.text(1, 0.8, "clipped", transform=fig.transFigure, ha="center", clip_on=True)
     return fig, ""
 
 
@@ -302,9 +318,12 @@ def test_what_would_not_print_right_is_named_and_not_written(store, draw, tmp_pa
     status, _, said = draw(*flags, of_one={}, **only)
     *faults, last = said.splitlines()
     assert status == 1
-    assert faults[0] == 'crowded: "tiny" (title of "tiny") is 6 pt, under 8'
-    assert re.match(r'crowded: "beyond the edge" \(in the figure\) is cut by \d+', faults[1])
-    assert re.match(r'crowded: "one over" .+ and "another" .+ overlap by \d', faults[-1])
+    assert faults[0].startswith("crowded: Glyph 23398 ")
+    assert faults[1] == 'crowded: "tiny" (title of "tiny") is 6 pt, under 8'
+    assert re.match(r'crowded: "beyond the edge" \(in the figure\) is cut by \d+', faults[3])
+    assert re.match(r'crowded: "clipped" .+ is cut by \d+.\d pt at the page.s edge', faults[2])
+    assert re.match(r'crowded: "one over" .+ and "another" .+ overlap by \d', faults[4])
+    assert faults[5:] == ['crowded: the axes "outside" reach beyond the page\'s edge']
     assert last == "crowded: not written; --unchecked writes it as it is"
     assert not list(tmp_path.iterdir())
     assert draw(*flags, "--unchecked", of_one={}, **only)[0] == 0
@@ -324,8 +343,12 @@ def test_the_chosen_jobs_predictions(draw, tmp_path):
     one = results.jobs(experiment_name()).query("job_id == @name")
     fig, _ = plot.confusion(one)
     assert {text.get_text() for text in fig.axes[0].texts} == {"36"}
-    with pytest.raises(results.NoResults, match="has kept no predictions"):
-        plot.confusion(one.assign(job_folder=str(tmp_path)))
+    damaged = tmp_path / "predictions.npz"
+    for content in (None, b"", b"PK", b"no archive"):
+        if content is not None:
+            damaged.write_bytes(content)
+        with pytest.raises(results.NoResults, match="cannot read the predictions of the job"):
+            plot.confusion(one.assign(job_folder=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -386,11 +409,79 @@ def test_a_job_older_than_a_setting_has_its_neutral_value(store, monkeypatch):
     assert results.differing(results.jobs("later"), ["seed"]) == []
 
 
-@pytest.mark.parametrize("text", ["01", "1_000", "nan", "1e5", "2024_11"])
-def test_words_that_look_like_numbers_stay_words(store, monkeypatch, text):
+def test_words_that_look_like_numbers_stay_words(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    job(store, f"words {text}", model="mlp", lr=1e-3, seed=0, epochs=1, note=text)
-    assert results.jobs(f"words {text}")["note"].tolist() == [text]
+    notes = ["01", "1_000", "nan", "1e5", "2024_11", "10", "inf", "None", "True", "baseline"]
+    for seed, note in enumerate(notes):
+        job(store, "words", model="mlp", lr=1e-3, seed=seed, epochs=1, note=note)
+    jobs = results.jobs("words").sort_values("seed")
+    assert jobs["note"].tolist() == notes
+
+
+def test_settings_of_none_are_values_too(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    for seed, clip in enumerate([None, 0.5, None]):
+        job(store, "none", model="mlp", lr=1e-3, seed=seed, epochs=1, clip=clip)
+    jobs = results.jobs("none")
+    assert sorted(map(str, jobs["clip"])) == ["0.5", "None", "None"]
+    assert results.provenance(jobs)["varied"]["clip"] == [0.5, None]
+    sizes = {name: len(alike) for name, alike in results.groups(jobs, ["clip"]).items()}
+    assert sizes == {"0.5": 1, "None": 2}
+    _, ax = figures.figure()
+    plots.points(ax, jobs, "lr", "test_accuracy", "clip")
+    labels = [str(line.get_label()) for line in ax.lines]
+    assert [label for label in labels if label[0] != "_"] == ["None", "0.5"]
+
+
+def test_jobs_that_differ_in_more_than_the_seed_are_no_repeats(store, draw, tmp_path, monkeypatch):
+    for size in (64, 128):
+        job(store, "sizes", model="mlp", lr=1e-3, seed=0, epochs=2, batch_size=size)
+    monkeypatch.setattr(plot, "VARIED", (*plot.VARIED, "batch_size"))
+    status, out, said = draw("--experiment", "sizes", "--out", tmp_path)
+    assert status == 0 and "ranking" not in out and "throughput.pdf" in out
+    assert said.splitlines()[0] == (
+        "left out learning-curves: jobs alike in model, lr and seed differ in batch_size: "
+        "it has to be told apart"
+    )
+
+
+def test_values_have_the_digits_that_tell_them_apart(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    for lr in (0.001234, 0.0012341, 0.01):
+        job(store, "close", model="mlp", lr=lr, seed=0, epochs=2)
+    known = results.samples(results.jobs("close"), ["model", "lr"], "test_accuracy")
+    assert set(known) == {"mlp, 0.001234", "mlp, 0.0012341", "mlp, 0.01"}
+
+
+def test_infinity_comes_back(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    run = job(store, "far", model="mlp", lr=1e-3, seed=0, epochs=1)
+    for step, value in enumerate([math.inf, -math.inf, math.nan]):
+        MlflowClient(store).log_metric(run, "val_loss", value, step=step)
+    by_sql = results.curves(results.jobs("far"), "val_loss")["value"].tolist()
+    monkeypatch.setattr(database, "kind", lambda: "")
+    by_client = [value for _, _, value in stored_jobs.histories([run], "val_loss")]
+    assert str(by_sql) == str(by_client) == "[inf, -inf, nan]"
+    with pytest.raises(results.NoResults, match="no finished job has the metric val_loss"):
+        captions.repeats(results.jobs("far"), plot.SERIES, "val_loss")
+
+
+def test_the_best_of_several_is_the_first_by_its_id(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    runs = [job(store, "ties", model="mlp", lr=1e-3, seed=seed, epochs=1) for seed in range(4)]
+    for run, loss in zip(runs, (2.0, 1.0, 1.0, 3.0), strict=True):
+        MlflowClient(store).log_metric(run, "val_loss", loss)
+        MlflowClient(store).log_metric(run, "val_score", -loss)
+    jobs = results.jobs("ties")
+    assert "seed=1" in results.best(jobs, "val_loss")
+    assert "seed=1" in results.best(jobs.iloc[::-1], "val_score")
+
+
+def test_what_has_no_place_on_a_logarithmic_axis_is_left_out(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    job(store, "zero", model="mlp", lr=0.0, seed=0, epochs=1)
+    with pytest.raises(results.NoResults, match="lr is not above 0 in all jobs"):
+        plot.accuracy_by_lr(results.jobs("zero"))
 
 
 def test_the_jobs_drawn_are_those_of_which_most_finished(store, monkeypatch):

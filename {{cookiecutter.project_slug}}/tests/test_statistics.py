@@ -32,14 +32,6 @@ def test_t_interval_holds_the_mean_as_often_as_it_says(n):
     assert abs(share - 0.95) < 4 * error
 
 
-def test_a_bootstrap_of_three_would_not():
-    drawn = np.random.default_rng(0)
-    samples = drawn.normal(0.9, 0.02, (1000, 3))
-    picked = np.take_along_axis(samples[:, None], drawn.integers(3, size=(1000, 500, 3)), axis=2)
-    share, error = held(*np.quantile(picked.mean(2), [0.025, 0.975], axis=1), 0.9)
-    assert share + 4 * error < 0.95
-
-
 def test_paired_difference_drops_what_seeds_share():
     drawn = np.random.default_rng(1)
     seeds, apart = range(5), []
@@ -79,7 +71,7 @@ def test_share_that_reached_a_target():
     curve = statistics.reached([1, 3, np.nan, 2], [5, 5, 2.5, 5])
     assert curve.times.tolist() == [1, 2, 2.5, 3]
     assert curve.shares == pytest.approx([1 / 4, 1 / 2, 1 / 2, 1])
-    assert statistics.reached([np.nan], [4]).shares.tolist() in ([], [0.0])
+    assert statistics.reached([np.nan], [4]).shares.tolist() == [0]
 
 
 def test_share_that_reached_a_target_is_within_its_interval():
