@@ -14,7 +14,12 @@ from conftest import REPOSITORY
 
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
 RENDERED = {".python-version", "CITATION.cff", "README.md", "pyproject.toml"}
-COPIED = {".gitignore", ".github/workflows/tests.yml"}
+COPIED = {
+    ".gitignore",
+    ".github/workflows/tests.yml",
+    "docs/learning-curves.png",
+    "paper/paper.tex",
+}
 # The texts as their authors publish them.
 SHA256 = {
     "Apache-2.0": "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
