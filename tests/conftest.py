@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "stores that 8 processes make together (20 for docs/reliability.md's figures)"
     parser.addoption("--fresh-stores", type=int, default=2, help=text)
     text = "random figures to plant faults in (400 for docs/figures.md's counts)"
-    parser.addoption("--figures", type=int, default=28, help=text)
+    parser.addoption("--figures", type=int, default=16, help=text)
     parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
 
 
