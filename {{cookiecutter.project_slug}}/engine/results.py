@@ -207,8 +207,8 @@ def _commit(job: "pd.Series[Any]") -> str:
 def differing(jobs: "pd.DataFrame", but: Collection[str] = ()) -> list[str]:
     """The settings that the jobs differ in, but for those named or of `Runtime`."""
     known = {*but, *(field.name for field in fields(Runtime))}
-    names = [name for name in jobs.attrs["settings"] if name not in known]
-    return [name for name in names if jobs[name].nunique(dropna=False) > 1]
+    others = [name for name in jobs.attrs["settings"] if name not in known]
+    return [name for name in others if jobs[name].nunique(dropna=False) > 1]
 
 
 def comparable(jobs: "pd.DataFrame", but: Collection[str]) -> "pd.DataFrame":
@@ -220,10 +220,10 @@ def comparable(jobs: "pd.DataFrame", but: Collection[str]) -> "pd.DataFrame":
     for name in but:
         if name not in jobs:
             raise NoResults(f"the finished jobs have no setting {name}")
-    names = differing(jobs, but)
-    if not names:
+    others = differing(jobs, but)
+    if not others:
         return jobs
-    group = jobs.groupby(names, dropna=False).ngroup()
+    group = jobs.groupby(others, dropna=False).ngroup()
     finished = (~jobs["diverged"]).groupby(group).transform("sum")
     newest = jobs["ended"].groupby(group).transform("max")
     ranked = jobs.assign(finished=finished, newest=newest).sort_values(["finished", "newest"])
