@@ -204,7 +204,7 @@ def arrivals(
     at = shares[np.searchsorted(x, last[never], side="right") - 1]
     ax.plot(last[never], at, "|", color=look.colour, markersize=7, markeredgewidth=1)
     ax.set_ylim(-0.03, 1.03)
-    ax.set_xlim(left=0)
+    ax.set_xlim(0, max(x[-1], ax.get_xlim()[1]))  # once set, limits follow nothing
 
 
 def _from_the_start(shares: NDArray[Any]) -> NDArray[Any]:

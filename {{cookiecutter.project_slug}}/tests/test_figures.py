@@ -246,6 +246,13 @@ def test_times_to_a_target(store, monkeypatch):
     assert math.isnan(times.loc[3, "reached"]) and times.loc[3, "ended"] == 3 * 30
 
 
+def test_arrivals_that_take_longer_than_those_before_are_shown():
+    _, ax = figures.figure()
+    plots.arrivals(ax, [1.0, 2.0], [3, 3], "quick")
+    plots.arrivals(ax, [1.0, math.nan], [9, 9], "slow")
+    assert ax.get_xlim()[1] >= max(line.get_xdata().max() for line in ax.lines) > 9
+
+
 def test_a_figure_says_where_it_comes_from(store, printed, tmp_path):
     for path, _, _ in printed[:2]:
         said = run_plot(store, "--whence", path).stdout
