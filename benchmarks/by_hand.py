@@ -8,7 +8,8 @@ import time
 from contextlib import nullcontext
 
 import torch
-from engine import cli, devices
+from engine.cli import parser as cli
+from engine.training import devices
 from run import Settings, load
 from torch import nn
 from torch.nn.functional import cross_entropy

@@ -18,10 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.pro
 
 import torch
 import torchvision
-from engine import checkpoints, cli, optimizers
-from engine.job import Job
-from engine.settings import JobSettings
-from engine.training_state import TrainingState
+from engine.cli import parser as cli
+from engine.cli.settings import JobSettings
+from engine.job.folder import Job
+from engine.training import checkpoints, optimizers
+from engine.training.training_state import TrainingState
 from pages import machine, page, spread
 from torch import nn
 from torch.nn.functional import cross_entropy

@@ -15,7 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"))
 
 import torch
-from engine import devices, loaders
+from engine.data import loaders
+from engine.training import devices
 from pages import machine, page, spread
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import run
 import torch
-from engine import cli
-from engine.job import Job
+from engine.cli import parser as cli
+from engine.data.loaders import Batches
+from engine.job.folder import Job
 from engine.launch import OneJob
-from engine.loaders import Batches
-from engine.precision import Precision
-from engine.seeding import GlobalStreams
+from engine.training.precision import Precision
+from engine.training.seeding import GlobalStreams
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset

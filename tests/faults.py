@@ -199,7 +199,7 @@ def courier_of(job: subprocess.Popen[str]) -> int | None:
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"engine.courier" in words:
+        if b"engine.tracking.courier" in words:
             return child
     return None
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torchvision import datasets
 
-from engine.datasets import CIFAR10, CIFAR100, ImageFolder, in_memory, reading
-from engine.settings import SettingsError, did_you_mean
-from engine.splits import Source
+from engine.data.images import CIFAR10, CIFAR100, ImageFolder, in_memory, reading
+from engine.data.splits import Source
+from engine.errors import SettingsError, did_you_mean
 
 
 def digits(_root: Path, _size: int | None) -> Source:

@@ -2,7 +2,8 @@
 
 A network takes images (B, C, H, W), float, of zero mean and unit deviation by channel, and returns
 logits (B, K). To add one, write its class and a line in MODELS, which may pass on settings. Any
-torchvision classifier can be had by its name as well, fitted to the data (engine/classifiers.py).
+torchvision classifier can be had by its name as well, fitted to the data
+(engine/training/classifiers.py).
 A language model takes tokens (B, T), and returns logits (B, T, K) of those that follow.
 """
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine import captions, figures, plots, plotting, results
-from engine.style import looks, names, written
+from engine.results import captions, figures, plots, plotting
+from engine.results import tables as results
+from engine.results.style import looks, names, written
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from engine.cli.settings import JobSettings, identity
 from engine.launch import begin
-from engine.settings import JobSettings, identity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,24 +38,25 @@ from torch.nn.functional import cross_entropy
 
 import data
 import models
-from engine import checkpoints, devices, loaders, networks, optimizers
-from engine.augmentation import Augmentation
-from engine.compilation import compiler
-from engine.early_stopping import EarlyStopping
-from engine.ema import Average
-from engine.evaluation import Evaluations
-from engine.interruption import Interruption
-from engine.job import Job, as_line, log
-from engine.loaders import Batches
-from engine.meters import Stopwatch, TrainMeter
-from engine.precision import Precision, resolve
-from engine.predictions import Predictions
-from engine.profiling import Profile
-from engine.progress import Progress
-from engine.schedules import Schedule
-from engine.seeding import GlobalStreams
-from engine.splits import split
-from engine.training_state import TrainingState
+from engine.data import loaders
+from engine.data.augmentation import Augmentation
+from engine.data.loaders import Batches
+from engine.data.splits import split
+from engine.job.folder import Job
+from engine.job.interruption import Interruption
+from engine.job.terminal import Progress, as_line, log
+from engine.profiling.profile import Profile
+from engine.results.predictions import Predictions
+from engine.training import checkpoints, devices, networks, optimizers
+from engine.training.compilation import compiler
+from engine.training.early_stopping import EarlyStopping
+from engine.training.ema import Average
+from engine.training.evaluation import Evaluations
+from engine.training.meters import Stopwatch, TrainMeter
+from engine.training.precision import Precision, resolve
+from engine.training.schedules import Schedule
+from engine.training.seeding import GlobalStreams
+from engine.training.training_state import TrainingState
 
 
 def check(settings: Settings) -> None:

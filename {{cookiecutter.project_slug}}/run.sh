@@ -2,7 +2,7 @@
 # The jobs of this project. `bash run.sh` runs those that are not finished, one per GPU; run it again
 # after a crash, a power cut or a longer grid, and it does what is left.
 
-source "$(dirname "$0")/engine/sweep.sh"
+source "$(dirname "$0")/engine/sweeps/sweep.sh"
 
 grid() {
   for model in mlp convnet; do

@@ -17,13 +17,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from engine import cli, interruption, provenance, reading, store
-from engine.courier import IMPATIENCE, PATIENCE, Courier
-from engine.interruption import Interrupted
-from engine.job import Diverged, Job, JobError, as_line, cause, leave, log, shown
-from engine.settings import JobSettings, SettingsError, neutral
-from engine.sweep import Grid
-from engine.sync import sync
+from engine.cli import parser as cli
+from engine.cli.settings import JobSettings, neutral
+from engine.errors import Diverged, JobError, SettingsError, cause
+from engine.job import interruption, provenance
+from engine.job.folder import Job
+from engine.job.interruption import Interrupted
+from engine.job.terminal import as_line, leave, log
+from engine.paths import shown
+from engine.sweeps.sweep import Grid
+from engine.tracking import reading, store
+from engine.tracking.courier import IMPATIENCE, PATIENCE, Courier
+from engine.tracking.sync import sync
 
 S = TypeVar("S", bound=JobSettings)
 Check = Callable[[S], None]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine import devices
-from engine.counters import Counters
+from engine.tracking.counters import Counters
+from engine.training import devices
 
 
 def test_a_gpu_that_is_not_there_has_none():

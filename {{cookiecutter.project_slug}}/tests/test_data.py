@@ -16,10 +16,9 @@ from sklearn.datasets import load_digits
 from torch.utils.data import Subset
 
 import data
-from engine import loaders
-from engine.job import JobError, cause
-from engine.settings import SettingsError
-from engine.splits import fetch, split
+from engine.data import loaders
+from engine.data.splits import fetch, split
+from engine.errors import JobError, SettingsError, cause
 
 RANDOM = np.random.default_rng(0)
 CIFAR10 = Path("cifar-10-batches-py")

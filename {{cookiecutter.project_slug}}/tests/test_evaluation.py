@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.evaluation import Evaluations
+from engine.training.evaluation import Evaluations
 
 
 def evaluations(judge, at_once):

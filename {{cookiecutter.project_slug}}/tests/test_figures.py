@@ -18,20 +18,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 import plot
-from engine import (
-    captions,
-    database,
-    figure_files,
-    figures,
-    plots,
-    plotting,
-    print_check,
-    reading,
-    results,
-    stored_jobs,
-    venues,
-)
-from engine.store import experiment_name
+from engine.results import captions, figure_files, figures, plots, plotting, print_check, venues
+from engine.results import tables as results
+from engine.tracking import database, reading, stored_jobs
+from engine.tracking.store import experiment_name
 
 PROJECT = Path(plot.__file__).parent
 DPI = 300

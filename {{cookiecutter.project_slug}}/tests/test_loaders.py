@@ -6,10 +6,10 @@ from conftest import wait_until
 from torch.nn.functional import pad
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from engine import loaders
-from engine.augmentation import Augmentation
-from engine.settings import SettingsError
-from engine.splits import Source, split
+from engine.data import loaders
+from engine.data.augmentation import Augmentation
+from engine.data.splits import Source, split
+from engine.errors import SettingsError
 
 CPU = torch.device("cpu")
 EXAMPLES = TensorDataset(torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1), torch.arange(100))

@@ -10,12 +10,15 @@ import torch
 from torch._dynamo.utils import counters
 
 import run
-from engine import cli, compilation, devices, journal, meters
-from engine.job import Job, JobError
-from engine.meters import Stopwatch, TrainMeter
-from engine.precision import Precision
-from engine.seeding import GlobalStreams
-from engine.settings import JobSettings
+from engine.cli import parser as cli
+from engine.cli.settings import JobSettings
+from engine.errors import JobError
+from engine.job import journal
+from engine.job.folder import Job
+from engine.training import compilation, devices, meters
+from engine.training.meters import Stopwatch, TrainMeter
+from engine.training.precision import Precision
+from engine.training.seeding import GlobalStreams
 
 WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import models
-from engine import classifiers
-from engine.classifiers import Classifier
-from engine.job import JobError
-from engine.settings import JobSettings, SettingsError
-from engine.splits import Source, split
+from engine.cli.settings import JobSettings
+from engine.data.splits import Source, split
+from engine.errors import JobError, SettingsError
+from engine.training import classifiers
+from engine.training.classifiers import Classifier
 
 CLASSES = 5
 

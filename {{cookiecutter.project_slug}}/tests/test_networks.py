@@ -7,12 +7,13 @@ from torch.utils.data import TensorDataset
 import data
 import models
 import run
-from engine import cli, networks
-from engine.job import Job
-from engine.precision import Precision
-from engine.seeding import GlobalStreams
-from engine.settings import SettingsError
-from engine.splits import Source
+from engine.cli import parser as cli
+from engine.data.splits import Source
+from engine.errors import SettingsError
+from engine.job.folder import Job
+from engine.training import networks
+from engine.training.precision import Precision
+from engine.training.seeding import GlobalStreams
 
 LENGTH, VOCABULARY = 12, 7
 

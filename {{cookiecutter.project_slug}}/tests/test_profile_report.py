@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from engine import flops
-from engine.compilation import Compiled
-from engine.profile_report import Line, Reading, Watched, advice, report
+from engine.profiling import flops
+from engine.profiling.report import Line, Reading, Watched, advice, report
+from engine.training.compilation import Compiled
 
 CPU = Watched(
     steps=10,

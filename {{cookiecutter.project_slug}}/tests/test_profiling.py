@@ -9,10 +9,11 @@ import torch
 from conftest import Project
 
 import run
-from engine import cli
-from engine.job import Job, log
-from engine.precision import Precision
-from engine.profiling import Profile
+from engine.cli import parser as cli
+from engine.job.folder import Job
+from engine.job.terminal import log
+from engine.profiling.profile import Profile
+from engine.training.precision import Precision
 
 SLOW = '''
 

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import run
-from engine import cli, devices
-from engine.interruption import Interrupted, handle
-from engine.job import Job, JobError
-from engine.precision import Precision
-from engine.seeding import GlobalStreams
-from engine.settings import JobSettings
+from engine.cli import parser as cli
+from engine.cli.settings import JobSettings
+from engine.errors import JobError
+from engine.job.folder import Job
+from engine.job.interruption import Interrupted, handle
+from engine.training import devices
+from engine.training.precision import Precision
+from engine.training.seeding import GlobalStreams
 
 WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}
 EPOCHS, BATCHES = 4, 6  # 1,294 examples, in batches of 256

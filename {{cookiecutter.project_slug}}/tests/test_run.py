@@ -150,8 +150,8 @@ def test_an_address_of_no_store_is_refused(project: Project, address: str, said:
 def test_another_python_is_told_what_it_lacks(project: Project) -> None:
     out, err = (process := project.start(sys.executable, "-S", "run.py")).communicate()
     assert (process.returncode, out) == (1, "")
-    said = "has not what the project needs; README.md tells how to get it"
-    assert err == f"{sys.executable} {said}\n"
+    said = "missing packages; README.md says how to install them"
+    assert err == f"{sys.executable}: {said}\n"
 
 
 def begun(job: subprocess.Popen[str]) -> str:

@@ -8,8 +8,10 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from engine import cli, settings
-from engine.settings import JobSettings, Runtime, SettingsError, added, as_words, identity, job_id
+from engine.cli import parser as cli
+from engine.cli import settings
+from engine.cli.settings import JobSettings, Runtime, added, as_words, identity, job_id
+from engine.errors import SettingsError
 
 DEFAULTS = JobSettings()
 NAMES = [field.name for field in fields(JobSettings)]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from engine import statistics
+from engine.results import statistics
 
 TRIALS = 4000
 

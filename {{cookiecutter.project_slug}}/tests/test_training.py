@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from engine import checkpoints, compilation, optimizers
-from engine.early_stopping import EarlyStopping
-from engine.ema import Average
-from engine.job import JobError
-from engine.precision import Precision
-from engine.schedules import PLATEAU_EPOCHS, Schedule
-from engine.settings import PROJECT, JobSettings, SettingsError
+from engine.cli.settings import JobSettings
+from engine.errors import JobError, SettingsError
+from engine.paths import PROJECT
+from engine.training import checkpoints, compilation, optimizers
+from engine.training.early_stopping import EarlyStopping
+from engine.training.ema import Average
+from engine.training.precision import Precision
+from engine.training.schedules import PLATEAU_EPOCHS, Schedule
 
 CPU = torch.device("cpu")
 WORDS = {name: get_args(kind) for name, kind in get_type_hints(JobSettings).items()}

@@ -1,0 +1,49 @@
+"""Errors with a text of one line: what is wrong and what to do about it."""
+
+import difflib
+import errno
+import re
+from collections.abc import Iterable
+
+
+class SettingsError(Exception):
+    """A setting that cannot be right. Its text is one line: what is wrong and what to do."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(" ".join(text.splitlines()))
+
+
+class JobError(Exception):
+    """Why a job cannot go on. Its text is one line: the cause and what to do."""
+
+
+class Diverged(JobError):
+    """A number that training depends on is no longer finite."""
+
+
+def require(fine: bool, flag: str, value: object, wanted: str) -> None:
+    """Raise SettingsError unless the value of a flag is fine."""
+    if not fine:
+        raise SettingsError(f"{flag} {value}: must be {wanted}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error line about an unknown word: the nearest known one, or all."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+
+
+def cause(error: BaseException) -> str:
+    """Return an error in one line; one from a loader's process comes with its trace before it."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full; free some space and give the same command again"
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    lines = str(error).strip().splitlines() or [""]
+    line = lines[-1] if lines[0].startswith("Caught ") else lines[0]
+    if isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", line):
+        return f"out of memory; try a smaller --batch-size ({line})"
+    if isinstance(error, SettingsError | JobError):
+        return line.split("JobError: ")[-1]
+    return f"{type(error).__name__}: {line}"

@@ -1,0 +1,1 @@
+"""What `--profile` measures and reports. May import cli, job, data and training."""

@@ -1,0 +1,255 @@
+"""Whether a figure prints right: its text large enough, whole and apart, its page the venue's.
+
+It is drawn once more, and note is taken of each piece of text, so that what is wrong can be named.
+What was written is looked at as well (pdf_check.py). Not seen, by design: text over lines and
+images, text within images, lines that end beyond the axes, and what a document does to the figure
+(include it without a width).
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.results.pdf_check import EXACT, INCH, SCRIPT
+from engine.results.venues import Venue
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path
+    from matplotlib.text import Text
+
+SLACK = 0.5
+"""Points by which text may seem to be cut or to overlap: renderers differ by less."""
+
+INTERLOCKED = 0.2
+"""How far a text may reach into another's box, to its size, if their ink stays apart."""
+
+DPI = 300
+"""Dots per inch at which the figure is drawn for the check."""
+
+
+class _Piece(NamedTuple):
+    """A line of text as it was drawn, in points from the lower left corner of the page."""
+
+    what: str
+    text: "Text"
+    size: float
+    smallest: float
+    ink: "Path"
+    corners: NDArray[Any]
+    clip: NDArray[Any] | None
+
+
+def check(figure: "Figure", venue: Venue) -> list[str]:
+    """What of the figure would not print right, each in one line; empty if all is well."""
+    pieces, missing = _pieces(figure)
+    width, height = figure.get_size_inches()
+    found = [problem for piece in pieces for problem in _too_small(piece, venue.least)]
+    found += [problem for piece in pieces for problem in _cut(piece, width, height)]
+    found += [problem for pair in combinations(pieces, 2) for problem in _overlap(*pair)]
+    found += [problem for ax in figure.axes for problem in _beside_the_page(ax)]
+    return [*_page(width, height, venue), *missing, *found]
+
+
+def _page(width: float, height: float, venue: Venue) -> list[str]:
+    found = []
+    if min(abs(width - venue.column), abs(width - venue.full)) > EXACT:
+        widths = f"{venue.column:g} (column) or {venue.full:g} (full)"
+        found.append(f"the page is {width:g} in wide; should be {widths}")
+    if height > venue.height + EXACT:
+        found.append(f"the page is {height:g} in high; at most {venue.height:g} fit")
+    return found
+
+
+def _too_small(piece: _Piece, least: float) -> list[str]:
+    if piece.size < least - 0.01:
+        return [f"{piece.what} is {piece.size:.3g} pt, under {least:g}"]
+    if piece.smallest < SCRIPT * least - 0.01:
+        of = f"has parts of {piece.smallest:.3g} pt"
+        return [f"{piece.what} {of}, under {SCRIPT * least:.3g}: scripts of scripts are too small"]
+    return []
+
+
+def _cut(piece: _Piece, width: float, height: float) -> list[str]:
+    """Cut by the page's edge, or by what it is clipped to: its axes. Quite hidden by those is not
+    cut."""
+    edges = {"the page's edge": np.array([[0, 0], [INCH * width, INCH * height]])}
+    if piece.clip is not None:
+        edges["the edge of its axes"] = piece.clip
+    by, edge = max((_beyond(piece.corners, box), edge) for edge, box in edges.items())
+    return [f"{piece.what} is cut by {by:.1f} pt at {edge}"] if by > SLACK else []
+
+
+def _beside_the_page(ax: "Axes") -> list[str]:
+    box = ax.get_position()
+    if min(box.extents) > -0.001 and max(box.extents) < 1.001:
+        return []
+    return [f"the axes {_short(ax.get_title())} reach beyond the page's edge"]
+
+
+def _beyond(corners: NDArray[Any], box: NDArray[Any]) -> float:
+    """By how much corners (4, 2) lie outside a box of two corners (2, 2)."""
+    return float(max((box[0] - corners).max(), (corners - box[1]).max()))
+
+
+def _overlap(one: _Piece, other: _Piece) -> list[str]:
+    if one.text is other.text or (by := _depth(one.corners, other.corners)) <= SLACK:
+        return []
+    if by < INTERLOCKED * min(one.size, other.size) and not one.ink.intersects_path(other.ink):
+        return []
+    return [f"{one.what} and {other.what} overlap by {by:.1f} pt"]
+
+
+def _depth(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """How far one of two rectangles, by their corners (4, 2), would have to move to be clear of the
+    other; negative if they are apart. Source: the separating axis theorem."""
+    sides = np.array([one[1] - one[0], one[3] - one[0], other[1] - other[0], other[3] - other[0]])
+    axes = (sides / np.linalg.norm(sides, axis=1, keepdims=True)).T
+    a, b = one @ axes, other @ axes
+    return float((np.minimum(a.max(0), b.max(0)) - np.maximum(a.min(0), b.min(0))).min())
+
+
+def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
+    """Every line of text that is drawn, as any renderer is asked to draw it; matplotlib's warnings
+    of characters that the font has not."""
+    from matplotlib.backend_bases import RendererBase
+    from matplotlib.transforms import Affine2D
+
+    pieces: list[_Piece] = []
+    places = _places(figure)
+    drawing: list[Any] = []
+
+    class Recorder(RendererBase):
+        """Takes note of text instead of drawing it, and draws nothing else."""
+
+        def nothing(self, *args: Any, **kwargs: Any) -> None:
+            """Draw nothing."""
+
+        draw_path = draw_markers = draw_path_collection = draw_image = nothing
+        draw_quad_mesh = draw_gouraud_triangles = nothing
+
+        def get_canvas_width_height(self) -> Any:
+            return figure.bbox.size
+
+        def points_to_pixels(self, points: Any) -> Any:
+            return points * DPI / INCH
+
+        def draw_tex(self, gc, x, y, s, prop, angle, *, mtext=None) -> None:  # type: ignore
+            self.draw_text(gc, x, y, s, prop, angle, "TeX")
+
+        def draw_text(  # type: ignore
+            self, gc, x, y, s, prop, angle, ismath=False, mtext=None
+        ) -> None:
+            ink = _ink(s, prop, ismath)
+            if 0 in (gc.get_alpha(), gc.get_rgb()[3]) or not np.size(ink.vertices):
+                return
+            place = np.array([x, figure.bbox.height - y]) * INCH / DPI
+            there = Affine2D().rotate_deg(angle).translate(*place)
+            corners, ink = there.transform(_corners(ink)), ink.transformed(there)
+            clip = gc.get_clip_rectangle()
+            box = None if clip is None else np.array([clip.min, clip.max]) * INCH / DPI
+            if box is not None and _outside(corners, box):
+                return
+            size, text = prop.get_size_in_points(), drawing[-1]
+            smallest = _smallest(s, prop) if ismath is True else size
+            what = f"{_short(s)} ({places.get(text, 'in the figure')})"
+            pieces.append(_Piece(what, text, size, smallest, ink, corners, box))
+
+    with warnings.catch_warnings(record=True) as warned, _at_dpi(figure, DPI), _noted(drawing):
+        warnings.simplefilter("always")
+        figure.draw_without_rendering()  # the layout comes to rest by the second time
+        figure.draw(Recorder())
+    said = {str(each.message) for each in warned}
+    return pieces, sorted(line for line in said if line.startswith("Glyph"))
+
+
+@contextmanager
+def _noted(drawing: list[Any]) -> Iterator[None]:
+    """Have the text that is being drawn at the end of a list: a renderer is not always told. Its
+    outlines and shadows, which are drawn as lines, are left out meanwhile."""
+    from matplotlib.text import Text
+
+    draw = Text.draw
+
+    def noted(self: Text, renderer: Any) -> None:
+        drawing.append(self)
+        effects = self.get_path_effects()
+        self.set_path_effects([])
+        try:
+            draw(self, renderer)
+        finally:
+            self.set_path_effects(effects)
+            drawing.pop()
+
+    Text.draw = noted  # type: ignore
+    try:
+        yield
+    finally:
+        Text.draw = draw  # type: ignore
+
+
+@contextmanager
+def _at_dpi(figure: "Figure", dpi: float) -> Iterator[None]:
+    before = figure.dpi
+    figure.dpi = dpi
+    try:
+        yield
+    finally:
+        figure.dpi = before
+
+
+def _ink(s: str, prop: Any, ismath: Any) -> "Path":
+    """The outlines, in points, of a line of text that begins at the origin."""
+    from matplotlib.path import Path
+    from matplotlib.textpath import text_to_path
+
+    vertices, codes = text_to_path.get_text_path(prop, s, ismath=ismath)
+    scale = prop.get_size_in_points() / text_to_path.FONT_SCALE
+    return Path(np.reshape(vertices, (-1, 2)) * scale, codes)
+
+
+def _corners(ink: "Path") -> NDArray[Any]:
+    """The corners (4, 2) of a box around outlines, one after the other."""
+    left, bottom, right, top = ink.get_extents().extents
+    return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
+
+
+def _outside(corners: NDArray[Any], box: NDArray[Any]) -> bool:
+    """Whether nothing of it is within a box of two corners (2, 2)."""
+    return bool((corners.max(0) < box[0]).any() or (corners.min(0) > box[1]).any())
+
+
+def _smallest(s: str, prop: Any) -> float:
+    """The size in points of the smallest glyph of mathtext."""
+    from matplotlib.mathtext import MathTextParser
+
+    glyphs = MathTextParser("path").parse(s, INCH, prop).glyphs
+    return min((glyph[1] for glyph in glyphs), default=prop.get_size_in_points())
+
+
+def _places(figure: "Figure") -> "dict[Text | None, str]":
+    """Where each text stands: `x axis of "mlp"`."""
+    from matplotlib.text import Text
+
+    places: dict[Text | None, str] = {}
+    for number, ax in enumerate(figure.axes, start=1):
+        name = _short(ax.get_title()) if ax.get_title() else f"axes {number}"
+        legend = ax.get_legend()
+        parts = {"text": ax, "legend": legend, "x axis": ax.xaxis, "y axis": ax.yaxis}
+        for part, artist in (parts | {"title": ax.title}).items():
+            places |= dict.fromkeys(artist.findobj(Text) if artist else (), f"{part} of {name}")
+    for above in figure.legends:
+        places |= dict.fromkeys(above.findobj(Text), "legend of the figure")
+    return places
+
+
+def _short(s: str, most: int = 30) -> str:
+    """Text in quotes, its beginning if it is long."""
+    line = " ".join(s.split())
+    return f'"{line if len(line) <= most else line[: most - 1] + "…"}"'

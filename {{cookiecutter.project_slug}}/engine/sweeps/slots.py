@@ -1,0 +1,99 @@
+"""The places that jobs of a sweep run on: GPUs, parts of GPUs (MIG), or the CPU.
+
+A GPU's locks are files that all users of the machine share: one for the GPU and one for each job
+that shares it. queue.sh takes them, and keeps them from looking old.
+"""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.errors import SettingsError
+
+LOCKS = "/tmp/gpu-locks"
+"""Where the locks are, unless GPU_LOCKS says otherwise. Not in /dev/shm: there systemd clears away
+what is a user's when that user logs out (RemoveIPC in logind.conf)."""
+
+
+class Slot(NamedTuple):
+    """A worker's place. `device` is its CUDA_VISIBLE_DEVICES, or `cpu`; `lock` is `-` there."""
+
+    device: str
+    lock: str
+    place: int
+
+
+def find(gpus: str | None, per_gpu: int) -> list[Slot]:
+    """The slots: the GPUs named, else what CUDA_VISIBLE_DEVICES allows, else all, else the CPU.
+
+    Raises SettingsError for a GPU that is not there.
+    """
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus is not None:
+        devices = _uuids(gpus)
+        if not devices:
+            raise SettingsError(f"--gpus {gpus}: nvidia-smi knows no such GPU")
+    else:
+        devices = _listed() if allowed is None else re.findall(r"[^\s,]+", allowed)
+    if devices == ["-1"]:  # CUDA's word for none
+        devices = []
+    locks = {device: _make_locks(device, per_gpu) for device in devices}
+    places = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
+    return [
+        Slot(device, locks.get(device, "-"), k) for k in places for device in devices or ["cpu"]
+    ]
+
+
+def _listed() -> list[str]:
+    """All GPUs, by UUID; in the place of one that is split, its parts."""
+    devices: list[str] = []
+    for line in _nvidia_smi("-L").splitlines():
+        uuid = re.search(r"UUID: ([^)]+)", line)
+        if uuid and line.startswith("GPU"):
+            devices.append(uuid[1])
+        elif uuid:
+            if devices[-1].startswith("GPU"):
+                devices.pop()
+            devices.append(uuid[1])
+    return devices
+
+
+def _uuids(gpus: str) -> list[str]:
+    return _nvidia_smi("--query-gpu=uuid", "--format=csv,noheader", f"--id={gpus}").split()
+
+
+def _make_locks(device: str, per_gpu: int) -> str:
+    """The path that a GPU's locks begin with; all users may take them. Raises SettingsError."""
+    uuid = "".join(_uuids(device)[:1]) or device
+    folder = Path(os.environ.get("GPU_LOCKS", LOCKS))
+    lock = folder / uuid.replace("/", "-")  # a part's name, in old drivers, has slashes
+    before = os.umask(0)
+    try:
+        folder.mkdir(mode=0o1777, exist_ok=True)
+        for number in range(per_gpu + 1):
+            _make(Path(f"{lock}.{number}"))
+    except OSError as error:
+        raise SettingsError(f"no lock for GPU {device}: {error}; set GPU_LOCKS") from error
+    finally:
+        os.umask(before)
+    return str(lock)
+
+
+def _make(file: Path) -> None:
+    """Make a file that all may write, unless another user has made it at this moment."""
+    try:
+        file.touch(0o666)
+    except PermissionError:  # Linux allows nobody else to make what is there: fs.protected_regular
+        if not file.exists():
+            raise
+
+
+def _nvidia_smi(*words: str) -> str:
+    """What nvidia-smi prints; nothing where it fails or is not there."""
+    try:
+        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return "" if done.returncode else done.stdout

@@ -1,0 +1,96 @@
+"""The code that a sweep runs is the code that it was started with: a copy in the sweep's folder.
+
+In git the copy has what git tracks, as it is now, and new files that git does not ignore; elsewhere
+the files beside the scripts and the folders with Python in them. What is large is linked, not
+copied.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from engine.errors import SettingsError, cause
+from engine.job import provenance
+from engine.paths import PROJECT
+from engine.sweeps import slurm
+
+LARGEST = 10_000_000
+"""Bytes of a file above which it is linked."""
+
+YOUNG = 60.0
+"""Seconds in which a sweep has surely locked its folder."""
+
+
+def take(target: Path) -> None:
+    """Copy the project's code, with its commit and what has changed since.
+
+    Raises SettingsError if that cannot be done.
+    """
+    try:
+        _copy(target)
+    except OSError as error:
+        raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
+    (target / provenance.FROZEN).write_text(json.dumps(provenance.version()))
+
+
+def _copy(target: Path) -> None:
+    for path in _files():
+        source, copy = PROJECT / path, target / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # it was an editor's, for a moment
+            if source.is_dir() or source.stat().st_size > LARGEST:
+                copy.symlink_to(source)
+            else:
+                shutil.copy2(source, copy)
+
+
+def clear(mine: Path) -> None:
+    """Remove the folders of the sweeps of which nothing is alive."""
+    for folder in mine.parent.iterdir():
+        with suppress(FileNotFoundError):  # another sweep has removed it meanwhile
+            if folder != mine and not _alive(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _files() -> Iterator[Path]:
+    """Paths in the project, from its root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=PROJECT,
+        capture_output=True,
+    )
+    paths = {Path(os.fsdecode(name)) for name in listed.stdout.split(b"\0") if name}
+    if Path("run.py") in paths:  # else no repository, or one that ignores the project
+        yield from (path for path in paths if (PROJECT / path).exists())
+        return
+    for path in PROJECT.iterdir():
+        if path.name.startswith(".") or path.name.startswith("mlflow.db"):
+            continue
+        if path.is_dir() and any(path.glob("*.py")):
+            yield from (file.relative_to(PROJECT) for file in path.rglob("*") if file.is_file())
+        else:
+            yield path.relative_to(PROJECT)
+
+
+def _alive(folder: Path) -> bool:
+    """Whether anything that a sweep has started goes on: it holds the lock, or Slurm has it."""
+    if slurm.was_given(folder):
+        if slurm.has(folder):
+            return True
+    elif time.time() - folder.stat().st_mtime < YOUNG:
+        return True
+    try:
+        with (folder / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.kill(int(file.read() or 0), 0)  # where there is no flock command
+    except BlockingIOError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return shutil.which("flock") is None

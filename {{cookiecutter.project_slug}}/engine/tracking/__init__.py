@@ -1,0 +1,1 @@
+"""The tracking store. The only package that imports MLflow; may import cli and job."""

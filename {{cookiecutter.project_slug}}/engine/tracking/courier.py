@@ -1,0 +1,177 @@
+"""The courier: a process of its own that carries a job's journal to the tracking store.
+
+It alone imports MLflow. In the training process MLflow's threads would fight the loop for the
+interpreter's lock, and its import would nearly double the start. So the job starts the courier
+before it imports torch and hands it the job's folder on a pipe.
+
+While the store is away the courier tries again, for as long as the job lives and DELIVERY seconds
+more. What is not sent by then, the job's next courier sends.
+"""
+
+import gc
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from engine import locks
+from engine.paths import CODE
+from engine.tracking.delivery import Delivery
+from engine.tracking.store import Elsewhere, address, prepare, reason
+
+INTERVAL = 1.0
+"""Seconds between two looks at the journal."""
+
+LONGEST = 10.0
+"""Seconds between two attempts to reach a store that is away, at most."""
+
+PATIENCE = 30.0
+"""Seconds that a job waits, when it has finished, for the store to take the rest."""
+
+IMPATIENCE = 5.0
+"""Seconds that it waits when it goes on later anyhow."""
+
+DISPLACED = 4
+"""Its exit status if the job is trained from another folder."""
+
+DELIVERY = 120.0
+"""Seconds that a courier goes on trying once its job has ended."""
+
+
+class Courier:
+    """The job's side: starts the process, gives it its work, hears how it went.
+
+    `displaced` says, once it has ended, that the job is trained from another folder.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path()
+        self.displaced = False
+        self._start()
+
+    def carry(self, folder: Path) -> None:
+        """Begin to carry the journal in a job's folder."""
+        self._folder = folder
+        with suppress(BrokenPipeError):  # it has ended already; `finish` sees to that
+            print(folder, file=self._process.stdin, flush=True)
+
+    def finish(self, seconds: float) -> str:
+        """Wait until all is delivered; what went wrong, as one line, empty if nothing did.
+
+        A courier that needs longer than these seconds goes on by itself.
+        """
+        code = self._wait(seconds)
+        if code is not None and code < 0:  # it was killed: another one does its work
+            self._start()
+            self.carry(self._folder)
+            code = self._wait(seconds)
+        self.displaced = code == DISPLACED
+        self._errors.seek(0)
+        said = self._errors.read().strip() or f"{address()}: no answer within {seconds:.0f} s"
+        return "" if code == 0 else said.splitlines()[-1]
+
+    def _wait(self, seconds: float) -> int | None:
+        """Tell the courier that the job has ended; its exit status, None if it goes on sending."""
+        assert self._process.stdin
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _start(self) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as the process)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "engine.tracking.courier", str(os.getpid())],
+            cwd=CODE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,  # Ctrl-C at the terminal stops the job, not its courier
+            text=True,
+        )
+
+
+@contextmanager
+def turn(folder: Path) -> Iterator[Callable[[], bool]]:
+    """Be the one courier of a job, once the one of an earlier attempt has made way.
+
+    What it gives says whether the next one waits for its turn.
+    """
+    path, me = folder / "courier.lock", f"{platform.node()} {os.getpid()}"
+    path.write_text(me)
+    with locks.waiting(path) as file:
+        yield lambda: os.pread(file.fileno(), 512, 0).decode() != me
+
+
+def carry(
+    delivery: Delivery, job_ended: Callable[[float], bool], next_waits: Callable[[], bool]
+) -> None:
+    """Deliver until the job's end and all is sent, or the job's next courier can do it.
+
+    `job_ended` waits so many seconds for the end. Raises Elsewhere if the job is not this one's.
+    """
+    pause, over, problem = 0.0, False, ""
+    while True:
+        gone = job_ended(pause)  # asked before reading: what a dead job wrote has all been written
+        delivery.read()
+        if not over and (gone or delivery.status):
+            over = True
+            signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
+        try:
+            delivery.send(running=not over)
+            if over:
+                delivery.end(delivery.status or "KILLED")
+                return
+            pause, problem = INTERVAL, ""
+        except Elsewhere:
+            raise
+        except Exception as error:
+            if over and next_waits():
+                return
+            pause = INTERVAL if over else min(LONGEST, 2 * pause + INTERVAL)
+            if reason(error) != problem:
+                problem = reason(error)
+                print(problem, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Carry one journal, named by the pipe's first line, until its job ends."""
+    parent = int(sys.argv[1])
+    with suppress(Exception):  # that the store is away is said later, if it still is
+        prepare()
+    gc.freeze()  # MLflow's objects need not be looked through again: its exit took a second
+    folder = Path(sys.stdin.readline().rstrip("\n"))
+    if folder == Path():
+        return  # the job ended before it began
+    closed = False
+
+    def job_ended(seconds: float) -> bool:
+        nonlocal closed
+        if closed:
+            time.sleep(seconds)
+        else:
+            closed = bool(select.select([sys.stdin], [], [], seconds)[0])
+        return closed or os.getppid() != parent  # processes of a loader can keep the pipe open
+
+    with turn(folder) as next_waits:
+        try:
+            carry(Delivery(folder), job_ended, next_waits)
+        except Elsewhere as error:
+            if os.getppid() == parent:
+                os.kill(parent, signal.SIGTERM)
+            print(error, file=sys.stderr)
+            sys.exit(DISPLACED)
+
+
+if __name__ == "__main__":
+    os.nice(5)  # training goes first
+    main()

@@ -1,0 +1,78 @@
+"""The tracking store's database, asked by SQL where it can be: a sqlite file, PostgreSQL.
+
+Thousands of jobs take milliseconds, where MLflow's import alone takes 2 s. Queries are written for
+both, with values by name (`:experiment`).
+"""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from engine.tracking.store import address, sqlite_path, tracking_uri
+
+AWAY = "the tracking store cannot be read"
+
+NO_SUCH_TABLE = "42P01"
+"""PostgreSQL's code for that (postgresql.org/docs/current/errcodes-appendix.html)."""
+
+LISTED = {
+    "sqlite": "(SELECT value FROM json_each(:{}))",
+    "postgresql": "(SELECT json_array_elements_text(CAST(:{} AS json)))",
+}
+"""How to write that a value is one of many, handed over as a JSON array of text."""
+
+
+def kind() -> str:
+    """`sqlite`, `postgresql`, or nothing where the store is to be asked in another way."""
+    if sqlite_path(tracking_uri()):
+        return "sqlite"
+    return "postgresql" if tracking_uri().startswith(("postgresql:", "postgresql+")) else ""
+
+
+def listed(name: str) -> str:
+    """SQL for a list of texts, whose value is a JSON array."""
+    return LISTED[kind()].format(name)
+
+
+def select(query: str, timeout: float = 60, **values: str) -> list[tuple[Any, ...]]:
+    """All rows of one query; none where the store has not been made yet.
+
+    Raises ConnectionError where the database cannot be read.
+    """
+    path = sqlite_path(tracking_uri())
+    return _from_file(path, query, timeout, values) if path else _from_server(query, values)
+
+
+def _from_file(
+    path: Path, query: str, timeout: float, values: dict[str, str]
+) -> list[tuple[Any, ...]]:
+    """The file is opened for writing and then bound to reading: a connection that is read-only from
+    the start cannot roll back what a killed writer left, and fails."""
+    if not path.exists():
+        return []
+    try:
+        uri = f"{path.resolve().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, timeout=timeout, uri=True)) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            return connection.execute(query, values).fetchall()
+    except sqlite3.DatabaseError as error:
+        if str(error).startswith("no such table"):
+            return []
+        raise ConnectionError(f"{AWAY}: {path}: {error}") from error
+
+
+def _from_server(query: str, values: dict[str, str]) -> list[tuple[Any, ...]]:
+    """SQLAlchemy, which MLflow needs as well, knows the driver that the address names."""
+    from sqlalchemy import NullPool, create_engine, text
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        with create_engine(tracking_uri(), poolclass=NullPool).connect() as connection:
+            return [tuple(row) for row in connection.execute(text(query), values)]
+    except (SQLAlchemyError, ImportError) as error:
+        cause = getattr(error, "orig", error)
+        if NO_SUCH_TABLE in (getattr(cause, "sqlstate", ""), getattr(cause, "pgcode", "")):
+            return []
+        said = str(cause).strip().splitlines()[0]
+        raise ConnectionError(f"{AWAY}: {address()}: {said}") from error

@@ -1,0 +1,111 @@
+"""A job's journal on its way to the tracking store.
+
+`sent.json` in the job's folder says how far it has come: into which run, up to which byte of the
+journal. It saves work and no more: what is sent twice is stored once.
+"""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.files import read_json, write_json
+from engine.job import journal
+from engine.tracking.store import Run, fingerprint
+
+if TYPE_CHECKING:
+    from engine.tracking.counters import Counters
+
+
+class Delivery:
+    """A journal on its way to the store. `status` is its word for how the job ended, if it has."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._about = json.loads((folder / "settings.json").read_text())
+        self._file = (folder / journal.FILE).open("rb")
+        self._run: Run | None = None
+        self._id = ""
+        self._unsent: list[dict[str, Any]] = []
+        self._counters: Counters | None = None
+        self.status = ""
+        self.read()
+        self._journal = self._unsent[0]["start"]["journal"]
+
+    def read(self) -> None:
+        """Take in what the job has written since."""
+        lines = journal.read(self._file)
+        self._unsent += lines
+        for line in lines:
+            if "start" in line:
+                self._counters = None  # the last attempt's
+            if gpu := line.get("tags", {}).get("gpu"):
+                self._counters = _counters(gpu)
+            self.status = line.get("end", "" if "start" in line else self.status)
+
+    def send(self, running: bool = False) -> None:
+        """Send what has been read; while the job is running, its GPU's counters too.
+
+        Raises whatever the store raises; nothing is lost by that.
+        """
+        try:
+            if self._run is None:
+                self._open()
+            assert self._run
+            self._run.beat()
+            if self._unsent:
+                os.fsync(self._file.fileno())  # what is sent must not be written a second time
+                self._run.log(self._unsent)
+                names = [name for line in self._unsent for name in line.get("files", ())]
+                self._run.add(path for path in map(self._folder.joinpath, names) if path.exists())
+                self._unsent = []
+                self._note("")
+            if running and self._counters:
+                self._run.log(self._counters.sample(self._run.begun))
+        except Exception:
+            self._run = None
+            raise
+
+    def end(self, status: str) -> None:
+        """Say how the run ended, once all of it is sent."""
+        assert self._run
+        self._run.end(status)
+        self._note(status)
+
+    def _open(self) -> None:
+        tags = {"job_folder": str(self._folder), "host": os.uname().nodename}
+        self._run = Run(self._about, self._journal, tags)
+        if self._run.id != self._id:
+            self._id = self._run.id
+            noted = _noted(self._folder)
+            self._file.seek(noted["bytes"] if noted.get("run") == self._id else 0)
+            self._unsent = []
+            self.read()
+
+    def _note(self, status: str) -> None:
+        noted = {
+            "store": fingerprint(),
+            "run": self._id,
+            "bytes": self._file.tell(),
+            "status": status,
+        }
+        with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
+            write_json(self._folder / "sent.json", noted)
+
+
+def _counters(gpu: str) -> "Counters":
+    from engine.tracking.counters import Counters
+
+    return Counters(gpu)
+
+
+def delivered(folder: Path) -> bool:
+    """Whether the store, when last heard of, had all that there is in a job's journal."""
+    noted = _noted(folder)
+    all_of_it = fingerprint(), (folder / journal.FILE).stat().st_size
+    return (noted.get("store"), noted.get("bytes")) == all_of_it and bool(noted["status"])
+
+
+def _noted(folder: Path) -> dict[str, Any]:
+    return read_json(folder / "sent.json")

@@ -1,0 +1,144 @@
+"""Reading the tracking store: which jobs are finished, and which are being trained.
+
+A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`,
+which its courier writes last: the status alone can lie. A lease is a run that is being written. All
+functions raise ConnectionError when the store cannot be read.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.paths import CODE
+from engine.tracking import database
+from engine.tracking.database import AWAY, select
+from engine.tracking.store import address, check_address, client, fresh, reason
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+FINISHED = """
+SELECT id.value, runs.run_uuid, runs.end_time, runs.start_time FROM runs
+JOIN experiments USING (experiment_id)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.key = 'finished'
+WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
+    AND runs.status = 'FINISHED' AND mark.value = 'true'
+ORDER BY id.value, runs.end_time
+"""
+RUNNING = """
+SELECT id.value, owner.value, host.value, beat.value FROM runs
+JOIN experiments USING (experiment_id)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+JOIN tags AS owner ON owner.run_uuid = runs.run_uuid AND owner.key = 'owner'
+JOIN tags AS host ON host.run_uuid = runs.run_uuid AND host.key = 'host'
+JOIN tags AS beat ON beat.run_uuid = runs.run_uuid AND beat.key = 'heartbeat'
+WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active' AND runs.status = 'RUNNING'
+"""
+LEASED = "attributes.status = 'RUNNING'"
+MARKED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
+
+LONGEST_QUERY = 20.0
+"""Seconds after which a store that a job asks counts as away."""
+
+
+class Lease(NamedTuple):
+    """Who trains a job, by the store's account."""
+
+    owner: str
+    host: str
+
+
+class Known(NamedTuple):
+    """The finished jobs and how many seconds each took, and leases, by job id."""
+
+    finished: dict[str, float]
+    leases: dict[str, list[Lease]]
+
+
+def experiments() -> list[str]:
+    """The names of the store's experiments."""
+    if database.kind():
+        query = "SELECT name FROM experiments WHERE lifecycle_stage = 'active' ORDER BY name"
+        return [name for (name,) in select(query)]
+    with asked() as client:
+        return sorted(experiment.name for experiment in client.search_experiments())
+
+
+def known(experiment: str) -> Known:
+    """What the store knows of all jobs; nothing where the experiment or the store is not there yet.
+
+    MLflow's client, where it is needed, is kept to a process of its own: a job that asks this goes
+    on to train. Raises SettingsError where there can be no store.
+    """
+    check_address()
+    if database.kind() == "sqlite":
+        finished = select(FINISHED, LONGEST_QUERY, experiment=experiment)
+        running = select(RUNNING, LONGEST_QUERY, experiment=experiment)
+        took = {job_id: (end - start) / 1000 for job_id, _, end, start in finished}
+        return Known(took, _leases(running))
+    command = [sys.executable, "-m", "engine.tracking.reading", experiment]
+    try:
+        answer = subprocess.run(
+            command, cwd=CODE, capture_output=True, text=True, timeout=LONGEST_QUERY
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConnectionError(f"{AWAY}: {address()}: no answer in {LONGEST_QUERY:.0f} s") from error
+    if answer.returncode:
+        raise ConnectionError(answer.stderr.strip().splitlines()[-1])
+    took, running = json.loads(answer.stdout)
+    return Known(took, _leases(running))
+
+
+def _leases(rows: list[Any]) -> dict[str, list[Lease]]:
+    """From rows of (job id, owner, host, heartbeat) of runs that are RUNNING."""
+    leases: dict[str, list[Lease]] = {}
+    for job_id, owner, host, beat in rows:
+        if fresh("RUNNING", beat):
+            leases.setdefault(job_id, []).append(Lease(owner, host))
+    return leases
+
+
+def _known_by_client(experiment: str) -> tuple[dict[str, float], list[list[str]]]:
+    with asked() as client:
+        finished = all_runs(client, experiment, MARKED)
+        running = [run.data.tags for run in all_runs(client, experiment, LEASED)]
+    keys = ("job_id", "owner", "host", "heartbeat")
+    took = {
+        run.data.tags["job_id"]: ((run.info.end_time or 0) - run.info.start_time) / 1000
+        for run in finished
+        if "job_id" in run.data.tags
+    }
+    return took, [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
+
+
+def all_runs(client: "MlflowClient", experiment: str, query: str) -> "list[Run]":
+    """All runs of an experiment that a query asks for, page by page."""
+    named = client.get_experiment_by_name(experiment)
+    runs: list[Run] = []
+    page = None
+    while named and (page is None or page.token):
+        token = page.token if page else None
+        page = client.search_runs([named.experiment_id], query, page_token=token)
+        runs += page
+    return runs
+
+
+@contextmanager
+def asked() -> Iterator["MlflowClient"]:
+    """MLflow's client, whose errors become ConnectionErrors of one line."""
+    try:
+        yield client()
+    except Exception as error:
+        raise ConnectionError(f"{AWAY}: {reason(error)}") from error
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(_known_by_client(sys.argv[1])))
+    except ConnectionError as problem:
+        sys.exit(str(problem))

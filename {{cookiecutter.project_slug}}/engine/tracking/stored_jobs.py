@@ -1,0 +1,142 @@
+"""The finished jobs in the tracking store, those that diverged, and the curves of both.
+
+A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`;
+one that diverged has the status FAILED and the mark `diverged`. Databases are asked by SQL, in one
+query for each table; a server through MLflow's client, which has no call for many histories at
+once: several are asked for at a time. All functions raise ConnectionError when the store cannot be
+read.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, TypedDict
+
+from engine.tracking import database
+from engine.tracking.database import select
+from engine.tracking.reading import MARKED, all_runs, asked
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+
+JOBS = """
+SELECT id.value, runs.run_uuid, runs.end_time, runs.status FROM runs
+JOIN experiments ON experiments.experiment_id = runs.experiment_id
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+JOIN tags AS mark ON mark.run_uuid = runs.run_uuid
+WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
+    AND (runs.status = 'FINISHED' AND mark.key = 'finished' AND mark.value = 'true'
+        OR runs.status = 'FAILED' AND mark.key = 'diverged' AND mark.value = 'true')
+"""
+OF_RUNS = "SELECT run_uuid, key, value FROM {} WHERE run_uuid IN {}"
+LATEST = "(SELECT run_uuid, key, CASE WHEN NOT is_nan THEN value END AS value FROM latest_metrics)"
+HISTORIES = """
+SELECT run_uuid, step, CASE WHEN NOT is_nan THEN value END FROM metrics
+WHERE run_uuid IN {} AND key = :key
+ORDER BY run_uuid, step, timestamp
+"""
+DIVERGED = "attributes.status = 'FAILED' AND tags.diverged = 'true'"
+
+AT_ONCE = 8
+"""Histories that a server is asked for at a time."""
+
+
+class StoredJob(TypedDict):
+    """One job, as stored."""
+
+    job_id: str
+    run_id: str
+    ended: int
+    """Time of its end, in milliseconds since 1970."""
+    diverged: bool
+    params: dict[str, str]
+    metrics: dict[str, float]
+    """Last values."""
+    tags: dict[str, str]
+
+
+def jobs(experiment: str) -> list[StoredJob]:
+    """The jobs, by job id; of runs with the same job id one that finished, the last to end."""
+    found = _by_sql(experiment) if database.kind() else _by_client(experiment)
+    found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
+    return list({job["job_id"]: job for job in found}.values())
+
+
+def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
+    """A metric's history in several runs: (run id, step, value), by run id, step and time."""
+    if database.kind():
+        query = HISTORIES.format(database.listed("runs"))
+        points = select(query, runs=json.dumps(run_ids), key=key)
+        return [(run, step, _number(value)) for run, step, value in points]
+    with asked() as client, ThreadPoolExecutor(AT_ONCE) as threads:
+        several = threads.map(lambda run: client.get_metric_history(run, key), sorted(run_ids))
+        return [
+            (run, point.step, _number(point.value))
+            for run, history in zip(sorted(run_ids), several, strict=True)
+            for point in sorted(history, key=_place)
+        ]
+
+
+def file(run_id: str, folder: str, name: str) -> bytes:
+    """What is in a file that a job has kept: in its folder, else with its run."""
+    own = Path(folder) / name
+    if own.exists():
+        return own.read_bytes()
+    with asked() as client, TemporaryDirectory() as copy:
+        return Path(client.download_artifacts(run_id, name, copy)).read_bytes()
+
+
+def _number(value: float | None) -> float:
+    """A metric as it was logged: SQL has none for NaN, and MLflow the largest for infinity."""
+    if value is None:
+        return math.nan
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
+
+
+def _place(point: "Metric") -> tuple[int, int]:
+    return point.step, point.timestamp
+
+
+def _by_sql(experiment: str) -> list[StoredJob]:
+    found: dict[str, StoredJob] = {
+        run: {
+            "job_id": job_id,
+            "run_id": run,
+            "ended": ended,
+            "diverged": status == "FAILED",
+            "params": {},
+            "metrics": {},
+            "tags": {},
+        }
+        for job_id, run, ended, status in select(JOBS, experiment=experiment)
+    }
+    runs, listed = json.dumps(list(found)), database.listed("runs")
+    for run, key, value in select(OF_RUNS.format("params", listed), runs=runs):
+        found[run]["params"][key] = value
+    for run, key, value in select(OF_RUNS.format(f"{LATEST} AS latest", listed), runs=runs):
+        found[run]["metrics"][key] = _number(value)
+    for run, key, value in select(OF_RUNS.format("tags", listed), runs=runs):
+        found[run]["tags"][key] = value
+    return list(found.values())
+
+
+def _by_client(experiment: str) -> list[StoredJob]:
+    with asked() as client:
+        runs = [run for query in (MARKED, DIVERGED) for run in all_runs(client, experiment, query)]
+    return [
+        {
+            "job_id": run.data.tags["job_id"],
+            "run_id": run.info.run_id,
+            "ended": run.info.end_time or 0,
+            "diverged": run.info.status == "FAILED",
+            "params": run.data.params,
+            "metrics": {key: _number(value) for key, value in run.data.metrics.items()},
+            "tags": run.data.tags,
+        }
+        for run in runs
+        if "job_id" in run.data.tags
+    ]

@@ -1,0 +1,58 @@
+"""`python run.py --sync`: send what the tracking store has not got of the jobs on this disk."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from engine import locks
+from engine.errors import JobError, SettingsError, cause
+from engine.job import journal
+from engine.job.terminal import leave
+from engine.tracking.courier import turn
+from engine.tracking.delivery import Delivery, delivered
+from engine.tracking.store import Elsewhere, check_address, reason
+
+
+def sync(runs_root: Path) -> int:
+    """Send what is left of every job that is not running; the exit status.
+
+    Raises SettingsError if there is no such folder, or there can be no such store.
+    """
+    check_address()
+    if not runs_root.expanduser().is_dir():
+        raise SettingsError(f"--runs-root: there is no folder {runs_root}")
+    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/{journal.FILE}"))]
+    left = [folder for folder in folders if not delivered(folder)]
+    left = [folder for folder in left if not locks.held(folder / "lock")]
+    sent = 0
+    for folder in left:
+        try:
+            _send(folder)
+        except (JobError, Elsewhere) as error:
+            leave(1, f"job {folder.name} {error}")
+        except Exception as error:
+            line = f"{sent} of {len(left)} jobs sent; the tracking store: {reason(error)}"
+            return leave(3, f"{line}; python run.py --sync sends the rest")
+        else:
+            sent += 1
+            print(f"job {folder.name} sent")
+    line = f"{sent} of {len(left)} jobs sent" if left else "the tracking store has all"
+    return leave(0 if sent == len(left) else 1, line)
+
+
+def _send(folder: Path) -> None:
+    """Raises JobError for what is wrong with the job's files, or what the store raises."""
+    with ExitStack() as held:
+        delivery = _open(folder, held)
+        delivery.send()
+        delivery.end(delivery.status or "KILLED")
+
+
+def _open(folder: Path, held: ExitStack) -> Delivery:
+    try:
+        if lock := locks.take(folder / "lock"):
+            held.enter_context(lock)
+            held.enter_context(turn(folder))
+            return Delivery(folder)
+    except (OSError, ValueError, LookupError) as error:
+        raise JobError(f"cannot be sent: {cause(error)}") from error
+    raise JobError("is running: its own courier sends it")

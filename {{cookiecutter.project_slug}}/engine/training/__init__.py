@@ -1,0 +1,3 @@
+"""What a training loop is made of. May import cli, job and data; only `devices` touches
+`torch.cuda`.
+"""

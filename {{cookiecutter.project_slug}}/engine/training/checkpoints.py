@@ -1,0 +1,110 @@
+"""Checkpoints on disk: a whole file or none, sealed, with nothing but data in it.
+
+A checkpoint is what `torch.save` writes, and `torch.load` opens it. It is a zip archive; its
+comment, at the file's end, is the seal: the SHA-256 of all before it. torch checks no checksum of
+its own, so without a seal a flipped bit would be a changed weight.
+"""
+
+import hashlib
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.errors import JobError
+from engine.paths import shown
+
+MARK = b"sha256:"
+SEAL = len(MARK) + 64
+"""Bytes of a seal."""
+
+
+class Damaged(JobError):
+    """A checkpoint is not what was written."""
+
+
+def on_host(content: Any) -> Any:
+    """A copy of nested values with every tensor in the host's memory, where any machine can open
+    it, so that training can go on while it is written."""
+    if isinstance(content, torch.Tensor):
+        return content.detach().to("cpu", copy=True)
+    if isinstance(content, dict):
+        return {key: on_host(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return type(content)(on_host(value) for value in content)
+    return content
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of a model's weights in the host's memory."""
+    return dict(on_host(dict(model.state_dict())))
+
+
+def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> None:
+    """Write tensors and plain values: beside the file, onto the disk, then renamed over it.
+
+    The file that was there is kept under the name `previous`. Raises OSError, and leaves what was
+    there, if it cannot be written.
+    """
+    beside = path.with_suffix(".part")
+    try:
+        _write(beside, content)
+        if previous and path.exists():
+            path.replace(previous)
+        beside.replace(path)
+        _sync_folder(path.parent)
+    except BaseException as error:
+        beside.unlink(missing_ok=True)
+        if isinstance(error.__context__, OSError):  # torch hides it behind an error of its own
+            raise error.__context__ from None
+        raise
+
+
+def load(path: Path, device: torch.device) -> dict[str, Any]:
+    """Read what `save` wrote.
+
+    Raises Damaged for a file that is not whole, and JobError for one that holds code.
+    """
+    _check_seal(path)
+    try:
+        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise JobError(
+            f"{shown(path)} holds more than data and was not opened: delete it"
+        ) from error
+    return content
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    with path.open("w+b") as file:
+        torch.save(content, file)
+        file.seek(-2, os.SEEK_END)  # an archive ends with the length of its comment
+        file.write(SEAL.to_bytes(2, "little"))
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.write(MARK + digest.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_seal(path: Path) -> None:
+    left = path.stat().st_size - SEAL
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+        if file.read() != MARK + digest.hexdigest().encode():
+            raise Damaged(f"{path.name} is damaged; give the same command again")
+
+
+def _sync_folder(folder: Path) -> None:
+    """See the new names onto the disk as well."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
