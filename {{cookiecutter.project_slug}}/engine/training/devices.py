@@ -1,32 +1,64 @@
-"""The device that a job runs on."""
+"""The device that a job runs on; the only module that touches torch.cuda, torch.mps or torch.xpu.
+
+On a CUDA or XPU device the host runs ahead (`runs_ahead`): it tells the device what to do and goes
+on. To read a result without waiting, copy it into `pinned` memory, record an `event` and look later
+whether it has happened. On a CPU the same calls do nothing, since all is done at once.
+Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
+"""
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 import torch
+from torch import Tensor
 
 from engine.errors import SettingsError
 
+KINDS = ("cuda", "xpu", "mps")
+"""Accelerators that a job can run on."""
+
+ALLOCATIONS = 100_000
+"""Allocations of memory that are remembered, the last ones; a step makes some thousands."""
+
+
+class Event(Protocol):
+    """A mark in the work that a device has been told to do."""
+
+    def record(self) -> None:
+        """Put it behind what the current stream has been told so far."""
+
+    def query(self) -> bool:
+        """Return whether the device has come that far."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come that far."""
+
 
 def choose(name: str) -> torch.device:
-    """The device of a name; `auto` is a CUDA GPU, else Apple's, else the CPU.
+    """Return the device of a name, an accelerator with its index; `auto` is one if there is one.
 
     Raises SettingsError for a device that is not there. Takes no memory on it.
     """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's; read as CUDA starts
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
-        return found if found and found.type in ("cuda", "mps") else torch.device("cpu")
+        return torch.device(found.type, 0) if found and found.type in KINDS else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise SettingsError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from error
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": torch.mps.device_count()}
-    if (device.index or 0) >= counts.get(device.type, 0):
+    if device.type == "cpu" and not device.index:
+        return torch.device("cpu")
+    count = _module(device).device_count() if device.type in KINDS else 0
+    if (device.index or 0) >= count:
         raise SettingsError(f"--device {name}: torch sees no such device; try --device auto")
-    return device
+    return torch.device(device.type, device.index or 0)
 
 
 def use(device: torch.device, deterministic: bool) -> None:
-    """Make a GPU the current one: events and streams are those of the current one.
+    """Make a device the current one, before anything is put on it.
 
     If all is to be deterministic, an operation that cannot be raises RuntimeError.
     Source: docs.pytorch.org/docs/stable/notes/randomness.html.
@@ -34,21 +66,37 @@ def use(device: torch.device, deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
         torch.use_deterministic_algorithms(True)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    in_thread(device)
+
+
+def in_thread(device: torch.device) -> None:
+    """Make a device the current one of this thread; a new thread begins with the first of a kind.
+
+    Events, streams and pinned memory are those of the current device.
+    """
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
 
 
 def tags(device: torch.device) -> dict[str, str]:
-    """The device as tags of the run: its model, and the GPU that the driver knows it as."""
+    """Return the device as tags of the run: its model and, of a CUDA GPU, its UUID."""
     found = {"device": describe(device)}
     if device.type == "cuda":
-        found["gpu"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        found["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
     return found
 
 
 def describe(device: torch.device) -> str:
-    """The device's model."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    """Return the device's model."""
+    named = device.type in ("cuda", "xpu")
+    return str(_module(device).get_device_name(device)) if named else device.type
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Return whether a GPU computes in bf16 and does not emulate it; takes no memory on it."""
+    if device.type == "cuda":
+        return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "xpu" and torch.xpu.is_bf16_supported(including_emulation=False)
 
 
 def wait(device: torch.device) -> None:
@@ -58,17 +106,149 @@ def wait(device: torch.device) -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that the device could still take; for the CPU, the machine's memory not in use."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    """Return the bytes that are free on a device; of a CPU, the machine's memory not in use."""
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    if device.type != "cpu":
+        return int(_module(device).mem_get_info(device)[0])
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin anew to look for the most memory that tensors take on a device."""
+    if runs_ahead(device):
+        _module(device).reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Return the most bytes that tensors took on a device; None where torch does not count them."""
+    return int(_module(device).max_memory_allocated(device)) if runs_ahead(device) else None
+
+
 def cpu_cores() -> int:
-    """Cores that this process may use, shared among the jobs that a sweep runs at once."""
+    """Return the cores for this process; a sweep divides them among its jobs at once."""
     affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("JOBS_AT_ONCE", 1)))
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Return whether a device has streams, and copies from and to pinned memory on its own."""
+    return device.type in ("cuda", "xpu")
+
+
+def pinned(shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros in the host's memory, to and from which the device copies on its own.
+
+    `copy_(…, non_blocking=True)` of it does not wait where the device `runs_ahead`.
+    """
+    return torch.zeros(tuple(shape), dtype=dtype, pin_memory=runs_ahead(device))
+
+
+def event(device: torch.device) -> Event:
+    """Return an event of the current device; on a CPU whatever was told has been done."""
+    if device.type == "cpu":
+        return _Done()
+    made: Event = torch.mps.Event() if device.type == "mps" else _module(device).Event()
+    return made
+
+
+class _Done:
+    """An event of a device that has done all that it was told to."""
+
+    def record(self) -> None:
+        """Do nothing."""
+
+    def query(self) -> bool:
+        """Return True."""
+        return True
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+class SideStream:
+    """A queue of work on a device, which goes on while the current stream does something else.
+
+        side = SideStream(device)
+        side.wait_stream()
+        with side:
+            copied = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+        side.hand_over(copied.values())
+
+    Several threads may not be within the same one at once. On a device with a single queue, such as
+    a CPU, everything goes through that one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = _module(device).Stream(device) if runs_ahead(device) else None
+
+    def __enter__(self) -> Self:
+        """Send what the device is told from now on, by this thread, through this queue."""
+        if self._stream:
+            self._context = _module(self._device).stream(self._stream)
+            self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Send what it is told to where it went before."""
+        if self._stream:
+            self._context.__exit__(*error)
+
+    def wait_stream(self) -> None:
+        """Have what comes next on it wait for what the current stream has been told so far."""
+        if self._stream:
+            self._stream.wait_stream(self._current())
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        """Have the current stream wait for it, and own the tensors that were made on it."""
+        if self._stream:
+            current = self._current()
+            current.wait_stream(self._stream)
+            for tensor in tensors:
+                tensor.record_stream(current)
+
+    def _current(self) -> Any:
+        return _module(self._device).current_stream(self._device)
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return the state (bytes,), uint8 on the host, of a device's random numbers."""
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    state: Tensor = _module(device).get_rng_state(device)
+    return state
+
+
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    """Put a device's random numbers where they were."""
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        _module(device).set_rng_state(state, device)
+
+
+def record_allocations(device: torch.device) -> None:
+    """Remember the last ALLOCATIONS on a CUDA GPU, with the lines of Python that they come from.
+
+    With C++ lines too, torch looks up their names for minutes when it writes the record: 461 s
+    against 4 s in github.com/pytorch/torchtitan/pull/3628.
+    """
+    if device.type == "cuda":
+        torch.cuda.memory._record_memory_history(stacks="python", max_entries=ALLOCATIONS)
+
+
+def dump_allocations(device: torch.device, path: Path) -> bool:
+    """Write the record to a file for docs.pytorch.org/memory_viz and end it; False without one."""
+    if device.type != "cuda":
+        return False
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    return True
+
+
+def _module(device: torch.device) -> Any:
+    """Return torch.cuda, torch.xpu or torch.mps."""
+    return torch.get_device_module(device)
