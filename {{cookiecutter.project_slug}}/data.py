@@ -1,23 +1,82 @@
-"""Datasets, by name.
+"""Datasets, splits and augmentations.
 
-A dataset is a function of a folder and of an image size in pixels (None: its own). It returns its
-training examples, its test examples (None: some will be held out) and its classes' names. Images
-are uint8 (C, H, W); those in memory are scaled on the device, so the size is for those read one by
-one. To add a dataset, write its function and a line in DATASETS.
+To add a dataset, write a function of a folder and an image size that returns a Source, and a line
+in DATASETS. Any torch Dataset will do; a TensorDataset, which is in memory, is the fastest. What an
+example holds is up to you (numbers, tensors, tuples and dicts of them), as long as forward() in
+run.py knows what to do with a batch of it.
+To add an augmentation, write a function from a batch to a batch, and a line in AUGMENTATIONS.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torchvision import datasets
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
-from engine.data.images import CIFAR10, CIFAR100, ImageFolder, in_memory, reading
-from engine.data.splits import Source
-from engine.errors import SettingsError, did_you_mean
+from engine.data.augmentation import random_shift
+from engine.data.images import ImageFolder, channel_statistics
+from engine.data.published import published
+from engine.data.splits import split
+from engine.errors import SettingsError
+from models import Spec
+from settings import Settings
+
+Batch = tuple[Tensor, Tensor]  # images (B, C, H, W), uint8, and labels (B,)
+Examples = Dataset[Any]  # (image, label), one by one
+
+TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset as it comes; None stands for a part that it does not have."""
+
+    train: Examples
+    classes: Sequence[str]
+    test: Examples | None = None
+    val: Examples | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a job trains on, validates on and is tested on, and what a network has to know of it."""
+
+    train: Examples
+    val: Examples | None
+    test: Examples | None
+    spec: Spec
+
+
+def load(settings: Settings, data_root: Path) -> Parts:
+    """Return the parts of the dataset that the settings name. Nothing is put on a device.
+
+    Raises SettingsError if the dataset is missing, damaged or too small.
+    """
+    source = read(settings.dataset, data_root.expanduser(), settings.image_size)
+    train, val, test = source.train, source.val, source.test
+    if test is None:
+        train, test = split(train, TEST_FRACTION, settings.split_seed)
+    if val is None and settings.val_fraction:
+        train, val = split(train, settings.val_fraction, settings.split_seed)
+    if val is None and settings.monitor != "none":
+        raise SettingsError("--val-fraction 0: nothing is left to validate on; add --monitor none")
+    shape = tuple(train[0][0].shape)
+    if len(shape) != 3 and (settings.augment != "none" or settings.image_size != "auto"):
+        raise SettingsError(f"--augment, --image-size: {settings.dataset} has no images")
+    mean, std = channel_statistics(train, settings.split_seed)
+    return Parts(train, val, test, Spec(shape, tuple(source.classes), mean, std))
+
+
+@cache  # many jobs of a grid read the same
+def read(dataset: str, root: Path, size: int | str) -> Source:
+    """Return a dataset by its name."""
+    return DATASETS[dataset](root, None if isinstance(size, str) else size)
 
 
 def digits(_root: Path, _size: int | None) -> Source:
@@ -26,39 +85,27 @@ def digits(_root: Path, _size: int | None) -> Source:
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     rows = torch.from_numpy(np.loadtxt(str(file), delimiter=","))  # 64 pixels, 0 to 16, and a label
     images = (rows[:, :-1] * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
-    return Source(in_memory(images, rows[:, -1]), None, [str(digit) for digit in range(10)])
+    return Source(TensorDataset(images, rows[:, -1].long()), [str(digit) for digit in range(10)])
 
 
-def mnist(root: Path, _size: int | None, kind: type[datasets.MNIST] = datasets.MNIST) -> Source:
+def mnist(root: Path, _size: int | None) -> Source:
     """70,000 handwritten digits, 28×28 in grey."""
-    with reading(root):
-        train, test = (kind(root, train=part, download=True) for part in (True, False))
-        return Source(
-            in_memory(train.data.unsqueeze(1), train.targets),
-            in_memory(test.data.unsqueeze(1), test.targets),
-            train.classes,
-        )
+    return Source(*published("MNIST", root))
 
 
-def fashion_mnist(root: Path, size: int | None) -> Source:
+def fashion_mnist(root: Path, _size: int | None) -> Source:
     """70,000 pictures of clothes, 28×28 in grey."""
-    return mnist(root, size, datasets.FashionMNIST)
+    return Source(*published("FashionMNIST", root))
 
 
-def cifar10(root: Path, _size: int | None, kind: type[CIFAR10] = CIFAR10) -> Source:
+def cifar10(root: Path, _size: int | None) -> Source:
     """60,000 photographs, 32×32 in colour."""
-    with reading(root):
-        train, test = kind(root, train=True), kind(root, train=False)
-        return Source(
-            in_memory(torch.from_numpy(train.data).permute(0, 3, 1, 2), train.targets),
-            in_memory(torch.from_numpy(test.data).permute(0, 3, 1, 2), test.targets),
-            train.classes,
-        )
+    return Source(*published("CIFAR10", root))
 
 
-def cifar100(root: Path, size: int | None) -> Source:
+def cifar100(root: Path, _size: int | None) -> Source:
     """60,000 photographs, 32×32 in colour, of 100 classes."""
-    return cifar10(root, size, CIFAR100)
+    return Source(*published("CIFAR100", root))
 
 
 def image_folder(root: Path, size: int | None) -> Source:
@@ -66,17 +113,15 @@ def image_folder(root: Path, size: int | None) -> Source:
     `<root>/test`. Without test, val is the test set, as ImageNet has it."""
     if not (root / "train").is_dir():
         images = ImageFolder(root, size or 224)
-        return Source(images, None, images.classes)
+        return Source(images, images.classes)
     train = ImageFolder(root / "train", size or 224)
-    apart = [part for part in ("val", "test") if (root / part).is_dir()]
-    held_out = {part: ImageFolder(root / part, size or 224) for part in apart}
-    for part, images in held_out.items():
-        if images.classes != train.classes:
-            raise SettingsError(f"--data-root: {root / part} has other classes than train")
-    val, test = held_out.get("val"), held_out.get("test")
+    test, val = (
+        ImageFolder(root / part, size or 224, train.classes) if (root / part).is_dir() else None
+        for part in ("test", "val")
+    )
     if test is None:
-        val, test = None, val
-    return Source(train, test, train.classes, val)
+        test, val = val, None
+    return Source(train, train.classes, test, val)
 
 
 def random_tokens(_root: Path, _size: int | None) -> Source:
@@ -84,7 +129,7 @@ def random_tokens(_root: Path, _size: int | None) -> Source:
     a GPU: to measure speed on, since there is nothing to learn."""
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(50_304, (2_000, 1_025), generator=random)
-    return Source(in_memory(tokens[:, :-1], tokens[:, 1:]), None, [*map(str, range(50_304))])
+    return Source(TensorDataset(tokens[:, :-1], tokens[:, 1:]), [*map(str, range(50_304))])
 
 
 DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
@@ -98,12 +143,31 @@ DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
 }
 
 
-@cache
-def load(name: str, root: Path, size: int | str) -> Source:
-    """The dataset of a name; images read one by one are scaled to a size, unless that is `auto`.
+def augmentation(settings: Settings) -> Callable[[Batch], Batch]:
+    """Return the random changes that the settings name, for training batches on the device."""
+    return AUGMENTATIONS[settings.augment]
 
-    Raises SettingsError if it is unknown, missing or damaged.
-    """
-    if name not in DATASETS:
-        raise SettingsError(f"--dataset {name}: no such dataset; {did_you_mean(name, DATASETS)}")
-    return DATASETS[name](root.expanduser(), size if isinstance(size, int) else None)
+
+def none(batch: Batch) -> Batch:
+    """Change nothing."""
+    return batch
+
+
+def crop(batch: Batch) -> Batch:
+    """Shift each image by up to an eighth of its side."""
+    images, labels = batch
+    return random_shift(images), labels
+
+
+def crop_flip(batch: Batch) -> Batch:
+    """Shift each image, and mirror it left to right with probability ½."""
+    images, labels = crop(batch)
+    mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+    return torch.where(mirrored, images.flip(3), images), labels
+
+
+AUGMENTATIONS: dict[str, Callable[[Batch], Batch]] = {
+    "none": none,
+    "crop": crop,
+    "crop-flip": crop_flip,
+}

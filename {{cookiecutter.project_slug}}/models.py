@@ -1,30 +1,61 @@
 """Networks, by name.
 
-A network takes images (B, C, H, W), float, of zero mean and unit deviation by channel, and returns
-logits (B, K). To add one, write its class and a line in MODELS, which may pass on settings. Any
-torchvision classifier can be had by its name as well, fitted to the data
-(engine/training/classifiers.py).
-A language model takes tokens (B, T), and returns logits (B, T, K) of those that follow.
+To add a network, write its class and a line in MODELS. It takes images (B, C, H, W), float, with
+zero mean and unit standard deviation per channel, and returns logits (B, K); a language model takes
+tokens (B, T) and returns logits (B, T, K) of those that follow. Any torchvision classifier can be
+had by its own name as well, fitted to the data.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-if TYPE_CHECKING:
-    from run import Settings
+from engine.errors import SettingsError
+from engine.training.classifiers import Normalized, torchvision_classifier
+from settings import Settings
 
-Shape = tuple[int, int, int]  # channels, height, width
+
+@dataclass(frozen=True)
+class Spec:
+    """What a network has to know of the data. It is stored with each job, so that the job's network
+    can be made again without the data; hence plain values only."""
+
+    shape: tuple[int, ...]  # (C, H, W) of an image, (T,) of tokens
+    classes: tuple[str, ...]  # for tokens, the vocabulary
+    mean: tuple[float, ...]  # of each channel, with pixels in [0, 1]
+    std: tuple[float, ...]
+
+
+def make(settings: Settings, spec: Spec) -> nn.Module:
+    """Return the network that the settings name, fitted to the data. Nothing is put on a GPU.
+
+    Images go in as they are stored, uint8: the network scales and normalises them itself. Raises
+    SettingsError if there is no such network or the data is not for it, JobError if published
+    weights cannot be had.
+    """
+    name, size = settings.model, settings.image_size
+    reads_tokens, has_tokens = name in LANGUAGE_MODELS, len(spec.shape) == 1
+    if reads_tokens != has_tokens:
+        reads, has = ("images", "tokens")[reads_tokens], ("images", "tokens")[has_tokens]
+        raise SettingsError(f"--model {name}: reads {reads}, and {settings.dataset} has {has}")
+    if isinstance(size, int):
+        spec = replace(spec, shape=(spec.shape[0], size, size))
+    if name not in MODELS:
+        return torchvision_classifier(name, spec, settings.pretrained, MODELS)
+    if settings.pretrained:
+        raise SettingsError(f"--pretrained: no weights are published for this project's {name}")
+    network = MODELS[name](settings, spec)
+    return network if has_tokens else Normalized(network, spec.shape, spec.mean, spec.std)
 
 
 class MLP(nn.Module):
     """A perceptron with two hidden layers of 256."""
 
-    def __init__(self, shape: Shape, classes: int) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Flatten(),
@@ -36,7 +67,7 @@ class MLP(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, C, H, W)."""
+        """Return logits (B, K) of images (B, C, H, W)."""
         logits: Tensor = self.layers(images)
         return logits
 
@@ -44,7 +75,7 @@ class MLP(nn.Module):
 class ConvNet(nn.Module):
     """Three blocks of two 3×3 convolutions, each block half as large and twice as deep."""
 
-    def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 32) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             block(shape[0], width),
@@ -58,7 +89,7 @@ class ConvNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, C, H, W)."""
+        """Return logits (B, K) of images (B, C, H, W)."""
         logits: Tensor = self.layers(images)
         return logits
 
@@ -124,11 +155,10 @@ class Layer(nn.Module):
         return result
 
 
-MODELS: dict[str, Callable[[Shape, int, "Settings"], nn.Module]] = {
-    "mlp": lambda shape, classes, settings: MLP(shape, classes),
-    "convnet": lambda shape, classes, settings: ConvNet(shape, classes),
+MODELS: dict[str, Callable[[Settings, Spec], nn.Module]] = {
+    "mlp": lambda settings, spec: MLP(spec.shape, len(spec.classes)),
+    "convnet": lambda settings, spec: ConvNet(spec.shape, len(spec.classes)),
+    "gpt": lambda settings, spec: GPT(spec.shape[0], len(spec.classes)),
 }
 
-LANGUAGE_MODELS: dict[str, Callable[[int, int, "Settings"], nn.Module]] = {
-    "gpt": lambda length, vocabulary, settings: GPT(length, vocabulary),
-}
+LANGUAGE_MODELS = ("gpt",)  # those that read tokens

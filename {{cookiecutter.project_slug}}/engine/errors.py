@@ -34,6 +34,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, without its full stop; its kind if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 def cause(error: BaseException) -> str:
     """Return an error in one line; one from a loader's process comes with its trace before it."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,3 +1,11 @@
-"""Datasets, splits, batches on the device, and augmentation. May import cli, job and
-training.devices.
+"""Datasets, splits, batches on the device, and augmentation.
+
+    images        images in folders, and their statistics
+    published     published datasets, as torchvision fetches and reads them
+    splits        holding out examples
+    augmentation  random changes to whole batches of images
+    batches       batches on the device; order, resident and workers are its parts
+    trees         batches of any nesting of tensors
+
+May import cli, job and training.devices.
 """

@@ -1,57 +1,39 @@
-"""Random changes to training images, on the device, a batch at once, each image its own.
+"""Random changes to whole batches of images, each image its own.
 
-torchvision's transforms draw one random number for a whole batch; here every image has its own
-shift and mirroring. Images stay uint8 and are read once, by index.
+torchvision's transforms make one random choice for a whole batch. Random numbers come from torch's
+stream of the images' device, which the engine saves and restores with the job.
 """
+
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from engine.training.seeding import generator
 
+def random_shift(images: Tensor) -> Tensor:
+    """Return images (B, C, H, W), each shifted by up to an eighth of its height and width.
 
-class Augmentation:
-    """Shifts (`crop`) and mirrors (`crop-flip`) images (B, C, H, W); `none` returns them as is.
-
-    A shift is a random crop of the image after reflection at its edges by an eighth of its side.
-    Its random numbers come from a generator of its own on the device, seeded by the job's seed.
+    The empty edges are filled by reflection. Images keep their number format and are read once.
     """
+    batch, channels, height, width = images.shape
+    device = images.device
+    example = torch.arange(batch, device=device).view(-1, 1, 1, 1)
+    channel = torch.arange(channels, device=device).view(1, -1, 1, 1)
+    row = _random_windows(batch, height, device).view(batch, 1, height, 1)
+    column = _random_windows(batch, width, device).view(batch, 1, 1, width)
+    return images[example, channel, row, column]
 
-    def __init__(self, kind: str, seed: int, device: torch.device) -> None:
-        self._kind = kind
-        first = int(torch.randint(2**62, (1,), generator=generator(seed, "augmentation")))
-        self._random = torch.Generator(device).manual_seed(first)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Where the random numbers are."""
-        return {"random": self._random.get_state()}
+def _random_windows(batch: int, side: int, device: torch.device) -> Tensor:
+    """Return where each pixel along a side is read from, shifted by chance, (B, side)."""
+    windows = _windows(side, device)
+    return windows[torch.randint(len(windows), (batch,), device=device)]
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on with the random numbers from there."""
-        self._random.set_state(state["random"])
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """The images (B, C, H, W), each changed in its own way."""
-        if self._kind == "none":
-            return images
-        batch, channels, height, width = images.shape
-        rows = self._shifted(batch, height)
-        columns = self._shifted(batch, width)
-        if self._kind == "crop-flip":
-            mirrored = self._draw(2, batch).bool()
-            columns = torch.where(mirrored, columns.flip(1), columns)
-        example = torch.arange(batch, device=images.device).view(-1, 1, 1, 1)
-        channel = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
-        return images[example, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-    def _shifted(self, batch: int, side: int) -> Tensor:
-        """Which row (or column) to read for each one of the result, (B, side)."""
-        most = side // 8
-        shift = self._draw(2 * most + 1, batch) - most
-        position = torch.arange(side, device=shift.device) + shift
-        position = position.abs()
-        return torch.minimum(position, 2 * (side - 1) - position)  # reflected at both edges
-
-    def _draw(self, below: int, batch: int) -> Tensor:
-        """Random whole numbers in [0, below), (B, 1)."""
-        return torch.randint(below, (batch, 1), generator=self._random, device=self._random.device)
+@cache
+def _windows(side: int, device: torch.device) -> Tensor:
+    """Return where the pixels along a side are read from, for every shift, (shifts, side)."""
+    most = side // 8
+    position = torch.arange(-most, side + most, device=device).abs()
+    reflected = torch.minimum(position, 2 * (side - 1) - position)
+    return reflected.unfold(0, side, 1).contiguous()

@@ -1,131 +1,88 @@
-"""torchvision's dataset classes, with one clear line for what is missing, damaged or unsafe."""
+"""Images in folders, and the mean and standard deviation of images."""
 
-import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from engine.errors import JobError, SettingsError
+from engine.data import trees
+from engine.data.order import fetch, whole
+from engine.data.remembering import remembered
+from engine.data.seeds import generator
+from engine.errors import JobError, SettingsError, first_line
 
-ARRAYS = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("_codecs", "encode"),
-}
-"""All that a pickled array calls, in files of numpy 1 and 2."""
-
-
-def in_memory(inputs: Tensor, labels: Sequence[int] | Tensor) -> TensorDataset:
-    """A dataset of images (N, C, H, W), uint8, and labels (N,); or of tokens (N, T), int64, and
-    those that follow."""
-    return TensorDataset(inputs.contiguous(), torch.as_tensor(labels, dtype=torch.int64))
-
-
-class CIFAR10(datasets.CIFAR10):  # type: ignore[misc]
-    """Takes any files in the format, not only the published ones, whose checksums torchvision
-    knows. As they are pickles, they are searched for code instead."""
-
-    train_list: list[list[Any]]
-    test_list: list[list[Any]]
-    meta: dict[str, Any]
-
-    def __init__(self, root: Path, train: bool) -> None:
-        self.train_list, self.test_list = _unchecked(self.train_list), _unchecked(self.test_list)
-        self.meta = {**self.meta, "md5": None}
-        names = [name for name, _ in [*self.train_list, *self.test_list]]
-        for name in [*names, self.meta["filename"]]:
-            _refuse_code(root / self.base_folder / name)
-        super().__init__(root, train, download=True)
-
-
-class CIFAR100(CIFAR10, datasets.CIFAR100):  # type: ignore[misc]
-    """The same for 100 classes."""
+STATISTICS_FROM = 500
+"""Images, drawn by a seed, from which mean and standard deviation are taken."""
 
 
 class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
-    """Images in one folder a class, in colour, their middle square scaled to a size.
+    """A dataset of (image, label) from one folder per class, `<root>/<class>/*.jpg`.
 
-    Raises SettingsError if there are fewer than two classes or one without images; JobError, when
-    it is read, for a file that is no image.
+    Images are uint8 (3, size, size), the middle square of what the file holds, scaled. Raises
+    SettingsError if there are fewer than two classes, one without images, or other classes than
+    expected; and when it is read, JobError for a file that is no 8-bit image.
     """
 
-    def __init__(self, root: Path, size: int) -> None:
+    def __init__(self, root: Path, size: int, classes: Sequence[str] | None = None) -> None:
         if not root.is_dir():
             raise SettingsError(f"--data-root: there is no folder {root}")
         steps = [v2.PILToTensor(), v2.Resize(size, antialias=True), v2.CenterCrop(size)]
         try:
             super().__init__(root, transform=v2.Compose(steps), loader=_open)
         except FileNotFoundError as error:
-            wanted = "wanted: a folder of images a class"
-            raise SettingsError(f"--data-root: {_first_line(error)}; {wanted}") from error
+            wanted = "wanted: one folder of images per class"
+            raise SettingsError(f"--data-root: {first_line(error)}; {wanted}") from error
         if len(self.classes) < 2:
-            raise SettingsError(f"--data-root: {root} has one class only, {self.classes[0]}")
+            raise SettingsError(f"--data-root: {root} has only one class, {self.classes[0]}")
+        if classes is not None and self.classes != classes:
+            raise SettingsError(f"--data-root: {root} has other classes than train")
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image (3, size, size) and its label."""
         try:
             image, label = super().__getitem__(index)
         except Exception as error:  # there is no end to what a damaged file makes its reader raise
             file = self.samples[index][0]
-            raise JobError(f"{file} cannot be read as an image: {_first_line(error)}") from error
+            raise JobError(f"{file} cannot be read as an image: {first_line(error)}") from error
         return image, label
 
 
-@contextmanager
-def reading(root: Path) -> Iterator[None]:
-    """Turn what goes wrong while a published dataset is fetched or read into a SettingsError."""
-    try:
-        yield
-    except (SettingsError, JobError):
-        raise
-    except Exception as error:  # there is no end to what a damaged file makes its reader raise
-        raise SettingsError(
-            f"--data-root: the dataset could not be fetched into, or read from, {root} "
-            f"({_first_line(error)}); put its files there, or name their folder"
-        ) from error
+@remembered
+def channel_statistics(
+    dataset: Dataset[Any], seed: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation of each channel, with pixels in [0, 1].
+
+    They are taken from 500 images at random, the first part of their examples; empty if that is no
+    uint8 image (C, H, W).
+    """
+    dataset, indices = whole(dataset)
+    some = torch.randperm(len(indices), generator=generator(seed, "statistics"))[:STATISTICS_FROM]
+    images = trees.leaves(fetch(dataset, indices[some]))[0]
+    if images.dtype != torch.uint8 or images.ndim != 4:
+        return (), ()
+    pixels = images.transpose(0, 1).flatten(1).double() / 255
+    return tuple(pixels.mean(1).tolist()), tuple(pixels.std(1).clamp_min(1e-3).tolist())
 
 
 def _open(path: str) -> Image.Image:
-    """An image as it is to be looked at, in 8-bit colour."""
+    """Return an image the way up that it is to be looked at, in 8-bit colour."""
     with Image.open(path) as image:
-        if image.mode.startswith(("I", "F")):
+        if image.mode.startswith(("I", "F")) or any(map(_cut_off, image.tile)):
             raise ValueError("it has more than 8 bits a channel, which would be cut off")
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
-class _DataOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in ARRAYS:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it would call {module}.{name}")
-
-
-def _refuse_code(file: Path) -> None:
-    """Raise SettingsError if a pickle does more than make arrays and plain values.
-
-    Source: docs.python.org/3/library/pickle.html#restricting-globals.
-    """
-    try:
-        with file.open("rb") as pickled:
-            _DataOnly(pickled, encoding="latin1").load()
-    except FileNotFoundError:
-        return
-    except (pickle.UnpicklingError, EOFError) as error:
-        raise SettingsError(f"--data-root: {file} is not plain data ({error}); refused") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _unchecked(files: list[list[str]]) -> list[Any]:
-    return [[name, None] for name, _ in files]
+def _cut_off(tile: Any) -> bool:
+    """Return whether Pillow would cut the pixels of a colour image to 8 bits as it reads them."""
+    raw, *more = tile.args if isinstance(tile.args, tuple) else (tile.args,)
+    if tile.codec_name.startswith("ppm"):
+        return bool(more and more[0] > 255)  # the largest value of a pixel
+    return bool(re.search(";16[BLN]", str(raw)))

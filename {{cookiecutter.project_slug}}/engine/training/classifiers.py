@@ -1,4 +1,4 @@
-"""Classifiers by name: the project's own networks, or torchvision's fitted to the data.
+"""torchvision's classifiers fitted to the data, and networks that take images as they are stored.
 
 torchvision's networks are made for 224×224 colour images of 1,000 classes. Here the first layer
 gets the data's channels and the last its classes, and for small images (unless pretrained) the
@@ -6,128 +6,131 @@ stem no longer shrinks them at once: a 3×3 convolution of stride 1 and no pooli
 for 32×32 images of He et al. 2016 (arxiv.org/abs/1512.03385, section 4.2).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from engine.cli.settings import JobSettings
-from engine.data.splits import Source, Splits
-from engine.errors import JobError, SettingsError, did_you_mean
-
-Shape = tuple[int, int, int]  # channels, height, width
-Networks = Mapping[str, Callable[[Shape, int, Any], nn.Module]]  # shape, classes, settings
+from engine.errors import JobError, SettingsError, did_you_mean, first_line
 
 SMALL = 64
 """Images with sides up to this are small, in pixels."""
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and deviation of the images behind published weights (docs.pytorch.org/vision/models)."""
+"""Mean and standard deviation of the images behind published weights
+(docs.pytorch.org/vision/models)."""
 
 
-class Classifier(nn.Module):
+class ImageSpec(Protocol):
+    """What is known of a dataset of images."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """(C, H, W) as the network sees images."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Names of the classes."""
+
+    @property
+    def mean(self) -> Sequence[float]:
+        """Mean of each channel, with pixels in [0, 1]."""
+
+    @property
+    def std(self) -> Sequence[float]:
+        """Standard deviation of each channel."""
+
+
+class Normalized(nn.Module):
     """A network that takes images as they are stored, uint8, and scales and normalises them itself.
 
-    So few bytes reach the device, and saved weights are complete. Images are laid out channels last
-    for a network that convolves.
+    So few bytes reach the device, and saved weights are complete. Images of another size are
+    resized, and laid out channels last for a network that convolves.
     """
 
     mean: Tensor
     std: Tensor
 
     def __init__(
-        self, network: nn.Module, size: tuple[int, int], mean: Tensor, std: Tensor
+        self, network: nn.Module, shape: Sequence[int], mean: Sequence[float], std: Sequence[float]
     ) -> None:
         super().__init__()
         convolves = any(isinstance(module, nn.Conv2d) for module in network.modules())
         self._format = torch.channels_last if convolves else torch.contiguous_format
-        self._size = size
+        self._size = tuple(shape[1:])
         self.network = network.to(memory_format=self._format)
-        self.register_buffer("mean", mean.view(-1, 1, 1))
-        self.register_buffer("std", std.view(-1, 1, 1))
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, K) of uint8 images (B, C, H, W)."""
+        """Return what the network makes of uint8 images (B, C, H, W)."""
         pixels = images.to(torch.float32, memory_format=self._format) / 255
         if pixels.shape[-2:] != self._size:
             pixels = interpolate(pixels, self._size, mode="bilinear", antialias=True)
-        logits: Tensor = self.network((pixels - self.mean) / self.std)
-        return logits
+        output: Tensor = self.network((pixels - self.mean) / self.std)
+        return output
 
 
-def make(own: Networks, settings: JobSettings, source: Source, parts: Splits) -> Classifier:
-    """The classifier that the settings name, with as many inputs and outputs as the data has.
+def torchvision_classifier(
+    name: str, spec: ImageSpec, pretrained: bool, others: Iterable[str]
+) -> Normalized:
+    """Return one of torchvision's classifiers, fitted to the data: logits (B, K) of uint8 images.
 
-    Raises SettingsError as `check` does, JobError if published weights cannot be had.
+    On the meta device it gets no weights. Raises SettingsError if there is no such classifier
+    (`others` are known as well, for the hint) or it cannot take images of that size, JobError if
+    published weights cannot be had.
     """
-    check(own, settings, source)
-    network, shape = _network(own, settings, source), _shape(settings, source)
-    mean, std = parts.mean, parts.std
-    if settings.pretrained:
-        _load_published(network, settings.model)
-        if shape[0] == 3:
-            mean, std = map(torch.tensor, IMAGENET)
-    return Classifier(network, shape[1:], mean, std)
-
-
-def check(own: Networks, settings: JobSettings, source: Source) -> None:
-    """Raise SettingsError if there is no such classifier, or one of torchvision's cannot take such
-    images. The project's own are not tried out: what is wrong with them their first batch tells."""
-    name, shape = settings.model, _shape(settings, source)
-    known = [*own, *torchvision.models.list_models(module=torchvision.models)]
+    known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
-        raise SettingsError(f"--model {name}: no such model; {_hint(name, own, known)}")
-    if name in own:
-        if settings.pretrained:
-            raise SettingsError(f"--pretrained: no weights are published for this project's {name}")
-        return
+        hint = did_you_mean(name, [*others, *known])
+        hint = hint if hint.startswith("did") else f"known: {', '.join(others)} and torchvision's"
+        raise SettingsError(f"--model {name}: no such model; {hint}")
+    _check_size(name, spec, pretrained)
+    network, mean, std = _network(name, spec, pretrained), spec.mean, spec.std
+    if pretrained and spec.shape[0] == 3:
+        mean, std = IMAGENET
+    if pretrained and not next(network.parameters()).is_meta:
+        _load_published(network, name)
+    return Normalized(network, spec.shape, mean, std)
+
+
+def _check_size(name: str, spec: ImageSpec, pretrained: bool) -> None:
+    """Try a network on the meta device, where shapes are worked out but nothing is computed."""
     try:
-        _without_numbers(own, settings, source)(torch.zeros(2, *shape, device="meta"))
+        with torch.device("meta"):
+            _network(name, spec, pretrained).eval()(torch.zeros(2, *spec.shape))
     except (RuntimeError, ValueError, AssertionError) as error:
-        size, why = f"{shape[1]}×{shape[2]}", str(error).splitlines()[0]
+        size = f"{spec.shape[1]}×{spec.shape[2]}"
         raise SettingsError(
-            f"--model {name}: cannot take {size} images ({why}); try another --image-size"
+            f"--model {name}: cannot take {size} images ({first_line(error)}); "
+            "try another --image-size"
         ) from error
 
 
-def _shape(settings: JobSettings, source: Source) -> Shape:
-    """(C, H, W) as the network sees images."""
-    channels, height, width = source.shape
-    size = settings.image_size
-    return (channels, height, width) if isinstance(size, str) else (channels, size, size)
-
-
-def _hint(name: str, own: Networks, known: list[str]) -> str:
-    hint = did_you_mean(name, known)
-    return hint if hint.startswith("did") else f"known: {', '.join(own)} and torchvision's"
-
-
-def _without_numbers(own: Networks, settings: JobSettings, source: Source) -> nn.Module:
-    """The network on the meta device, where shapes are worked out but nothing is computed."""
-    try:
-        with torch.device("meta"):
-            return _network(own, settings, source).eval()
-    except NotImplementedError:  # RegNets work out their widths with tensors
-        return _network(own, settings, source).eval().to("meta")
-
-
-def _network(own: Networks, settings: JobSettings, source: Source) -> nn.Module:
-    """A network with new weights; in the published shape, but for its ends, if pretrained."""
-    name, shape, classes = settings.model, _shape(settings, source), len(source.classes)
-    if name in own:
-        return own[name](shape, classes, settings)
-    new = not settings.pretrained
+def _network(name: str, spec: ImageSpec, pretrained: bool) -> nn.Module:
+    """Return a network with new weights; if pretrained, in the published shape but for its ends."""
+    channels, height, width = spec.shape
     extra: dict[str, object] = {}
     if name in ("googlenet", "inception_v3"):
-        published = not new and shape[0] == 3  # which rescale their colours first
+        published = pretrained and channels == 3  # which rescale their colours first
         extra = {"aux_logits": False, "init_weights": True, "transform_input": published}
-    if name.startswith("vit_") and new:
-        extra = {"image_size": shape[1]}
-    network: nn.Module = torchvision.models.get_model(name, num_classes=classes, **extra)
-    _fit_first(network, shape[0], keep_size=max(shape[1:]) <= SMALL and new)
+    if name.startswith("vit_") and not pretrained:
+        extra = {"image_size": height}
+    network = _made(name, num_classes=len(spec.classes), **extra)
+    _fit_first(network, channels, keep_size=max(height, width) <= SMALL and not pretrained)
+    return network
+
+
+def _made(name: str, **options: object) -> nn.Module:
+    """Return a network of torchvision's on the default device."""
+    try:
+        network: nn.Module = torchvision.models.get_model(name, **options)
+    except NotImplementedError:  # RegNets work out their widths with tensors, not on meta
+        with torch.device("cpu"):
+            network = torchvision.models.get_model(name, **options).to("meta")
     return network
 
 
@@ -154,10 +157,10 @@ def _load_published(network: nn.Module, name: str) -> None:
         weights.get_state_dict(weights_only=True, check_hash=True)  # refuses a file with code in it
         published = torchvision.models.get_model(name, weights=weights).state_dict()
     except Exception as error:  # no network, or any kind of damage to the file
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
         file = f"{torch.hub.get_dir()}/checkpoints/{weights.url.split('/')[-1]}"
         raise JobError(
-            f"--pretrained: no weights of {name} can be had ({cause}); put them in {file}"
+            f"--pretrained: the weights of {name} cannot be fetched or read "
+            f"({first_line(error)}); put them in {file}"
         ) from error
     first, layer = _convolutions(network)[0]
     grey = published[f"{first}.weight"].sum(1, keepdim=True) / layer.in_channels

@@ -1,0 +1,66 @@
+"""Batches picked by index from a dataset that lies on the device, whole."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from engine.data import trees
+from engine.data.order import Order
+
+GATHERED = 2**22
+"""Bytes of the batches that are picked at once: small ones cost less together than each alone."""
+
+
+class Stored:
+    """All examples of a dataset, as one batch on the device."""
+
+    def __init__(self, dataset: Dataset[Any], everything: Any, device: torch.device) -> None:
+        self.dataset = dataset  # kept alive: it is known by its address
+        self.examples = trees.mapped(lambda leaf: leaf.to(device), everything)
+
+
+_STORED: WeakValueDictionary[tuple[int, torch.device], Stored] = WeakValueDictionary()
+"""By dataset and device, as long as batches of them are in use: all subsets share one copy."""
+
+
+def is_stored(dataset: Dataset[Any], device: torch.device) -> bool:
+    """Return whether a dataset lies on the device already."""
+    return (id(dataset), device) in _STORED
+
+
+def store(dataset: Dataset[Any], device: torch.device, read: Callable[[], Any]) -> Stored:
+    """Return the dataset on the device; `read` gives all its examples as one batch."""
+    key = id(dataset), device
+    stored = _STORED.get(key)
+    if stored is None:
+        stored = _STORED[key] = Stored(dataset, read(), device)
+    return stored
+
+
+class Resident:
+    """Picks batches by index from what lies on the device: nothing is copied while training."""
+
+    def __init__(self, stored: Stored, order: Order, device: torch.device) -> None:
+        self._stored, self._order, self._device = stored, order, device
+        leaves = trees.leaves(stored.examples)
+        example = sum(leaf[:1].nbytes for leaf in leaves)
+        batch = order.batch_size * max(1, example)
+        self._at_once = order.batch_size * max(1, GATHERED // batch)
+        self._leaves: list[Tensor] = leaves
+
+    def epoch(self, number: int, done: int) -> Iterator[Any]:
+        """Yield the batches of one epoch but the first `done`."""
+        size = self._order.batch_size
+        indices = self._order.epoch(number).to(self._device, non_blocking=True)
+        for first in range(done * size, len(indices), self._at_once):
+            several = indices[first : first + self._at_once]
+            picked = [leaf.index_select(0, several).split(size) for leaf in self._leaves]
+            for leaves in zip(*picked, strict=True):
+                yield trees.filled(self._stored.examples, leaves)
+
+    def close(self) -> None:
+        """Nothing is to be ended."""

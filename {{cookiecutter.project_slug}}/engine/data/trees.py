@@ -1,0 +1,65 @@
+"""Batches of any shape: tuples, lists, dicts and dataclasses, nested in any way, of tensors."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Return a tree of the same shape, of what the function makes of each leaf.
+
+    With several trees of one shape, the function takes a leaf of each. Whatever is no tuple, list,
+    dict or dataclass is a leaf.
+    """
+    trees = (tree, *others)
+    if isinstance(tree, dict):
+        return {key: mapped(function, *(each[key] for each in trees)) for key in tree}
+    if is_dataclass(tree) and not isinstance(tree, type):
+        names = [field.name for field in fields(tree)]
+        return replace(
+            tree, **{n: mapped(function, *(getattr(each, n) for each in trees)) for n in names}
+        )
+    if isinstance(tree, tuple | list):
+        parts = [mapped(function, *each) for each in zip(*trees, strict=True)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)  # a namedtuple
+    return function(*trees)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """Return the leaves of a tree, in order."""
+    found: list[Any] = []
+    mapped(found.append, tree)
+    return found
+
+
+def filled(tree: Any, new_leaves: Iterable[Any]) -> Any:
+    """Return a tree of the same shape with other leaves, in order."""
+    new = iter(new_leaves)
+    return mapped(lambda _: next(new), tree)
+
+
+def stacked(examples: Sequence[Any]) -> Any:
+    """Return one batch of some examples: tensors, arrays and numbers along a new first dimension.
+
+    Raises TypeError for anything else in an example.
+    """
+    return mapped(_stacked, *examples)
+
+
+def split(batch: Any, size: int) -> Iterator[Any]:
+    """Yield the batch in parts of so many examples; the last may be smaller."""
+    for parts in zip(*(leaf.split(size) for leaf in leaves(batch)), strict=True):
+        yield filled(batch, parts)
+
+
+def _stacked(*values: Any) -> Tensor:
+    if isinstance(values[0], float):
+        return torch.tensor(values)  # in torch's default number format
+    try:
+        return torch.stack([torch.as_tensor(value) for value in values])
+    except TypeError as error:
+        kind = type(values[0]).__name__
+        raise TypeError(f"an example holds a {kind}, which is no tensor or number") from error
