@@ -1,1 +1,20 @@
-"""The command line of a settings dataclass. Standard library only; imports no other package."""
+"""The command line of a settings dataclass. Standard library only; imports no other package.
+
+    fields      setting() and added(): what a field of Settings may say about itself
+    spans       Span: a length in steps or in epochs
+    metrics     Metric: what a project measures
+    values      reading a value from its text, and writing it
+    registries  the names in a registry, read without importing its module
+    docs        headings and help texts, from the source of a dataclass
+    flags       the fields of a dataclass as flags; what is wrong with one, in one line
+    parser      from the words of a command to settings and runtime
+
+What settings.py needs of it can be imported from here.
+"""
+
+from engine.cli.fields import added, setting
+from engine.cli.metrics import Metric
+from engine.cli.spans import Span
+from engine.errors import SettingsError
+
+__all__ = ["Metric", "SettingsError", "Span", "added", "setting"]

@@ -1,41 +1,45 @@
-"""The command line of a settings dataclass, on the standard library's argparse.
+"""From the words of a command to settings and runtime, on the standard library's argparse.
 
 Not on tyro, the usual library for this: its errors are framed boxes where one line is wanted, and
 it takes milliseconds for a command line, of which a sweep reads thousands.
 """
 
 import argparse
-import ast
-import inspect
-import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar
 
-from engine.cli.settings import JobSettings
+from engine.cli import docs, flags
+from engine.cli.flags import Flag, option
+from engine.cli.values import as_text
 from engine.errors import SettingsError, did_you_mean
+from engine.paths import shown
 
-S = TypeVar("S", bound=JobSettings)
+S = TypeVar("S")
+R = TypeVar("R")
 
-TYPES = "bool, int, float, str, Path, Literal of words, or a union of these"
-WANTED = {int: "a whole number", float: "a number", str: "text", Path: "a path"}
+NEGATIVE = re.compile(r"-\.?[0-9]")
 
 
-def parse(kind: type[S], argv: Sequence[str]) -> S:
-    """The settings that a command line names; `--help` prints them by group and ends the process.
+def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
+    """Return the settings and the runtime that the words of a command name.
 
-    Raises SettingsError for an unknown flag, a value that cannot be read or one out of range.
+    `--help` prints the flags by group and ends the process. Raises SettingsError for an unknown
+    flag, for a value that cannot be read or breaks a rule, and for a mistake in either dataclass.
     """
-    parser = _parser(kind)  # type: ignore[arg-type]
-    values, unknown = parser.parse_known_args(argv)
+    known, parser = _command(kind, runtime)  # type: ignore[arg-type] # mypy: no Hashable
+    found, unknown = parser.parse_known_args(_joined(argv))
     if unknown:
-        raise SettingsError(unknown_flag(unknown[0], [_flag(f.name) for f in fields(kind)]))
-    if [] in vars(values).values():  # what argparse makes of `--note=--`
-        raise SettingsError("'--' cannot be a value")
-    return kind(**vars(values))
+        raise SettingsError(_unknown(unknown[0], kind, known))
+    values = {name: _value(known[name], given) for name, given in vars(found).items()}
+    own = {name: values.pop(name) for name in [*values] if name in flags.of(kind)}
+    _choose_length(kind, own)
+    try:
+        return kind(**own), runtime(**values)
+    except ValueError as error:  # as a rule in __post_init__ may raise it
+        raise SettingsError(str(error)) from None
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,90 +50,117 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(message.removeprefix("argument "))
 
 
-@cache
-def _parser(kind: type[JobSettings]) -> Parser:
-    parser = Parser(
-        usage="python run.py [flags]",
-        formatter_class=argparse.RawTextHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    hints, defaults = get_type_hints(kind), {f.name: f.default for f in fields(kind)}
-    alone = {f.name: f.metadata["alone"] for f in fields(kind) if "alone" in f.metadata}
-    for name, default in defaults.items():
-        if default is MISSING or not {*_alternatives(hints[name])[1]} <= {bool, *WANTED}:
-            raise SettingsError(f"Settings.{name}: needs a default, and one of the types {TYPES}")
-    for group in reversed(kind.__mro__[:-1]):
-        section = parser.add_argument_group((group.__doc__ or group.__name__).splitlines()[0])
-        for name, doc in _field_docs(group).items():
-            text = textwrap.fill(f"{doc} (default: {_shown(defaults[name])})", width=72)
-            number = {"nargs": "?", "const": alone[name]} if name in alone else {}
-            how = {**_kind(hints[name]), **number, "help": text.replace("%", "%%")}
-            section.add_argument(_flag(name), **how)
-    return parser
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _shown(default: object) -> str:
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    return str(default) or "none"
-
-
-def _kind(annotation: Any) -> dict[str, Any]:
-    """How argparse is to read an annotated field."""
-    if annotation is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    words, types = _alternatives(annotation)
-    metavar = "|".join([*words, *(kind.__name__.upper() for kind in types)])
-    return {"type": _reader(words, types), "metavar": metavar}
-
-
-def _alternatives(annotation: Any) -> tuple[list[str], list[type]]:
-    """The words and the types that an annotation allows."""
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
-    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
-    return words, [part for part in parts if get_origin(part) is not Literal]
-
-
-def _reader(words: list[str], types: list[type]) -> Callable[[str], Any]:
-    """A function that reads one value from its text."""
-
-    def read(text: str) -> Any:
-        """A word as it is, else the first type that takes the text."""
-        if text in words:
-            return text
-        for kind in types:
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-        if types:
-            wanted = " or ".join([*words, *(WANTED[kind] for kind in types)])
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        raise argparse.ArgumentTypeError(f"no {text!r}; {did_you_mean(text, words)}")
-
-    return read
-
-
-def unknown_flag(word: str, flags: list[str]) -> str:
-    """What to say about a word that is no flag."""
+def unknown_flag(word: str, known: Sequence[str]) -> str:
+    """Return what to say about a word that is no flag."""
     if not word.startswith("-"):
         return f"{word!r} is not a flag; see --help"
     name = word.split("=")[0]
-    hint = did_you_mean(name, flags)
+    hint = did_you_mean(name, known)
     return f"{name}: no such flag; {hint if hint.startswith('did') else 'see --help'}"
 
 
-def _field_docs(group: type) -> dict[str, str]:
-    """The docstrings under the fields that a class itself defines, by field."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(group))).body[0].body  # type: ignore
-    docs = {}
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            doc = after.value.value if isinstance(after, ast.Expr) else ""  # type: ignore
-            docs[node.target.id] = " ".join(str(doc).split())
-    return docs
+def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
+    """What to say about a word that is no flag, but may have been one."""
+    name = word.split("=")[0]
+    for now, flag in known.items():
+        if name == option(flag.rules.get("formerly") or ""):
+            return f"{name}: is now {option(now)}"
+    if name in map(option, flags.former(kind)):
+        return f"{name}: was deleted; it stands in {kind.__name__}.FORMER"
+    return unknown_flag(word, [*map(option, known)])
+
+
+@cache
+def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
+    """All flags and their parser, made once for the thousands of lines of a sweep."""
+    known = _flags(kind, runtime)
+    return known, _parser(known, docs.of_fields(kind) | docs.of_fields(runtime))
+
+
+def _flags(kind: type, runtime: type) -> Mapping[str, Flag]:
+    """All flags. Raises SettingsError for two of one name."""
+    own, rest = flags.of(kind), flags.of(runtime)
+    taken = {"--help": "the flag for help", **{name: "a runtime flag" for name in _options(rest)}}
+    for name, flag in own.items():
+        for word in _options({name: flag}):
+            if word in taken:
+                raise SettingsError(
+                    f"{kind.__name__}.{name}: {word} is {taken[word]}; choose another name"
+                )
+            taken[word] = f"the flag of {kind.__name__}.{name}"
+    return {**own, **rest}
+
+
+def _options(known: Mapping[str, Flag]) -> list[str]:
+    """The words that are flags: for a bool also the one that turns it off."""
+    switches = [f"no_{name}" for name, flag in known.items() if _is_switch(flag)]
+    return [option(name) for name in [*known, *switches]]
+
+
+def _is_switch(flag: Flag) -> bool:
+    return flag.reader.types == (bool,) and not flag.reader.words
+
+
+def _parser(known: Mapping[str, Flag], written: Mapping[str, docs.Doc]) -> Parser:
+    parser = Parser(
+        usage="python %(prog)s [flags]",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {}
+    for name, flag in known.items():
+        doc = written.get(name, docs.Doc("Settings", ""))
+        group = groups.get(doc.heading) or parser.add_argument_group(doc.heading)
+        groups[doc.heading] = group
+        group.add_argument(option(name), **_how(flag), help=_help(flag, doc.text))
+    return parser
+
+
+def _how(flag: Flag) -> dict[str, Any]:
+    """What argparse is told about a flag; the values are read later."""
+    if _is_switch(flag):
+        return {"action": argparse.BooleanOptionalAction}
+    alone = flag.rules.get("alone")
+    optional = {} if alone is None else {"nargs": "?", "const": as_text(alone)}
+    return {"metavar": flag.reader.metavar, **optional}
+
+
+def _help(flag: Flag, text: str) -> str:
+    default = shown(flag.default) if isinstance(flag.default, Path) else as_text(flag.default)
+    names, others = flag.names, flag.rules.get("others")
+    either = f"One of {', '.join(names)}{f', or {others}' if others else ''}." if names else ""
+    parts = [text, either, f"(default: {default or 'empty'})"]
+    return " ".join(part for part in parts if part).replace("%", "%%")
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """The words, with `--lr -1e-3` as `--lr=-1e-3`: argparse takes such numbers for flags."""
+    words: list[str] = []
+    for word in argv:
+        if NEGATIVE.match(word) and words and words[-1].startswith("--") and "=" not in words[-1]:
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _value(flag: Flag, given: Any) -> Any:
+    if isinstance(given, bool):
+        return given
+    if not isinstance(given, str):  # what argparse makes of `--note=--`
+        raise SettingsError("'--' cannot be a value")
+    return flag.read(given)
+
+
+def _choose_length(kind: type, values: dict[str, Any]) -> None:
+    """Turn off the settings that take the place of one that the command names.
+
+    Raises SettingsError if the command names two of which one replaces the other.
+    """
+    for replaced, names in flags.replacing(kind).items():
+        given = [name for name in (replaced, *names) if values.get(name)]
+        if len(given) > 1:
+            raise SettingsError(f"{' and '.join(map(option, given))}: give one of them")
+        if given:
+            off = [name for name in names if name not in given]
+            values |= {name: flags.of(kind)[name].reader("0") for name in off}

@@ -1,0 +1,179 @@
+"""The fields of a settings dataclass as flags: each with its reader and its rules.
+
+A mistake in settings.py raises SettingsError here, in one line that names the field.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from operator import ge, gt, le, lt
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from engine.cli import metrics, registries
+from engine.cli.spans import Span
+from engine.cli.values import SUPPORTED, Reader, as_text, reader
+from engine.errors import SettingsError, did_you_mean
+
+RANGE: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "above": ("above", gt),
+    "at_least": ("at least", ge),
+    "below": ("below", lt),
+    "at_most": ("at most", le),
+}
+LARGEST = 2**63 - 1
+"""The largest whole number: neither torch's seeds nor most files take more."""
+
+
+def option(name: str) -> str:
+    """Return what a field is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A field as a flag."""
+
+    name: str
+    default: Any
+    rules: Mapping[str, Any]
+    """What `setting` noted."""
+
+    reader: Reader
+    names: tuple[str, ...]
+    """What the value can be; none if any text will do."""
+
+    def read(self, text: str) -> Any:
+        """Return the value of a text. Raises SettingsError if it is none, or breaks a rule."""
+        try:
+            value = self.reader(text)
+            self.check(value)
+        except ValueError as error:
+            raise SettingsError(f"{option(self.name)} {text}: {error}") from None
+        return value
+
+    def check(self, value: Any) -> None:
+        """Raise ValueError for a value that breaks a rule."""
+        for element in value if isinstance(value, tuple) else (value,):
+            number = element.number if isinstance(element, Span) else element
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                self._check_number(number)
+        if self.names and value not in self.names and not self.rules["others"]:
+            what = self.name.replace("_", " ")
+            raise ValueError(f"no such {what}; {did_you_mean(str(value), self.names)}")
+
+    def _check_number(self, number: float) -> None:
+        if not math.isfinite(number):
+            raise ValueError("must be finite")
+        given = {rule: bound for rule in RANGE if (bound := self.rules.get(rule)) is not None}
+        if not all(RANGE[rule][1](number, bound) for rule, bound in given.items()):
+            wanted = " and ".join(f"{RANGE[rule][0]} {bound}" for rule, bound in given.items())
+            raise ValueError(f"must be {wanted}")
+        if isinstance(number, int) and abs(number) > LARGEST:
+            raise ValueError("must be below 2**63")
+
+
+def of(kind: type) -> Mapping[str, Flag]:
+    """Return the flags of a settings dataclass, by the names of its fields.
+
+    Raises SettingsError where the dataclass cannot be a command line.
+    """
+    return _of(kind)
+
+
+def replacing(kind: type) -> Mapping[str, list[str]]:
+    """Return the settings that take the place of another one, by its name."""
+    found: dict[str, list[str]] = {}
+    for name, flag in of(kind).items():
+        if replaced := flag.rules.get("replaces"):
+            found.setdefault(replaced, []).append(name)
+    return found
+
+
+def former(kind: type) -> Mapping[str, Any]:
+    """Return the deleted settings, with the value that today's code amounts to."""
+    found: Mapping[str, Any] = getattr(kind, "FORMER", {})
+    return found
+
+
+@cache
+def _of(kind: type) -> Mapping[str, Flag]:
+    if not is_dataclass(kind):
+        raise SettingsError(f"{kind.__name__}: must be a @dataclass(frozen=True, kw_only=True)")
+    try:
+        hints = get_type_hints(kind)
+    except (NameError, TypeError) as error:
+        raise SettingsError(f"{kind.__name__}: a type cannot be read: {error}") from None
+    for name in _without_type(kind, hints):
+        raise SettingsError(f"{kind.__name__}.{name}: needs a type, such as `{name}: int = …`")
+    found = {}
+    for field in fields(kind):
+        try:
+            found[field.name] = _flag(field, hints[field.name])
+        except ValueError as error:
+            raise SettingsError(f"{kind.__name__}.{field.name}: {error}") from None
+    _check_together(kind, found)
+    return found
+
+
+def _without_type(kind: type, hints: Mapping[str, Any]) -> Iterator[str]:
+    """Attributes that look like settings, but are no fields for want of a type."""
+    plain = (bool, int, float, str, tuple, Path)
+    for base in kind.__mro__[:-1]:
+        for name, value in vars(base).items():
+            if name not in hints and not name.startswith("_") and isinstance(value, plain):
+                yield name
+
+
+def _flag(field: Field[Any], annotation: Any) -> Flag:
+    """The flag of a field. Raises ValueError if it cannot be one."""
+    rules, default = field.metadata, field.default
+    if default is MISSING:
+        raise ValueError("needs a default")
+    try:
+        flag = Flag(field.name, default, rules, reader(annotation), _names(rules))
+    except TypeError:
+        raise ValueError(f"its type must be {SUPPORTED}") from None
+    _check_in_code(flag, "default", default)
+    if "neutral" in rules:
+        _check_in_code(flag, "neutral value", rules["neutral"])
+    return flag
+
+
+def _names(rules: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a value can be, by METRICS or by a registry."""
+    if (declared := rules.get("metric")) is not None:
+        metrics.check(declared)
+        return ("none", *(f"val_{name}" for name in declared))
+    return registries.names(rules["names"]) if rules.get("names") else ()
+
+
+def _check_in_code(flag: Flag, what: str, value: object) -> None:
+    """Raise ValueError for a value in the code that the command line would refuse."""
+    try:
+        read = flag.reader(as_text(value))
+        kinds = (int, float) if isinstance(read, float) else type(read)
+        if read != value or not isinstance(value, kinds):
+            raise ValueError(f"must be {flag.reader.wanted}")
+        flag.check(read)
+    except ValueError as error:
+        raise ValueError(f"its {what} {value!r}: {error}") from None
+
+
+def _check_together(kind: type, flags: Mapping[str, Flag]) -> None:
+    """Raise SettingsError for what a field says about others."""
+    gone, off = former(kind), []
+    for name, flag in flags.items():
+        place = f"{kind.__name__}.{name}"
+        before, replaced = flag.rules.get("formerly"), flag.rules.get("replaces")
+        if before and (before in flags or before in gone):
+            raise SettingsError(f'{place}: formerly="{before}" is a setting, or stands in FORMER')
+        if replaced and replaced not in flags:
+            raise SettingsError(f'{place}: replaces="{replaced}" is no setting')
+        if name in gone:
+            raise SettingsError(f"{place}: stands in FORMER, among the deleted settings")
+        if replaced and flag.default:
+            off.append(place)
+    if len(off) > 1:
+        raise SettingsError(f"{' and '.join(off)}: only one may have a default above 0")

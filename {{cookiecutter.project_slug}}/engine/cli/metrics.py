@@ -1,0 +1,119 @@
+"""What a project measures: a declaration for each metric, the one place that says which is better.
+
+Metrics are logged as `train_`, `val_` or `test_` and the name that they are declared by.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from engine.errors import SettingsError
+
+PARTS = ("train_", "val_", "test_")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, as early stopping, figures and tables are to take it.
+
+    Args:
+        better: Which of two values is the better one, the "lower" or the "higher".
+        label: What it is called in figures, without its unit. Empty: its name.
+        unit: Its unit, such as "nats" or "ms".
+        range: The lowest and the highest value possible; None: no bound.
+        scale: The axis of figures, "linear" or "log".
+        target: The value that counts as reached, for figures of the time to it.
+    """
+
+    better: Literal["lower", "higher"]
+    label: str = ""
+    unit: str = ""
+    range: tuple[float | None, float | None] = (None, None)
+    scale: Literal["linear", "log"] = "linear"
+    target: float | None = None
+
+
+def check(metrics: Mapping[str, Metric]) -> None:
+    """Raise SettingsError for a declaration that cannot be right.
+
+    Declarations are checked here and not when they are made, so that a mistake in settings.py is
+    said in one line.
+    """
+    if not isinstance(metrics, Mapping):
+        raise SettingsError("METRICS: must be a dict of names and Metric(…)")
+    for name, metric in metrics.items():
+        wrong = _wrong_name(name) or _wrong(metric)
+        if wrong:
+            raise SettingsError(f"METRICS[{name!r}]: {wrong}")
+
+
+def of_logged_name(logged: str, metrics: Mapping[str, Metric]) -> Metric | None:
+    """Return the declaration behind a logged name such as `val_loss`; None if there is none."""
+    part = next((part for part in PARTS if logged.startswith(part)), "")
+    return metrics.get(logged.removeprefix(part)) if part else None
+
+
+def as_plain(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Return declarations as JSON can hold them."""
+    return {
+        name: asdict(metric) | {"range": list(metric.range)} for name, metric in metrics.items()
+    }
+
+
+def from_plain(plain: Mapping[str, Any]) -> dict[str, Metric]:
+    """Return the declarations that `as_plain` wrote; what a later version added is left out.
+
+    Raises SettingsError if they are not of that form.
+    """
+    try:
+        found = {name: _from_plain(values) for name, values in plain.items()}
+    except (AttributeError, TypeError) as error:
+        raise SettingsError(f"METRICS: cannot be read ({error})") from None
+    check(found)
+    return found
+
+
+def _from_plain(plain: Mapping[str, Any]) -> Metric:
+    known = {field.name for field in fields(Metric)}
+    values: dict[str, Any] = {name: value for name, value in plain.items() if name in known}
+    if "range" in values:
+        values["range"] = tuple(values["range"])
+    return Metric(**values)
+
+
+def _wrong_name(name: object) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+        return "its name must be letters, digits, '_', '-' and '.'"
+    part = next((part for part in PARTS if name.startswith(part)), "")
+    return f"{part} is put before the name when it is logged; leave it out" if part else ""
+
+
+def _wrong(metric: object) -> str:
+    """What is wrong with a declaration; empty if nothing is."""
+    if not isinstance(metric, Metric):
+        return 'must be a Metric, such as Metric(better="lower")'
+    if metric.better not in ("lower", "higher"):
+        return f'better={metric.better!r}: must be "lower" or "higher"'
+    if metric.scale not in ("linear", "log"):
+        return f'scale={metric.scale!r}: must be "linear" or "log"'
+    for name in ("label", "unit"):
+        if not isinstance(getattr(metric, name), str):
+            return f"{name}={getattr(metric, name)!r}: must be text"
+    if not _is_range(metric.range):
+        return f"range={metric.range!r}: must be two rising numbers; None where there is no bound"
+    if metric.target is not None and not _is_number(metric.target):
+        return f"target={metric.target!r}: must be a number"
+    return ""
+
+
+def _is_range(value: object) -> bool:
+    if not (isinstance(value, tuple) and len(value) == 2):
+        return False
+    bounds = [bound for bound in value if bound is not None]
+    return all(map(_is_number, bounds)) and (len(bounds) < 2 or bounds[0] < bounds[1])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,102 @@
+"""The names in a registry, read from its source: --help and wrong names need not wait for torch.
+
+A registry is a dict with its names written out, to which more may be added below:
+
+    MODELS = {"mlp": MLP, **OTHERS}      # OTHERS being another one in the same file
+    MODELS["resnet"] = ResNet
+
+    @register("vit")                     # or @register(MODELS, "vit"), @MODELS.register("vit")
+    class ViT: ...
+"""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+from engine.errors import SettingsError
+from engine.paths import CODE
+
+
+def names(registry: str) -> tuple[str, ...]:
+    """Return the names in a registry such as "models.MODELS", in the order of the source.
+
+    Raises SettingsError if the project has no such module or if the names are not written out.
+    """
+    module, _, name = registry.rpartition(".")
+    found = tuple(dict.fromkeys(_names(name, _tree(_file(registry, module)), registry)))
+    if not found:
+        raise SettingsError(f"{registry}: there is no such dict, or it is empty")
+    return found
+
+
+def _file(registry: str, module: str) -> Path:
+    path = CODE.joinpath(*module.split("."))
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return file
+    raise SettingsError(f"{registry}: there is no {module.replace('.', '/')}.py in the project")
+
+
+@cache
+def _tree(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = f" line {error.lineno}:" if isinstance(error, SyntaxError) else ""
+        raise SettingsError(f"{file.name}:{line} {error}") from None
+
+
+def _names(name: str, tree: ast.Module, registry: str) -> list[str]:
+    """The names that the statements of a module put into one of its registries."""
+    found: list[str] = []
+    for statement in tree.body:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id=target)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value)
+            ) if target == name:
+                found += _keys(value, tree, registry)
+            case ast.Assign(
+                targets=[ast.Subscript(value=ast.Name(id=target), slice=ast.Constant(value=key))]
+            ) if target == name:
+                found.append(str(key))
+            case ast.FunctionDef(decorator_list=calls) | ast.ClassDef(decorator_list=calls):
+                found += [key for call in calls if (key := _registered(call, name))]
+    return found
+
+
+def _keys(value: ast.expr, tree: ast.Module, registry: str) -> list[str]:
+    """The keys of a dict that is written out."""
+    pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else [(1, 1)]
+    found: list[str] = []
+    for pair in pairs:
+        match pair:
+            case (ast.Constant(value=str(key)), _):
+                found.append(key)
+            case (None, ast.Name(id=other)):  # {**OTHER}
+                found += _names(other, tree, registry)
+            case _:
+                raise SettingsError(
+                    f"{registry}: must be a dict with its names written out, since they are read "
+                    "without importing the file"
+                )
+    return found
+
+
+def _registered(call: ast.expr, name: str) -> str | None:
+    """The name that a decorator such as `register("vit")` puts into a registry, if it does."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr="register"), args=args):
+            return _key(args) if owner == name else None
+        case ast.Call(func=ast.Name(id="register"), args=[ast.Name(id=owner), *args]):
+            return _key(args) if owner == name else None
+        case ast.Call(func=ast.Name(id="register"), args=args):
+            return _key(args)
+    return None
+
+
+def _key(args: list[ast.expr]) -> str | None:
+    match args:
+        case [ast.Constant(value=str(key)), *_]:
+            return key
+    return None

@@ -1,0 +1,89 @@
+"""What makes a job the job it is: its id, from its settings and its script.
+
+Settings that came later do not change the ids of older jobs, nor do renamed and deleted ones:
+docs/settings.md says what to write for each kind of change.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING
+from typing import Any, TypeVar
+
+from engine.cli import flags
+from engine.cli.values import as_plain, as_text
+from engine.errors import SettingsError
+
+S = TypeVar("S")
+
+
+def identity(settings: Any) -> dict[str, Any]:
+    """Return the settings as plain values, each in one form, without those that do not count.
+
+    A setting does not count where another one that `replaces` it is above 0.
+    """
+    kind = type(settings)
+    plain = {name: as_plain(getattr(settings, name)) for name in flags.of(kind)}
+    for replaced, names in flags.replacing(kind).items():
+        if any(getattr(settings, name) for name in names):
+            del plain[replaced]
+    return plain
+
+
+def job_id(settings: Any, script: str = "run") -> str:
+    """Return 12 hex digits: SHA-256 over the script's name and the identity, as JSON.
+
+    Settings that were added later are left out at their neutral value, renamed ones stand under
+    their former names, deleted ones as FORMER has them.
+    """
+    kind = type(settings)
+    without, former_names = neutral(settings), formerly(kind)
+    hashed = {name: as_plain(value) for name, value in flags.former(kind).items()}
+    for name, value in identity(settings).items():
+        if name not in without or value != without[name]:
+            hashed[former_names.get(name, name)] = value
+    text = json.dumps([script, hashed], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def neutral(settings: Any) -> dict[str, Any]:
+    """Return what older jobs did, by the names of the settings that were added later."""
+    known = flags.of(type(settings)).items()
+    return {
+        name: as_plain(flag.rules["neutral"]) for name, flag in known if "neutral" in flag.rules
+    }
+
+
+def formerly(kind: type) -> dict[str, str]:
+    """Return the former names of the settings that were renamed, by their present ones."""
+    known = flags.of(kind).items()
+    return {name: before for name, flag in known if (before := flag.rules.get("formerly"))}
+
+
+def as_words(settings: Any) -> str:
+    """Return the settings that differ from their defaults, in one line: `lr=0.01 seed=2`."""
+    known = flags.of(type(settings))
+    changed = {k: v for k, v in identity(settings).items() if v != as_plain(known[k].default)}
+    text = " ".join(f"{name}={as_text(value)}" for name, value in changed.items())
+    return " ".join(text.split()) or "defaults"
+
+
+def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
+    """Return the settings of an identity that was stored, perhaps by older code.
+
+    Settings that it lacks, since they were added later, have their neutral values. Raises
+    SettingsError if today's code cannot do that job.
+    """
+    known, was = flags.of(kind), {before: now for now, before in formerly(kind).items()}
+    gone = {name: as_plain(value) for name, value in flags.former(kind).items()}
+    values = {}
+    for name, value in stored.items():
+        if was.get(name, name) in known:
+            flag = known[was.get(name, name)]
+            values[flag.name] = flag.read(as_text(value))
+        elif gone.get(name, MISSING) != value:
+            raise SettingsError(f"{name}={as_text(value)}: is no longer a setting of this project")
+    for name, flag in known.items():
+        if name not in values and "neutral" in flag.rules:
+            values[name] = flag.rules["neutral"]
+    return kind(**values)
