@@ -2,13 +2,12 @@
 
 Each field of Settings is a flag of `python run.py`, a parameter in MLflow and part of the job's id:
 the same settings are the same job. The text below a field is its --help, a comment such as `# Data`
-a heading. Change, add, rename and delete fields as you like; docs/settings.md says what to write so
-that old jobs keep their ids. How a job runs (--device, --workers, …) stands elsewhere: those flags
-are the engine's and change no result.
+a heading there. Change, add, rename and delete fields as you like; docs/settings.md says what to
+write so that old jobs keep their ids. How a job runs (--device, --workers, …) is not here: those
+flags belong to the engine and change no result.
 
-The engine itself reads only these, where they exist: epochs, steps, minutes, eval_every,
-accumulate, seed and monitor. All else is between this file and data.py, models.py, optimizers.py
-and run.py. Everything imports this file, so it imports nothing slow.
+The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
+accumulate, seed and monitor. Everything imports this file, so it imports nothing slow.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, setting
 
-METRICS = {  # by the names that forward() in run.py gives them
+METRICS = {  # by the names that forward() in run.py measures them under
     "loss": Metric(better="lower", label="cross-entropy", unit="nats"),
     "accuracy": Metric(better="higher", range=(0, 1), target=0.95),
 }
@@ -24,7 +23,7 @@ METRICS = {  # by the names that forward() in run.py gives them
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All that makes one job differ from another."""
+    """The settings of a job. Raises SettingsError if they contradict each other."""
 
     # Data
     dataset: str = setting("digits", names="data.DATASETS")
@@ -44,22 +43,22 @@ class Settings:
 
     # Model
     model: str = setting(
-        "mlp", names="models.MODELS", others="any torchvision classifier (resnet18)"
+        "mlp", names="models.MODELS", others="any torchvision classifier, such as resnet18"
     )
     """The network."""
 
     pretrained: bool = False
     """Start a torchvision classifier from its published weights."""
 
-    # Length: one of epochs, steps and minutes
+    # Length (one of epochs, steps, minutes)
     epochs: int = setting(30, at_least=1, at_most=1_000_000)
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
-    """Optimizer steps. 0: as --epochs says."""
+    """Optimizer steps, in place of --epochs. 0: as --epochs says."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
-    """Minutes of training. 0: as --epochs says."""
+    """Minutes of training, in place of --epochs. 0: as --epochs says."""
 
     eval_every: Span = setting(Span("1e"), above=0)
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
@@ -69,10 +68,10 @@ class Settings:
     """Examples per optimizer step."""
 
     accumulate: int = setting(1, at_least=1)
-    """Parts that a batch is computed in, one after another, to save memory."""
+    """Parts that each batch is computed in, one after another, to need less memory."""
 
     optimizer: str = setting("adam", names="optimizers.OPTIMIZERS")
-    """How gradients change the weights."""
+    """The optimizer; what is fixed, such as sgd's momentum, stands in optimizers.py."""
 
     lr: float = setting(1e-3, above=0)
     """Highest learning rate."""
@@ -90,7 +89,7 @@ class Settings:
     """Fraction of each label that is spread evenly over all classes, in the training loss."""
 
     clip_norm: float = setting(0.0, at_least=0)
-    """Largest norm of the gradient of all weights together. 0: any."""
+    """Largest norm of the gradient of all weights together. 0: no limit."""
 
     ema: float = setting(0.0, at_least=0, below=1)
     """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
@@ -101,7 +100,7 @@ class Settings:
 
     # Best weights
     monitor: str = setting("val_loss", metric=METRICS)
-    """Metric that says which evaluation's weights are the best. none: the last are."""
+    """Metric that decides which evaluation's weights are the best. none: the last weights."""
 
     patience: int = setting(0, at_least=0)
     """Evaluations without a better --monitor after which the job stops early. 0: never."""

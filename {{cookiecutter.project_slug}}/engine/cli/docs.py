@@ -1,7 +1,8 @@
 """Headings and help texts of a dataclass, as they stand in its source.
 
-The docstring below a field is its help. A comment of one line that begins with a capital letter and
-stands alone above a field, such as `# Data`, is the heading of the fields that follow.
+The docstring below a field is its help. A comment of one line that stands between two fields, such
+as `# Data`, is the heading of those that follow; it begins with a capital letter and has no full
+stop, other comments are comments.
 """
 
 import ast
@@ -35,8 +36,9 @@ def _of_class(kind: type) -> dict[str, Doc]:
         source = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):
         return {}
-    lines, body = source.splitlines(), ast.parse(source).body[0].body  # type: ignore[attr-defined]
-    found, heading, end = {}, kind.__name__, body[0].lineno - 1
+    lines, definition = source.splitlines(), ast.parse(source).body[0]
+    body = definition.body  # type: ignore[attr-defined] # a class has one
+    found, heading, end = {}, kind.__name__, definition.lineno
     for node, after in zip(body, [*body[1:], None], strict=True):
         heading = _heading(lines[end : node.lineno - 1]) or heading
         end = node.end_lineno
@@ -46,10 +48,10 @@ def _of_class(kind: type) -> dict[str, Doc]:
 
 
 def _heading(gap: list[str]) -> str:
-    """The heading in the lines between two statements, where only comments can be."""
-    comments = [line.strip() for line in gap if line.strip()]
-    match = HEADING.fullmatch(comments[0]) if len(comments) == 1 else None
-    return match[1] if match else ""
+    """The last heading between two statements, where there can only be comments."""
+    blocks = re.split(r"\n\s*\n", "\n".join(gap))
+    found = [match[1] for block in blocks if (match := HEADING.fullmatch(block.strip()))]
+    return found[-1] if found else ""
 
 
 def _docstring(node: ast.stmt | None) -> str:

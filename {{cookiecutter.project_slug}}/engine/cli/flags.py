@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from engine.cli import metrics, registries
 from engine.cli.spans import Span
-from engine.cli.values import SUPPORTED, Reader, as_text, reader
+from engine.cli.values import Reader, as_text, reader
 from engine.errors import SettingsError, did_you_mean
 
 RANGE: dict[str, tuple[str, Callable[[float, float], bool]]] = {
@@ -59,7 +59,8 @@ class Flag:
             number = element.number if isinstance(element, Span) else element
             if isinstance(number, int | float) and not isinstance(number, bool):
                 self._check_number(number)
-        if self.names and value not in self.names and not self.rules["others"]:
+        known = (*self.names, *self.reader.words.values())
+        if self.names and value not in known and not self.rules["others"]:
             what = self.name.replace("_", " ")
             raise ValueError(f"no such {what}; {did_you_mean(str(value), self.names)}")
 
@@ -68,8 +69,7 @@ class Flag:
             raise ValueError("must be finite")
         given = {rule: bound for rule in RANGE if (bound := self.rules.get(rule)) is not None}
         if not all(RANGE[rule][1](number, bound) for rule, bound in given.items()):
-            wanted = " and ".join(f"{RANGE[rule][0]} {bound}" for rule, bound in given.items())
-            raise ValueError(f"must be {wanted}")
+            raise ValueError(f"must be {_in_words(given)}")
         if isinstance(number, int) and abs(number) > LARGEST:
             raise ValueError("must be below 2**63")
 
@@ -99,7 +99,7 @@ def former(kind: type) -> Mapping[str, Any]:
 
 @cache
 def _of(kind: type) -> Mapping[str, Flag]:
-    if not is_dataclass(kind):
+    if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise SettingsError(f"{kind.__name__}: must be a @dataclass(frozen=True, kw_only=True)")
     try:
         hints = get_type_hints(kind)
@@ -111,7 +111,7 @@ def _of(kind: type) -> Mapping[str, Flag]:
     for field in fields(kind):
         try:
             found[field.name] = _flag(field, hints[field.name])
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise SettingsError(f"{kind.__name__}.{field.name}: {error}") from None
     _check_together(kind, found)
     return found
@@ -127,18 +127,23 @@ def _without_type(kind: type, hints: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _flag(field: Field[Any], annotation: Any) -> Flag:
-    """The flag of a field. Raises ValueError if it cannot be one."""
+    """The flag of a field. Raises TypeError or ValueError if it cannot be one."""
     rules, default = field.metadata, field.default
     if default is MISSING:
         raise ValueError("needs a default")
-    try:
-        flag = Flag(field.name, default, rules, reader(annotation), _names(rules))
-    except TypeError:
-        raise ValueError(f"its type must be {SUPPORTED}") from None
+    if not field.init:
+        raise ValueError("what follows from other settings is a property, not a field")
+    flag = Flag(field.name, default, rules, reader(annotation), _names(rules))
     _check_in_code(flag, "default", default)
     if "neutral" in rules:
         _check_in_code(flag, "neutral value", rules["neutral"])
     return flag
+
+
+def _in_words(bounds: Mapping[str, float]) -> str:
+    if bounds.keys() == {"at_least", "at_most"}:
+        return f"from {bounds['at_least']:,} to {bounds['at_most']:,}"
+    return " and ".join(f"{RANGE[rule][0]} {bound:,}" for rule, bound in bounds.items())
 
 
 def _names(rules: Mapping[str, Any]) -> tuple[str, ...]:
@@ -163,7 +168,9 @@ def _check_in_code(flag: Flag, what: str, value: object) -> None:
 
 def _check_together(kind: type, flags: Mapping[str, Flag]) -> None:
     """Raise SettingsError for what a field says about others."""
-    gone, off = former(kind), []
+    gone, on = former(kind), []
+    if not isinstance(gone, Mapping):
+        raise SettingsError(f"{kind.__name__}.FORMER: must be a dict of deleted settings")
     for name, flag in flags.items():
         place = f"{kind.__name__}.{name}"
         before, replaced = flag.rules.get("formerly"), flag.rules.get("replaces")
@@ -174,6 +181,6 @@ def _check_together(kind: type, flags: Mapping[str, Flag]) -> None:
         if name in gone:
             raise SettingsError(f"{place}: stands in FORMER, among the deleted settings")
         if replaced and flag.default:
-            off.append(place)
-    if len(off) > 1:
-        raise SettingsError(f"{' and '.join(off)}: only one may have a default above 0")
+            on.append(place)
+    if len(on) > 1:
+        raise SettingsError(f"{' and '.join(on)}: only one may have a default above 0")

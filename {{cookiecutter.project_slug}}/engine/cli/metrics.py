@@ -49,12 +49,6 @@ def check(metrics: Mapping[str, Metric]) -> None:
             raise SettingsError(f"METRICS[{name!r}]: {wrong}")
 
 
-def of_logged_name(logged: str, metrics: Mapping[str, Metric]) -> Metric | None:
-    """Return the declaration behind a logged name such as `val_loss`; None if there is none."""
-    part = next((part for part in PARTS if logged.startswith(part)), "")
-    return metrics.get(logged.removeprefix(part)) if part else None
-
-
 def as_plain(metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """Return declarations as JSON can hold them."""
     return {

@@ -6,6 +6,8 @@ it takes milliseconds for a command line, of which a sweep reads thousands.
 
 import argparse
 import re
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from engine.cli import docs, flags
 from engine.cli.flags import Flag, option
-from engine.cli.values import as_text
+from engine.cli.values import as_plain, as_text
 from engine.errors import SettingsError, did_you_mean
 from engine.paths import shown
 
@@ -33,12 +35,14 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
     found, unknown = parser.parse_known_args(_joined(argv))
     if unknown:
         raise SettingsError(_unknown(unknown[0], kind, known))
-    values = {name: _value(known[name], given) for name, given in vars(found).items()}
+    if [] in vars(found).values():  # what argparse makes of `--note=--`
+        raise SettingsError("'--' cannot be a value")
+    values = {name: known[name].read(text) for name, text in vars(found).items()}
     own = {name: values.pop(name) for name in [*values] if name in flags.of(kind)}
     _choose_length(kind, own)
     try:
         return kind(**own), runtime(**values)
-    except ValueError as error:  # as a rule in __post_init__ may raise it
+    except ValueError as error:  # a rule in __post_init__
         raise SettingsError(str(error)) from None
 
 
@@ -70,69 +74,6 @@ def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
     return unknown_flag(word, [*map(option, known)])
 
 
-@cache
-def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
-    """All flags and their parser, made once for the thousands of lines of a sweep."""
-    known = _flags(kind, runtime)
-    return known, _parser(known, docs.of_fields(kind) | docs.of_fields(runtime))
-
-
-def _flags(kind: type, runtime: type) -> Mapping[str, Flag]:
-    """All flags. Raises SettingsError for two of one name."""
-    own, rest = flags.of(kind), flags.of(runtime)
-    taken = {"--help": "the flag for help", **{name: "a runtime flag" for name in _options(rest)}}
-    for name, flag in own.items():
-        for word in _options({name: flag}):
-            if word in taken:
-                raise SettingsError(
-                    f"{kind.__name__}.{name}: {word} is {taken[word]}; choose another name"
-                )
-            taken[word] = f"the flag of {kind.__name__}.{name}"
-    return {**own, **rest}
-
-
-def _options(known: Mapping[str, Flag]) -> list[str]:
-    """The words that are flags: for a bool also the one that turns it off."""
-    switches = [f"no_{name}" for name, flag in known.items() if _is_switch(flag)]
-    return [option(name) for name in [*known, *switches]]
-
-
-def _is_switch(flag: Flag) -> bool:
-    return flag.reader.types == (bool,) and not flag.reader.words
-
-
-def _parser(known: Mapping[str, Flag], written: Mapping[str, docs.Doc]) -> Parser:
-    parser = Parser(
-        usage="python %(prog)s [flags]",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    groups: dict[str, Any] = {}
-    for name, flag in known.items():
-        doc = written.get(name, docs.Doc("Settings", ""))
-        group = groups.get(doc.heading) or parser.add_argument_group(doc.heading)
-        groups[doc.heading] = group
-        group.add_argument(option(name), **_how(flag), help=_help(flag, doc.text))
-    return parser
-
-
-def _how(flag: Flag) -> dict[str, Any]:
-    """What argparse is told about a flag; the values are read later."""
-    if _is_switch(flag):
-        return {"action": argparse.BooleanOptionalAction}
-    alone = flag.rules.get("alone")
-    optional = {} if alone is None else {"nargs": "?", "const": as_text(alone)}
-    return {"metavar": flag.reader.metavar, **optional}
-
-
-def _help(flag: Flag, text: str) -> str:
-    default = shown(flag.default) if isinstance(flag.default, Path) else as_text(flag.default)
-    names, others = flag.names, flag.rules.get("others")
-    either = f"One of {', '.join(names)}{f', or {others}' if others else ''}." if names else ""
-    parts = [text, either, f"(default: {default or 'empty'})"]
-    return " ".join(part for part in parts if part).replace("%", "%%")
-
-
 def _joined(argv: Sequence[str]) -> list[str]:
     """The words, with `--lr -1e-3` as `--lr=-1e-3`: argparse takes such numbers for flags."""
     words: list[str] = []
@@ -142,14 +83,6 @@ def _joined(argv: Sequence[str]) -> list[str]:
         else:
             words.append(word)
     return words
-
-
-def _value(flag: Flag, given: Any) -> Any:
-    if isinstance(given, bool):
-        return given
-    if not isinstance(given, str):  # what argparse makes of `--note=--`
-        raise SettingsError("'--' cannot be a value")
-    return flag.read(given)
 
 
 def _choose_length(kind: type, values: dict[str, Any]) -> None:
@@ -164,3 +97,48 @@ def _choose_length(kind: type, values: dict[str, Any]) -> None:
         if given:
             off = [name for name in names if name not in given]
             values |= {name: flags.of(kind)[name].reader("0") for name in off}
+
+
+@cache
+def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
+    """All flags and their parser, made once for the thousands of lines of a sweep.
+
+    Raises SettingsError for a setting that is called like a flag of the engine.
+    """
+    own, engines = flags.of(kind), flags.of(runtime)
+    for name in own:
+        if name in engines or name == "help":
+            taken = f"{option(name)} is a flag of the engine"
+            raise SettingsError(f"{kind.__name__}.{name}: {taken}; choose another name")
+    known = {**own, **engines}
+    return known, _parser(known, docs.of_fields(kind) | docs.of_fields(runtime))
+
+
+def _parser(known: Mapping[str, Flag], written: Mapping[str, docs.Doc]) -> Parser:
+    parser = Parser(
+        usage="python %(prog)s [flags]",
+        formatter_class=argparse.RawTextHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {}
+    for name, flag in known.items():
+        doc = written.get(name, docs.Doc("Settings", ""))
+        group = groups.get(doc.heading) or parser.add_argument_group(doc.heading)
+        groups[doc.heading] = group
+        alone = True if bool in flag.reader.types else flag.rules.get("alone")
+        optional: dict[str, Any] = {} if alone is None else {"nargs": "?", "const": as_text(alone)}
+        metavar = "NAME" if flag.names else flag.reader.metavar
+        group.add_argument(option(name), metavar=metavar, help=_help(flag, doc.text), **optional)
+    return parser
+
+
+def _help(flag: Flag, text: str) -> str:
+    """The help of a flag, in lines that fit the terminal."""
+    is_path = isinstance(flag.default, Path)
+    default = shown(flag.default) if is_path else as_text(as_plain(flag.default))
+    names, others = flag.names, flag.rules.get("others")
+    either = f"One of {', '.join(names)}{f', or {others}' if others else ''}." if names else ""
+    words = " ".join(filter(None, [text, either, f"(default: {default or 'empty'})"]))
+    width = min(shutil.get_terminal_size().columns, 100) - 26
+    return textwrap.fill(words.replace("%", "%%"), max(width, 30), break_on_hyphens=False)

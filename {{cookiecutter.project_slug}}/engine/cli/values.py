@@ -63,7 +63,7 @@ class Reader:
 
 
 def reader(annotation: Any) -> Reader:
-    """Return the reader of an annotated field. Raises TypeError for a type that has none."""
+    """Return the reader of an annotated field. Raises TypeError if it can have none."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     words: dict[str, Any] = {}
     types = []
@@ -75,7 +75,7 @@ def reader(annotation: Any) -> Reader:
         elif part in SCALARS or _is_tuple(part):
             types.append(part)
         else:
-            raise TypeError
+            raise TypeError(f"its type must be {SUPPORTED}")
     order = [*SCALARS]
     types.sort(key=lambda kind: order.index(kind) if kind in SCALARS else order.index(Path))
     return Reader(words, tuple(types))
@@ -129,6 +129,6 @@ def _called(kind: Any) -> str:
 
 def _short(kind: Any) -> str:
     if kind in SCALARS:
-        return str(kind.__name__.upper())
+        return "on|off" if kind is bool else str(kind.__name__.upper())
     first, *rest = (_short(part) for part in get_args(kind) if part is not ...)
     return ",".join([first, "…"] if ... in get_args(kind) else [first, *rest])

@@ -7,7 +7,6 @@ docs/settings.md says what to write for each kind of change.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING
 from typing import Any, TypeVar
 
 from engine.cli import flags
@@ -71,19 +70,23 @@ def as_words(settings: Any) -> str:
 def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
     """Return the settings of an identity that was stored, perhaps by older code.
 
-    Settings that it lacks, since they were added later, have their neutral values. Raises
-    SettingsError if today's code cannot do that job.
+    Settings that were added later have their neutral values. Raises SettingsError if today's
+    settings cannot say the same.
     """
-    known, was = flags.of(kind), {before: now for now, before in formerly(kind).items()}
-    gone = {name: as_plain(value) for name, value in flags.former(kind).items()}
+    known, before = flags.of(kind), formerly(kind)
+    left = {name: as_plain(value) for name, value in stored.items()}
+    for name, value in flags.former(kind).items():
+        if left.get(name) == as_plain(value):
+            del left[name]
     values = {}
-    for name, value in stored.items():
-        if was.get(name, name) in known:
-            flag = known[was.get(name, name)]
-            values[flag.name] = flag.read(as_text(value))
-        elif gone.get(name, MISSING) != value:
-            raise SettingsError(f"{name}={as_text(value)}: is no longer a setting of this project")
     for name, flag in known.items():
-        if name not in values and "neutral" in flag.rules:
+        stored_as = before.get(name, name) if name not in left else name
+        if stored_as in left:
+            values[name] = flag.read(as_text(left.pop(stored_as)))
+        elif "neutral" in flag.rules:
             values[name] = flag.rules["neutral"]
+        elif name not in flags.replacing(kind):
+            raise SettingsError(f"the job is older than {name}, which has no neutral value")
+    for name, value in left.items():
+        raise SettingsError(f"{name}={as_text(value)}: no longer a setting of this project")
     return kind(**values)
