@@ -6,7 +6,7 @@ same order. A batch has the nesting of an example (tuples, lists, dicts, datacla
 of one more dimension.
 """
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import Any, cast
 
@@ -35,6 +35,8 @@ class Batches:
     def __init__(self, order: Order, source: Resident | Workers, loader: str) -> None:
         self._order, self._source = order, source
         self.loader = loader
+        self.check: Callable[[], None] = lambda: None
+        """Called before each batch of an evaluation; may raise."""
 
     @property
     def examples(self) -> int:
@@ -50,7 +52,9 @@ class Batches:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._source.epoch(0, 0)
+        for batch in self._source.epoch(0, 0):
+            self.check()
+            yield batch
 
     def from_position(self, epoch: int, batch: int) -> Iterator[tuple[Any, int]]:
         """Yield the batches of an epoch from one on, with the number of examples in each."""

@@ -3,15 +3,11 @@
 They are Ctrl-C (INT), a closed terminal (HUP), TERM, and USR1, by which Slurm warns of the end.
 
 A training loop that ended anywhere would leave a half-done step behind, which no checkpoint could
-hold. So it holds signals back, and asks for them where all is whole.
+hold. So it holds signals back, and asks for them where everything is whole.
 """
 
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 SIGNALS = [
     number
@@ -21,12 +17,20 @@ SIGNALS = [
 """Those that are not ignored from the start, as Ctrl-C is under run.sh and HUP under nohup."""
 
 
-class Interrupted(BaseException):
+class Stopped(BaseException):
+    """The job stops before its end, to be continued by the same command."""
+
+
+class Interrupted(Stopped):
     """A signal asked the job to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"by {signal.Signals(number).name}")
         self.number = number
+
+
+class Paused(Stopped):
+    """The job has come to its --pause-after."""
 
 
 class Interruption:
@@ -40,26 +44,24 @@ class Interruption:
         """From here on a signal raises Interrupted."""
         handle(self._stop)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Within, Interrupted is raised by `between` alone."""
+    def hold(self) -> None:
+        """From here on a signal is only noted, for `check` to raise Interrupted."""
         self._held = True
-        try:
-            yield
-        finally:
-            self._held = False
 
-    def between(self, items: Iterable[T]) -> Iterator[T]:
-        """The items; raises Interrupted before the next one if a signal has asked for it."""
-        iterator = iter(items)
-        while True:
-            if self._asked:
-                raise Interrupted(self._asked)
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            yield item
+    def release(self) -> None:
+        """From here on a signal raises Interrupted again; at once if one was noted."""
+        self._held = False
+        self.check()
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has asked for it."""
+        if self._asked:
+            raise Interrupted(self._asked)
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has asked the job to stop."""
+        return bool(self._asked)
 
     def _stop(self, number: int, _frame: object) -> None:
         handle(signal.SIG_IGN)

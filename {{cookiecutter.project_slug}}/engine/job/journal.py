@@ -16,6 +16,7 @@ before it was killed after its last checkpoint, is in the journal already and no
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -46,15 +47,22 @@ class Journal:
         self._write({"start": first})
         self.flush()
 
-    def metrics(self, step: int, values: dict[str, float], at: int | None = None) -> None:
-        """Add the metrics of a step (an optimizer step, or an epoch counted from 1).
+    def metrics(
+        self,
+        step: int,
+        values: Mapping[str, float],
+        at: int | None = None,
+        of: int | None = None,
+    ) -> None:
+        """Add the metrics of an optimizer step, at a time if not now; `of` so many steps in all.
 
         A metric's steps only ever rise: one that is not above the last is left out.
         """
         new = {name: value for name, value in values.items() if step > self._last.get(name, -1)}
         if new:
             self._last.update(dict.fromkeys(new, step))
-            self._write({"time": at or now(), "step": step, "metrics": new})
+            total = {} if of is None else {"of": of}
+            self._write({"time": at or now(), "step": step, **total, "metrics": new})
 
     def tags(self, values: dict[str, str]) -> None:
         """Add facts about the run."""

@@ -11,6 +11,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+from engine import privacy
 from engine.paths import CODE
 
 FROZEN = ".version.json"
@@ -38,7 +39,7 @@ def version() -> dict[str, str]:
     frozen = CODE / FROZEN
     if frozen.exists():
         return dict(json.loads(frozen.read_text()))
-    commit = _git("rev-parse", "HEAD").strip()
+    commit = _git("rev-parse", "HEAD").decode().strip()
     return {"commit": commit, "changes": _changes() if commit else ""}
 
 
@@ -52,24 +53,59 @@ def code() -> str:
 
 
 def _changes() -> str:
-    """What differs from the commit; made with a copy of git's index, which stays as it is."""
-    new = _git("ls-files", "-z", "--others", "--exclude-standard").split("\0")[:-1]
-    small = [name for name in new if os.lstat(CODE / name).st_size <= LARGEST]
+    """What differs from the commit; made with a copy of git's index, which stays as it is.
+
+    Files that may hold secrets and those that are large are named at the top, but not shown.
+    """
+    new = _names("ls-files", "--others", "--exclude-standard")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "index"
-        index = CODE / _git("rev-parse", "--git-path", "index").strip()
+        index = CODE / os.fsdecode(_git("rev-parse", "--git-path", "index").strip())
         if index.exists():
             shutil.copy(index, copy)
-        if small:
-            _git("add", "--intent-to-add", "--", *small, index=copy)
-        return _git("diff", "HEAD", "--no-ext-diff", "--no-color", "--", ".", index=copy)
+        changed = _names("diff", "HEAD", "--relative", "--name-only", index=copy)
+        private = [name for name in (*changed, *new) if _is_closed(CODE / name)]
+        large = [name for name in new if name not in private and _size(CODE / name) > LARGEST]
+        shown = "\0".join(name for name in new if name not in {*private, *large})
+        if shown:
+            words = ("--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
+            _git("--literal-pathspecs", "add", *words, index=copy, given=os.fsencode(shown))
+        plain = ("--no-ext-diff", "--no-textconv", "--no-color")  # textconv can decrypt
+        without = [f":(exclude,literal){name}" for name in private]
+        diff = _git("diff", "HEAD", *plain, "--", ".", *without, index=copy)
+    left_out = _named("may hold secrets", private) + _named(f"above {LARGEST} bytes", large)
+    return left_out + privacy.scrub(diff.decode(errors="replace"), code=True)
 
 
-def _git(*words: str, index: Path | None = None) -> str:
+def _is_closed(file: Path) -> bool:
+    """Whether what is in a file must not be written down, or cannot be."""
+    if privacy.is_secret(file, CODE) or privacy.is_private(file):
+        return True
+    return os.path.lexists(file) and not file.is_symlink() and not os.access(file, os.R_OK)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except FileNotFoundError:  # it was an editor's, for a moment
+        return 0
+
+
+def _named(why: str, names: list[str]) -> str:
+    """A line of a diff that names files; one that `git apply` skips."""
+    return f"# left out ({why}): {', '.join(map(json.dumps, names))}\n" if names else ""
+
+
+def _names(*words: str, index: Path | None = None) -> list[str]:
+    """The names that a git command lists, whatever their encoding."""
+    return [os.fsdecode(name) for name in _git(*words, "-z", index=index).split(b"\0")[:-1]]
+
+
+def _git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
     """What a git command prints; nothing where there is no git or no repository."""
     env = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
     try:
-        done = subprocess.run(["git", *words], cwd=CODE, env=env, capture_output=True)
+        done = subprocess.run(["git", *words], cwd=CODE, env=env, input=given, capture_output=True)
     except FileNotFoundError:
-        return ""
-    return done.stdout.decode(errors="replace")
+        return b""
+    return done.stdout

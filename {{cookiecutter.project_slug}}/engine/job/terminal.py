@@ -18,7 +18,7 @@ class Progress:
     """A bar over the optimizer steps of a job, from those done before; nothing where the output is
     not a terminal."""
 
-    def __init__(self, steps: int, quiet: bool, done: int) -> None:
+    def __init__(self, steps: int | None, quiet: bool, done: int) -> None:
         self._bar = tqdm(
             total=steps,
             initial=done,
@@ -61,3 +61,10 @@ def leave(status: int, line: str) -> int:
 def as_line(metrics: dict[str, float]) -> str:
     """Return metrics in one line: `val_loss 0.04213, val_accuracy 0.9861`."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it: `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

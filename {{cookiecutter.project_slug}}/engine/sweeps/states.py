@@ -1,11 +1,13 @@
 """The states of jobs, seen from outside: for run.sh's `--list` and `--watch`, and before a sweep.
 
 finished     the store has all of it
-unsent       finished, but the store has not got it all
+unsent       finished, but not everything has been uploaded
 running      a process trains it, here or elsewhere
 queued       Slurm has it in its queue
-interrupted  it stopped before its end, or was killed; it goes on from its last checkpoint
+paused       it has come to its --pause-after
+interrupted  it stopped before its end, or was killed; it continues from its last checkpoint
 failed       it ended with an error
+diverged     its loss or its weights were no longer finite; --force starts it over
 pending      it has not begun
 
 `python -m engine.sweeps.states FOLDER` waits until nobody trains a job.
@@ -21,12 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine import locks
-from engine.cli.settings import as_words
 from engine.errors import SettingsError
 from engine.files import read_json
 from engine.job import journal
-from engine.job.folder import Job
-from engine.job.terminal import leave
+from engine.job.folder import JobFolder
+from engine.job.terminal import duration, leave
 from engine.paths import PROJECT
 from engine.sweeps import slurm
 from engine.tracking import reading
@@ -36,7 +37,7 @@ LOOK = 2.0
 """Seconds between two looks."""
 
 TAIL = 65_536
-"""Bytes at a journal's end that surely hold the last epoch's line."""
+"""Bytes at a journal's end that surely hold the last evaluation's line."""
 
 SWEEPS = PROJECT / ".sweeps"
 
@@ -64,27 +65,29 @@ class View:
             self.problems.append(f"{error}; what is in its queue is not known")
             self._queued = {}
 
-    def state(self, job: Job[Any]) -> State:
+    def state(self, job: JobFolder[Any]) -> State:
         """The state of one job."""
         done = self._known and job.id in self._known.finished
-        if done and not job.settings.force:
+        if done and not job.runtime.force:
             return State("finished")
         outcome = job.outcome()
-        if locks.held(job.folder / "lock"):
-            return State("running", progress(job.folder))
-        if lease := self._lease(job.id, job.folder):
+        if locks.held(job.path / "lock"):
+            return State("running", progress(job.path))
+        if lease := self._lease(job.id, job.path):
             return State("running", f"on {lease.host}")
         if job.id in self._queued:
             return State("queued", self._queued[job.id])
         if outcome.get("status") == "finished":
-            here = self._known is None and not job.settings.force
+            here = self._known is None and not job.runtime.force
             return State("finished" if here else "pending" if done else "unsent")
-        if outcome.get("status") == "failed":
-            return State("failed", outcome.get("said", ""))
-        begun = (job.folder / journal.FILE).exists()
-        return State("interrupted", progress(job.folder)) if begun else State("pending")
+        if outcome.get("status") in ("failed", "diverged"):
+            return State(outcome["status"], str(outcome.get("said", "")))
+        if outcome.get("status") == "paused" and outcome.get("pause_after") == job.pause_after:
+            return State("paused", progress(job.path))
+        begun = (job.path / journal.FILE).exists()
+        return State("interrupted", progress(job.path)) if begun else State("pending")
 
-    def seconds(self, jobs: Sequence[Job[Any]]) -> list[float]:
+    def seconds(self, jobs: Sequence[JobFolder[Any]]) -> list[float]:
         """How long the finished ones among the jobs have taken."""
         known = self._known.finished if self._known else {}
         return [known[job.id] for job in jobs if job.id in known]
@@ -96,23 +99,23 @@ class View:
 
 
 def progress(folder: Path) -> str:
-    """How far a job has come, such as `epoch 12/30, 40 s left`."""
-    epoch = _last_epoch(folder / journal.FILE)
-    epochs = read_json(folder / "settings.json").get("settings", {}).get("epochs")
-    if not (epoch and epochs):
-        return ""
-    left = (epochs - epoch["step"]) * epoch["metrics"]["epoch_seconds"]
-    return f"epoch {epoch['step']}/{epochs}, {duration(left)} left"
+    """Return how far a job has come, such as `step 120/300, 40 s left`."""
+    last = _last_evaluation(folder / journal.FILE)
+    step, total = last.get("step"), last.get("of")
+    seconds = last.get("metrics", {}).get("elapsed_seconds")
+    if not (step and total and seconds):
+        return f"step {step}" if step else ""
+    return f"step {step}/{total}, {duration(seconds / step * (total - step))} left"
 
 
-def show(jobs: Sequence[Job[Any]], view: View, brief: bool = False) -> Counter[str]:
+def show(jobs: Sequence[JobFolder[Any]], view: View, brief: bool = False) -> Counter[str]:
     """Print a line a job (if brief, only of those that run or failed) and the sum of all."""
     states = {job.id: view.state(job) for job in jobs}
     unlike = {job.id: job for job in jobs}
     for job_id, job in unlike.items():
         word, about = states[job_id]
         if not brief or word in {"running", "failed"}:
-            print(f"{job_id}  {word:11}  {as_words(job.settings)}" + (about and f"  [{about}]"))
+            print(f"{job_id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
     words = Counter(state.word for state in states.values())
     print(f"{len(unlike)} jobs: " + ", ".join(f"{n} {word}" for word, n in sorted(words.items())))
     seconds = view.seconds(list(unlike.values()))
@@ -126,31 +129,24 @@ def show(jobs: Sequence[Job[Any]], view: View, brief: bool = False) -> Counter[s
     return words
 
 
-def watch(jobs: Sequence[Job[Any]]) -> None:
+def watch(jobs: Sequence[JobFolder[Any]]) -> None:
     """Show the states in short, again and again, until nothing is left to run."""
     while True:
         if sys.stdout.isatty():
             print("\033[H\033[2J", end="")
         words = show(jobs, View(), brief=True)
-        if words.keys() <= {"finished", "failed", "unsent"}:
+        if words.keys() <= {"finished", "failed", "unsent", "diverged", "paused"}:
             return
         time.sleep(LOOK)
 
 
-def duration(seconds: float) -> str:
-    """A time in the unit that suits it: `40 s`, `12 min`, `3.5 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _last_epoch(path: Path) -> dict[str, Any]:
-    """The journal's last line of an epoch."""
+def _last_evaluation(path: Path) -> dict[str, Any]:
+    """The journal's last line of an evaluation."""
     if not path.exists():
         return {}
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL))
-        lines = [line for line in file.read().splitlines() if b'"epoch_seconds"' in line]
+        lines = [line for line in file.read().splitlines() if b'"elapsed_seconds"' in line]
     return dict(json.loads(lines[-1])) if lines else {}
 
 

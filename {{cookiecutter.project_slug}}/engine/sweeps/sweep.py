@@ -11,22 +11,22 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from engine.cli import parser as cli
-from engine.cli.settings import JobSettings
+from engine.cli import parser
+from engine.cli.metrics import Metric
 from engine.errors import SettingsError, cause
 from engine.job import interruption, provenance
-from engine.job.folder import Job
+from engine.job.folder import JobFolder
+from engine.job.runtime import Runtime
 from engine.job.terminal import leave
 from engine.paths import CODE
 from engine.sweeps import slots, slurm, snapshot, states
 from engine.tracking.store import experiment_name
 
-S = TypeVar("S", bound=JobSettings)
+S = TypeVar("S")
 
 ONLY = ("failed", "interrupted", "pending")
 TO_RUN = {*ONLY, "unsent", "running"}
@@ -69,18 +69,20 @@ FLAGS: dict[str, dict[str, Any]] = {
 class Grid(Generic[S]):
     """All jobs of a sweep; ends the process if one is wrong (status 2) or none is left to run."""
 
-    def __init__(self, kind: type[S], folder: Path, words: list[str]) -> None:
+    def __init__(
+        self, kind: type[S], metrics: Mapping[str, Metric], folder: Path, words: list[str]
+    ) -> None:
         self._folder = folder
         self._flags = _flags(words)
         self._commands = list(_commands(folder / "grid"))
         if not self._commands:
             raise SettingsError("the grid names no job")
-        self._jobs: list[Job[S]] = []
+        self._jobs: list[JobFolder[S]] = []
 
         def add(words: list[str]) -> None:
             if {"-h", "--help", "--sync"} & set(words):
                 raise SettingsError("this is no job")
-            self._jobs.append(Job(cli.parse(kind, words)))
+            self._jobs.append(JobFolder(*parser.parse(kind, Runtime, words), metrics))
 
         self._each(add, self._commands)
         self._look()
@@ -95,16 +97,20 @@ class Grid(Generic[S]):
         command = [sys.executable, "-m", "engine.tracking.store"]
         self._store = subprocess.Popen(command, cwd=CODE, stderr=subprocess.PIPE, text=True)
 
-    def run(self, check: Callable[[S], None], _main: Any) -> int:
-        """Check the jobs that are left, now that torch can be asked; the exit status."""
+    def run(self, _main: object, check: Callable[[Any], object]) -> int:
+        """Check the jobs that are left, now that torch can be asked; returns the exit status."""
+        import torch
+
+        from engine.training.job import Job
+
         left = [
             job if state in self._to_run else None
             for job, state in zip(self._jobs, self._states, strict=True)
         ]
         # Where Slurm's jobs are submitted there may be no GPU, so each asks for its own by itself.
-        there = {"device": "auto", "precision": "auto"} if self._flags.slurm else {}
-        self._each(lambda job: check(replace(job.settings, **there)) if job else None, left)
-        self._each(lambda job: job.make_folder() if job else None, left)
+        device = torch.device("meta") if self._flags.slurm else None
+        self._each(lambda job: check(Job(job, device)) if job else None, left)
+        self._each(lambda job: job.make() if job else None, left)
         _, errors = self._store.communicate()
         if self._store.returncode:  # no reason not to train: the couriers will try again
             why = errors.strip().splitlines()[-1]
@@ -167,9 +173,9 @@ class Grid(Generic[S]):
         queue, plan = [], []
         rows = zip(self._jobs, self._states, self._commands, strict=True)
         for index, (job, state, words) in enumerate(rows, start=1):
-            plan.append(f"{state}\t{job.id}\t{job.folder}\n")
+            plan.append(f"{state}\t{job.id}\t{job.path}\n")
             if state in self._to_run:
-                queue.append(f"{index}\t{job.id}\t{job.folder}\n")
+                queue.append(f"{index}\t{job.id}\t{job.path}\n")
                 text = "".join(f"{word}\0" for word in words)
                 (self._folder / "jobs" / str(index)).write_text(text, errors="surrogateescape")
         flags = self._flags
@@ -207,17 +213,17 @@ def _commands(grid: Path) -> Iterator[list[str]]:
 def _flags(words: list[str]) -> argparse.Namespace:
     """run.sh's flags. Raises SettingsError where they are wrong; `--help` ends the process."""
     cut = words.index("--") if "--" in words else len(words)
-    parser = cli.Parser(
+    reader = parser.Parser(
         prog="run.sh",
         usage="bash run.sh [flags]",
         description="Runs the jobs of the grid that are not finished.",
         allow_abbrev=False,
     )
     for flag, about in FLAGS.items():
-        parser.add_argument(flag, **about)
-    flags, unknown = parser.parse_known_args(words[:cut])
+        reader.add_argument(flag, **about)
+    flags, unknown = reader.parse_known_args(words[:cut])
     if unknown:
-        raise SettingsError(cli.unknown_flag(unknown[0], list(FLAGS)))
+        raise SettingsError(parser.unknown_flag(unknown[0], list(FLAGS)))
     flags.sbatch = words[cut + 1 :]
     _check(flags)
     return flags

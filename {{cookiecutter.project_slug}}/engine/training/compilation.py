@@ -7,70 +7,62 @@ docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
 
 from engine.job.terminal import log
 from engine.paths import PROJECT
+
+C = TypeVar("C", bound=Callable[..., Any])
 
 WORTH_STEPS = 10_000
 """Optimizer steps from which `auto` compiles: compiling takes about half a minute, earned back over
 this many steps at a gain of 3 ms a step."""
 
-EVENTS = {
+LOGGERS = {
     "recompiles": "torch._dynamo.guards.__recompiles",
     "graph_breaks": "torch._dynamo.symbolic_convert.__graph_breaks",
 }
-"""What torch can tell of compiling, and the logger that tells it."""
+"""What torch can report about compiling, and the logger that reports it."""
 
-
-def compiler(
-    choice: str, device: torch.device, steps: int, batch_size: int
-) -> Callable[[nn.Module], nn.Module]:
-    """What makes of a model the one that the loop calls: compiled for `on`, as it is for `off`;
-    `auto` compiles on a CUDA GPU for jobs of at least WORTH_STEPS steps. Weights are shared."""
-    worth = device.type == "cuda" and steps >= WORTH_STEPS
-    if choice == "off" or (choice == "auto" and not worth):
-        return lambda model: model
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
-    _listen()
-    return partial(Compiled, batch_size=batch_size)
-
-
-class Compiled(nn.Module):
-    """A model compiled for batches of one size. Smaller ones, such as the last of an epoch, it runs
-    as it is: so there is nothing to compile a second time."""
-
-    def __init__(self, model: nn.Module, batch_size: int) -> None:
-        super().__init__()
-        self.model = model
-        self._batch_size = batch_size
-        self._compiled = torch.compile(model.forward, dynamic=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """What the model makes of a batch (B, ...)."""
-        whole = len(inputs) == self._batch_size
-        result: Tensor = self._compiled(inputs) if whole else self.model(inputs)
-        return result
-
-
-EXPECTED = ("grad_mode", ".training", "Unexpected recompilation")
-"""Words of reasons that are none: evaluation is compiled apart from training; the last is torch's
-for what another thread, that evaluates too, has compiled meanwhile."""
+EXPECTED = (
+    "grad_mode",
+    ".training",
+    "Unexpected recompilation",
+    "___check_obj_id(model",
+    "id(L['model']",
+)
+"""Parts of reasons that are expected: evaluation is compiled apart from training, and the EMA's
+model apart from the one that is trained."""
 
 events: list[str] = []
 """What slowed compiled code down, each in one line."""
 
 
+def wanted(choice: str, device: torch.device, steps: int | None) -> bool:
+    """Return whether to compile: `on`, `off`, or `auto`: on a CUDA GPU, for jobs of at least
+    WORTH_STEPS steps (None: not known yet)."""
+    if choice == "auto":
+        return device.type == "cuda" and (steps is None or steps >= WORTH_STEPS)
+    return choice == "on"
+
+
+def compiled(function: C) -> C:
+    """Return a function compiled for fixed shapes; what slows it down goes to the job's log."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
+    _listen()
+    made: C = torch.compile(function, dynamic=False)
+    return made
+
+
 class _EventLog(logging.Handler):
-    """Tells of each event in one line of the job's log."""
+    """Puts each event into the job's log, in one line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add what torch says: what happened and where in its first line, why in one of the rest.
 
-        Of a graph break that comes again torch says so; it was told already.
+        A graph break that comes again is marked as a duplicate by torch and was reported before.
         """
         first, *rest = (line.strip() for line in record.getMessage().splitlines())
         if first.startswith("Recompiling"):
@@ -84,8 +76,8 @@ class _EventLog(logging.Handler):
 
 
 def _listen() -> None:
-    """Have torch's word on what slows compiled code down come to the job's log."""
-    torch._logging.set_logs(**dict.fromkeys(EVENTS, True))  # type: ignore
-    for name in EVENTS.values():
+    """Send torch's reports of what slows compiled code down to the job's log."""
+    torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore[arg-type]
+    for name in LOGGERS.values():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_EventLog()], False

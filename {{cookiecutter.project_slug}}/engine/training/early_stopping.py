@@ -1,43 +1,60 @@
-"""Which epoch's weights are best, and when to stop looking for better ones."""
+"""Which evaluation's weights are best, and when to stop waiting for better ones."""
 
 import math
+from collections.abc import Mapping
 
-from engine.errors import Diverged
+from engine.cli.metrics import Metric
+from engine.errors import Diverged, JobError
 from engine.stateful import Stateful
 
 
 class EarlyStopping(Stateful):
-    """Follows one validation metric: `val_loss` is better lower, `val_accuracy` higher.
+    """Follows a validation metric in the direction that METRICS declares for it.
 
-    A tie is no improvement: the earliest best epoch is kept.
+    `improved(metrics)` says after each evaluation whether it was the best so far; a tie is no
+    improvement, so the earliest best is kept. With the monitor `none` every evaluation is the best:
+    the last weights are kept, and nothing stops early.
     """
 
-    kept = ("epoch", "best_epoch", "_best")
+    kept = ("evaluations", "best_evaluation", "plateaus", "_best")
 
-    def __init__(self, monitor: str, patience: int) -> None:
-        self.monitor = monitor
-        self._patience = patience
-        self._sign = -1.0 if monitor == "val_loss" else 1.0
+    def __init__(
+        self, metrics: Mapping[str, Metric], monitor: str, patience: int = 0, plateau: int = 5
+    ) -> None:
+        self._monitor, self._patience, self._plateau = monitor, patience, plateau
+        better = "" if monitor == "none" else metrics[monitor.removeprefix("val_")].better
+        self._sign = -1.0 if better == "lower" else 1.0
         self._best = -math.inf
-        self.best_epoch = 0
-        self.epoch = 0
-        """Epochs that have been taken note of."""
+        self.evaluations = self.best_evaluation = 0
+        self.plateaus = 0
+        """How often `plateau` evaluations in a row brought no improvement."""
 
-    def improved(self, metrics: dict[str, float]) -> bool:
-        """Take note of an epoch's metrics; whether it is the best so far.
+    def improved(self, metrics: Mapping[str, float]) -> bool:
+        """Take note of an evaluation; returns whether it is the best so far.
 
-        Raises Diverged if the metric is not finite.
+        Raises Diverged if the monitored metric is not finite, JobError if it was not measured.
         """
-        self.epoch += 1
-        value = self._sign * metrics[self.monitor]
+        self.evaluations += 1
+        if self._monitor == "none":
+            self.best_evaluation = self.evaluations
+            return True
+        if self._monitor not in metrics:
+            raise JobError(
+                f"--monitor {self._monitor}: evaluate() returned no such metric, only "
+                f"{', '.join(metrics) or 'none'}"
+            )
+        value = self._sign * metrics[self._monitor]
         if not math.isfinite(value):
-            raise Diverged(f"{self.monitor} was not finite after epoch {self.epoch}; lower --lr")
-        if value <= self._best:
-            return False
-        self._best, self.best_epoch = value, self.epoch
-        return True
+            raise Diverged(f"{self._monitor} was not finite; lower --lr")
+        if value > self._best:
+            self._best, self.best_evaluation = value, self.evaluations
+            return True
+        waited = self.evaluations - self.best_evaluation
+        if self._plateau and waited % self._plateau == 0:
+            self.plateaus += 1
+        return False
 
     @property
     def due(self) -> bool:
-        """Whether `patience` epochs have passed without a better one; never if it is 0."""
-        return 0 < self._patience <= self.epoch - self.best_epoch
+        """Whether `patience` evaluations have passed without a better one; never if it is 0."""
+        return 0 < self._patience <= self.evaluations - self.best_evaluation

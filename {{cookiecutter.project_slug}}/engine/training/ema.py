@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's weights, which often does better than the last ones.
+"""The exponential moving average (EMA) of a model's weights, often better than the last ones.
 
 Source: Polyak & Juditsky 1992, doi.org/10.1137/0330046; Morales-Brotons et al. 2024,
 arxiv.org/abs/2411.18704.
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 
-class Average:
-    """The average of a model's weights over the steps; the model itself if `decay` is 0.
+class EMA:
+    """The EMA of a model's weights over the steps; `model` is the model itself if `decay` is 0.
 
-    At each step the average keeps `decay` of itself and takes the rest from the model; less is kept
-    at first, (1 + step) / (10 + step). Buffers, such as those of batch norm, are the model's.
+    At each step the EMA keeps the fraction `decay` of itself; less at first, (1 + step) / (10 +
+    step). Buffers, such as those of batch norm, are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -24,7 +24,7 @@ class Average:
         self._decay = decay
         self._steps = 0
         self._weights = _detached(self.model.parameters()), _detached(model.parameters())
-        self._buffers = _detached(self.model.buffers()), _detached(model.buffers())
+        self._buffers = _by_type(_detached(self.model.buffers()), _detached(model.buffers()))
 
     def update(self) -> None:
         """Take in the weights after a step; nothing is read from the device."""
@@ -33,20 +33,29 @@ class Average:
         self._steps += 1
         kept = min(self._decay, (1 + self._steps) / (10 + self._steps))
         torch._foreach_lerp_(*self._weights, 1 - kept)
-        if self._buffers[0]:
-            torch._foreach_copy_(*self._buffers)
+        for mine, theirs in self._buffers:
+            torch._foreach_copy_(mine, theirs)
 
     def state_dict(self) -> dict[str, Any]:
-        """The average; nothing if there is none."""
+        """Return the EMA; nothing if there is none."""
         return {"steps": self._steps, "model": self.model.state_dict()} if self._decay else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         if self._decay:
             self._steps = state["steps"]
             self.model.load_state_dict(state["model"])
 
 
 def _detached(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The same numbers, of which no gradient is asked."""
     return [tensor.detach() for tensor in tensors]
+
+
+def _by_type(mine: list[Tensor], theirs: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Pairs of lists of one data type each: over mixed ones torch launches a copy for each."""
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for one, other in zip(mine, theirs, strict=True):
+        group = groups.setdefault(one.dtype, ([], []))
+        group[0].append(one)
+        group[1].append(other)
+    return list(groups.values())

@@ -1,229 +1,200 @@
-"""Numbers of a training loop that stay on the device until it has time for them.
+"""Numbers of a training loop that stay on the device until there is time for them.
 
-They are gathered there as the steps make them. By time they are brought together in a block, which
-is copied to pinned memory while training goes on, and read when the copy is done. So a step never
-waits for the device, and a loss that is not finite is found soon, not at once: before a checkpoint
-is made, which holds finite weights alone (training_state.py).
+They are summed there as the steps make them. By time they are brought together in a block, which is
+copied to the host while training goes on, and read when the copy is done. So a step never waits for
+the device, and a loss that is not finite is found soon, not at once: before a checkpoint is made,
+which holds finite weights only (writer.py).
 """
 
 import math
 import time
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.errors import Diverged
 from engine.job.journal import Journal, now
-from engine.stateful import Stateful
-
-T = TypeVar("T")
-_Label = tuple[int, int, float, int]  # optimizer step, time in ms, learning rate, losses added up
+from engine.training import devices
+from engine.training.measures import Sum, sums
 
 POINTS = 1000
 """Points that `auto` aims at for a training curve."""
 
-BLOCK = 256
-"""Points that wait on the device at most."""
+UNKNOWN = 10
+"""Steps for each point where the number of steps is not known from the start."""
 
-GUESSES = 2**20
-"""Logits that wait there at most, to see which are right: of one step if they are more."""
+BLOCK = 1024
+"""Numbers that wait on the device at most."""
 
 INTERVAL = 1.0
 """Seconds between two blocks."""
 
 
-class TrainMeter(Stateful):
-    """Training loss by optimizer step, into the journal; training accuracy by epoch.
+class _Point(NamedTuple):
+    """A point of the curves whose sums are on their way from the device."""
 
-    A point is the mean loss of `every` steps, under the number of the last of them; `auto` is as
-    many as make about POINTS points of the job's steps.
+    step: int
+    at: int
+    counts: dict[str, int | None]
+    """The number of values behind each mean; None where the device has it, after the sum."""
+    numbers: dict[str, float]
+    """What the host knew: the last values, such as the learning rate."""
+
+
+class TrainMeter:
+    """Means of what a loop measures, by optimizer step, into the journal as `train_<name>`.
+
+    A point is the mean over `every` steps, under the number of the last of them; `auto` makes about
+    POINTS points of a job. `declared` names the metrics that must be finite.
     """
 
-    kept = ("steps", "_in_mean", "_loss", "_correct", "_labels", "_ended")
-
     def __init__(
-        self, journal: Journal, every: int | str, steps: int, device: torch.device
+        self, journal: Journal, every: int | str, device: torch.device, declared: Mapping[str, Any]
     ) -> None:
-        self._journal = journal
-        self._every = every if isinstance(every, int) else max(1, steps // POINTS)
-        self._loss = torch.zeros((), device=device)
-        self._correct = torch.zeros((), dtype=torch.int64, device=device)
-        self._labels = 0
-        self._ended = False
-        self._guesses: list[tuple[Tensor, Tensor]] = []
+        self._journal, self._device, self._declared = journal, device, declared
+        self._every = every if isinstance(every, int) else 0
+        self._sums: dict[str, Sum] = {}
+        self._numbers: dict[str, float] = {}
+        self._in_mean = 0
+        self._totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._block = _Block(device)
-        self.steps = self._in_mean = 0
-        self._lr = 0.0
         self._last_block = time.monotonic()
 
-    def update(self, loss: Tensor, logits: Tensor, labels: Tensor, lr: float) -> None:
-        """Take in one optimizer step: loss (), logits (B, ..., K), labels (B, ...).
+    def set_total(self, steps: int | None) -> None:
+        """Choose the spacing of the points by the steps of the job, unless it was given."""
+        self._every = self._every or (max(1, steps // POINTS) if steps else UNKNOWN)
 
-        Raises Diverged, some steps later, for a loss that is not finite.
-        """
-        if self._ended:
-            self._begin_epoch()
-        self._loss = self._loss + loss.detach() if self._in_mean else loss.detach()
-        self._guesses.append((logits.detach(), labels))
-        self.steps += 1
+    def add(self, measured: Mapping[str, Any]) -> None:
+        """Add measurements of this step, several times if need be; numbers are kept as they are."""
+        values = {k: v for k, v in measured.items() if isinstance(v, Tensor | tuple)}
+        if len(values) < len(measured):
+            self._numbers |= {k: v for k, v in measured.items() if k not in values}
+            measured = values
+        for name, (numerator, count) in sums(measured).items():
+            if name in self._sums:
+                before, counted = self._sums[name]
+                numerator, count = before + numerator, counted + count
+            self._sums[name] = numerator, count
+
+    def end_step(self, step: int) -> None:
+        """A step is whole. Raises Diverged, some steps later, for a metric that is not finite."""
         self._in_mean += 1
-        self._lr = lr
-        if self._in_mean == self._every:
-            self._add_point()
-        if logits.numel() * len(self._guesses) > GUESSES:
-            self._count()
+        if self._in_mean >= self._every:
+            self._add_point(step)
         if self._block.full or time.monotonic() - self._last_block > INTERVAL:
-            self._count()
             self._write(self._block.exchange(wait=self._block.full))
             self._last_block = time.monotonic()
 
     def flush(self) -> None:
-        """Wait for the device and write every point so far.
-
-        Raises Diverged if a loss was not finite, of a point that is not whole too.
-        """
-        self._count()
+        """Wait for the device and write every point so far. Raises Diverged as `end_step` does."""
         for _ in range(2):  # what is under way, then what was still on the device
             self._write(self._block.exchange(wait=True))
-        if self._in_mean and not math.isfinite(self._loss.item()):
-            raise self._not_finite(self.steps)
 
-    def end_epoch(self) -> dict[str, float]:
-        """The epoch's accuracy, waiting for the device; the next step begins another epoch."""
-        self._ended = True
-        return {"train_accuracy": self._correct.item() / self._labels}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sums so far; all points before them are in the journal."""
-        self.flush()
-        return super().state_dict()
-
-    def close(self) -> None:
+    def close(self, step: int) -> None:
         """Write the mean of the last steps too, if they are fewer than `every`."""
         if self._in_mean:
-            self._add_point()
-            self.flush()
+            self._add_point(step)
+        self.flush()
 
-    def _begin_epoch(self) -> None:
-        self._correct.zero_()
-        self._labels = 0
-        self._ended = False
+    def since_last(self) -> dict[str, float]:
+        """Return the means over the points written since the last call, as `train_<name>`."""
+        means = {
+            f"train_{name}": total / count for name, (total, count) in self._totals.items() if count
+        }
+        self._totals.clear()
+        return means
 
-    def _count(self) -> None:
-        """See which guesses were right, of many steps at once."""
-        if self._guesses:
-            logits, labels = zip(*self._guesses, strict=True)
-            true = torch.cat([part.flatten() for part in labels])
-            guessed = torch.cat([part.flatten(0, -2) for part in logits]).argmax(-1)
-            self._correct += (guessed == true).sum()
-            self._labels += len(true)
-            self._guesses = []
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers that the host knows, such as the learning rate, as last logged."""
+        return self._numbers
 
-    def _add_point(self) -> None:
-        self._block.add(self._loss, (self.steps, now(), self._lr, self._in_mean))
-        self._in_mean = 0
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of a point that is not whole; all others are in the journal."""
+        self.flush()
+        return {"in_mean": self._in_mean, "sums": dict(self._sums), "numbers": dict(self._numbers)}
 
-    def _write(self, points: list[tuple[float, _Label]]) -> None:
-        for losses, (step, at, lr, count) in points:
-            self._journal.metrics(step, {"train_loss": losses / count, "lr": lr}, at)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._in_mean, self._numbers = state["in_mean"], state["numbers"]
+        self._sums = {name: self._placed(*pair) for name, pair in state["sums"].items()}
+
+    def _placed(self, numerator: Tensor, count: Tensor | int) -> Sum:
+        count = count.to(self._device) if isinstance(count, Tensor) else count
+        return numerator.to(self._device), count
+
+    def _add_point(self, step: int) -> None:
+        tensors = [
+            part for pair in self._sums.values() for part in pair if isinstance(part, Tensor)
+        ]
+        counts = {k: n if isinstance(n, int) else None for k, (_, n) in self._sums.items()}
+        self._block.add(tensors, _Point(step, now(), counts, dict(self._numbers)))
+        self._sums, self._in_mean = {}, 0
+
+    def _write(self, points: list[tuple[list[float], _Point]]) -> None:
+        for values, point in points:
+            means = dict(self._means(iter(values), point))
+            named = {f"train_{name}": mean for name, mean in means.items()}
+            self._journal.metrics(point.step, named | point.numbers, point.at)
+            for name, mean in means.items():
+                if name in self._declared and not math.isfinite(mean):
+                    self._journal.flush()
+                    at = f"by optimizer step {point.step}"
+                    raise Diverged(f"train_{name} was not finite {at}; lower --lr")
         self._journal.flush()
-        bad = next((label[0] for loss, label in points if not math.isfinite(loss)), None)
-        if bad:
-            raise self._not_finite(bad)
 
-    @staticmethod
-    def _not_finite(step: int) -> Diverged:
-        return Diverged(f"train_loss was not finite by optimizer step {step}; lower --lr")
+    def _means(self, values: Any, point: _Point) -> Any:
+        for name, count in point.counts.items():
+            total = next(values)
+            count = next(values) if count is None else count
+            if count:
+                self._totals[name][0] += total
+                self._totals[name][1] += count
+                yield name, total / count
 
 
 class _Block:
-    """Numbers on the device, each with a label on the host, brought together a block at a time."""
+    """Numbers on the device, with labels on the host, brought together a block at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        cuda = device.type == "cuda"
-        self._host = torch.zeros(BLOCK, pin_memory=cuda)
-        self._values = self._host.numpy()
-        self._copied = torch.cuda.Event() if cuda else None
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        self._host = devices.pinned((BLOCK,), kind, device)
+        self._ahead = devices.runs_ahead(device)
+        self._copied = devices.event(device)
         self._numbers: list[Tensor] = []
-        self._labels: list[_Label] = []
-        self._under_way: list[_Label] = []
+        self._labels: list[tuple[int, _Point]] = []
+        self._under_way: list[tuple[int, _Point]] = []
 
     @property
     def full(self) -> bool:
-        return len(self._labels) == BLOCK
+        """Whether another point may find no place."""
+        return len(self._labels) >= BLOCK // 16 or len(self._numbers) > BLOCK // 2
 
-    def add(self, number: Tensor, label: _Label) -> None:
-        self._numbers.append(number)
-        self._labels.append(label)
+    def add(self, numbers: list[Tensor], label: _Point) -> None:
+        """Add a point's numbers."""
+        self._numbers += numbers
+        self._labels.append((len(numbers), label))
 
-    def exchange(self, wait: bool) -> list[tuple[float, _Label]]:
+    def exchange(self, wait: bool) -> list[tuple[list[float], _Point]]:
         """Take what has arrived on the host and send off what has gathered on the device.
 
         Nothing happens while a copy is under way, unless it is to be waited for.
         """
-        if self._copied and self._under_way:
+        if self._under_way:
             if wait:
                 self._copied.synchronize()
             elif not self._copied.query():
                 return []
-        values = self._values[: len(self._under_way)].tolist()
-        arrived = list(zip(values, self._under_way, strict=True))
+        values = iter(self._host[: sum(size for size, _ in self._under_way)].tolist())
+        arrived = [([next(values) for _ in range(size)], label) for size, label in self._under_way]
         if self._numbers:
-            block = torch.stack(self._numbers)
-            self._host[: len(block)].copy_(block, non_blocking=self._copied is not None)
+            block = torch.stack([number.to(self._host.dtype) for number in self._numbers])
+            if len(block) > len(self._host):
+                self._host = self._host.new_empty(2 * len(block))
+            self._host[: len(block)].copy_(block, non_blocking=self._ahead)
         self._numbers, self._labels, self._under_way = [], [], self._labels
-        if self._copied:
-            self._copied.record()
+        self._copied.record()
         return arrived
-
-
-class Stopwatch(Stateful):
-    """Where the time of an epoch goes, by the host's clock, while the job runs."""
-
-    kept = ("_seconds", "_waited", "_trained")
-
-    def __init__(self) -> None:
-        self._seconds = self._waited = self._trained = 0.0
-        self._noted = time.monotonic()
-
-    def start(self) -> None:
-        """An epoch begins, or goes on."""
-        self._noted = time.monotonic()
-
-    def waiting(self, batches: Iterator[T]) -> Iterator[T]:
-        """The batches, with the time spent waiting for each of them counted."""
-        while True:
-            asked = time.monotonic()
-            batch = next(batches, None)
-            self._waited += time.monotonic() - asked
-            if batch is None:
-                return
-            yield batch
-
-    def trained(self) -> None:
-        """Training ends here, evaluation begins, unless it had begun before an interruption; the
-        device has done all its steps."""
-        self._trained = self._trained or self._elapsed()
-
-    def end_epoch(self, examples: int) -> dict[str, float]:
-        """Seconds of the epoch with its evaluation; training examples per second of training; the
-        share of the training time spent waiting for data."""
-        metrics = {
-            "epoch_seconds": self._elapsed(),
-            "examples_per_second": examples / self._trained,
-            "data_wait_fraction": self._waited / self._trained,
-        }
-        self._seconds = self._waited = self._trained = 0.0
-        return metrics
-
-    def state_dict(self) -> dict[str, Any]:
-        """The times so far."""
-        self._elapsed()
-        return super().state_dict()
-
-    def _elapsed(self) -> float:
-        self._seconds += time.monotonic() - self._noted
-        self._noted = time.monotonic()
-        return self._seconds

@@ -1,0 +1,234 @@
+"""An attempt at a job, from its start to its exit status.
+
+Exit status: 0 finished (now or before) or paused, 1 failed or diverged, 2 wrong settings,
+3 finished but not everything has been uploaded, 4 running elsewhere, 128 + n interrupted by signal n
+(130 Ctrl-C, 143 TERM, 138 USR1).
+"""
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from engine.cli.metrics import as_plain
+from engine.errors import Diverged, JobError, SettingsError, cause
+from engine.job import identity, interruption, provenance
+from engine.job.folder import JobFolder
+from engine.job.interruption import Interrupted, Stopped
+from engine.job.terminal import as_line, leave, log
+from engine.paths import shown
+from engine.tracking import reading, store
+from engine.tracking.courier import IMPATIENCE, PATIENCE, Courier
+
+if TYPE_CHECKING:
+    from engine.training.job import Job
+
+S = TypeVar("S")
+Main = Callable[["Job[Any]"], Mapping[str, float]]
+Check = Callable[["Job[Any]"], object]
+
+
+class Attempt(Generic[S]):
+    """An attempt at a job, from `python run.py FLAGS`.
+
+    Ends the process if the job is finished already, or running elsewhere.
+    """
+
+    def __init__(self, folder: JobFolder[S]) -> None:
+        self._folder = folder
+        self._store_is_away = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        known = self._ask_store()
+        if not self._folder.runtime.force:
+            self._leave_if_finished(self._folder.id in known.finished)
+        self._folder.make()
+        self._take()
+        for lease in known.leases.get(self._folder.id, []):
+            if lease.owner != self._folder.owner:
+                line = f"{self._folder.label} is running already (on {lease.host}, says the tracking store)"
+                sys.exit(leave(4, f"{line}; if it is not, try again in {store.LEASE:.0f} s"))
+        self._courier = Courier()
+
+    def run(self, main: Main, check: Check) -> int:
+        """Check the job and do it; returns the exit status."""
+        from engine.training.job import Job  # torch, which the script has imported by now
+
+        fault: Exception | None = None
+        try:
+            job = Job(self._folder)
+            check(job)
+        except SettingsError as error:
+            return self._refused(error)
+        except Exception as error:  # a fault in the project's code: its trace belongs into the log
+            fault = error
+        try:
+            self._folder.interruption.listen()
+            self._open()
+            if fault:
+                raise fault
+            said = self._result(job, main)
+        except Exception as error:
+            interruption.handle(signal.SIG_DFL)
+            return self._failed(error)
+        except Stopped as stop:
+            return self._stopped(stop)
+        return self._delivered(f"finished: {said}")
+
+    def _take(self) -> None:
+        try:
+            self._folder.take()
+        except JobError as error:
+            sys.exit(leave(4, f"{self._folder.label} {error}"))
+        except OSError as error:
+            sys.exit(leave(1, f"{self._folder.label} {cause(error)}"))
+
+    def _ask_store(self) -> reading.Known:
+        try:
+            return reading.known(store.experiment_name())
+        except ConnectionError as error:
+            self._store_is_away = str(error)
+            return reading.Known({}, {})
+
+    def _leave_if_finished(self, known: bool) -> None:
+        last = self._folder.outcome()
+        line = f"already finished: {last.get('said', 'see MLflow')}"
+        root = last.get("data_root", str(self._folder.runtime.data_root))
+        if root != str(self._folder.runtime.data_root):
+            line += f" (on --data-root {root})"
+        if known:
+            sys.exit(leave(0, f"{self._folder.label} {line}"))
+        if last.get("status") == "diverged":
+            line = f"diverged before: {last.get('said')}; --force starts it over"
+            sys.exit(leave(1, f"{self._folder.label} {line}"))
+        if last.get("status") == "finished":
+            self._take()
+            self._courier = Courier()
+            self._courier.carry(self._folder.path)
+            sys.exit(self._delivered(line))
+
+    def _open(self) -> None:
+        folder = self._folder
+        folder.open()
+        self._courier.carry(folder.path)
+        about = {
+            "neutral": json.dumps(identity.neutral(folder.settings)),
+            "former": json.dumps(identity.formerly(type(folder.settings))),
+            "metrics": json.dumps(as_plain(folder.metrics)),
+            "script": folder.script,
+            "diverged": "false",
+        }
+        folder.journal.tags(provenance.tags() | about)
+        folder.keep_changes(provenance.version()["changes"])
+        folder.journal.flush()
+        if self._store_is_away:
+            log.warning("%s; results wait in the job's folder", self._store_is_away)
+
+    def _result(self, job: "Job[S]", main: Main) -> str:
+        """Do the job; returns its results in one line."""
+        try:
+            job.start()
+            said = as_line(job.finish(main(job)))
+            interruption.handle(signal.SIG_IGN)
+        except BaseException as error:
+            job.stop(save=isinstance(error, Stopped))
+            raise
+        finally:
+            job.close()
+        self._folder.close("finished", said)
+        return said
+
+    def _refused(self, error: SettingsError) -> int:
+        self._courier.finish(IMPATIENCE)
+        self._folder.discard()
+        return leave(2, f"{self._folder.script}.py: {error}")
+
+    def _failed(self, error: Exception) -> int:
+        why, status = cause(error), "diverged" if isinstance(error, Diverged) else "failed"
+        log.error("%s: %s", status, why, exc_info=error)
+        with suppress(OSError, AttributeError):  # a full disk; a job that could not be opened
+            if status == "diverged":
+                self._folder.journal.tags({"diverged": "true"})
+            self._folder.close(status, why)
+        trace = f" (full trace: {shown(self._folder.path)}/log.txt)"
+        code = 2 if isinstance(error, SettingsError) else 1
+        return self._ended(code, f"{status}: {why}{trace}")
+
+    def _stopped(self, stop: Stopped) -> int:
+        status = "interrupted" if isinstance(stop, Interrupted) else "paused"
+        log.info("%s: %s", status, stop)
+        with suppress(OSError, AttributeError):
+            self._folder.close(status, str(stop))
+        code = 128 + stop.number if isinstance(stop, Interrupted) else 0
+        flag = "" if isinstance(stop, Interrupted) else " without --pause-after"
+        return self._ended(code, f"{status}: {stop}; the same command{flag} continues it")
+
+    def _ended(self, code: int, line: str) -> int:
+        problem = self._courier.finish(IMPATIENCE)
+        if self._courier.displaced:  # which has interrupted it
+            return leave(4, f"{self._folder.label} {problem}")
+        return leave(code, f"{self._folder.label} {line}")
+
+    def _delivered(self, line: str) -> int:
+        """The exit status of a finished job; says what the store lacks."""
+        self._folder.interruption.listen()
+        try:
+            problem = self._courier.finish(IMPATIENCE if self._store_is_away else PATIENCE)
+        except Interrupted as stop:
+            problem = f"interrupted {stop}"
+        if problem:
+            missing = f"not everything has been uploaded ({problem})"
+            return leave(
+                3, f"{self._folder.label} {line}; {missing}: python run.py --sync uploads what is left"
+            )
+        return leave(0, f"{self._folder.label} {line}")
+
+
+class Scratch(Attempt[S]):
+    """A try of a job, for --scratch: in a temporary folder, without a store; nothing is left."""
+
+    def _begin(self) -> None:
+        self._folder.label = "scratch"
+        self._folder.path = Path(tempfile.mkdtemp(prefix="scratch-"))
+        self._folder.make()
+        self._take()
+        self._courier = NoCourier()
+
+    def run(self, main: Main, check: Check) -> int:
+        """Do the job; returns the exit status."""
+        try:
+            return super().run(main, check)
+        finally:
+            shutil.rmtree(self._folder.path, ignore_errors=True)
+
+    def _failed(self, error: Exception) -> int:
+        if not isinstance(error, SettingsError | JobError):
+            traceback.print_exception(error)  # the log that would hold it goes away
+        return leave(
+            2 if isinstance(error, SettingsError) else 1, f"scratch failed: {cause(error)}"
+        )
+
+    def _stopped(self, stop: Stopped) -> int:
+        code = 128 + stop.number if isinstance(stop, Interrupted) else 0
+        return leave(code, f"scratch ended {stop}; nothing was kept")
+
+
+class NoCourier(Courier):
+    """A courier of nothing, for a job that no store is to know of."""
+
+    def _start(self) -> None:
+        """Start no process."""
+
+    def carry(self, folder: Path) -> None:
+        """Carry nothing."""
+
+    def finish(self, seconds: float) -> str:
+        """Say that nothing is missing."""
+        return ""

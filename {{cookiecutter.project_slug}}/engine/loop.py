@@ -1,0 +1,30 @@
+"""The names that run.py and further job scripts may use of the engine.
+
+Job             the job: its settings, its position, its checkpoints, what it logs
+Batches         batches on the device
+Forward         a forward function as job.prepare() returns it
+Means, Outputs  means over batches; values of each example, kept in predictions.npz
+EMA             an exponential moving average of weights
+EarlyStopping   which evaluation is best, and when to stop
+clip_gradients  torch's clip_grad_norm_ at half of its cost for the host
+"""
+
+from engine.data.batches import Batches
+from engine.training.early_stopping import EarlyStopping
+from engine.training.ema import EMA
+from engine.training.forward import Forward
+from engine.training.gradients import clip_gradients
+from engine.training.job import Job
+from engine.training.measures import Means
+from engine.training.outputs import Outputs
+
+__all__ = [
+    "EMA",
+    "Batches",
+    "EarlyStopping",
+    "Forward",
+    "Job",
+    "Means",
+    "Outputs",
+    "clip_gradients",
+]

@@ -1,0 +1,90 @@
+"""Images, texts, tables and files that a loop logs, each a plain file in the job's `logged` folder.
+
+Their names end with the optimizer step. The journal names them, and the courier copies them to the
+job's run.
+"""
+
+import csv
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine import files
+from engine.errors import JobError
+from engine.job.journal import Journal
+
+FOLDER = "logged"
+
+
+class Artifacts:
+    """The files that a job logs."""
+
+    def __init__(self, folder: Path, journal: Journal) -> None:
+        self._folder, self._journal = folder, journal
+
+    def image(self, name: str, step: int, image: Any) -> None:
+        """Log an image: (H, W), (C, H, W) or (H, W, C), uint8 or floats in [0, 1]."""
+        from PIL import Image
+
+        png = BytesIO()
+        Image.fromarray(_pixels(name, image)).save(png, "png")
+        self._write(name, step, "png", png.getvalue())
+
+    def text(self, name: str, step: int, text: str) -> None:
+        """Log a text."""
+        self._write(name, step, "txt", text.encode())
+
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Log a table, as CSV: a dictionary for each row."""
+        text = StringIO()
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        self._write(name, step, "csv", text.getvalue().encode())
+
+    def file(self, path: Path, step: int) -> None:
+        """Log a copy of a file."""
+        target = self._target(path.stem, step, path.suffix.removeprefix("."))
+        shutil.copy(path, target)
+        self._journal.files([f"{FOLDER}/{target.name}"])
+
+    def _write(self, name: str, step: int, kind: str, content: bytes) -> None:
+        target = self._target(name, step, kind)
+        files.write(target, lambda file: file.write(content))
+        self._journal.files([f"{FOLDER}/{target.name}"])
+
+    def _target(self, name: str, step: int, kind: str) -> Path:
+        if not re.fullmatch(r"[\w. -]+", name) or name.startswith("."):
+            raise JobError(f"{name!r} is no name for a file: use letters, digits, dots and dashes")
+        folder = self._folder / FOLDER
+        folder.mkdir(exist_ok=True)
+        return folder / f"{name}-{step:08d}.{kind}"
+
+
+def _pixels(name: str, image: Any) -> Any:
+    """An image as uint8, (H, W) or (H, W, C)."""
+    array = image.detach().float().cpu().numpy() if _is_float(image) else np.asarray(_host(image))
+    if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim not in (2, 3):
+        raise JobError(f"image {name!r}: has the shape {array.shape}, not (H, W) or (C, H, W)")
+    if array.dtype != np.uint8:
+        array = (np.clip(array, 0, 1) * 255).round().astype(np.uint8)
+    return array
+
+
+def _is_float(image: Any) -> bool:
+    return isinstance(image, torch.Tensor) and image.is_floating_point()
+
+
+def _host(image: Any) -> Any:
+    return image.cpu().numpy() if isinstance(image, torch.Tensor) else image

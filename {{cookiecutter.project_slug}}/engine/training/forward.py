@@ -1,0 +1,66 @@
+"""The student's forward functions as they are called: under autocast, compiled where it pays.
+
+A function of (model, batch, settings) that returns a loss and what it measured is compiled whole:
+the network, the loss and the sums of what was measured are one region.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from engine.training import compilation
+from engine.training.measures import Measured, Sum, sums
+from engine.training.precision import Precision
+
+Forward = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any]]]
+"""From a model, a batch and the settings to a loss () and what was measured, by name."""
+
+Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, Sum]]]
+
+
+class Prepared:
+    """A forward function under autocast and, with `compile`, compiled.
+
+    It is compiled for the shapes of the first batch in training and the first in evaluation; other
+    shapes, such as an epoch's smaller last batch, run as they are, so nothing is compiled twice.
+    """
+
+    def __init__(self, forward: Forward, precision: Precision, compile: bool) -> None:
+        self._precision = precision
+        self._plain = region(forward)
+        self._compiled = compilation.compiled(self._plain) if compile else None
+        self._shapes: dict[bool, list[Any]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, model: nn.Module, batch: Any, settings: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return the loss () and what was measured, with its sums."""
+        with self._precision.autocast():
+            if self._compiled and self._usual(model.training, batch):
+                # One thread at a time: torch refuses a compiled function that is called while
+                # another thread compiles, as background evaluation would.
+                with self._lock:
+                    loss, measured, made = self._compiled(model, batch, settings)
+            else:
+                loss, measured, made = self._plain(model, batch, settings)
+        return loss, Measured(measured, made)
+
+    def _usual(self, training: bool, batch: Any) -> bool:
+        shapes = [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        return self._shapes.setdefault(training, shapes) == shapes
+
+
+def region(forward: Forward) -> Region:
+    """Return a function that also sums what was measured."""
+
+    def run(
+        model: nn.Module, batch: Any, settings: Any
+    ) -> tuple[Tensor, dict[str, Any], dict[str, Sum]]:
+        loss, measured = forward(model, batch, settings)
+        return loss, measured, sums(measured)
+
+    return run

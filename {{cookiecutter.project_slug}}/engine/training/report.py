@@ -1,0 +1,61 @@
+"""What a job shows while it trains: a progress bar, and a line for each evaluation."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from engine.job.terminal import Progress, as_line, duration, log
+from engine.training.meters import TrainMeter
+from engine.training.position import Position
+
+
+class Report:
+    """The progress of a job, from numbers that the host has: it never waits for the device."""
+
+    def __init__(self, position: Position, meter: TrainMeter, quiet: bool) -> None:
+        self._position, self._meter = position, meter
+        self._began, self._from = time.monotonic(), position.fraction
+        self._bar = Progress(position.length.total, quiet, done=position.step)
+
+    def step(self) -> None:
+        """One optimizer step was queued."""
+        self._bar.step()
+
+    def line(
+        self,
+        at: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        training: Mapping[str, float],
+        times: Mapping[str, float],
+    ) -> str:
+        """Return the line of an evaluation: where it was made, what came out, how fast it goes."""
+        shown = {**training, **metrics}
+        if "lr" in self._meter.numbers:
+            shown["lr"] = self._meter.numbers["lr"]
+        parts = [as_line(shown)] if shown else []
+        if "examples_per_second" in times:
+            parts.append(f"{times['examples_per_second']:,.0f} examples/s")
+        if left := self._left():
+            parts.append(f"{left} left")
+        return f"{self._place(at)}: {', '.join(parts)}"
+
+    def show(self, line: str) -> None:
+        """Write the line to the log and above the progress bar."""
+        log.info("%s", line)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+    def _place(self, at: Mapping[str, Any]) -> str:
+        length = self._position.length
+        if length.in_epochs:
+            return f"epoch {round(at['epoch'], 2):g}/{length.epochs}"
+        return f"step {at['step']}" + (f"/{length.total}" if length.total else "")
+
+    def _left(self) -> str:
+        done = self._position.fraction
+        if done >= 1 or done <= self._from:
+            return ""
+        spent = time.monotonic() - self._began
+        return duration(spent / (done - self._from) * (1 - done))

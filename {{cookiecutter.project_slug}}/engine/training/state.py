@@ -1,0 +1,127 @@
+"""All that a training loop needs to continue where it was, in the job's `last.pt`.
+
+Each part has `state_dict()` and `load_state_dict()`. By time, all of them are copied, and a thread
+writes the copy while training goes on. The best weights so far are in `last.pt` as well as in
+`best.pt`, so the two always fit together.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.errors import JobError
+from engine.job import journal, provenance
+from engine.job.terminal import log
+from engine.paths import shown
+from engine.stateful import Part
+from engine.training import checkpoints
+from engine.training.writer import Writer
+
+CPU = torch.device("cpu")
+SCHEMA = 1
+
+
+class TrainingState:
+    """The parts of a training loop and their checkpoints. `best` is the content of best.pt."""
+
+    def __init__(self, folder: Path, journal: journal.Journal, minutes: float) -> None:
+        self._folder, self._journal = folder, journal
+        self._parts: dict[str, Part] = {}
+        self._interval = 60 * minutes
+        self._saved = time.monotonic()
+        self._writer = Writer()
+        self.best: dict[str, Any] = {}
+
+    def add(self, parts: Mapping[str, Part]) -> None:
+        """Register parts. Raises JobError for one without a state, or a name used twice."""
+        for name, part in parts.items():
+            if name in self._parts:
+                raise JobError(f"job.resume: there are two parts called {name}")
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise JobError(f"job.resume: {name} has no state_dict and load_state_dict")
+            self._parts[name] = part
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint. Raises OSError if the last could not be written."""
+        return time.monotonic() - self._saved > self._interval and self._writer.idle
+
+    def save(self, changed: Mapping[str, Any] | None = None) -> None:
+        """Copy all parts and have the copy written; `changed` replaces the states of some."""
+        states = {name: part.state_dict() for name, part in self._parts.items()}
+        models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
+        content = checkpoints.on_host(
+            {"schema": SCHEMA, "code": provenance.code(), "parts": states | dict(changed or {})}
+        )
+        content["best"] = self.best
+        self._journal.flush()
+        self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
+        finite = {name: content["parts"][name] for name in models}
+        self._writer.write(self._folder / "last.pt", content, finite, self._folder / "previous.pt")
+        self._saved = time.monotonic()
+
+    def keep_best(self, content: dict[str, Any]) -> None:
+        """Write best.pt; the values must not change any more."""
+        self.best = content
+        self._writer.write(self._folder / "best.pt", content, content.get("models", {}))
+
+    def finish(self) -> None:
+        """Return once everything is written. Raises what a write raised."""
+        self._writer.close()
+        (self._folder / "previous.pt").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Wait for what is being written, whatever became of it."""
+        self._writer.close()
+
+    def restore(self) -> None:
+        """Continue from the newest whole checkpoint, if there is one.
+
+        Raises JobError for a checkpoint that does not fit the code.
+        """
+        content = self._read()
+        if not content:
+            return
+        if content.get("code") != provenance.code():
+            log.warning("the code has changed since this job began; --force starts it over")
+        for name, part in self._parts.items():
+            if name not in content.get("parts", {}):
+                log.warning("the checkpoint has no %s: it begins anew", name)
+                continue
+            try:
+                part.load_state_dict(content["parts"][name])
+            except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                raise JobError(
+                    f"its checkpoint does not fit the code ({name}: {_first_line(error)}); "
+                    f"--force starts over, or delete {shown(self._folder)}"
+                ) from error
+        if content.get("best"):
+            self.keep_best(content["best"])
+
+    def _read(self) -> dict[str, Any]:
+        """The newest checkpoint that is whole; nothing if there is none.
+
+        A damaged one is put aside, so that it never takes the place of a whole `previous.pt`.
+        """
+        paths = [self._folder / name for name in ("last.pt", "previous.pt")]
+        found = [path for path in paths if path.exists()]
+        for path in found:
+            try:
+                content = checkpoints.load(path, CPU)
+            except checkpoints.Damaged:
+                aside = path.replace(path.with_suffix(".damaged"))
+                log.warning("%s is damaged; it was put aside as %s", path.name, aside.name)
+            else:
+                log.info("continuing from %s", path.name)
+                return content
+        if found:
+            log.warning("no checkpoint is left; starting over")
+        return {}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
