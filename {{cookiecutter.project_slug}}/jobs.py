@@ -1,19 +1,19 @@
 """Finished jobs, as scripts and notebooks use them.
 
-    import jobs
+import jobs
 
-    job = jobs.load("1872aa178ea7")
-    job.settings, job.spec, job.metrics
-    job.model(images)  # with the best weights, in evaluation mode
+job = jobs.load("1872aa178ea7")
+job.settings, job.spec, job.metrics
+job.model(images)  # with the best weights, in evaluation mode
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 import models
+from engine.job.identity import restore
 from engine.paths import PROJECT
 from engine.training import kept
 from settings import Settings
@@ -33,12 +33,12 @@ class Loaded:
 
 
 def load(job_id: str, runs_root: Path = PROJECT / "runs") -> Loaded:
-    """Return a job with the model of its best evaluation, on the CPU. Needs neither data nor run.py.
+    """Return a job with the model of its best evaluation, on the CPU, without data and run.py.
 
     Raises JobError if there is no such job or it has kept no weights.
     """
     best = kept.best(runs_root / job_id)
-    settings = kept.settings(Settings, best)
+    settings = restore(Settings, best["settings"])
     spec = models.Spec(**best["spec"])
     model = models.make(settings, spec)
     model.load_state_dict(best["models"]["model"])

@@ -1,8 +1,8 @@
 """An attempt at a job, from its start to its exit status.
 
-Exit status: 0 finished (now or before) or paused, 1 failed or diverged, 2 wrong settings,
-3 finished but not everything has been uploaded, 4 running elsewhere, 128 + n interrupted by signal n
-(130 Ctrl-C, 143 TERM, 138 USR1).
+Exit status: 0 finished (now or before) or paused, 1 failed or diverged, 2 wrong settings, 3 finished
+but not everything is uploaded, 4 running elsewhere, 128 + n interrupted by signal n (130 Ctrl-C,
+143 TERM, 138 USR1).
 """
 
 import json
@@ -45,6 +45,10 @@ class Attempt(Generic[S]):
         self._store_is_away = ""
         self._begin()
 
+    @property
+    def _label(self) -> str:
+        return self._folder.label
+
     def _begin(self) -> None:
         known = self._ask_store()
         if not self._folder.runtime.force:
@@ -53,7 +57,9 @@ class Attempt(Generic[S]):
         self._take()
         for lease in known.leases.get(self._folder.id, []):
             if lease.owner != self._folder.owner:
-                line = f"{self._folder.label} is running already (on {lease.host}, says the tracking store)"
+                line = (
+                    f"{self._label} is running already (on {lease.host}, says the tracking store)"
+                )
                 sys.exit(leave(4, f"{line}; if it is not, try again in {store.LEASE:.0f} s"))
         self._courier = Courier()
 
@@ -86,9 +92,9 @@ class Attempt(Generic[S]):
         try:
             self._folder.take()
         except JobError as error:
-            sys.exit(leave(4, f"{self._folder.label} {error}"))
+            sys.exit(leave(4, f"{self._label} {error}"))
         except OSError as error:
-            sys.exit(leave(1, f"{self._folder.label} {cause(error)}"))
+            sys.exit(leave(1, f"{self._label} {cause(error)}"))
 
     def _ask_store(self) -> reading.Known:
         try:
@@ -104,10 +110,10 @@ class Attempt(Generic[S]):
         if root != str(self._folder.runtime.data_root):
             line += f" (on --data-root {root})"
         if known:
-            sys.exit(leave(0, f"{self._folder.label} {line}"))
+            sys.exit(leave(0, f"{self._label} {line}"))
         if last.get("status") == "diverged":
             line = f"diverged before: {last.get('said')}; --force starts it over"
-            sys.exit(leave(1, f"{self._folder.label} {line}"))
+            sys.exit(leave(1, f"{self._label} {line}"))
         if last.get("status") == "finished":
             self._take()
             self._courier = Courier()
@@ -173,8 +179,8 @@ class Attempt(Generic[S]):
     def _ended(self, code: int, line: str) -> int:
         problem = self._courier.finish(IMPATIENCE)
         if self._courier.displaced:  # which has interrupted it
-            return leave(4, f"{self._folder.label} {problem}")
-        return leave(code, f"{self._folder.label} {line}")
+            return leave(4, f"{self._label} {problem}")
+        return leave(code, f"{self._label} {line}")
 
     def _delivered(self, line: str) -> int:
         """The exit status of a finished job; says what the store lacks."""
@@ -186,9 +192,10 @@ class Attempt(Generic[S]):
         if problem:
             missing = f"not everything has been uploaded ({problem})"
             return leave(
-                3, f"{self._folder.label} {line}; {missing}: python run.py --sync uploads what is left"
+                3,
+                f"{self._label} {line}; {missing}: python run.py --sync uploads what is left",
             )
-        return leave(0, f"{self._folder.label} {line}")
+        return leave(0, f"{self._label} {line}")
 
 
 class Scratch(Attempt[S]):

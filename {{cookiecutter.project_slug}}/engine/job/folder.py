@@ -14,13 +14,14 @@ import json
 import logging
 import os
 import platform
+from collections.abc import Mapping
 from typing import Any, Generic, TextIO, TypeVar
 from uuid import uuid4
 
 from engine import locks
-from engine.cli.metrics import as_plain
+from engine.cli.metrics import Metric, as_plain
 from engine.errors import JobError, SettingsError
-from engine.files import read_json, write_json
+from engine.files import read_json, write_json, write_text
 from engine.job import identity, journal
 from engine.job.interruption import Interruption
 from engine.job.runtime import Runtime
@@ -48,7 +49,7 @@ class JobFolder(Generic[S]):
     journal: journal.Journal
 
     def __init__(
-        self, settings: S, runtime: Runtime, metrics: dict[str, Any], script: str = "run"
+        self, settings: S, runtime: Runtime, metrics: Mapping[str, Metric], script: str = "run"
     ) -> None:
         self.settings, self.runtime, self.metrics, self.script = settings, runtime, metrics, script
         self.id = identity.job_id(settings, script)
@@ -70,7 +71,7 @@ class JobFolder(Generic[S]):
         """Make sure that the job can write; raises SettingsError if it cannot."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "lock").open("a").close()
+            os.close(locks.opened(self.path / "lock"))
         except OSError as error:
             raise SettingsError(
                 f"--runs-root: cannot write in {self.path}: {error.strerror}"
@@ -125,7 +126,7 @@ class JobFolder(Generic[S]):
     def keep_changes(self, diff: str) -> None:
         """Write down how the code differs from its commit."""
         path = self.path / "changes.diff"
-        path.write_text(diff) if diff else path.unlink(missing_ok=True)
+        write_text(path, diff) if diff else path.unlink(missing_ok=True)
 
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended, a word of STATUS, and its last line."""

@@ -47,9 +47,14 @@ def code() -> str:
     """A hash of all code that a job trains with: the scripts at the root and the engine."""
     digest = hashlib.sha256()
     for file in sorted([*CODE.glob("*.py"), *CODE.glob("engine/**/*.py")]):
-        if file.name != "plot.py":
+        if file.name != "plot.py" and file.is_file():  # an editor's lock can be a dead link
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def names(*words: str, index: Path | None = None) -> list[str]:
+    """The names that a git command lists, whatever their encoding."""
+    return [os.fsdecode(name) for name in _git(*words, "-z", index=index).split(b"\0")[:-1]]
 
 
 def _changes() -> str:
@@ -57,29 +62,30 @@ def _changes() -> str:
 
     Files that may hold secrets and those that are large are named at the top, but not shown.
     """
-    new = _names("ls-files", "--others", "--exclude-standard")
+    new = names("ls-files", "--others", "--exclude-standard")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "index"
         index = CODE / os.fsdecode(_git("rev-parse", "--git-path", "index").strip())
         if index.exists():
             shutil.copy(index, copy)
-        changed = _names("diff", "HEAD", "--relative", "--name-only", index=copy)
-        private = [name for name in (*changed, *new) if _is_closed(CODE / name)]
-        large = [name for name in new if name not in private and _size(CODE / name) > LARGEST]
-        shown = "\0".join(name for name in new if name not in {*private, *large})
+        changed = names("diff", "HEAD", "--relative", "--name-only", index=copy)
+        closed = [name for name in (*changed, *new) if _is_closed(name)]
+        large = [name for name in new if name not in closed and _size(CODE / name) > LARGEST]
+        shown = "\0".join(name for name in new if name not in {*closed, *large})
         if shown:
             words = ("--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
             _git("--literal-pathspecs", "add", *words, index=copy, given=os.fsencode(shown))
         plain = ("--no-ext-diff", "--no-textconv", "--no-color")  # textconv can decrypt
-        without = [f":(exclude,literal){name}" for name in private]
+        without = [f":(exclude,literal){name}" for name in closed]
         diff = _git("diff", "HEAD", *plain, "--", ".", *without, index=copy)
-    left_out = _named("may hold secrets", private) + _named(f"above {LARGEST} bytes", large)
+    left_out = _named("may hold secrets", closed) + _named(f"above {LARGEST} bytes", large)
     return left_out + privacy.scrub(diff.decode(errors="replace"), code=True)
 
 
-def _is_closed(file: Path) -> bool:
+def _is_closed(name: str) -> bool:
     """Whether what is in a file must not be written down, or cannot be."""
-    if privacy.is_secret(file, CODE) or privacy.is_private(file):
+    file = CODE / name
+    if privacy.is_secret(Path(name)) or privacy.is_private(file):
         return True
     return os.path.lexists(file) and not file.is_symlink() and not os.access(file, os.R_OK)
 
@@ -91,14 +97,9 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _named(why: str, names: list[str]) -> str:
+def _named(why: str, files: list[str]) -> str:
     """A line of a diff that names files; one that `git apply` skips."""
-    return f"# left out ({why}): {', '.join(map(json.dumps, names))}\n" if names else ""
-
-
-def _names(*words: str, index: Path | None = None) -> list[str]:
-    """The names that a git command lists, whatever their encoding."""
-    return [os.fsdecode(name) for name in _git(*words, "-z", index=index).split(b"\0")[:-1]]
+    return f"# left out ({why}): {', '.join(map(json.dumps, files))}\n" if files else ""
 
 
 def _git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:

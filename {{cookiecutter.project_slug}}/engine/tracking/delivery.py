@@ -58,7 +58,7 @@ class Delivery:
                 os.fsync(self._file.fileno())  # what is sent must not be written a second time
                 self._run.log(self._unsent)
                 names = [name for line in self._unsent for name in line.get("files", ())]
-                self._run.add(path for path in map(self._folder.joinpath, names) if path.exists())
+                self._run.add(self._folder, names)
                 self._unsent = []
                 self._note("")
             if running and self._counters:

@@ -197,14 +197,20 @@ class Run:
         if tags:
             self._client.log_batch(self.id, tags=tags)
 
-    def add(self, files: Iterable[Path]) -> None:
-        """Keep copies of files with the run. Where that cannot be, a tag says why: nothing else is
-        to wait for it, and the job's folder has the files."""
-        for file in files:
+    def add(self, folder: Path, names: Iterable[str]) -> None:
+        """Copy files in a job's folder to the run, into folders of the same names.
+
+        Where that fails a tag says why: nothing else is to wait for it, and the job has the files.
+        """
+        for name in names:
+            if not (folder / name).exists():
+                continue
             try:
-                self._client.log_artifact(self.id, str(file))
+                below = Path(name).parent.as_posix()
+                where = None if below == "." else below
+                self._client.log_artifact(self.id, str(folder / name), where)
             except Exception as error:  # of any store of files
-                self._client.set_tag(self.id, "files", f"{file.name} is not here: {reason(error)}")
+                self._client.set_tag(self.id, "files", f"{name} is not here: {reason(error)}")
 
     def end(self, status: str) -> None:
         """Say how the run ended; one that finished is marked last, since the status can lie."""

@@ -1,8 +1,8 @@
 """Functions of a model's weights, such as an evaluation, that run while training goes on.
 
-A thread calls the function with a copy of the weights, on a GPU on a stream of its own. Results come
-in the order in which they were asked for and always one interval later, so that what is made of them
-does not depend on which was faster; after the last interval all of them come.
+A thread calls the function with a copy of the weights, on a GPU on a stream of its own. Results
+come in the order in which they were asked for and always one interval later, so that what is made
+of them does not depend on which was faster; after the last interval all of them come.
 
 What runs in the background must not draw from the global random numbers, which training draws from.
 """

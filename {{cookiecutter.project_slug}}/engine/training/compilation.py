@@ -52,8 +52,7 @@ def compiled(function: C) -> C:
     """Return a function compiled for fixed shapes; what slows it down goes to the job's log."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
     _listen()
-    made: C = torch.compile(function, dynamic=False)
-    return made
+    return torch.compile(function, dynamic=False)  # type: ignore[return-value]
 
 
 class _EventLog(logging.Handler):
@@ -77,7 +76,7 @@ class _EventLog(logging.Handler):
 
 def _listen() -> None:
     """Send torch's reports of what slows compiled code down to the job's log."""
-    torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore[arg-type]
+    torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
     for name in LOGGERS.values():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_EventLog()], False

@@ -14,6 +14,6 @@ def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     Pascanu et al. 2013, arxiv.org/abs/1211.5063.
     """
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    whole = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     torch._foreach_mul_(gradients, (norm / (whole + 1e-6)).clamp(max=1.0))
     return whole

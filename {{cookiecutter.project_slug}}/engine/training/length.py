@@ -16,8 +16,8 @@ TIMED = 20
 class Length(Stateful):
     """The length of a job by its settings' `epochs`, or `steps` or `minutes` if one is above 0.
 
-    Minutes become a number of steps, measured over TIMED steps and kept in the checkpoint, so that a
-    job that is killed and continued takes as many steps as one that is not. `steps_per_epoch` is
+    Minutes become a number of steps, measured over TIMED steps and kept in the checkpoint, so that
+    a job that is killed and continued takes as many steps as one that is not. `steps_per_epoch` is
     None until the training batches are known, and 0 for a stream without an end.
     """
 

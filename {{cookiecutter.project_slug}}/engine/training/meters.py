@@ -21,7 +21,7 @@ from engine.training import devices
 from engine.training.measures import Sum, sums
 
 POINTS = 1000
-"""Points that `auto` aims at for a training curve."""
+"""Points of a training curve that --log-every auto aims at."""
 
 UNKNOWN = 10
 """Steps for each point where the number of steps is not known from the start."""
@@ -47,15 +47,13 @@ class _Point(NamedTuple):
 class TrainMeter:
     """Means of what a loop measures, by optimizer step, into the journal as `train_<name>`.
 
-    A point is the mean over `every` steps, under the number of the last of them; `auto` makes about
-    POINTS points of a job. `declared` names the metrics that must be finite.
+    A point is the mean over --log-every steps, under the number of the last of them. `declared`
+    names the metrics that must be finite.
     """
 
-    def __init__(
-        self, journal: Journal, every: int | str, device: torch.device, declared: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, journal: Journal, device: torch.device, declared: Mapping[str, Any]) -> None:
         self._journal, self._device, self._declared = journal, device, declared
-        self._every = every if isinstance(every, int) else 0
+        self._every = 1
         self._sums: dict[str, Sum] = {}
         self._numbers: dict[str, float] = {}
         self._in_mean = 0
@@ -63,9 +61,12 @@ class TrainMeter:
         self._block = _Block(device)
         self._last_block = time.monotonic()
 
-    def set_total(self, steps: int | None) -> None:
-        """Choose the spacing of the points by the steps of the job, unless it was given."""
-        self._every = self._every or (max(1, steps // POINTS) if steps else UNKNOWN)
+    def choose_spacing(self, steps: int | None) -> None:
+        """Choose the steps for each point: as the job began, or by the steps that it has."""
+        every = self._journal.log_every
+        if every == "auto":
+            every = max(1, steps // POINTS) if steps else UNKNOWN
+        self._every = int(every)
 
     def add(self, measured: Mapping[str, Any]) -> None:
         """Add measurements of this step, several times if need be; numbers are kept as they are."""

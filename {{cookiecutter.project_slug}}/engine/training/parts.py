@@ -24,12 +24,13 @@ def parts(batch: Any, count: int, elements: Count | None = None) -> Iterator[tup
     if count == 1:
         yield batch, _constant(1.0, first.device)
         return
-    whole = elements(batch) if elements else None
-    for part in trees.split(batch, -(-size // count)):
-        if elements:
-            yield part, elements(part) / whole
-        else:
-            yield part, _constant(len(trees.leaves(part)[0]) / size, first.device)
+    split = trees.split(batch, -(-size // count))
+    if elements:
+        whole = elements(batch)
+        yield from ((part, elements(part) / whole) for part in split)
+    else:
+        sizes = ((part, len(trees.leaves(part)[0])) for part in split)
+        yield from ((part, _constant(some / size, first.device)) for part, some in sizes)
 
 
 @lru_cache

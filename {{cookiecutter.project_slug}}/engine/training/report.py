@@ -21,14 +21,14 @@ class Report:
         """One optimizer step was queued."""
         self._bar.step()
 
-    def line(
+    def show(
         self,
         at: Mapping[str, Any],
         metrics: Mapping[str, float],
         training: Mapping[str, float],
         times: Mapping[str, float],
-    ) -> str:
-        """Return the line of an evaluation: where it was made, what came out, how fast it goes."""
+    ) -> None:
+        """Log an evaluation in one line: where it was made, what came out, how fast it goes."""
         shown = {**training, **metrics}
         if "lr" in self._meter.numbers:
             shown["lr"] = self._meter.numbers["lr"]
@@ -37,11 +37,7 @@ class Report:
             parts.append(f"{times['examples_per_second']:,.0f} examples/s")
         if left := self._left():
             parts.append(f"{left} left")
-        return f"{self._place(at)}: {', '.join(parts)}"
-
-    def show(self, line: str) -> None:
-        """Write the line to the log and above the progress bar."""
-        log.info("%s", line)
+        log.info("%s: %s", self._place(at), ", ".join(parts))
 
     def close(self) -> None:
         """Remove the bar."""

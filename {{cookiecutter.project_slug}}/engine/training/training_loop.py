@@ -1,0 +1,274 @@
+"""A training loop that can be stopped and continued anywhere, while its body stays the student's.
+
+Where it is, is in position.py and length.py; checkpoints are in state.py, numbers in meters.py and
+stopwatch.py, what runs in the background in background.py.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.cli.spans import Span
+from engine.data.batches import Batches
+from engine.errors import JobError
+from engine.job.folder import JobFolder
+from engine.job.identity import identity
+from engine.job.interruption import Paused
+from engine.stateful import Part
+from engine.training import checkpoints, devices
+from engine.training.background import Background
+from engine.training.length import Length
+from engine.training.meters import TrainMeter
+from engine.training.position import Position
+from engine.training.report import Report
+from engine.training.seeding import GlobalStreams
+from engine.training.state import TrainingState
+from engine.training.stopwatch import Stopwatch
+
+Metrics = Mapping[str, float]
+
+
+class TrainingLoop:
+    """The part of a job that trains."""
+
+    _random: GlobalStreams
+    _state: TrainingState | None = None
+    _meter: TrainMeter
+    _report: Report
+    _open_stream: Iterator[tuple[Any, int]] | None = None
+    _logged = False
+    """Whether this interval's evaluation was logged."""
+
+    def __init__(self, folder: JobFolder[Any], device: torch.device) -> None:
+        self.device = device
+        self._folder = folder
+        self._length = Length(folder.settings)
+        self._position = Position(folder.settings, self._length)
+        self._watch = Stopwatch()
+        self._background = Background(device, folder.interruption.check)
+        self._at: dict[str, Any] | None = None  # of the background result that is being looked at
+        self._spec: dict[str, Any] = {}
+
+    def resume(self, **training: Part) -> None:
+        """Continue from the job's checkpoint, if it has one. Names everything that has a state:
+        models, optimizers, schedulers, scalers, EMA, early stopping, whatever the loop changes.
+
+        Raises JobError for a part without a state, or a checkpoint that does not fit the code.
+        """
+        folder = self._folder
+        folder.interruption.hold()
+        self._meter = TrainMeter(folder.journal, self.device, folder.metrics)
+        self._state = TrainingState(folder.path, folder.journal, folder.runtime.checkpoint_minutes)
+        self._state.add(training)
+        own: dict[str, Part] = {
+            "length": self._length,
+            "position": self._position,
+            "random": self._random,
+            "meter": self._meter,
+            "stopwatch": self._watch,
+            "background": self._background,
+        }
+        self._state.add({f"job.{name}": part for name, part in own.items()})
+        self._state.restore()
+
+    def epochs(self) -> Iterator[int]:
+        """Yield the number of each evaluation interval, from 1; by default it is an epoch.
+
+        The body trains (`steps`) and evaluates. It may `break` to end training for good.
+        """
+        while not self._position.ended:
+            self._pause_if_due()
+            yield self._position.interval + 1
+            if not self._position.evaluating:
+                raise JobError("the body of job.epochs() took no step: it needs job.steps(batches)")
+            self._position.end_interval()
+            self._save_if_due()
+
+    def steps(self, batches: Batches) -> Iterator[Any]:
+        """Yield the batches of this interval that are not done yet, each for one optimizer step.
+
+        A step is whole when the next batch is asked for. Between steps checkpoints are made, and
+        signals and --pause-after end the job.
+        """
+        position, length = self._position, self._length
+        stream = self._stream(batches)
+        self._watch.start()
+        while not position.evaluating and not position.interval_ends:
+            measuring = length.measuring
+            batch, examples = next(stream)
+            yield batch
+            position.step += 1
+            if measuring:
+                devices.wait(self.device)
+                length.measure(position.step)
+            self._watch.trained(examples)
+            self._meter.end_step(position.step)
+            self._report.step()
+            if not position.interval_ends:
+                self._pause_if_due()
+                self._save_if_due()
+        self._end_steps()
+
+    def log(self, measured: Mapping[str, Any] | None = None, **more: Any) -> None:
+        """Log what a step measured, as `train_<name>`; `more` are tensors too, or numbers that the
+        host knows, such as the learning rate. Nothing here waits for the device."""
+        if measured:
+            self._meter.add(measured)
+        if more:
+            self._meter.add(more)
+
+    def log_epoch(self, metrics: Metrics) -> None:
+        """Log an evaluation, under the optimizer step that it was made at."""
+        at = self._at or self._now()
+        self._logged = True
+        times = self._watch.read()
+        self._report.show(at, metrics, self._meter.since_last(), times)
+        every = {**metrics, "epoch": at["epoch"], **times}
+        self._folder.journal.metrics(at["step"], every, of=self._length.total)
+        self._folder.journal.flush()
+
+    def keep_best(self, metrics: Metrics, **models: nn.Module) -> None:
+        """Keep the weights of these models in best.pt, with the metrics that they came to."""
+        content = {
+            "schema": 1,
+            "settings": identity(self._folder.settings),
+            "spec": self._spec,
+            **(self._at or self._now()),
+            "metrics": dict(metrics),
+            "models": {name: checkpoints.weights(model) for name, model in models.items()},
+        }
+        self._saved_state.keep_best(content)
+
+    def load_best(self, **models: nn.Module) -> None:
+        """End training, and give these models the weights that were kept as the best.
+
+        Raises JobError where none were kept under that name.
+        """
+        self.end_training()
+        for name, model in models.items():
+            kept = self.best.get("models", {})
+            if name not in kept:
+                raise JobError(f"no best weights of {name}: call job.keep_best(metrics, {name}=…)")
+            model.load_state_dict(kept[name])
+
+    def in_background(
+        self, function: Callable[..., Any], model: nn.Module, *args: Any
+    ) -> Iterator[tuple[Any, nn.Module]]:
+        """Have `function(copy of the model, *args)` called in a thread while training goes on.
+
+        Yields (result, copy) of the calls that are due: each one interval later, the last after the
+        last interval. `log_epoch` and `keep_best` then go by the step of the call.
+        """
+        total = self._length.total
+        last = total is not None and self._position.step >= total
+        call = partial(_with_model_first, function, args)
+        for at, result, copy in self._background.results(call, model, self._now(), last):
+            self._at = at
+            yield result, copy
+            self._at = None
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """What best.pt holds; empty if nothing has been kept."""
+        return self._state.best if self._state else {}
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that are done."""
+        return self._position.step
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole job; None while --minutes are not measured yet."""
+        return self._length.total
+
+    @property
+    def fraction_done(self) -> float:
+        """Fraction of the job that is done."""
+        return self._position.fraction
+
+    def span(self, span: Span) -> int:
+        """Return a span such as --warmup as a number of steps."""
+        return span.steps(self._length.steps_per_epoch)
+
+    def end_training(self) -> None:
+        """Save the end of training, once; from then on a signal ends the job at once."""
+        if self._state is None or self._position.over:
+            return
+        self._position.over = True
+        self._background.close()
+        self._meter.close(self._position.step)
+        self._report.close()
+        self._state.save()
+        self._state.finish()
+        self._folder.interruption.release()
+
+    def stop(self, save: bool) -> None:
+        """End early, with a checkpoint if `save`."""
+        self._background.close()
+        if self._state is None or self._position.over:
+            return
+        if self._open_stream:
+            self._report.close()
+        if save:
+            self._save()
+        self._state.close()
+
+    @property
+    def _saved_state(self) -> TrainingState:
+        if self._state is None:
+            raise JobError("job.resume(…) has to be called first, with all that has a state")
+        return self._state
+
+    def _now(self) -> dict[str, Any]:
+        return {"step": self._position.step, "epoch": self._position.epoch}
+
+    def _stream(self, batches: Batches) -> Iterator[tuple[Any, int]]:
+        """The batches from here on, without end: the same iterator for all intervals."""
+        if self._open_stream is None:
+            runtime = self._folder.runtime
+            self._length.set_epoch(len(batches))
+            self._meter.choose_spacing(self._length.total)
+            self._report = Report(self._position, self._meter, runtime.quiet)
+            self._open_stream = self._watch.waiting(self._endless(batches))
+        return self._open_stream
+
+    def _endless(self, batches: Batches) -> Iterator[tuple[Any, int]]:
+        while True:
+            yield from batches.from_position(*self._position.place())
+
+    def _end_steps(self) -> None:
+        """The steps of an interval are done: what comes now is its evaluation."""
+        self._meter.flush()  # waits for the device, once
+        self._watch.end_steps()
+        self._position.evaluating, self._logged = True, False
+        # A job that is stopped while it evaluates begins its evaluation again, from here.
+        self._before_evaluation = self._random.state_dict()
+
+    def _check_evaluation(self) -> None:
+        """Let a signal end an evaluation, but not once its results are in use."""
+        if not self._logged:
+            self._folder.interruption.check()
+
+    def _pause_if_due(self) -> None:
+        pause, position = self._folder.runtime.pause_after, self._position
+        if pause is None or self._length.steps_per_epoch is None or position.evaluating:
+            return
+        if position.step >= self.span(pause):
+            raise Paused(f"after {position.step} steps, as --pause-after asked")
+
+    def _save_if_due(self) -> None:
+        self._folder.interruption.check()
+        if self._saved_state.due:
+            self._save()
+
+    def _save(self) -> None:
+        evaluating = self._position.evaluating
+        self._saved_state.save({"job.random": self._before_evaluation} if evaluating else None)
+
+
+def _with_model_first(function: Callable[..., Any], args: tuple[Any, ...], model: nn.Module) -> Any:
+    return function(model, *args)
