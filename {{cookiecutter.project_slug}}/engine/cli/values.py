@@ -26,6 +26,9 @@ SCALARS: dict[type, tuple[Callable[[str], Any], str]] = {  # in the order in whi
 }
 """The types that a setting may have: how each is read, and what it is called."""
 
+MANY = {int: "whole numbers", float: "numbers", str: "words"}
+"""The types that the elements of a tuple may have, and what several are called."""
+
 SUPPORTED = "bool, int, float, str, Path, Span, Literal, tuple[int, ...], a union of these or None"
 
 
@@ -104,7 +107,7 @@ def as_plain(value: Any) -> Any:
 
 def _is_tuple(annotation: Any) -> bool:
     elements = {*get_args(annotation)} - {Ellipsis}
-    return get_origin(annotation) is tuple and bool(elements) and elements <= {int, float, str}
+    return get_origin(annotation) is tuple and bool(elements) and elements <= MANY.keys()
 
 
 def _read(kind: Any, text: str) -> Any:
@@ -120,15 +123,12 @@ def _read(kind: Any, text: str) -> Any:
 def _called(kind: Any) -> str:
     if kind in SCALARS:
         return SCALARS[kind][1]
-    first, *rest = (
-        SCALARS[part][1].split(" ", 1)[-1] for part in get_args(kind) if part is not ...
-    )
-    count = len(rest) + 1 if ... not in get_args(kind) else ""
-    return f"{count} {first}s separated by commas".strip()
+    kinds = get_args(kind)
+    many = f"{MANY[kinds[0]]} separated by commas"
+    return many if Ellipsis in kinds else f"{len(kinds)} {many}"
 
 
 def _short(kind: Any) -> str:
     if kind in SCALARS:
         return "on|off" if kind is bool else str(kind.__name__.upper())
-    first, *rest = (_short(part) for part in get_args(kind) if part is not ...)
-    return ",".join([first, "…"] if ... in get_args(kind) else [first, *rest])
+    return ",".join("…" if part is Ellipsis else _short(part) for part in get_args(kind))
