@@ -15,7 +15,8 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """
     part = path.with_name(f"{path.name}.part")
     try:
-        with part.open("wb") as file:
+        part.unlink(missing_ok=True)  # what a killed process left, or a link to somewhere else
+        with part.open("xb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
@@ -25,10 +26,14 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, whole or not at all."""
+    write(path, lambda file: file.write(text.encode()))
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a dictionary as JSON, whole or not at all; other types become their text."""
-    text = json.dumps(content, indent=2, default=str) + "\n"
-    write(path, lambda file: file.write(text.encode()))
+    write_text(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from engine.job.folder import JobFolder
 from engine.job.runtime import Runtime
 from engine.job.terminal import leave
 from engine.sweeps.sweep import Grid
-from engine.tracking import store
+from engine.tracking import address
 from engine.tracking.sync import sync
 
 S = TypeVar("S")
@@ -38,7 +38,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Grid[S]:
     interruption.handle(signal.SIG_DFL)
     script, words = Path(sys.argv[0]).name, sys.argv[1:]
     of_sweep = words[:1] == ["--grid"]
-    os.environ["MLFLOW_TRACKING_URI"] = store.tracking_uri()  # absolute, for all that is started
+    os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
     try:
         declared.check(metrics)
         if of_sweep:

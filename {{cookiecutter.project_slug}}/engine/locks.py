@@ -6,7 +6,10 @@ open a file a second time while it holds its lock: closing it would free the loc
 Source: man7.org/linux/man-pages/man2/fcntl_locking.2.html.
 """
 
+import errno
 import fcntl
+import os
+import stat
 import struct
 import sys
 from collections.abc import Iterator
@@ -15,10 +18,36 @@ from pathlib import Path
 from typing import TextIO
 
 
+def opened(
+    path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o664, folder: int | None = None
+) -> int:
+    """Return a descriptor of a lock's file, which nothing but a plain file can be.
+
+    A symbolic link is not followed: others, where they can write in the folder, may have put it
+    there to have a file of this user's made, changed or locked. `folder` is the descriptor of the
+    folder that a relative path begins in. Raises OSError.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # which a pipe would wait for
+    try:
+        file = os.open(path, flags, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):  # FreeBSD's word for it
+            raise _not_a_lock(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise _not_a_lock(path)
+    return file
+
+
+def _not_a_lock(path: Path) -> OSError:
+    text = "something other than a plain file is in the place of a lock; remove it"
+    return OSError(errno.EINVAL, text, str(path))
+
+
 def take(path: Path) -> TextIO | None:
     """The file, open and locked for as long as it stays open; None if another process has it."""
-    path.touch()
-    file = path.open("r+")
+    file = os.fdopen(opened(path), "r+")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # which of the two depends on the system
@@ -33,7 +62,7 @@ def held(path: Path) -> bool:
     wanted: list[int] = [0] * 5
     wanted[kind] = fcntl.F_WRLCK
     try:
-        with path.open() as file:
+        with os.fdopen(opened(path, os.O_RDONLY)) as file:
             found = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *wanted))
     except OSError:  # there is none, or it is not ours to read
         return False
@@ -41,9 +70,14 @@ def held(path: Path) -> bool:
 
 
 @contextmanager
-def waiting(path: Path) -> Iterator[TextIO]:
-    """The file, locked, once all others that have it or wait for it are done."""
-    path.touch()
-    with path.open("r+") as file:
+def waiting(path: Path, note: str = "") -> Iterator[TextIO]:
+    """The file, locked, once all others that have it or wait for it are done.
+
+    Those that have it can read meanwhile who waits: the note, which is all that is in the file.
+    """
+    with os.fdopen(opened(path), "r+") as file:
+        if note:
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), note.encode(), 0)
         fcntl.lockf(file, fcntl.LOCK_EX)
         yield file

@@ -18,14 +18,13 @@ hold() {
   local slot=$1 lock=$2 place=$3 kind=--exclusive
   if [[ $lock == - || -z $flock ]]; then return 0; fi
   if ((per_gpu > 1)); then kind=--shared; fi
-  touch -c "$lock.0" "$lock.$place" # systems clear away what is old
-  if ! { exec 8<"$lock.0" 9<"$lock.$place"; } 2>/dev/null; then
-    say_once "$slot" "nobody, but its lock $lock is gone, which another run.sh can make" && sleep 2
+  if ! open_locks "$lock.0" "$lock.$place"; then
+    say_once "$slot" "nobody, but its lock $lock is gone, which another run.sh mends" && sleep 2
   elif ! "$flock" --wait 1 9 || ! "$flock" --wait 1 $kind 8; then
     say_once "$slot" "a job of another sweep"
   elif "$flock" --nonblock --exclusive 8 && is_busy "$slot"; then # alone, so it is a stranger
     say_once "$slot" "a process of no sweep ($usage)" && sleep 2
-  elif "$flock" --nonblock $kind 8; then
+  elif "$flock" --nonblock $kind 8 && are_in_place "$lock.0" "$lock.$place"; then
     return 0
   fi
   release
@@ -33,6 +32,21 @@ hold() {
 }
 
 release() { exec 8<&- 9<&-; }
+
+# Opens two locks. Other users can put a link in the place of one that they have made, at any moment:
+# it is looked for before, so as not to be followed, and after, so as not to be taken for a lock.
+# Systems clear away what is old, which is what its owner has not touched and nobody has read.
+open_locks() {
+  local file
+  for file; do [[ -f $file && ! -L $file ]] || return 1; done
+  { exec 8<"$1" 9<"$2"; } 2>/dev/null && are_in_place "$@" || return 1
+  touch -ch "$@" 2>/dev/null
+  read -rn 1 -u 8 _
+  read -rn 1 -u 9 _
+  return 0
+}
+
+are_in_place() { [[ ! -L $1 && $1 -ef /dev/fd/8 && ! -L $2 && $2 -ef /dev/fd/9 ]]; }
 
 # Whether more of a GPU is in use than a display takes.
 is_busy() {

@@ -1,20 +1,28 @@
 """The places that jobs of a sweep run on: GPUs, parts of GPUs (MIG), or the CPU.
 
 A GPU's locks are files that all users of the machine share: one for the GPU and one for each job
-that shares it. queue.sh takes them, and keeps them from looking old.
+that shares it. queue.sh takes them, and keeps them from looking old. Nobody but the user who made
+a lock can change it: to take one it need only be opened.
 """
 
+import errno
 import os
 import re
+import stat
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from engine import locks
 from engine.errors import SettingsError
 
 LOCKS = "/tmp/gpu-locks"
 """Where the locks are, unless GPU_LOCKS says otherwise. Not in /dev/shm: there systemd clears away
 what is a user's when that user logs out (RemoveIPC in logind.conf)."""
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Slot(NamedTuple):
@@ -39,11 +47,9 @@ def find(gpus: str | None, per_gpu: int) -> list[Slot]:
         devices = _listed() if allowed is None else re.findall(r"[^\s,]+", allowed)
     if devices == ["-1"]:  # CUDA's word for none
         devices = []
-    locks = {device: _make_locks(device, per_gpu) for device in devices}
+    made = {device: _make_locks(device, per_gpu) for device in devices}
     places = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
-    return [
-        Slot(device, locks.get(device, "-"), k) for k in places for device in devices or ["cpu"]
-    ]
+    return [Slot(device, made.get(device, "-"), k) for k in places for device in devices or ["cpu"]]
 
 
 def _listed() -> list[str]:
@@ -67,27 +73,48 @@ def _uuids(gpus: str) -> list[str]:
 def _make_locks(device: str, per_gpu: int) -> str:
     """The path that a GPU's locks begin with; all users may take them. Raises SettingsError."""
     uuid = "".join(_uuids(device)[:1]) or device
-    folder = Path(os.environ.get("GPU_LOCKS", LOCKS))
+    folder = Path(os.environ.get("GPU_LOCKS") or LOCKS).absolute()
     lock = folder / uuid.replace("/", "-")  # a part's name, in old drivers, has slashes
-    before = os.umask(0)
+    before = os.umask(0)  # the modes below are for other users too, whatever the umask
     try:
-        folder.mkdir(mode=0o1777, exist_ok=True)
-        for number in range(per_gpu + 1):
-            _make(Path(f"{lock}.{number}"))
+        with _opened(folder) as place:
+            for number in range(per_gpu + 1):
+                _make(Path(f"{lock.name}.{number}"), place)
     except OSError as error:
-        raise SettingsError(f"no lock for GPU {device}: {error}; set GPU_LOCKS") from error
+        why = f"{folder / str(error.filename or '')}: {error.strerror}"
+        another = "GPU_LOCKS can name another folder"
+        raise SettingsError(f"no lock for GPU {device}: {why}; {another}") from error
     finally:
         os.umask(before)
     return str(lock)
 
 
-def _make(file: Path) -> None:
-    """Make a file that all may write, unless another user has made it at this moment."""
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A descriptor of the locks' folder, made if need be. Raises OSError where another user could
+    have put it there, or could put something else in a lock's place."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o1777)
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "is a link, not a folder", str(folder))
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        file.touch(0o666)
-    except PermissionError:  # Linux allows nobody else to make what is there: fs.protected_regular
-        if not file.exists():
-            raise
+        about = os.fstat(place)
+        mine = about.st_uid in (0, os.geteuid()) and not about.st_mode & OTHERS_WRITE
+        if not (mine or about.st_mode & stat.S_ISVTX):
+            text = "others can replace what is in it; chmod +t forbids that"
+            raise OSError(errno.EPERM, text, str(folder))
+        yield place
+    finally:
+        os.close(place)
+
+
+def _make(name: Path, folder: int) -> None:
+    """Make a lock that all may open and nobody else may change; one that is there is looked at."""
+    for flags in (os.O_CREAT | os.O_EXCL, 0):
+        with suppress(FileExistsError):
+            os.close(locks.opened(name, os.O_RDONLY | flags, 0o644, folder))
+            return
 
 
 def _nvidia_smi(*words: str) -> str:

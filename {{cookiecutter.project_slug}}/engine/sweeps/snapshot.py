@@ -2,19 +2,19 @@
 
 In git the copy has what git tracks, as it is now, and new files that git does not ignore; elsewhere
 the files beside the scripts and the folders with Python in them. What is large is linked, not
-copied.
+copied, and so are files that may hold secrets; the copy is for its owner alone.
 """
 
 import fcntl
 import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from engine import locks, privacy
 from engine.errors import SettingsError, cause
 from engine.job import provenance
 from engine.paths import PROJECT
@@ -33,6 +33,7 @@ def take(target: Path) -> None:
     Raises SettingsError if that cannot be done.
     """
     try:
+        target.mkdir(mode=0o700)
         _copy(target)
     except OSError as error:
         raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
@@ -44,10 +45,18 @@ def _copy(target: Path) -> None:
         source, copy = PROJECT / path, target / path
         copy.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # it was an editor's, for a moment
-            if source.is_dir() or source.stat().st_size > LARGEST:
+            if _is_to_be_linked(path):
                 copy.symlink_to(source)
             else:
                 shutil.copy2(source, copy)
+
+
+def _is_to_be_linked(path: Path) -> bool:
+    """Whether a file is large, or it or what it leads to may hold secrets; folders always are."""
+    source = PROJECT / path
+    if source.is_dir() or source.stat().st_size > LARGEST:
+        return True
+    return privacy.is_secret(path) or privacy.is_secret(Path(source.resolve().name))
 
 
 def clear(mine: Path) -> None:
@@ -58,17 +67,17 @@ def clear(mine: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _files() -> Iterator[Path]:
-    """Paths in the project, from its root."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=PROJECT,
-        capture_output=True,
-    )
-    paths = {Path(os.fsdecode(name)) for name in listed.stdout.split(b"\0") if name}
-    if Path("run.py") in paths:  # else no repository, or one that ignores the project
-        yield from (path for path in paths if (PROJECT / path).exists())
-        return
+def _files() -> set[Path]:
+    """Paths in the project, from its root; with the root's secrets, which git ignores as a rule."""
+    listed = provenance.names("ls-files", "--cached", "--others", "--exclude-standard")
+    paths = {Path(name) for name in listed}
+    if Path("run.py") not in paths:  # no repository, or one that ignores the project
+        paths = set(_without_git())
+    secrets = {Path(path.name) for path in PROJECT.iterdir() if privacy.is_secret(Path(path.name))}
+    return {path for path in paths | secrets if (PROJECT / path).exists()}
+
+
+def _without_git() -> Iterator[Path]:
     for path in PROJECT.iterdir():
         if path.name.startswith(".") or path.name.startswith("mlflow.db"):
             continue
@@ -86,7 +95,7 @@ def _alive(folder: Path) -> bool:
     elif time.time() - folder.stat().st_mtime < YOUNG:
         return True
     try:
-        with (folder / "lock").open() as file:
+        with os.fdopen(locks.opened(folder / "lock", os.O_RDONLY)) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.kill(int(file.read() or 0), 0)  # where there is no flock command
     except BlockingIOError:

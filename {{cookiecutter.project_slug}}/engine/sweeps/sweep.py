@@ -24,6 +24,7 @@ from engine.job.runtime import Runtime
 from engine.job.terminal import leave
 from engine.paths import CODE
 from engine.sweeps import slots, slurm, snapshot, states
+from engine.tracking import address
 from engine.tracking.store import experiment_name
 
 S = TypeVar("S")
@@ -113,7 +114,7 @@ class Grid(Generic[S]):
         self._each(lambda job: job.make() if job else None, left)
         _, errors = self._store.communicate()
         if self._store.returncode:  # no reason not to train: the couriers will try again
-            why = errors.strip().splitlines()[-1]
+            why = address.last_line(errors)
             say(f"the tracking store is away ({why}); results wait in the jobs' folders")
         if not provenance.version()["commit"]:
             print("no git repository here, so the jobs note no commit", flush=True)

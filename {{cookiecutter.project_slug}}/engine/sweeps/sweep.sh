@@ -33,7 +33,8 @@ clean_up() {
 # Makes the sweep's folder. All that is started from here on inherits its lock, descriptor 7.
 make_folder() {
   work=$PWD/.sweeps/$(date +%Y%m%d-%H%M%S)-$$
-  mkdir -p "$work"/{jobs,claims,pids,codes} && echo $$ >"$work/lock" && exec 7<"$work/lock" || exit 1
+  mkdir -p .sweeps && mkdir "$work" "$work"/{jobs,claims,pids,codes} || exit 1 # never what is there
+  echo $$ >"$work/lock" && exec 7<"$work/lock" || exit 1
   if [[ -n $flock ]]; then "$flock" 7; fi
   trap clean_up EXIT
 }

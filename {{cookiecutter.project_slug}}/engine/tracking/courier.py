@@ -22,9 +22,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine import locks
+from engine.errors import cause
 from engine.paths import CODE
+from engine.tracking import address
 from engine.tracking.delivery import Delivery
-from engine.tracking.store import Elsewhere, address, prepare, reason
+from engine.tracking.store import Elsewhere, prepare
 
 INTERVAL = 1.0
 """Seconds between two looks at the journal."""
@@ -74,8 +76,8 @@ class Courier:
             code = self._wait(seconds)
         self.displaced = code == DISPLACED
         self._errors.seek(0)
-        said = self._errors.read().strip() or f"{address()}: no answer within {seconds:.0f} s"
-        return "" if code == 0 else said.splitlines()[-1]
+        said = self._errors.read().strip() or f"{address.shown()}: no answer within {seconds:.0f} s"
+        return "" if code == 0 else address.last_line(said)
 
     def _wait(self, seconds: float) -> int | None:
         """Tell the courier that the job has ended; its exit status, None if it goes on sending."""
@@ -107,8 +109,7 @@ def turn(folder: Path) -> Iterator[Callable[[], bool]]:
     What it gives says whether the next one waits for its turn.
     """
     path, me = folder / "courier.lock", f"{platform.node()} {os.getpid()}"
-    path.write_text(me)
-    with locks.waiting(path) as file:
+    with locks.waiting(path, note=me) as file:
         yield lambda: os.pread(file.fileno(), 512, 0).decode() != me
 
 
@@ -138,8 +139,8 @@ def carry(
             if over and next_waits():
                 return
             pause = INTERVAL if over else min(LONGEST, 2 * pause + INTERVAL)
-            if reason(error) != problem:
-                problem = reason(error)
+            if address.reason(error) != problem:
+                problem = address.reason(error)
                 print(problem, file=sys.stderr, flush=True)
 
 
@@ -162,14 +163,16 @@ def main() -> None:
             closed = bool(select.select([sys.stdin], [], [], seconds)[0])
         return closed or os.getppid() != parent  # processes of a loader can keep the pipe open
 
-    with turn(folder) as next_waits:
-        try:
+    try:
+        with turn(folder) as next_waits:
             carry(Delivery(folder), job_ended, next_waits)
-        except Elsewhere as error:
-            if os.getppid() == parent:
-                os.kill(parent, signal.SIGTERM)
-            print(error, file=sys.stderr)
-            sys.exit(DISPLACED)
+    except Elsewhere as error:
+        if os.getppid() == parent:
+            os.kill(parent, signal.SIGTERM)
+        print(error, file=sys.stderr)
+        sys.exit(DISPLACED)
+    except OSError as error:  # of the job's own files
+        sys.exit(cause(error))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from engine.tracking.store import address, sqlite_path, tracking_uri
+from engine.privacy import scrub
+from engine.tracking import address
 
 AWAY = "the tracking store cannot be read"
 
@@ -25,9 +26,9 @@ LISTED = {
 
 def kind() -> str:
     """`sqlite`, `postgresql`, or nothing where the store is to be asked in another way."""
-    if sqlite_path(tracking_uri()):
+    if address.sqlite_path():
         return "sqlite"
-    return "postgresql" if tracking_uri().startswith(("postgresql:", "postgresql+")) else ""
+    return "postgresql" if address.uri().startswith(("postgresql:", "postgresql+")) else ""
 
 
 def listed(name: str) -> str:
@@ -40,7 +41,7 @@ def select(query: str, timeout: float = 60, **values: str) -> list[tuple[Any, ..
 
     Raises ConnectionError where the database cannot be read.
     """
-    path = sqlite_path(tracking_uri())
+    path = address.sqlite_path()
     return _from_file(path, query, timeout, values) if path else _from_server(query, values)
 
 
@@ -59,7 +60,7 @@ def _from_file(
     except sqlite3.DatabaseError as error:
         if str(error).startswith("no such table"):
             return []
-        raise ConnectionError(f"{AWAY}: {path}: {error}") from error
+        raise ConnectionError(scrub(f"{AWAY}: {path}: {error}")) from error
 
 
 def _from_server(query: str, values: dict[str, str]) -> list[tuple[Any, ...]]:
@@ -68,11 +69,11 @@ def _from_server(query: str, values: dict[str, str]) -> list[tuple[Any, ...]]:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        with create_engine(tracking_uri(), poolclass=NullPool).connect() as connection:
+        with create_engine(address.uri(), poolclass=NullPool).connect() as connection:
             return [tuple(row) for row in connection.execute(text(query), values)]
-    except (SQLAlchemyError, ImportError) as error:
+    except (SQLAlchemyError, ImportError, ValueError) as error:
         cause = getattr(error, "orig", error)
         if NO_SUCH_TABLE in (getattr(cause, "sqlstate", ""), getattr(cause, "pgcode", "")):
             return []
-        said = str(cause).strip().splitlines()[0]
-        raise ConnectionError(f"{AWAY}: {address()}: {said}") from error
+        said = scrub(str(cause)).strip().splitlines()[0]
+        raise ConnectionError(f"{AWAY}: {address.shown()}: {said}") from error

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.files import read_json, write_json
 from engine.job import journal
-from engine.tracking.store import Run, fingerprint
+from engine.tracking.address import fingerprint
+from engine.tracking.store import Run
 
 if TYPE_CHECKING:
     from engine.tracking.counters import Counters

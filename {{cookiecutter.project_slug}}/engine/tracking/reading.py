@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.paths import CODE
-from engine.tracking import database
+from engine.tracking import address, database
 from engine.tracking.database import AWAY, select
-from engine.tracking.store import address, check_address, client, fresh, reason
+from engine.tracking.store import client, fresh
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -75,7 +75,7 @@ def known(experiment: str) -> Known:
     MLflow's client, where it is needed, is kept to a process of its own: a job that asks this goes
     on to train. Raises SettingsError where there can be no store.
     """
-    check_address()
+    address.check()
     if database.kind() == "sqlite":
         finished = select(FINISHED, LONGEST_QUERY, experiment=experiment)
         running = select(RUNNING, LONGEST_QUERY, experiment=experiment)
@@ -87,9 +87,10 @@ def known(experiment: str) -> Known:
             command, cwd=CODE, capture_output=True, text=True, timeout=LONGEST_QUERY
         )
     except subprocess.TimeoutExpired as error:
-        raise ConnectionError(f"{AWAY}: {address()}: no answer in {LONGEST_QUERY:.0f} s") from error
+        why = f"no answer in {LONGEST_QUERY:.0f} s"
+        raise ConnectionError(f"{AWAY}: {address.shown()}: {why}") from error
     if answer.returncode:
-        raise ConnectionError(answer.stderr.strip().splitlines()[-1])
+        raise ConnectionError(address.last_line(answer.stderr))
     took, running = json.loads(answer.stdout)
     return Known(took, _leases(running))
 
@@ -134,7 +135,7 @@ def asked() -> Iterator["MlflowClient"]:
     try:
         yield client()
     except Exception as error:
-        raise ConnectionError(f"{AWAY}: {reason(error)}") from error
+        raise ConnectionError(f"{AWAY}: {address.reason(error)}") from error
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
 """The tracking store, as written to: MLflow's client, used by the courier's process alone.
 
-The store is `MLFLOW_TRACKING_URI`, else `mlflow.db` in the project. Many processes that open a new
-store at once crash it, so `python -m engine.tracking.store` makes it ready under a lock.
-Reading is in reading.py.
+Many processes that open a new store at once crash it, so `python -m engine.tracking.store` makes it
+ready under a lock. Reading is in reading.py.
 
 A job has one run. Its tags say whose it is: `owner` (the job's folder), `journal` (what it is
 written from) and `heartbeat`, the time at which its courier was last alive. A run that is RUNNING
 with a young heartbeat and belongs to another folder is a lease: someone else trains that job.
 """
 
-import hashlib
 import os
-import re
 import sys
 import time
 import tomllib
@@ -19,11 +16,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TextIO
 
 from engine import locks
-from engine.errors import SettingsError
 from engine.paths import CODE, PROJECT
+from engine.tracking import address
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,11 +36,6 @@ BEAT = 20.0
 LEASE = 120.0
 """Seconds after its last heartbeat for which a run is its owner's."""
 
-
-KINDS = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
-"""What the address of a store begins with (mlflow.org/docs, tracking URIs). MLflow has given up its
-file stores."""
-
 ATTEMPTS = 3
 """Times that MLflow tries to reach a database in one call, for 0.4 s in all; its own 10 take 100 s,
 in which nothing else is tried."""
@@ -50,38 +43,6 @@ in which nothing else is tried."""
 
 class Elsewhere(Exception):
     """The job is trained from another folder, by this store's account. Its text says where."""
-
-
-def tracking_uri() -> str:
-    """The store's address, always an absolute one: MLflow's own default depends on the folder."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{PROJECT / 'mlflow.db'}"
-    path = sqlite_path(uri)
-    return f"sqlite:///{path.absolute()}" if path else uri
-
-
-def sqlite_path(uri: str) -> Path | None:
-    """The file of a sqlite store, None for any other kind."""
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
-
-
-def check_address() -> None:
-    """Raise SettingsError if there can be no store at its address."""
-    path = sqlite_path(tracking_uri())
-    if path and not path.parent.is_dir():
-        raise SettingsError(f"MLFLOW_TRACKING_URI {address()}: there is no folder {path.parent}")
-    if re.split("[:+]", tracking_uri())[0] not in KINDS:
-        wanted = f"must begin with one of {', '.join(KINDS)}, and ://"
-        raise SettingsError(f"MLFLOW_TRACKING_URI {address()}: {wanted}")
-
-
-def address() -> str:
-    """The store's address as it can be printed: without a password."""
-    return re.sub(r"//[^@/]*@", "//", tracking_uri())
-
-
-def fingerprint() -> str:
-    """What tells stores apart and, unlike their addresses, holds no password."""
-    return hashlib.sha256(tracking_uri().encode()).hexdigest()[:12]
 
 
 @cache
@@ -94,21 +55,21 @@ def experiment_name() -> str:
 def prepare() -> str:
     """Make the store and the project's experiment if they are not there; the experiment's id."""
     with _alone():
-        _make_whole(sqlite_path(tracking_uri()))
+        _make_whole(address.sqlite_path())
         found = client().get_experiment_by_name(experiment_name())
         if found:
             return str(found.experiment_id)
-        root = None if tracking_uri().startswith("http") else (PROJECT / "mlruns").as_uri()
+        root = None if address.uri().startswith("http") else (PROJECT / "mlruns").as_uri()
         return str(client().create_experiment(experiment_name(), artifact_location=root))
 
 
 def _make_whole(path: Path | None) -> None:
     """Make a sqlite store beside its place: killed meanwhile, MLflow leaves a broken one."""
     if path and not path.exists():
-        part = path.with_name(path.name + ".part")
-        part.unlink(missing_ok=True)
-        client(f"sqlite:///{part}").search_experiments(max_results=1)
-        part.replace(path)
+        with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
+            part = Path(folder) / path.name
+            client(f"sqlite:///{part}").search_experiments(max_results=1)
+            part.replace(path)
 
 
 def client(uri: str = "") -> "MlflowClient":
@@ -122,7 +83,7 @@ def client(uri: str = "") -> "MlflowClient":
     from mlflow.store.db import utils
 
     utils.MAX_RETRY_COUNT = ATTEMPTS
-    return MlflowClient(uri or tracking_uri())
+    return MlflowClient(uri or address.uri())
 
 
 def fresh(status: str, heartbeat: str) -> bool:
@@ -132,24 +93,8 @@ def fresh(status: str, heartbeat: str) -> bool:
 
 def _alone() -> AbstractContextManager[TextIO]:
     """Keep other processes of this machine from opening the store meanwhile."""
-    file = sqlite_path(tracking_uri()) or PROJECT / f"mlflow-{fingerprint()}"
+    file = address.sqlite_path() or PROJECT / f"mlflow-{address.fingerprint()}"
     return locks.waiting(file.with_name(file.name + ".lock"))
-
-
-def reason(error: BaseException) -> str:
-    """Why the store cannot be had, in one line: the system's or the database's own words, if there
-    are any."""
-    causes = [error]
-    while cause := causes[-1].__cause__ or causes[-1].__context__:
-        causes.append(cause)
-    for cause in reversed(causes):
-        if isinstance(cause, TimeoutError):
-            return f"{address()}: no answer"
-        if isinstance(cause, OSError) and cause.strerror:
-            return f"{cause.filename or address()}: {cause.strerror}"
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    of_database = [line for line in lines if re.match(r"\(\w+(\.\w+)+\) ", line)]
-    return (of_database or lines)[0]
 
 
 class Run:
@@ -210,7 +155,8 @@ class Run:
                 where = None if below == "." else below
                 self._client.log_artifact(self.id, str(folder / name), where)
             except Exception as error:  # of any store of files
-                self._client.set_tag(self.id, "files", f"{name} is not here: {reason(error)}")
+                why = f"{name} is not here: {address.reason(error)}"
+                self._client.set_tag(self.id, "files", why)
 
     def end(self, status: str) -> None:
         """Say how the run ended; one that finished is marked last, since the status can lie."""
@@ -269,9 +215,9 @@ class Run:
 
 
 if __name__ == "__main__":
-    made = sqlite_path(tracking_uri())
+    made = address.sqlite_path()
     try:
         if not (made and made.exists()):
             prepare()
     except Exception as problem:
-        sys.exit(reason(problem))
+        sys.exit(address.reason(problem))

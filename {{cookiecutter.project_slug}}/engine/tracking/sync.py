@@ -7,9 +7,10 @@ from engine import locks
 from engine.errors import JobError, SettingsError, cause
 from engine.job import journal
 from engine.job.terminal import leave
+from engine.tracking import address
 from engine.tracking.courier import turn
 from engine.tracking.delivery import Delivery, delivered
-from engine.tracking.store import Elsewhere, check_address, reason
+from engine.tracking.store import Elsewhere
 
 
 def sync(runs_root: Path) -> int:
@@ -17,7 +18,7 @@ def sync(runs_root: Path) -> int:
 
     Raises SettingsError if there is no such folder, or there can be no such store.
     """
-    check_address()
+    address.check()
     if not runs_root.expanduser().is_dir():
         raise SettingsError(f"--runs-root: there is no folder {runs_root}")
     folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/{journal.FILE}"))]
@@ -30,7 +31,7 @@ def sync(runs_root: Path) -> int:
         except (JobError, Elsewhere) as error:
             leave(1, f"job {folder.name} {error}")
         except Exception as error:
-            line = f"{sent} of {len(left)} jobs sent; the tracking store: {reason(error)}"
+            line = f"{sent} of {len(left)} jobs sent; the tracking store: {address.reason(error)}"
             return leave(3, f"{line}; python run.py --sync sends the rest")
         else:
             sent += 1
