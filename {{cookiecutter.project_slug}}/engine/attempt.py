@@ -1,8 +1,8 @@
 """An attempt at a job, from its start to its exit status.
 
-Exit status: 0 finished (now or before) or paused, 1 failed or diverged, 2 wrong settings, 3 finished
-but not everything is uploaded, 4 running elsewhere, 128 + n interrupted by signal n (130 Ctrl-C,
-143 TERM, 138 USR1).
+Exit status: 0 finished (now or before) or paused, 1 failed or diverged, 2 wrong settings, 3 not
+everything is uploaded yet, 4 running elsewhere, 128 + n interrupted by signal n (130 Ctrl-C, 143
+TERM, 138 USR1).
 """
 
 import json

@@ -5,6 +5,7 @@ It shows numbers that the host already has, so it never waits for the device.
 
 import logging
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
 from tqdm import tqdm
@@ -58,7 +59,7 @@ def leave(status: int, line: str) -> int:
     return status
 
 
-def as_line(metrics: dict[str, float]) -> str:
+def as_line(metrics: Mapping[str, float]) -> str:
     """Return metrics in one line: `val_loss 0.04213, val_accuracy 0.9861`."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 

@@ -121,7 +121,7 @@ class Job(TrainingLoop, Generic[S]):
         return self._all_outputs[-1]
 
     def finish(self, results: Metrics) -> dict[str, float]:
-        """Log the results of a job that came to its end; returns them with the best evaluation's."""
+        """Log the results of a finished job; returns them with those of its best evaluation."""
         self.end_training()
         journal, best = self._folder.journal, self.best
         for outputs in self._all_outputs:

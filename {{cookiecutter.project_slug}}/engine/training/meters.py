@@ -101,17 +101,11 @@ class TrainMeter:
         self.flush()
 
     def since_last(self) -> dict[str, float]:
-        """Return the means over the points written since the last call, as `train_<name>`."""
-        means = {
-            f"train_{name}": total / count for name, (total, count) in self._totals.items() if count
-        }
+        """Return the means over the points written since the last call, as `train_<name>`, and the
+        last values of numbers such as the learning rate."""
+        totals = {name: total / count for name, (total, count) in self._totals.items() if count}
         self._totals.clear()
-        return means
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """The numbers that the host knows, such as the learning rate, as last logged."""
-        return self._numbers
+        return {f"train_{name}": mean for name, mean in totals.items()} | self._numbers
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of a point that is not whole; all others are in the journal."""

@@ -5,15 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.job.terminal import Progress, as_line, duration, log
-from engine.training.meters import TrainMeter
 from engine.training.position import Position
 
 
 class Report:
     """The progress of a job, from numbers that the host has: it never waits for the device."""
 
-    def __init__(self, position: Position, meter: TrainMeter, quiet: bool) -> None:
-        self._position, self._meter = position, meter
+    def __init__(self, position: Position, quiet: bool) -> None:
+        self._position = position
         self._began, self._from = time.monotonic(), position.fraction
         self._bar = Progress(position.length.total, quiet, done=position.step)
 
@@ -25,16 +24,12 @@ class Report:
         self,
         at: Mapping[str, Any],
         metrics: Mapping[str, float],
-        training: Mapping[str, float],
-        times: Mapping[str, float],
+        rates: Mapping[str, float],
     ) -> None:
         """Log an evaluation in one line: where it was made, what came out, how fast it goes."""
-        shown = {**training, **metrics}
-        if "lr" in self._meter.numbers:
-            shown["lr"] = self._meter.numbers["lr"]
-        parts = [as_line(shown)] if shown else []
-        if "examples_per_second" in times:
-            parts.append(f"{times['examples_per_second']:,.0f} examples/s")
+        parts = [as_line(metrics)] if metrics else []
+        if rates:
+            parts.append(f"{rates['examples_per_second']:,.0f} examples/s")
         if left := self._left():
             parts.append(f"{left} left")
         log.info("%s: %s", self._place(at), ", ".join(parts))

@@ -12,12 +12,15 @@ T = TypeVar("T")
 class Stopwatch(Stateful):
     """Times of training and evaluation, over all attempts at a job, in seconds."""
 
-    kept = ("_seconds", "_trained", "_waited", "_examples")
+    kept = ("_seconds", "_trained", "_waited", "_examples", "rates")
 
     def __init__(self) -> None:
         self._seconds = self._trained = self._waited = 0.0
         self._examples = 0
         self._noted = time.monotonic()
+        self.rates: dict[str, float] = {}
+        """Of the last interval: training examples per second, and the fraction of its training
+        spent waiting for data."""
 
     def start(self) -> None:
         """Training begins or goes on; time before that does not count."""
@@ -38,28 +41,29 @@ class Stopwatch(Stateful):
         self._examples += examples
 
     def end_steps(self) -> None:
-        """The steps of an interval are over and the device has done them; evaluation begins."""
-        self._trained += self._lap()
-
-    def read(self) -> dict[str, float]:
-        """Return the time so far, and of the interval that ends the training examples per second
-        and the fraction of training spent waiting for data."""
-        self._lap()
-        metrics = {"elapsed_seconds": self._seconds}
+        """The steps of an interval are over and the device has done them."""
+        self._lap(training=True)
         if self._trained and self._examples:
-            metrics["examples_per_second"] = self._examples / self._trained
-            metrics["data_wait_fraction"] = min(1.0, self._waited / self._trained)
+            self.rates = {
+                "examples_per_second": self._examples / self._trained,
+                "data_wait_fraction": min(1.0, self._waited / self._trained),
+            }
         self._trained = self._waited = 0.0
         self._examples = 0
-        return metrics
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training and evaluation so far."""
+        self._lap()
+        return self._seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the times so far."""
-        self._lap()
+        """Return the times so far; called between two steps or in an evaluation."""
+        self._lap(training=self._examples > 0)
         return super().state_dict()
 
-    def _lap(self) -> float:
+    def _lap(self, training: bool = False) -> None:
         now = time.monotonic()
-        seconds, self._noted = now - self._noted, now
-        self._seconds += seconds
-        return seconds
+        self._seconds += now - self._noted
+        self._trained += (now - self._noted) if training else 0.0
+        self._noted = now

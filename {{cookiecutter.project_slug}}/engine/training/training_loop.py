@@ -51,6 +51,8 @@ class TrainingLoop:
         self._background = Background(device, folder.interruption.check)
         self._at: dict[str, Any] | None = None  # of the background result that is being looked at
         self._spec: dict[str, Any] = {}
+        self._trained: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
+        """Training means and rates of the intervals that are not logged yet, by step."""
 
     def resume(self, **training: Part) -> None:
         """Continue from the job's checkpoint, if it has one. Names everything that has a state:
@@ -124,10 +126,10 @@ class TrainingLoop:
         """Log an evaluation, under the optimizer step that it was made at."""
         at = self._at or self._now()
         self._logged = True
-        times = self._watch.read()
-        self._report.show(at, metrics, self._meter.since_last(), times)
-        every = {**metrics, "epoch": at["epoch"], **times}
-        self._folder.journal.metrics(at["step"], every, of=self._length.total)
+        training, rates = self._trained.pop(at["step"], ({}, {}))
+        self._report.show(at, {**training, **metrics}, rates)
+        times = {"epoch": at["epoch"], "elapsed_seconds": self._watch.elapsed, **rates}
+        self._folder.journal.metrics(at["step"], {**metrics, **times}, of=self._length.total)
         self._folder.journal.flush()
 
     def keep_best(self, metrics: Metrics, **models: nn.Module) -> None:
@@ -229,10 +231,9 @@ class TrainingLoop:
     def _stream(self, batches: Batches) -> Iterator[tuple[Any, int]]:
         """The batches from here on, without end: the same iterator for all intervals."""
         if self._open_stream is None:
-            runtime = self._folder.runtime
             self._length.set_epoch(len(batches))
             self._meter.choose_spacing(self._length.total)
-            self._report = Report(self._position, self._meter, runtime.quiet)
+            self._report = Report(self._position, self._folder.runtime.quiet)
             self._open_stream = self._watch.waiting(self._endless(batches))
         return self._open_stream
 
@@ -243,7 +244,9 @@ class TrainingLoop:
     def _end_steps(self) -> None:
         """The steps of an interval are done: what comes now is its evaluation."""
         self._meter.flush()  # waits for the device, once
-        self._watch.end_steps()
+        if not self._position.evaluating:
+            self._watch.end_steps()
+        self._trained[self.step] = self._meter.since_last(), self._watch.rates
         self._position.evaluating, self._logged = True, False
         # A job that is stopped while it evaluates begins its evaluation again, from here.
         self._before_evaluation = self._random.state_dict()
