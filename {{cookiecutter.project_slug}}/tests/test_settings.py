@@ -273,6 +273,8 @@ REGISTRIES = {
     "with a type": 'NAMES: dict[str, int] = {"mlp": 1, "vit": 2}',
     "another dict in it": 'MORE = {"vit": 2}\nNAMES = {"mlp": 1, **MORE}',
     "a line below": 'NAMES = {"mlp": 1}\nNAMES["vit"] = 2',
+    "an addition below": 'NAMES = {"mlp": 1}\nNAMES |= {"vit": 2}',
+    "itself in it": 'NAMES = {"mlp": 1}\nNAMES = {**NAMES, "vit": 2}',
     "a decorator": 'NAMES = {"mlp": 1}\n@register("vit")\ndef vit(): ...',
     "a decorated class": 'NAMES = {"mlp": 1}\n@register(NAMES, "vit")\nclass ViT: ...',
     "a method": 'NAMES = {"mlp": 1}\n@NAMES.register("vit")\ndef vit(): ...',

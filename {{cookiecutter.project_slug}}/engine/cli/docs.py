@@ -34,10 +34,10 @@ def _of_class(kind: type) -> dict[str, Doc]:
     """What stands in the body of one class; nothing if it has no source."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
-    except (OSError, TypeError):
+        definition = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError):  # made by a function; changed since it was imported
         return {}
-    lines, definition = source.splitlines(), ast.parse(source).body[0]
-    body = definition.body  # type: ignore[attr-defined] # a class has one
+    lines, body = source.splitlines(), definition.body  # type: ignore[attr-defined]
     found, heading, end = {}, kind.__name__, definition.lineno
     for node, after in zip(body, [*body[1:], None], strict=True):
         heading = _heading(lines[end : node.lineno - 1]) or heading

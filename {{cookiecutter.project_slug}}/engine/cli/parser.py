@@ -7,6 +7,7 @@ it takes milliseconds for a command line, of which a sweep reads thousands.
 import argparse
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -67,7 +68,8 @@ def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
     """What to say about a word that is no flag, but may have been one."""
     name = word.split("=")[0]
     for now, flag in known.items():
-        if name == option(flag.rules.get("formerly") or ""):
+        before = flag.rules.get("formerly")
+        if before and name == option(before):
             return f"{name}: is now {option(now)}"
     if name in map(option, flags.former(kind)):
         return f"{name}: was deleted; it stands in {kind.__name__}.FORMER"
@@ -116,7 +118,7 @@ def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
 
 def _parser(known: Mapping[str, Flag], written: Mapping[str, docs.Doc]) -> Parser:
     parser = Parser(
-        usage="python %(prog)s [flags]",
+        usage=f"python {Path(sys.argv[0]).name} [flags]",
         formatter_class=argparse.RawTextHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

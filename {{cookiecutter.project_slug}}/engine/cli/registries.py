@@ -3,7 +3,7 @@
 A registry is a dict with its names written out, to which more may be added below:
 
     MODELS = {"mlp": MLP, **OTHERS}      # OTHERS being another one in the same file
-    MODELS["resnet"] = ResNet
+    MODELS["resnet"] = ResNet            # or MODELS |= {"resnet": ResNet}
 
     @register("vit")                     # or @register(MODELS, "vit"), @MODELS.register("vit")
     class ViT: ...
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from engine.errors import SettingsError
 from engine.paths import CODE
+
+WRITTEN_OUT = "must be a dict with its names written out, since they are read without importing it"
 
 
 def names(registry: str) -> tuple[str, ...]:
@@ -54,8 +56,9 @@ def _names(name: str, tree: ast.Module, registry: str) -> list[str]:
             case (
                 ast.Assign(targets=[ast.Name(id=target)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value)
+                | ast.AugAssign(target=ast.Name(id=target), value=value)
             ) if target == name:
-                found += _keys(value, tree, registry)
+                found += _keys(name, value, tree, registry)
             case ast.Assign(
                 targets=[ast.Subscript(value=ast.Name(id=target), slice=ast.Constant(value=key))]
             ) if target == name:
@@ -65,21 +68,19 @@ def _names(name: str, tree: ast.Module, registry: str) -> list[str]:
     return found
 
 
-def _keys(value: ast.expr, tree: ast.Module, registry: str) -> list[str]:
+def _keys(name: str, value: ast.expr, tree: ast.Module, registry: str) -> list[str]:
     """The keys of a dict that is written out."""
-    pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else [(1, 1)]
+    if not isinstance(value, ast.Dict):
+        raise SettingsError(f"{registry}: {WRITTEN_OUT}")
     found: list[str] = []
-    for pair in pairs:
+    for pair in zip(value.keys, value.values, strict=True):
         match pair:
             case (ast.Constant(value=str(key)), _):
                 found.append(key)
-            case (None, ast.Name(id=other)):  # {**OTHER}
-                found += _names(other, tree, registry)
+            case (None, ast.Name(id=other)):  # {**OTHER}; {**MODELS, …} has its own already
+                found += _names(other, tree, registry) if other != name else []
             case _:
-                raise SettingsError(
-                    f"{registry}: must be a dict with its names written out, since they are read "
-                    "without importing the file"
-                )
+                raise SettingsError(f"{registry}: {WRITTEN_OUT}")
     return found
 
 

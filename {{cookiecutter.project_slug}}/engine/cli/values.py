@@ -80,7 +80,7 @@ def reader(annotation: Any) -> Reader:
         else:
             raise TypeError(f"its type must be {SUPPORTED}")
     order = [*SCALARS]
-    types.sort(key=lambda kind: order.index(kind) if kind in SCALARS else order.index(Path))
+    types.sort(key=lambda kind: order.index(kind if kind in SCALARS else Path))
     return Reader(words, tuple(types))
 
 
