@@ -17,20 +17,29 @@ def parts(batch: Any, count: int, elements: Count | None = None) -> Iterator[tup
     """Yield up to `count` parts of a batch, about equal, each with its fraction () of the batch.
 
     The fraction is that of the examples; with `elements`, that of the elements that this counts,
-    such as the tokens that are not padding.
+    such as the tokens that are not padding. No part is a single example, unless the batch is:
+    batch norm cannot take one.
     """
     first = trees.leaves(batch)[0]
     size = len(first)
     if count == 1:
         yield batch, _constant(1.0, first.device)
         return
-    split = trees.split(batch, -(-size // count))
+    split = trees.split(batch, _examples_in_part(size, count))
     if elements:
         whole = elements(batch)
         yield from ((part, elements(part) / whole) for part in split)
     else:
         sizes = ((part, len(trees.leaves(part)[0])) for part in split)
         yield from ((part, _constant(some / size, first.device)) for part, some in sizes)
+
+
+def _examples_in_part(size: int, count: int) -> int:
+    """Examples in all parts but the last."""
+    each = max(2, -(-size // count))
+    while each < size and size % each == 1:
+        each += 1
+    return each
 
 
 @lru_cache
