@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -29,8 +30,17 @@ def tags() -> dict[str, str]:
         "code": code(),
         "host": platform.node(),
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("torch", "torchvision", "mlflow", "numpy")},
+        **_versions("torch", "torchvision", "mlflow", "numpy"),
     }
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    """Return the versions of these packages; without one whose metadata is missing."""
+    found = {}
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 @cache

@@ -20,17 +20,18 @@ INTERVAL = 10.0
 class Counters:
     """The counters of one GPU, by its UUID; none if the driver knows no such GPU.
 
-    A sample is utilisation in per cent of the time, memory in MiB and power in watts, as far as the
-    GPU has them: a part of one (MIG) has no utilisation.
+    A sample is utilization in per cent of the time, memory in MiB and power in watts, as far as the
+    GPU has them: a part of one (MIG) has memory alone.
     """
 
     def __init__(self, uuid: str) -> None:
-        self._next = 0.0
-        try:
+        self._next = math.inf
+        with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
-            self._gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        except pynvml.NVMLError:
-            self._next = math.inf
+        for kind in ("GPU", "MIG"):  # torch's UUID does not tell a part of a GPU from a whole one
+            with suppress(pynvml.NVMLError):
+                self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+                self._next = 0.0
 
     def sample(self, since: int) -> list[dict[str, Any]]:
         """A journal line with the counters, if it is time for one; its step is the seconds since a

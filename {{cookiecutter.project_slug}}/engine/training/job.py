@@ -43,7 +43,7 @@ class Job(TrainingLoop, Generic[S]):
         most = min(torch.get_num_threads(), devices.cpu_cores())
         torch.set_num_threads(most if threads == "auto" else threads)
         self._random = GlobalStreams(self._seed, self.device)
-        self._tag(devices.tags(self.device))
+        self._folder.journal.tags(devices.tags(self.device))
 
     @overload
     def batches(self, part: Dataset[Any], batch_size: int, shuffle: bool = False) -> Batches: ...
@@ -76,7 +76,8 @@ class Job(TrainingLoop, Generic[S]):
         Raises SettingsError for a precision that the device does not have.
         """
         chosen = Precision(precision, self.device)
-        self._tag({"precision": chosen.name})
+        if hasattr(self._folder, "journal"):  # a sweep that only checks the job asks no GPU
+            self._folder.journal.tags({"precision": chosen.name})
         known = not self._length.in_epochs or self._length.steps_per_epoch is not None
         steps = self._length.total if known else None
         wanted = compilation.wanted(self.runtime.compile, self.device, steps)
@@ -145,7 +146,3 @@ class Job(TrainingLoop, Generic[S]):
     @property
     def _seed(self) -> int:
         return int(getattr(self.settings, "seed", 0))
-
-    def _tag(self, tags: dict[str, str]) -> None:
-        if hasattr(self._folder, "journal"):  # not while a sweep only checks the job
-            self._folder.journal.tags(tags)

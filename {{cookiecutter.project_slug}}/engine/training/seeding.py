@@ -1,6 +1,5 @@
-"""Random numbers: one stream for each use, all from the job's seed."""
+"""Random numbers that the whole process shares, all from the job's seed."""
 
-import hashlib
 import random
 from typing import Any
 
@@ -8,44 +7,34 @@ import numpy as np
 import torch
 
 from engine.job.terminal import log
-
-
-def generator(seed: int, *use: str | int) -> torch.Generator:
-    """A generator on the CPU for one use of a seed: `generator(seed, "order", epoch)`.
-
-    Different uses give streams that have nothing in common; the same use gives the same stream.
-    """
-    words = "/".join(map(str, (seed, *use)))
-    number = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big")
-    return torch.Generator().manual_seed(number >> 1)
+from engine.training import devices
 
 
 class GlobalStreams:
-    """The streams that everyone shares: torch's on the CPU and on the device, Python's, numpy's."""
+    """The global random numbers: torch's on the CPU and on the device, Python's and NumPy's."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        self._type = device.type
-        self._device = torch if device.type == "cpu" else torch.get_device_module(device)
+        self._device = device
 
     def state_dict(self) -> dict[str, Any]:
-        """Where each stream is, as plain values and tensors."""
+        """Return where each of them is, as plain values and tensors."""
         kind, keys, *rest = np.random.get_state(legacy=True)
         return {
             "torch": torch.get_rng_state(),
-            "device": {self._type: self._device.get_rng_state()},
+            "device": {self._device.type: devices.random_state(self._device)},
             "python": random.getstate(),
             "numpy": (kind, np.asarray(keys).tolist(), *rest),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put each stream where it was; a device has none of another kind's."""
+        """Put each of them where it was; a device has no numbers of another kind's."""
         torch.set_rng_state(state["torch"])
-        if self._type in state["device"]:
-            self._device.set_rng_state(state["device"][self._type])
+        if self._device.type in state["device"]:
+            devices.set_random_state(self._device, state["device"][self._device.type])
         else:
-            log.warning("going on on another kind of device: not the same bits as on the first one")
+            log.warning("continuing on another kind of device: the same bits cannot be expected")
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
