@@ -391,6 +391,23 @@ def test_a_setting_added_with_a_neutral_value_leaves_ids():
     assert neutral(parse(kind=kind)) == {"dropout": 0}
 
 
+@pytest.mark.parametrize(
+    ("kind", "default", "value"),
+    [
+        (str, "gelu", ""),
+        (tuple[int, ...], (3,), ()),
+        (int | None, 3, None),
+        (Span, Span("1e"), "0"),
+    ],
+)
+def test_a_neutral_value_may_be_of_any_type(kind, default, value):
+    value = Span(value) if kind is Span else value
+    later = changed(("shape", kind, added(default, neutral=value)))
+    assert id_of(f"--shape={as_text(value)}", later) == id_of()
+    assert id_of(kind=later) != id_of()
+    assert restore(later, identity(Settings())) == later(shape=value)
+
+
 def test_a_setting_added_without_one_makes_all_ids_new():
     kind = changed(("dropout", float, 0.0))
     assert id_of(kind=kind) != id_of()

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from engine.cli import metrics, registries
 from engine.cli.spans import Span
-from engine.cli.values import Reader, as_text, reader
+from engine.cli.values import Reader, as_plain, as_text, reader
 from engine.errors import SettingsError, did_you_mean
 
 RANGE: dict[str, tuple[str, Callable[[float, float], bool]]] = {
@@ -74,31 +74,38 @@ class Flag:
             raise ValueError("must be below 2**63")
 
 
-def of(kind: type) -> Mapping[str, Flag]:
-    """Return the flags of a settings dataclass, by the names of its fields.
+class Flags(dict[str, Flag]):
+    """The flags of a settings dataclass, by the names of its fields."""
+
+    def __init__(self, flags: Mapping[str, Flag], former: Mapping[str, Any]) -> None:
+        super().__init__(flags)
+        self.former = former
+        """The deleted settings, with the value that today's code amounts to."""
+        self.neutral: dict[str, Any] = {}
+        """What the code did before a setting was added, as plain values."""
+        self.formerly: dict[str, str] = {}
+        """The former names of those that were renamed."""
+        self.replacing: dict[str, list[str]] = {}
+        """The settings that take the place of another one, by its name."""
+        for name, flag in flags.items():
+            if "neutral" in flag.rules:
+                self.neutral[name] = as_plain(flag.rules["neutral"])
+            if before := flag.rules.get("formerly"):
+                self.formerly[name] = before
+            if replaced := flag.rules.get("replaces"):
+                self.replacing.setdefault(replaced, []).append(name)
+
+
+def of(kind: type) -> Flags:
+    """Return the flags of a settings dataclass.
 
     Raises SettingsError where the dataclass cannot be a command line.
     """
     return _of(kind)
 
 
-def replacing(kind: type) -> Mapping[str, list[str]]:
-    """Return the settings that take the place of another one, by its name."""
-    found: dict[str, list[str]] = {}
-    for name, flag in of(kind).items():
-        if replaced := flag.rules.get("replaces"):
-            found.setdefault(replaced, []).append(name)
-    return found
-
-
-def former(kind: type) -> Mapping[str, Any]:
-    """Return the deleted settings, with the value that today's code amounts to."""
-    found: Mapping[str, Any] = getattr(kind, "FORMER", {})
-    return found
-
-
 @cache
-def _of(kind: type) -> Mapping[str, Flag]:
+def _of(kind: type) -> Flags:
     if not is_dataclass(kind) or not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise SettingsError(f"{kind.__name__}: must be a @dataclass(frozen=True, kw_only=True)")
     try:
@@ -113,8 +120,9 @@ def _of(kind: type) -> Mapping[str, Flag]:
             found[field.name] = _flag(field, hints[field.name])
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{kind.__name__}.{field.name}: {error}") from None
-    _check_together(kind, found)
-    return found
+    flags = Flags(found, getattr(kind, "FORMER", {}))
+    _check_together(kind.__name__, flags)
+    return flags
 
 
 def _without_type(kind: type, hints: Mapping[str, Any]) -> Iterator[str]:
@@ -166,21 +174,19 @@ def _check_in_code(flag: Flag, what: str, value: object) -> None:
         raise ValueError(f"its {what} {value!r}: {error}") from None
 
 
-def _check_together(kind: type, flags: Mapping[str, Flag]) -> None:
-    """Raise SettingsError for what a field says about others."""
-    gone, on = former(kind), []
-    if not isinstance(gone, Mapping):
-        raise SettingsError(f"{kind.__name__}.FORMER: must be a dict of deleted settings")
-    for name, flag in flags.items():
-        place = f"{kind.__name__}.{name}"
-        before, replaced = flag.rules.get("formerly"), flag.rules.get("replaces")
-        if before and (before in flags or before in gone):
-            raise SettingsError(f'{place}: formerly="{before}" is a setting, or stands in FORMER')
-        if replaced and replaced not in flags:
-            raise SettingsError(f'{place}: replaces="{replaced}" is no setting')
-        if name in gone:
-            raise SettingsError(f"{place}: stands in FORMER, among the deleted settings")
-        if replaced and flag.default:
-            on.append(place)
-    if len(on) > 1:
-        raise SettingsError(f"{' and '.join(on)}: only one may have a default above 0")
+def _check_together(kind: str, flags: Flags) -> None:
+    """Raise SettingsError for what settings say about each other."""
+    if not isinstance(flags.former, Mapping):
+        raise SettingsError(f"{kind}.FORMER: must be a dict of deleted settings")
+    for name in flags.keys() & flags.former.keys():
+        raise SettingsError(f"{kind}.{name}: stands in FORMER, among the deleted settings")
+    for name, before in flags.formerly.items():
+        if before in flags or before in flags.former:
+            taken = "is a setting, or stands in FORMER"
+            raise SettingsError(f'{kind}.{name}: formerly="{before}" {taken}')
+    for replaced, names in flags.replacing.items():
+        if replaced not in flags:
+            raise SettingsError(f'{kind}.{names[0]}: replaces="{replaced}" is no setting')
+        on = [f"{kind}.{name}" for name in names if flags[name].default]
+        if len(on) > 1:
+            raise SettingsError(f"{' and '.join(on)}: only one may have a default above 0")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from engine.cli import docs, flags
-from engine.cli.flags import Flag, option
+from engine.cli.flags import Flag, Flags, option
 from engine.cli.values import as_plain, as_text
 from engine.errors import SettingsError, did_you_mean
 from engine.paths import shown
@@ -39,8 +39,9 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
     if [] in vars(found).values():  # what argparse makes of `--note=--`
         raise SettingsError("'--' cannot be a value")
     values = {name: known[name].read(text) for name, text in vars(found).items()}
-    own = {name: values.pop(name) for name in [*values] if name in flags.of(kind)}
-    _choose_length(kind, own)
+    settings = flags.of(kind)
+    own = {name: values.pop(name) for name in [*values] if name in settings}
+    _choose_length(settings, own)
     try:
         return kind(**own), runtime(**values)
     except ValueError as error:  # a rule in __post_init__
@@ -67,11 +68,10 @@ def unknown_flag(word: str, known: Sequence[str]) -> str:
 def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
     """What to say about a word that is no flag, but may have been one."""
     name = word.split("=")[0]
-    for now, flag in known.items():
-        before = flag.rules.get("formerly")
-        if before and name == option(before):
+    for now, before in flags.of(kind).formerly.items():
+        if name == option(before):
             return f"{name}: is now {option(now)}"
-    if name in map(option, flags.former(kind)):
+    if name in map(option, flags.of(kind).former):
         return f"{name}: was deleted; it stands in {kind.__name__}.FORMER"
     return unknown_flag(word, [*map(option, known)])
 
@@ -87,18 +87,18 @@ def _joined(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _choose_length(kind: type, values: dict[str, Any]) -> None:
+def _choose_length(settings: Flags, values: dict[str, Any]) -> None:
     """Turn off the settings that take the place of one that the command names.
 
     Raises SettingsError if the command names two of which one replaces the other.
     """
-    for replaced, names in flags.replacing(kind).items():
+    for replaced, names in settings.replacing.items():
         given = [name for name in (replaced, *names) if values.get(name)]
         if len(given) > 1:
             raise SettingsError(f"{' and '.join(map(option, given))}: give one of them")
         if given:
             off = [name for name in names if name not in given]
-            values |= {name: flags.of(kind)[name].reader("0") for name in off}
+            values |= {name: settings[name].reader("0") for name in off}
 
 
 @cache

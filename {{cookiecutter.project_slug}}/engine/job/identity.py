@@ -21,9 +21,9 @@ def identity(settings: Any) -> dict[str, Any]:
 
     A setting does not count where another one that `replaces` it is above 0.
     """
-    kind = type(settings)
-    plain = {name: as_plain(getattr(settings, name)) for name in flags.of(kind)}
-    for replaced, names in flags.replacing(kind).items():
+    known = flags.of(type(settings))
+    plain = {name: as_plain(getattr(settings, name)) for name in known}
+    for replaced, names in known.replacing.items():
         if any(getattr(settings, name) for name in names):
             del plain[replaced]
     return plain
@@ -35,28 +35,23 @@ def job_id(settings: Any, script: str = "run") -> str:
     Settings that were added later are left out at their neutral value, renamed ones stand under
     their former names, deleted ones as FORMER has them.
     """
-    kind = type(settings)
-    without, former_names = neutral(settings), formerly(kind)
-    hashed = {name: as_plain(value) for name, value in flags.former(kind).items()}
+    known = flags.of(type(settings))
+    hashed = {name: as_plain(value) for name, value in known.former.items()}
     for name, value in identity(settings).items():
-        if name not in without or value != without[name]:
-            hashed[former_names.get(name, name)] = value
+        if name not in known.neutral or value != known.neutral[name]:
+            hashed[known.formerly.get(name, name)] = value
     text = json.dumps([script, hashed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def neutral(settings: Any) -> dict[str, Any]:
     """Return what older jobs did, by the names of the settings that were added later."""
-    known = flags.of(type(settings)).items()
-    return {
-        name: as_plain(flag.rules["neutral"]) for name, flag in known if "neutral" in flag.rules
-    }
+    return flags.of(type(settings)).neutral
 
 
 def formerly(kind: type) -> dict[str, str]:
     """Return the former names of the settings that were renamed, by their present ones."""
-    known = flags.of(kind).items()
-    return {name: before for name, flag in known if (before := flag.rules.get("formerly"))}
+    return flags.of(kind).formerly
 
 
 def as_words(settings: Any) -> str:
@@ -73,19 +68,19 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
     Settings that were added later have their neutral values. Raises SettingsError if today's
     settings cannot say the same.
     """
-    known, before = flags.of(kind), formerly(kind)
+    known = flags.of(kind)
     left = {name: as_plain(value) for name, value in stored.items()}
-    for name, value in flags.former(kind).items():
+    for name, value in known.former.items():
         if left.get(name) == as_plain(value):
             del left[name]
     values = {}
     for name, flag in known.items():
-        stored_as = before.get(name, name) if name not in left else name
+        stored_as = name if name in left else known.formerly.get(name, name)
         if stored_as in left:
             values[name] = flag.read(as_text(left.pop(stored_as)))
-        elif "neutral" in flag.rules:
+        elif name in known.neutral:
             values[name] = flag.rules["neutral"]
-        elif name not in flags.replacing(kind):
+        elif name not in known.replacing:
             raise SettingsError(f"the job is older than {name}, which has no neutral value")
     for name, value in left.items():
         raise SettingsError(f"{name}={as_text(value)}: no longer a setting of this project")
