@@ -1,0 +1,104 @@
+"""The functions of torch's Python code that make tensors past its dispatcher.
+
+Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
+- aten/src/ATen/native/native_functions.yaml: operations that make tensors have an argument `device`
+  and no tensor; they end at the kernel of the device, in any thread.
+- torch/nn/modules/module.py, `to`: with `set_swap_module_params_on_conversion` a parameter becomes
+  one of another class and stays the same object.
+- torch/optim/optimizer.py, `_foreach_supported_types`: what `foreach` is the default for on a GPU.
+- torch/serialization.py, `map_location`: puts storages on a device, not tensors.
+"""
+
+from collections.abc import Iterator
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from stand_in import autocast
+from stand_in.driver import GENERATORS
+from stand_in.tensors import BACKEND, HOST, OnGPU, aten, copy_from, made_by
+
+LIBRARY = torch.library.Library("aten", "IMPL")
+
+
+class Generator(torch.Generator):
+    """A generator of a GPU, which is one of the CPU's; and the CPU's own."""
+
+    def __new__(cls, device: Any = HOST) -> "Generator":
+        """Make a generator on a device."""
+        made: Generator = super().__new__(cls)
+        made._device = torch.device(device)
+        if made._device.type != "cpu":
+            GENERATORS[made._cdata] = made
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device whose numbers it makes."""
+        return self._device
+
+
+def replace() -> None:
+    """Have torch make such tensors wherever one is to be on a GPU."""
+    _setup_privateuseone_for_python_backend(BACKEND)
+    autocast.replace(BACKEND)
+    for op in _makers():
+        for key in ("CUDA", "PrivateUse1"):
+            LIBRARY.impl(op, made_by(op), key, allow_override=True)
+    LIBRARY.impl(aten._copy_from.default, copy_from, "PrivateUse1")
+    torch.Generator = Generator  # type: ignore[misc]
+    torch.compile = partial(torch.compile, backend="aot_eager")  # inductor's code is a GPU's
+    torch.load = _loading(torch.load)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    _foreach_supported_types.append(OnGPU)
+    Tensor.is_pinned = lambda self, device=None: getattr(self, "_pinned", False)  # type: ignore
+    Tensor.pin_memory = lambda self, device=None: _pin(self.clone())  # type: ignore
+    for name in ("empty", "zeros", "ones", "full", "tensor"):
+        setattr(torch, name, _pinning(getattr(torch, name)))
+
+
+def _makers() -> Iterator[Any]:
+    """Yield the operations that make a tensor of none."""
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::") and torch._C._dispatch_has_kernel(name):
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            op = getattr(getattr(aten, packet), overload or "default")
+            arguments = {argument.name: str(argument.type) for argument in op._schema.arguments}
+            makes = "device" in arguments and "Tensor" not in " ".join(arguments.values())
+            if makes and not op.has_kernel_for_dispatch_key("CompositeImplicitAutograd"):
+                yield op
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    tensor._pinned = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def _pinning(make: Any) -> Any:
+    """Return a function of torch that can make pinned tensors without CUDA."""
+
+    @wraps(make)
+    def pinning(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        made: Tensor = make(*args, **kwargs)
+        return _pin(made) if pin_memory else made
+
+    return pinning
+
+
+def _loading(load: Any) -> Any:
+    """Return torch.load, for tensors that are to be on a GPU too."""
+
+    @wraps(load)
+    def loading(*args: Any, map_location: Any = None, **kwargs: Any) -> Any:
+        to = torch.device(map_location) if isinstance(map_location, str) else map_location
+        if not isinstance(to, torch.device) or to.type == "cpu":
+            return load(*args, map_location=map_location, **kwargs)
+        found = load(*args, map_location=HOST, **kwargs)
+        return tree_map(lambda value: value.to(to) if isinstance(value, Tensor) else value, found)
+
+    return loading

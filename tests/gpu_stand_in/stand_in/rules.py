@@ -1,0 +1,128 @@
+"""What a GPU asks of an operation: one device, CUDA's random numbers, determinism, and who waits.
+
+Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
+- aten/src/ATen/native/TensorIterator.cpp: an elementwise operation takes a number on the CPU, any
+  other operation wants all tensors on one device, but for copies and indices.
+- aten/src/ATen/native/cuda/Copy.cu: a copy between host and GPU is waited for unless it is
+  `non_blocking` and, to the host, into pinned memory.
+- c10/cuda/CUDAFunctions.cpp: after `set_sync_debug_mode` each such wait is a warning or an error.
+- torch/__init__.py, `use_deterministic_algorithms`: what is refused on a GPU; cuBLAS wants
+  CUBLAS_WORKSPACE_CONFIG (aten/src/ATen/Context.cpp).
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stand_in.driver import GENERATORS, driver
+
+HOST = torch.device("cpu")
+
+aten = torch.ops.aten
+
+WAITS = {
+    aten._local_scalar_dense.default,
+    aten._unique2.default,
+    aten.equal.default,
+    aten.masked_select.default,
+    aten.nonzero.default,
+}
+"""Operations whose result, or its shape, the host has to read."""
+
+MIXES = {
+    aten._index_put_impl_.default,
+    aten.copy_.default,
+    aten.fill_.Tensor,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten.masked_fill.Tensor,
+    aten.masked_fill_.Tensor,
+}
+"""Operations that take tensors from several devices."""
+
+NOT_DETERMINISTIC = {
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "_ctc_loss_backward",
+    "adaptive_max_pool2d_backward",
+    "avg_pool3d_backward",
+    "fractional_max_pool2d_backward",
+    "fractional_max_pool3d_backward",
+    "grid_sampler_2d_backward",
+    "grid_sampler_3d_backward",
+    "histc",
+    "max_unpool2d",
+    "max_unpool3d",
+    "nll_loss2d_forward",
+    "put_",
+    "reflection_pad1d_backward",
+    "reflection_pad2d_backward",
+    "reflection_pad3d_backward",
+    "upsample_bicubic2d_backward",
+    "upsample_bilinear2d_backward",
+    "upsample_linear1d_backward",
+    "upsample_trilinear3d_backward",
+}
+"""Operations that are refused where all has to be deterministic."""
+
+CUBLAS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
+
+
+def one_device(op: Any, tensors: Iterable[Tensor]) -> None:
+    """Raise RuntimeError, as torch does, for tensors of several devices."""
+    if op in MIXES:
+        return
+    number = torch.Tag.pointwise in op.tags or op.name().startswith("aten::_foreach")
+    found = {t.device for t in tensors if t.is_cuda or not (number and t.ndim == 0)}
+    if len(found) > 1:
+        names = " and ".join(sorted(map(str, found)))
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{names}! ({op})"
+        )
+
+
+def wait(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Count an operation as a wait for the GPU, if the host has to wait for it."""
+    if op is aten.copy_.default:
+        to, source = args[:2]
+        told = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+        if to.is_cuda != source.is_cuda and not (told and (to.is_cuda or to.is_pinned())):
+            driver.waited()
+    elif op in WAITS or (op is aten._to_copy.default and kwargs.get("device") == HOST):
+        driver.waited()
+
+
+def deterministic(op: Any) -> None:
+    """Raise RuntimeError for an operation that is not deterministic, where all has to be."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return
+    name = op.overloadpacket.__name__
+    if name in NOT_DETERMINISTIC:
+        raise RuntimeError(f"{name} does not have a deterministic implementation")
+    if name in CUBLAS and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (":4096:8", ":16:8"):
+        raise RuntimeError(f"{name} needs CUBLAS_WORKSPACE_CONFIG to be deterministic")
+
+
+@contextmanager
+def random_numbers(op: Any, args: Iterable[Any], gpu: torch.device) -> Iterator[None]:
+    """Take an operation's random numbers from the GPU's stream, not from the CPU's."""
+    given = [value for value in args if isinstance(value, torch._C.Generator)]
+    if any(generator._cdata not in GENERATORS for generator in given):
+        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+    if given or torch.Tag.nondeterministic_seeded not in op.tags:
+        yield
+        return
+    own, cpu = torch.cuda.default_generators[gpu.index], torch.default_generator
+    before = cpu.get_state()
+    cpu.set_state(own.get_state())
+    try:
+        yield
+    finally:
+        own.set_state(cpu.get_state())
+        cpu.set_state(before)
