@@ -53,7 +53,7 @@ class TrainMeter:
 
     def __init__(self, journal: Journal, device: torch.device, declared: Mapping[str, Any]) -> None:
         self._journal, self._device, self._declared = journal, device, declared
-        self._every = 1
+        self._every = 0  # not chosen yet
         self._sums: dict[str, Sum] = {}
         self._numbers: dict[str, float] = {}
         self._in_mean = 0
@@ -63,6 +63,8 @@ class TrainMeter:
 
     def choose_spacing(self, steps: int | None) -> None:
         """Choose the steps for each point: as the job began, or by the steps that it has."""
+        if self._every:  # as its checkpoint has it: with --minutes the steps were not known yet
+            return
         every = self._journal.log_every
         if every == "auto":
             every = max(1, steps // POINTS) if steps else UNKNOWN
@@ -110,11 +112,17 @@ class TrainMeter:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of a point that is not whole; all others are in the journal."""
         self.flush()
-        return {"in_mean": self._in_mean, "sums": dict(self._sums), "numbers": dict(self._numbers)}
+        return {
+            "every": self._every,
+            "in_mean": self._in_mean,
+            "sums": dict(self._sums),
+            "numbers": dict(self._numbers),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._in_mean, self._numbers = state["in_mean"], state["numbers"]
+        self._every, self._in_mean = state["every"], state["in_mean"]
+        self._numbers = state["numbers"]
         self._sums = {name: self._placed(*pair) for name, pair in state["sums"].items()}
 
     def _placed(self, numerator: Tensor, count: Tensor | int) -> Sum:

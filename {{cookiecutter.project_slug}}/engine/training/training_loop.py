@@ -5,7 +5,7 @@ stopwatch.py, what runs in the background in background.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -37,7 +37,6 @@ class TrainingLoop:
     _random: GlobalStreams
     _state: TrainingState | None = None
     _meter: TrainMeter
-    _report: Report
     _open_stream: Iterator[tuple[Any, int]] | None = None
     _logged = False
     """Whether this interval's evaluation was logged."""
@@ -169,8 +168,10 @@ class TrainingLoop:
         call = partial(_with_model_first, function, args)
         for at, result, copy in self._background.results(call, model, self._now(), last):
             self._at = at
-            yield result, copy
-            self._at = None
+            try:
+                yield result, copy
+            finally:  # also after a `break`
+                self._at = None
 
     @property
     def best(self) -> dict[str, Any]:
@@ -198,19 +199,19 @@ class TrainingLoop:
 
     def end_training(self) -> None:
         """Save the end of training, once; from then on a signal ends the job at once."""
-        if self._state is None or self._position.over:
+        if self._state is None:
             return
-        self._position.over = True
-        self._background.close()
-        self._meter.close(self._position.step)
-        self._report.close()
-        self._state.save()
+        if not self._position.over:
+            self._position.over = True
+            self._background.close()
+            self._meter.close(self._position.step)
+            self._report.close()
+            self._state.save()
         self._state.finish()
         self._folder.interruption.release()
 
     def stop(self, save: bool) -> None:
         """End early, with a checkpoint if `save`."""
-        self._background.close()
         if self._state is None or self._position.over:
             return
         if self._open_stream:
@@ -218,6 +219,10 @@ class TrainingLoop:
         if save:
             self._save()
         self._state.close()
+
+    @cached_property
+    def _report(self) -> Report:
+        return Report(self._position, self._folder.runtime.quiet)
 
     @property
     def _saved_state(self) -> TrainingState:
@@ -233,7 +238,6 @@ class TrainingLoop:
         if self._open_stream is None:
             self._length.set_epoch(len(batches))
             self._meter.choose_spacing(self._length.total)
-            self._report = Report(self._position, self._folder.runtime.quiet)
             self._open_stream = self._watch.waiting(self._endless(batches))
         return self._open_stream
 
