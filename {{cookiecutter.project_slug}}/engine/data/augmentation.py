@@ -13,27 +13,21 @@ from torch import Tensor
 def random_shift(images: Tensor) -> Tensor:
     """Return images (B, C, H, W), each shifted by up to an eighth of its height and width.
 
-    The empty edges are filled by reflection. Images keep their number format and are read once.
+    What comes in at the edges is a reflection of the image. Images of any number format.
     """
-    batch, channels, height, width = images.shape
+    batch, _, height, width = images.shape
     device = images.device
-    example = torch.arange(batch, device=device).view(-1, 1, 1, 1)
-    channel = torch.arange(channels, device=device).view(1, -1, 1, 1)
-    row = _random_windows(batch, height, device).view(batch, 1, height, 1)
-    column = _random_windows(batch, width, device).view(batch, 1, 1, width)
-    return images[example, channel, row, column]
-
-
-def _random_windows(batch: int, side: int, device: torch.device) -> Tensor:
-    """Return where each pixel along a side is read from, shifted by chance, (B, side)."""
-    windows = _windows(side, device)
-    return windows[torch.randint(len(windows), (batch,), device=device)]
+    rows, columns = _reflected(height, device), _reflected(width, device)
+    larger = images.index_select(2, rows).index_select(3, columns)
+    crops = larger.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, down, right, H, W), a view
+    down = torch.randint(crops.shape[2], (batch,), device=device)
+    right = torch.randint(crops.shape[3], (batch,), device=device)
+    return crops[torch.arange(batch, device=device), :, down, right]
 
 
 @cache
-def _windows(side: int, device: torch.device) -> Tensor:
-    """Return where the pixels along a side are read from, for every shift, (shifts, side)."""
+def _reflected(side: int, device: torch.device) -> Tensor:
+    """Return where the pixels of a side come from that is longer by an eighth at both ends."""
     most = side // 8
     position = torch.arange(-most, side + most, device=device).abs()
-    reflected = torch.minimum(position, 2 * (side - 1) - position)
-    return reflected.unfold(0, side, 1).contiguous()
+    return torch.minimum(position, 2 * (side - 1) - position)

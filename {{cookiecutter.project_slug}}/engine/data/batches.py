@@ -7,6 +7,7 @@ of one more dimension.
 """
 
 from collections.abc import Callable, Iterator, Sized
+from contextlib import closing
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +18,8 @@ from engine.data import trees
 from engine.data.order import Order, fetch, whole
 from engine.data.resident import Resident, is_stored, store
 from engine.data.workers import Workers
-from engine.training.devices import cpu_cores, free_memory
+from engine.machine import cores
+from engine.training.devices import free_memory
 
 RESIDENT_FRACTION = 0.25
 """`auto` keeps a dataset on the device if it takes no more than this of its free memory."""
@@ -88,7 +90,7 @@ def make(
 
 
 def _auto_workers() -> int:
-    return max(1, min(MOST_WORKERS, cpu_cores() - 1))
+    return max(1, min(MOST_WORKERS, cores() - 1))
 
 
 def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
@@ -104,7 +106,6 @@ def _everything(dataset: Dataset[Any], processes: int) -> Any:
     if type(dataset) is TensorDataset:
         return dataset.tensors
     order = Order(torch.arange(len(cast(Sized, dataset))), 256, None)
-    read = Workers(dataset, order, torch.device("cpu"), processes)
-    batches = list(read.epoch(0, 0))
-    read.close()
+    with closing(Workers(dataset, order, torch.device("cpu"), processes)) as reading:
+        batches = list(reading.epoch(0, 0))
     return trees.mapped(lambda *parts: torch.cat(parts), *batches)

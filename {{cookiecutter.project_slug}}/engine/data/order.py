@@ -50,9 +50,9 @@ class Order:
 def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
     """Return the dataset that a subset (of a subset) is of, and the indices (N,) into it."""
     indices = torch.arange(len(cast(Sized, dataset)))
-    while type(dataset) is Subset:  # one of a kind of its own may change examples
-        subset = cast(Subset[Any], dataset)
-        dataset, indices = subset.dataset, torch.as_tensor(subset.indices)[indices]
+    while type(dataset) is Subset:  # a class derived from it may change the examples
+        indices = torch.as_tensor(dataset.indices)[indices]
+        dataset = dataset.dataset
     return dataset, indices
 
 

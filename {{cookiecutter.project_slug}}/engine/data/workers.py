@@ -5,11 +5,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from itertools import count, islice
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
 from multiprocessing import parent_process
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -17,28 +20,32 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from engine.data import trees
 from engine.data.order import Order, fetch
-from engine.training.devices import SideStream, runs_ahead
+from engine.training.devices import SideStream, in_thread, runs_ahead
+
+T = TypeVar("T")
 
 
 class Workers:
     """Has batches read by processes that live until `close`, and copies them to the device.
 
-    Each thread that iterates has processes of its own.
+    Each of several threads that iterate at once has processes of its own.
     """
 
     def __init__(
         self, dataset: Dataset[Any], order: Order, device: torch.device, processes: int
     ) -> None:
-        self._about = dataset, order, device, processes
+        self._new = partial(_Reader, dataset, order, device, processes)
         self._readers: list[_Reader] = []
         self._idle: list[_Reader] = []
+        # At the end of Python, multiprocessing would end the processes in a way that torch reports.
+        finalize(self, _close, self._readers)
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
-        """Yield the batches of one epoch but the first `done`, copied from pinned memory."""
+        """Yield the batches of one epoch but the first `done`."""
         try:
             reader = self._idle.pop()
         except IndexError:  # also if another thread was faster
-            reader = _Reader(*self._about)
+            reader = self._new()
             self._readers.append(reader)
         try:
             yield from reader.epoch(number, done)
@@ -46,9 +53,13 @@ class Workers:
             self._idle.append(reader)
 
     def close(self) -> None:
-        """End the processes."""
-        while self._readers:
-            self._readers.pop().close()
+        """End the processes; they start again when they are needed."""
+        _close(self._readers)
+
+
+def _close(readers: list["_Reader"]) -> None:
+    for reader in readers:
+        reader.close()
 
 
 class _Reader:
@@ -60,7 +71,8 @@ class _Reader:
     ) -> None:
         self._order, self._sampler = order, _Sampler(order)
         self._device, self._copies = device, SideStream(device)
-        self._loader = DataLoader(
+        self._new = partial(
+            DataLoader,
             _Whole(dataset),
             batch_size=None,
             sampler=self._sampler,
@@ -71,6 +83,7 @@ class _Reader:
             worker_init_fn=_begin_to_read,
             generator=torch.Generator(),  # so that torch's own stream is left alone
         )
+        self._loader: DataLoader[_Read] | None = None
         self._read: Iterator[_Read] = iter(())
         self._at: tuple[int, int] | None = None
 
@@ -80,9 +93,39 @@ class _Reader:
             self._sampler.begin = number, done
             self._start()
         self._at = None
-        for read in islice(self._read, len(self._order) - done):
-            yield self._to_device(read.batch)
+        for _ in range(done, len(self._order)):
+            yield self._to_device(next(self._read).batch)
         self._at = (number + 1, 0) if self._order.shuffled else None
+
+    def close(self) -> None:
+        """End the processes.
+
+        torch itself does so when nothing refers to them any more; but a trace of an error may, and
+        then torch reports at the end of Python that they were killed.
+        """
+        if end := getattr(self._read, "_shutdown_workers", None):
+            end()
+        self._loader, self._read, self._at = None, iter(()), None
+
+    def _start(self) -> None:
+        """Begin to read; processes are started in the main thread or in a new one.
+
+        In a forked process the thread that forked is the main one. When the process ends,
+        concurrent.futures waits for the threads of its pools; if the main thread is one of them,
+        that is an error, and torch says in the job that a process failed.
+        """
+        if threading.current_thread() is threading.main_thread():
+            self._read = self._restarted()
+        else:
+            started: Future[Iterator[_Read]] = Future()
+            threading.Thread(target=_keep_result, args=(started, self._restarted)).start()
+            self._read = started.result()
+
+    def _restarted(self) -> Iterator["_Read"]:
+        in_thread(self._device)
+        if self._loader is None:
+            self._loader = self._new()
+        return iter(self._loader)
 
     def _to_device(self, batch: Any) -> Any:
         """Return the batch on the device; a GPU copies it while it works on the one before."""
@@ -91,28 +134,12 @@ class _Reader:
         self._copies.hand_over(trees.leaves(copied))
         return copied
 
-    def close(self) -> None:
-        """End the processes: a DataLoader does so when nothing refers to it any more."""
-        self._read = iter(())
-        del self._loader
 
-    def _start(self) -> None:
-        """Begin to read, in a thread that ends at once.
-
-        In a forked process the thread that forked is the main one. When the process ends,
-        concurrent.futures joins the threads of its pools; if the main thread is one of them, that
-        is an error, and the DataLoader takes the process for one that failed.
-        """
-
-        def start() -> None:
-            self._read = iter(self._loader)
-
-        if threading.current_thread() is threading.main_thread():
-            start()
-        else:
-            thread = threading.Thread(target=start)
-            thread.start()
-            thread.join()
+def _keep_result(future: Future[T], function: Callable[[], T]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 class _Read:
@@ -170,7 +197,10 @@ def _begin_to_read(_worker: int) -> None:
 def _say_what_went_wrong(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print an error, unless the job was killed: then it is that a pipe to the job has broken."""
+    """Print an error, unless the job was killed: then it is that a pipe to the job has broken.
+
+    Such errors come from the thread of multiprocessing that hands over shared memory.
+    """
     job = parent_process()
     assert job
     until = time.monotonic() + 1.0  # its pipes break a moment before it is dead
