@@ -43,7 +43,7 @@ class EarlyStopping(Stateful):
                 f"--monitor {self._monitor}: evaluate() returned no such metric, only "
                 f"{', '.join(metrics) or 'none'}"
             )
-        value = self._sign * metrics[self._monitor]
+        value = self._sign * float(metrics[self._monitor])
         if not math.isfinite(value):
             raise Diverged(f"{self._monitor} was not finite; lower --lr")
         if value > self._best:

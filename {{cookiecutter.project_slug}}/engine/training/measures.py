@@ -43,6 +43,11 @@ def summed(value: Any) -> Sum:
     return value.sum(dtype=kind), value.numel()
 
 
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as plain numbers, whether they are tensors (), NumPy's numbers or Python's."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
 class Means:
     """Means over many batches of what forward() measures, weighted by the number of values.
 

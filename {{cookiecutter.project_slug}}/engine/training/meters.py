@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.errors import Diverged
 from engine.job.journal import Journal, now
 from engine.training import devices
-from engine.training.measures import Sum, sums
+from engine.training.measures import Sum, numbers, sums
 
 POINTS = 1000
 """Points of a training curve that --log-every auto aims at."""
@@ -74,7 +74,7 @@ class TrainMeter:
         """Add measurements of this step, several times if need be; numbers are kept as they are."""
         values = {k: v for k, v in measured.items() if isinstance(v, Tensor | tuple)}
         if len(values) < len(measured):
-            self._numbers |= {k: v for k, v in measured.items() if k not in values}
+            self._numbers |= numbers({k: v for k, v in measured.items() if k not in values})
             measured = values
         for name, (numerator, count) in sums(measured).items():
             if name in self._sums:

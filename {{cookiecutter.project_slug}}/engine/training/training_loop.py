@@ -21,6 +21,7 @@ from engine.stateful import Part
 from engine.training import checkpoints, devices
 from engine.training.background import Background
 from engine.training.length import Length
+from engine.training.measures import numbers
 from engine.training.meters import TrainMeter
 from engine.training.position import Position
 from engine.training.report import Report
@@ -38,6 +39,7 @@ class TrainingLoop:
     _state: TrainingState | None = None
     _meter: TrainMeter
     _open_stream: Iterator[tuple[Any, int]] | None = None
+    _streamed: Batches
     _logged = False
     """Whether this interval's evaluation was logged."""
 
@@ -57,8 +59,11 @@ class TrainingLoop:
         """Continue from the job's checkpoint, if it has one. Names everything that has a state:
         models, optimizers, schedulers, scalers, EMA, early stopping, whatever the loop changes.
 
-        Raises JobError for a part without a state, or a checkpoint that does not fit the code.
+        Raises JobError for a part without a state, a second call, or a checkpoint that does not fit
+        the code.
         """
+        if self._state:
+            raise JobError("job.resume: was called before; name all parts in one call")
         folder = self._folder
         folder.interruption.hold()
         self._meter = TrainMeter(folder.journal, self.device, folder.metrics)
@@ -80,12 +85,13 @@ class TrainingLoop:
 
         The body trains (`steps`) and evaluates. It may `break` to end training for good.
         """
-        while not self._position.ended:
+        position = self._position
+        while self._saved_state and not position.ended:
             self._pause_if_due()
-            yield self._position.interval + 1
-            if not self._position.evaluating:
-                raise JobError("the body of job.epochs() took no step: it needs job.steps(batches)")
-            self._position.end_interval()
+            yield position.interval + 1
+            if not position.evaluating:
+                raise JobError("job.epochs(): its body has to run job.steps(batches) to the end")
+            position.end_interval()
             self._save_if_due()
 
     def steps(self, batches: Batches) -> Iterator[Any]:
@@ -126,9 +132,10 @@ class TrainingLoop:
         at = self._at or self._now()
         self._logged = True
         training, rates = self._trained.pop(at["step"], ({}, {}))
-        self._report.show(at, {**training, **metrics}, rates)
+        values = numbers(metrics)
+        self._report.show(at, {**training, **values}, rates)
         times = {"epoch": at["epoch"], "elapsed_seconds": self._watch.elapsed, **rates}
-        self._folder.journal.metrics(at["step"], {**metrics, **times}, of=self._length.total)
+        self._folder.journal.metrics(at["step"], {**values, **times}, of=self._length.total)
         self._folder.journal.flush()
 
     def keep_best(self, metrics: Metrics, **models: nn.Module) -> None:
@@ -138,7 +145,7 @@ class TrainingLoop:
             "settings": identity(self._folder.settings),
             "spec": self._spec,
             **(self._at or self._now()),
-            "metrics": dict(metrics),
+            "metrics": numbers(metrics),
             "models": {name: checkpoints.weights(model) for name, model in models.items()},
         }
         self._saved_state.keep_best(content)
@@ -236,9 +243,12 @@ class TrainingLoop:
     def _stream(self, batches: Batches) -> Iterator[tuple[Any, int]]:
         """The batches from here on, without end: the same iterator for all intervals."""
         if self._open_stream is None:
+            self._streamed = batches
             self._length.set_epoch(len(batches))
             self._meter.choose_spacing(self._length.total)
             self._open_stream = self._watch.waiting(self._endless(batches))
+        if batches is not self._streamed:
+            raise JobError("job.steps(batches): a job has one set of training batches")
         return self._open_stream
 
     def _endless(self, batches: Batches) -> Iterator[tuple[Any, int]]:
