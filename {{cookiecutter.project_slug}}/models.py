@@ -1,9 +1,9 @@
-"""Networks, by name.
+"""Networks.
 
-To add a network, write its class and a line in MODELS. It takes images (B, C, H, W), float, with
-zero mean and unit standard deviation per channel, and returns logits (B, K); a language model takes
-tokens (B, T) and returns logits (B, T, K) of those that follow. Any torchvision classifier can be
-had by its own name as well, fitted to the data.
+To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
+images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, and returns
+logits (B, K). A language model takes tokens (B, T) and returns logits (B, T, K) of the tokens that
+follow. Torchvision's classifiers are there by their own names, fitted to the data.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from settings import Settings
 
 @dataclass(frozen=True)
 class Spec:
-    """What a network has to know of the data. It is stored with each job, so that the job's network
-    can be made again without the data; hence plain values only."""
+    """What a network has to know of the data: plain values, stored with each job, from which its
+    network can be made again without the data."""
 
     shape: tuple[int, ...]  # (C, H, W) of an image, (T,) of tokens
     classes: tuple[str, ...]  # for tokens, the vocabulary
@@ -31,17 +31,19 @@ class Spec:
 
 
 def make(settings: Settings, spec: Spec) -> nn.Module:
-    """Return the network that the settings name, fitted to the data. Nothing is put on a GPU.
+    """Return the network that the settings name, fitted to the data.
 
-    Images go in as they are stored, uint8: the network scales and normalises them itself. Raises
-    SettingsError if there is no such network or the data is not for it, JobError if published
-    weights cannot be had.
+    It takes images as they are stored, uint8, and scales and normalises them itself. Raises
+    SettingsError if there is no such network or it cannot take such data, JobError if published
+    weights cannot be fetched.
     """
     name, size = settings.model, settings.image_size
-    reads_tokens, has_tokens = name in LANGUAGE_MODELS, len(spec.shape) == 1
-    if reads_tokens != has_tokens:
-        reads, has = ("images", "tokens")[reads_tokens], ("images", "tokens")[has_tokens]
-        raise SettingsError(f"--model {name}: reads {reads}, and {settings.dataset} has {has}")
+    reads = "tokens" if name in LANGUAGE_MODELS else "images"
+    has = "tokens" if len(spec.shape) == 1 else "images"
+    if reads != has:
+        raise SettingsError(
+            f"--model {name}: reads {reads}; --dataset {settings.dataset} has {has}"
+        )
     if isinstance(size, int):
         spec = replace(spec, shape=(spec.shape[0], size, size))
     if name not in MODELS:
@@ -49,7 +51,7 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
     if settings.pretrained:
         raise SettingsError(f"--pretrained: no weights are published for this project's {name}")
     network = MODELS[name](settings, spec)
-    return network if has_tokens else Normalized(network, spec.shape, spec.mean, spec.std)
+    return Normalized(network, spec.shape, spec.mean, spec.std) if has == "images" else network
 
 
 class MLP(nn.Module):
@@ -73,7 +75,7 @@ class MLP(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Three blocks of two 3×3 convolutions, each block half as large and twice as deep."""
+    """Three blocks of two 3×3 convolutions, each block at half the resolution with twice the channels."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 32) -> None:
         super().__init__()
@@ -107,7 +109,7 @@ def block(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class GPT(nn.Module):
-    """GPT-2, with its 124 million weights unless told otherwise (Radford et al. 2019)."""
+    """GPT-2, by default with its 124 million weights (Radford et al. 2019)."""
 
     def __init__(
         self, length: int, vocabulary: int, width: int = 768, layers: int = 12, heads: int = 12
@@ -122,13 +124,13 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, K) of tokens (B, T); the first embedding is also the last layer."""
+        """Return logits (B, T, K) of tokens (B, T); the embedding is also the last layer."""
         mixed = self.layers(self.tokens(tokens) + self.positions)
         return linear(self.norm(mixed), self.tokens.weight)
 
 
 class Layer(nn.Module):
-    """Attention to the tokens before, then a perceptron; each adds to what it is given."""
+    """Causal self-attention, then a perceptron, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -144,7 +146,7 @@ class Layer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, width) of the same."""
+        """Return (B, T, width) of (B, T, width)."""
         query, key, value = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in self.attention(self.norm(x)).chunk(3, dim=2)
@@ -161,4 +163,4 @@ MODELS: dict[str, Callable[[Settings, Spec], nn.Module]] = {
     "gpt": lambda settings, spec: GPT(spec.shape[0], len(spec.classes)),
 }
 
-LANGUAGE_MODELS = ("gpt",)  # those that read tokens
+LANGUAGE_MODELS = ("gpt",)  # these read tokens, all others images

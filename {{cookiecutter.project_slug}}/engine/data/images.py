@@ -18,6 +18,9 @@ from engine.data.remembering import remembered
 from engine.data.seeds import generator
 from engine.errors import JobError, SettingsError, first_line
 
+SIZE = 224
+"""Side of images from files, in pixels, unless another is asked for."""
+
 STATISTICS_FROM = 500
 """Images, drawn by a seed, from which mean and standard deviation are taken."""
 
@@ -25,14 +28,17 @@ STATISTICS_FROM = 500
 class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
     """A dataset of (image, label) from one folder per class, `<root>/<class>/*.jpg`.
 
-    Images are uint8 (3, size, size), the middle square of what the file holds, scaled. Raises
-    SettingsError if there are fewer than two classes, one without images, or other classes than
-    expected; and when it is read, JobError for a file that is no 8-bit image.
+    Images are uint8 (3, size, size): scaled, then the middle square. Raises SettingsError if there
+    are fewer than two classes, one without images, or other classes than expected; when an example
+    is read, JobError for a file that is no 8-bit image.
     """
 
-    def __init__(self, root: Path, size: int, classes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, root: Path, size: int | None = None, classes: Sequence[str] | None = None
+    ) -> None:
         if not root.is_dir():
             raise SettingsError(f"--data-root: there is no folder {root}")
+        size = size or SIZE
         steps = [v2.PILToTensor(), v2.Resize(size, antialias=True), v2.CenterCrop(size)]
         try:
             super().__init__(root, transform=v2.Compose(steps), loader=_open)

@@ -58,8 +58,12 @@ def split(batch: Any, size: int) -> Iterator[Any]:
 def _stacked(*values: Any) -> Tensor:
     if isinstance(values[0], float):
         return torch.tensor(values)  # in torch's default number format
+    return torch.stack([_tensor(value) for value in values])
+
+
+def _tensor(value: Any) -> Tensor:
     try:
-        return torch.stack([torch.as_tensor(value) for value in values])
-    except TypeError as error:
-        kind = type(values[0]).__name__
+        return torch.as_tensor(value)
+    except (TypeError, RuntimeError) as error:
+        kind = type(value).__name__
         raise TypeError(f"an example holds a {kind}, which is no tensor or number") from error
