@@ -11,6 +11,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,20 +23,35 @@ SEAL = len(MARK) + 64
 """Bytes of a seal."""
 
 
+PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
+"""What torch.load reads with `weights_only`, besides tensors and containers of all these."""
+
+
 class Damaged(JobError):
     """A checkpoint is not what was written."""
 
 
 def on_host(content: Any) -> Any:
-    """A copy of nested values with every tensor in the host's memory, where any machine can open
-    it, so that training can go on while it is written."""
+    """Return a copy of nested values with every tensor in the host's memory, where any machine can
+    open it, so that training can go on while it is written. NumPy's numbers become Python's."""
     if isinstance(content, torch.Tensor):
         return content.detach().to("cpu", copy=True)
     if isinstance(content, dict):
         return {key: on_host(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
+    if isinstance(content, list | tuple | set):
         return type(content)(on_host(value) for value in content)
-    return content
+    return content.item() if isinstance(content, np.generic) else content
+
+
+def check_plain(content: Any) -> None:
+    """Raise TypeError if nested values hold what could be written, but not be read again."""
+    if isinstance(content, dict):
+        check_plain([*content.keys(), *content.values()])
+    elif type(content) in (list, tuple, set, torch.Size):
+        for value in content:
+            check_plain(value)
+    elif type(content) not in PLAIN and not isinstance(content, torch.Tensor | np.generic):
+        raise TypeError(f"a {type(content).__name__}")
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:

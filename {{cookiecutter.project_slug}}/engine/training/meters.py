@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import Diverged
-from engine.job.journal import Journal, now
+from engine.job.journal import Journal, now, numbers
 from engine.training import devices
-from engine.training.measures import Sum, numbers, sums
+from engine.training.measures import Sum, sums
 
 POINTS = 1000
 """Points of a training curve that --log-every auto aims at."""

@@ -37,13 +37,17 @@ class TrainingState:
         self.best: dict[str, Any] = {}
 
     def add(self, parts: Mapping[str, Part]) -> None:
-        """Register parts. Raises JobError for one without a state, or a name used twice."""
+        """Register parts.
+
+        Raises JobError for one without a state that can be read again, or a name used twice.
+        """
         for name, part in parts.items():
             if name in self._parts:
                 raise JobError(f"job.resume: there are two parts called {name}")
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise JobError(f"job.resume: {name} has no state_dict and load_state_dict")
             self._parts[name] = part
+            self._state_of(name)
 
     @property
     def due(self) -> bool:
@@ -52,7 +56,7 @@ class TrainingState:
 
     def save(self, changed: Mapping[str, Any] | None = None) -> None:
         """Copy all parts and have the copy written; `changed` replaces the states of some."""
-        states = {name: part.state_dict() for name, part in self._parts.items()}
+        states = {name: self._state_of(name) for name in self._parts}
         models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
         content = checkpoints.on_host(
             {"schema": SCHEMA, "code": provenance.code(), "parts": states | dict(changed or {})}
@@ -101,6 +105,17 @@ class TrainingState:
                 ) from error
         if content.get("best"):
             self.keep_best(content["best"])
+
+    def _state_of(self, name: str) -> dict[str, Any]:
+        state = self._parts[name].state_dict()
+        try:
+            checkpoints.check_plain(state)
+        except TypeError as error:
+            raise JobError(
+                f"job.resume: the state of {name} holds {error}; only tensors and plain values can "
+                "be read again"
+            ) from error
+        return state
 
     def _read(self) -> dict[str, Any]:
         """The newest checkpoint that is whole; nothing if there is none.

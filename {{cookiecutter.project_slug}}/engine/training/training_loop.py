@@ -17,11 +17,11 @@ from engine.errors import JobError
 from engine.job.folder import JobFolder
 from engine.job.identity import identity
 from engine.job.interruption import Paused
+from engine.job.journal import numbers
 from engine.stateful import Part
 from engine.training import checkpoints, devices
 from engine.training.background import Background
 from engine.training.length import Length
-from engine.training.measures import numbers
 from engine.training.meters import TrainMeter
 from engine.training.position import Position
 from engine.training.report import Report
