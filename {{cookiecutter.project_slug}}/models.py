@@ -41,9 +41,7 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
     reads = "tokens" if name in LANGUAGE_MODELS else "images"
     has = "tokens" if len(spec.shape) == 1 else "images"
     if reads != has:
-        raise SettingsError(
-            f"--model {name}: reads {reads}; --dataset {settings.dataset} has {has}"
-        )
+        raise SettingsError(f"--model {name}: reads {reads}, but {settings.dataset} has {has}")
     if isinstance(size, int):
         spec = replace(spec, shape=(spec.shape[0], size, size))
     if name not in MODELS:
@@ -75,7 +73,7 @@ class MLP(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Three blocks of two 3×3 convolutions, each block at half the resolution with twice the channels."""
+    """Three blocks of two 3×3 convolutions, at full, half and a quarter of the resolution."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 32) -> None:
         super().__init__()
