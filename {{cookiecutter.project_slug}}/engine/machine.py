@@ -1,0 +1,39 @@
+"""What this process may use of the machine: cores and memory, which can be less than there are.
+
+Affinity limits the cores (taskset, Slurm), a control group both (containers, systemd).
+Source: docs.kernel.org/admin-guide/cgroup-v2.html.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUP = Path("/proc/self/cgroup")
+
+
+def cores() -> int:
+    """Return how many cores this process may use; a sweep divides them among its jobs at once."""
+    affinity = hasattr(os, "sched_getaffinity")
+    found = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
+    for quota, period in _limits("cpu.max"):
+        found = min(found, quota // period)
+    return max(1, found // int(os.environ.get("JOBS_AT_ONCE", 1)))
+
+
+def memory() -> int:
+    """Return how many bytes of memory this process may use, with all others in its group."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([found, *(limit for (limit,) in _limits("memory.max"))])
+
+
+def _limits(name: str) -> Iterator[list[int]]:
+    """The numbers in a file of this process's control group, and of the groups that it lies in."""
+    with suppress(OSError):  # this system has no control groups
+        lines = OWN_GROUP.read_text().splitlines()
+        for own in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
+            group = GROUPS / own
+            for folder in (group, *group.parents):
+                with suppress(OSError, ValueError):  # no limit there, or `max`
+                    yield [int(word) for word in (folder / name).read_text().split()]
