@@ -3,8 +3,7 @@
 import importlib
 import shutil
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -26,7 +25,6 @@ LEFTOVERS = [
     ".cache",
     "runs",
     "figures",
-    "data",
     "mlruns",
     "mlflow.*",
 ]
@@ -49,7 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The template as a fresh clone has it."""
     copy = tmp_path_factory.mktemp("template") / "template"
-    return shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".git", *LEFTOVERS))
+    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".git", *LEFTOVERS))
+    for datasets in copy.glob("*/data"):  # not engine/data
+        shutil.rmtree(datasets)
+    return copy
 
 
 @pytest.fixture(scope="session")
@@ -75,17 +76,13 @@ def project(make: Callable[..., Path]) -> Project:
     return Project(make())
 
 
-@pytest.fixture(scope="module")
-def room(project: Project) -> Iterator[Callable[[str], ModuleType]]:
-    """Imports rooms of the project's engine."""
-    sys.path.insert(0, str(project.root))
-    yield lambda name: importlib.import_module(f"engine.{name}")
-    sys.path.remove(str(project.root))
-    for name in [name for name in sys.modules if name.split(".")[0] == "engine"]:
-        del sys.modules[name]
+@pytest.fixture(scope="session")
+def room() -> Callable[[str], ModuleType]:
+    """Imports modules of the engine; older tests ask for it, new ones import them themselves."""
+    return lambda name: importlib.import_module(f"engine.{name}")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def checkpoints(room: Callable[[str], ModuleType]) -> ModuleType:
     """The engine's checkpoints."""
-    return room("checkpoints")
+    return room("training.checkpoints")

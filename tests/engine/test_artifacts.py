@@ -1,0 +1,98 @@
+"""Images, texts, tables, files and outputs that a loop logs: plain files, named in the journal."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from toy import VAL, Loop
+
+
+class Logging(Loop):
+    """Logs something of each kind at each evaluation."""
+
+    def __init__(self, image=None, name="grid"):
+        super().__init__()
+        self.image, self.name = image, name
+
+    def evaluate(self, model, job, *others):
+        if job.step % 14 == 0:
+            job.log_image(self.name, self.image if self.image is not None else torch.rand(3, 4, 5))
+            job.log_text("sample", "two lines\nof “text”")
+            job.log_table("worst", [{"example": 3, "loss": 0.5}, {"example": 7, "note": "a, b"}])
+            job.log_file(self.file)
+        return super().evaluate(model, job, *others)
+
+
+def test_each_kind_is_a_plain_file_named_with_its_step(toy, tmp_path):
+    loop = Logging()
+    loop.file = tmp_path / "weights.bin"
+    loop.file.write_bytes(b"\x00\x01")
+    done = toy.run(loop=loop)
+    assert done.status == 0, done.said
+    names = {
+        "grid-00000014.png",
+        "sample-00000014.txt",
+        "worst-00000014.csv",
+        "weights-00000014.bin",
+    }
+    folder = done.folder / "logged"
+    assert {file.name for file in folder.iterdir()} == names
+    told = [name for line in done.journal() for name in line.get("files", ())]
+    assert {f"logged/{name}" for name in names} <= set(told)
+    assert Image.open(folder / "grid-00000014.png").size == (5, 4)
+    assert (folder / "sample-00000014.txt").read_text() == "two lines\nof “text”"
+    with (folder / "worst-00000014.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [
+        {"example": "3", "loss": "0.5", "note": ""},
+        {"example": "7", "loss": "", "note": "a, b"},
+    ]
+    assert (folder / "weights-00000014.bin").read_bytes() == b"\x00\x01"
+
+
+@pytest.mark.parametrize(
+    ("image", "mode"),
+    [
+        (torch.full((4, 5), 0.5), "L"),
+        (torch.full((1, 4, 5), 0.5), "L"),
+        (torch.full((3, 4, 5), 0.5, dtype=torch.bfloat16), "RGB"),
+        (torch.full((4, 5, 3), 128, dtype=torch.uint8), "RGB"),
+        (np.full((4, 5), 128, dtype=np.uint8), "L"),
+        (np.full((4, 5, 4), 0.5, dtype=np.float32), "RGBA"),
+        (torch.full((3, 4, 5), 0.5, requires_grad=True), "RGB"),
+    ],
+)
+def test_images_of_any_layout(toy, tmp_path, image, mode):
+    loop = Logging(image)
+    loop.file = tmp_path / "file.txt"
+    loop.file.write_text("")
+    done = toy.run(loop=loop, epochs=2)
+    assert done.status == 0, done.said
+    (file,) = (done.folder / "logged").glob("*.png")
+    with Image.open(file) as drawn:
+        assert (drawn.mode, drawn.size) == (mode, (5, 4))
+        assert np.abs(np.asarray(drawn).astype(int) - 128).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("image", "name", "said"),
+    [
+        (torch.zeros(2, 3, 4, 5), "grid", "image 'grid': has the shape (2, 3, 4, 5), not (H, W)"),
+        (None, "../grid", "'../grid' is no name for a file"),
+        (None, "", "'' is no name for a file"),
+    ],
+)
+def test_what_cannot_be_logged_is_refused_in_one_line(toy, tmp_path, image, name, said):
+    loop = Logging(image, name)
+    loop.file = tmp_path / "file.txt"
+    done = toy.run(loop=loop)
+    assert done.status == 1
+    assert f"failed: {said}" in done.said
+
+
+def test_outputs_are_in_the_order_of_the_examples(toy):
+    done = toy.run(epochs=1)
+    with np.load(done.folder / "predictions.npz") as kept:
+        assert kept["label"].tolist() == VAL[:][1].tolist()

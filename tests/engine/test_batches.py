@@ -1,0 +1,382 @@
+"""Which examples make up which batch, in which order, and what a batch may hold."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import engine
+import numpy as np
+import pytest
+import torch
+from engine.data import batches as loaders
+from engine.data import trees
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+ENGINE = str(Path(engine.__file__).parents[1])
+CPU = torch.device("cpu")
+EXAMPLES = TensorDataset(torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1), torch.arange(100))
+LOADERS = ["resident", "workers"]
+
+
+class OneByOne(Dataset):
+    """The same examples, as a dataset that is not in memory gives them."""
+
+    def __len__(self):
+        return len(EXAMPLES)
+
+    def __getitem__(self, index):
+        image, label = EXAMPLES[index]
+        return image, int(label)
+
+
+ONE_BY_ONE = OneByOne()
+
+
+def make(count=22, batch_size=4, seed=0, loader="resident", dataset=EXAMPLES, workers=0):
+    """Batches of the examples 50, 51, …"""
+    subset = Subset(dataset, range(50, 50 + count))
+    return loaders.make(subset, CPU, batch_size, loader, workers, seed)
+
+
+def epoch(batches, number=1, done=0):
+    """The batches of an epoch, without their sizes."""
+    return [batch for batch, _ in batches.from_position(number, done)]
+
+
+def order(batches, number=1, done=0):
+    """The examples of an epoch."""
+    return torch.cat([labels for _, labels in epoch(batches, number, done)]).tolist()
+
+
+def sizes(batches, number=1):
+    """The number of examples that is said of each batch, and is in it."""
+    said = [(size, len(labels)) for (_, labels), size in batches.from_position(number, 0)]
+    assert all(one == other for one, other in said)
+    return [size for size, _ in said]
+
+
+@pytest.mark.parametrize(("dataset", "seed"), [(EXAMPLES, 0), (ONE_BY_ONE, 0), (ONE_BY_ONE, None)])
+def test_loaders_give_the_same_batches_in_the_same_order(dataset, seed):
+    resident = make(seed=seed, dataset=dataset)
+    others = make(seed=seed, dataset=dataset, loader="workers", workers=2)
+    for number in (1, 2, 1):
+        for one, other in zip(epoch(resident, number), epoch(others, number), strict=True):
+            assert type(one) is type(other) is tuple
+            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+            assert one[0].flatten().tolist() == one[1].tolist()
+            assert (other[0].dtype, other[1].dtype) == (torch.uint8, torch.int64)
+    others.close()
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    first = order(make())
+    assert order(make()) == first
+    assert order(make(), 2) != first
+    assert order(make(seed=1)) != first
+    assert sorted(first) != first
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("done", [0, 1, 5, 6])
+def test_an_epoch_can_begin_at_any_batch(loader, done):
+    batches = make(loader=loader, dataset=ONE_BY_ONE, workers=1)
+    whole = order(batches, 3)
+    rest = list(batches.from_position(3, done))
+    assert [label for (_, labels), _ in rest for label in labels.tolist()] == whole[4 * done :]
+    assert [size for _, size in rest] == [4, 4, 4, 4, 4, 2][done:]
+    batches.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "batch_size", "expected"),
+    [(8, 4, [4, 4]), (22, 4, [4] * 5 + [2]), (3, 4, [3]), (1, 4, [1]), (3, 1, [1, 1, 1])],
+)
+@pytest.mark.parametrize("seed", [0, None])
+def test_every_example_comes_once_an_epoch(count, batch_size, expected, seed):
+    batches = make(count, batch_size, seed)
+    for number in (1, 2):
+        assert sizes(batches, number) == expected
+        assert sorted(order(batches, number)) == list(range(50, 50 + count))
+    assert (len(batches), batches.examples) == (len(expected), count)
+    assert batches.batch_size == batch_size
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_last_batch_of_one_is_left_out_only_while_shuffling(loader):
+    shuffled, fixed = make(9, loader=loader), make(9, seed=None, loader=loader)
+    assert (sizes(shuffled), len(shuffled), shuffled.examples) == ([4, 4], 2, 8)
+    assert len({frozenset(order(shuffled, n)) for n in range(9)}) > 1  # not always the same
+    assert (sizes(fixed), len(fixed), fixed.examples) == ([4, 4, 1], 3, 9)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_without_a_seed_the_order_is_the_datasets(loader):
+    batches = make(6, seed=None, loader=loader)
+    assert order(batches, 1) == order(batches, 2) == [50, 51, 52, 53, 54, 55]
+    assert [label for _, labels in batches for label in labels.tolist()] == order(batches)
+
+
+def test_a_whole_dataset_and_a_subset_of_a_subset():
+    assert order(loaders.make(EXAMPLES, CPU, 32)) == list(range(100))
+    inner = Subset(Subset(ONE_BY_ONE, range(10, 40)), [5, 0, 29])
+    assert order(loaders.make(inner, CPU, 2)) == [15, 10, 39]
+
+
+def test_a_kind_of_subset_that_changes_its_examples_is_asked_for_them():
+    class Negative(Subset):
+        def __getitem__(self, index):
+            image, label = super().__getitem__(index)
+            return image, -label
+
+    assert order(loaders.make(Negative(ONE_BY_ONE, [3, 1]), CPU, 2)) == [-3, -1]
+
+
+@dataclass
+class Pair:
+    left: Tensor
+    right: Tensor
+
+
+Point = namedtuple("Point", "x y")
+
+
+class Nested(Dataset):
+    """Examples of every nesting and many number formats, each made of its index."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return {
+            "whole": index,
+            "half": index / 2,
+            "array": np.full((2, 3), index, dtype=np.float32),
+            "inner": [torch.tensor(index % 2 == 0), Pair(torch.tensor([index]), torch.zeros(0))],
+            "point": Point(torch.tensor(index, dtype=torch.float64), np.int16(index)),
+        }
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_batch_is_any_nesting_of_any_number_formats(loader):
+    batches = loaders.make(Nested(), CPU, 4, loader, 1, seed=0)
+    seen = []
+    for batch, size in batches.from_position(0, 0):
+        index = batch["whole"]
+        assert (index.shape, index.dtype) == ((size,), torch.int64)
+        assert torch.equal(batch["half"], index / 2) and batch["half"].dtype == torch.float32
+        assert torch.equal(batch["array"], index.float().view(-1, 1, 1).expand(-1, 2, 3))
+        even, pair = batch["inner"]
+        assert isinstance(pair, Pair) and isinstance(batch["point"], Point)
+        assert torch.equal(even, index % 2 == 0)
+        assert torch.equal(pair.left, index.view(-1, 1)) and pair.right.shape == (size, 0)
+        assert (
+            torch.equal(batch["point"].x, index.double()) and batch["point"].y.dtype == torch.int16
+        )
+        seen += index.tolist()
+    assert sorted(seen) == list(range(10))
+    batches.close()
+
+
+def test_float_features_and_targets_are_left_as_they_are():
+    table = TensorDataset(torch.randn(20, 3), torch.randn(20, dtype=torch.float64))
+    for batch, expected in zip(loaders.make(table, CPU, 20), [table.tensors], strict=True):
+        assert torch.equal(batch[0], expected[0]) and torch.equal(batch[1], expected[1])
+        assert (batch[0].dtype, batch[1].dtype) == (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("thing", ["word", None])
+def test_an_example_that_cannot_be_in_a_batch_is_said(thing):
+    class Odd(OneByOne):
+        def __getitem__(self, index):
+            return index, thing
+
+    kind = type(thing).__name__
+    with pytest.raises(TypeError, match=f"an example holds a {kind}, which is no tensor or number"):
+        list(loaders.make(Odd(), CPU, 4, "workers", 0))
+
+
+def test_a_batch_can_be_split_into_smaller_ones():
+    batch = {"x": torch.arange(7), "y": (torch.arange(14).view(7, 2),)}
+    parts = list(trees.split(batch, 3))
+    assert [part["x"].tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert torch.equal(torch.cat([part["y"][0] for part in parts]), batch["y"][0])
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_the_same_batches_can_be_read_twice_at_once(loader):
+    batches = make(seed=None, loader=loader, dataset=ONE_BY_ONE, workers=1)
+    for _ in range(2):
+        for first, second in zip(batches, batches, strict=True):
+            assert torch.equal(first[1], second[1])
+    batches.close()
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_an_iteration_that_is_broken_off_leaves_nothing_behind(loader):
+    batches = make(loader=loader, dataset=ONE_BY_ONE, workers=1)
+    whole = order(batches, 2)
+    for _ in range(3):
+        list(islice(batches.from_position(1, 0), 2))
+        assert order(batches, 2) == whole
+    batches.close()
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_batches_can_be_read_on_after_they_were_closed(loader):
+    batches = make(loader=loader, dataset=ONE_BY_ONE, workers=1)
+    first = order(batches, 2)
+    batches.close()
+    assert order(batches, 2) == first
+    batches.close()
+
+
+class Noting(OneByOne):
+    """Notes which examples are read; each note lets the reader of a pipe go on."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def __getitem__(self, index):
+        with self.file.open("a") as file:
+            file.write(f"{index}\n")
+        return super().__getitem__(index)
+
+
+def test_workers_read_on_into_the_next_epoch(tmp_path):
+    noted = tmp_path / "noted.txt"
+    batches = make(8, dataset=Noting(noted), loader="workers", workers=1)
+    first = order(batches, 1)
+    wait_until(lambda: len(noted.read_text().splitlines()) == 8 + 8)  # two batches ahead
+    second = order(batches, 2)
+    assert list(map(int, noted.read_text().splitlines()))[:16] == first + second
+    batches.close()
+
+
+def wait_until(true):
+    """Return as soon as a condition holds; fails if it never does."""
+    for _ in range(2400):
+        if true():
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("waited in vain")
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_torchs_own_random_numbers_are_left_alone(loader):
+    before = torch.get_rng_state()
+    batches = make(loader=loader, dataset=OneByOne(), workers=1)
+    for number in (1, 2):
+        order(batches, number)
+    assert torch.equal(torch.get_rng_state(), before)
+    batches.close()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "free", "loader"),
+    [
+        (OneByOne(), 3600, "resident"),
+        (OneByOne(), 3599, "workers"),
+        (EXAMPLES, 0, "resident"),  # in the CPU's memory already
+    ],
+)
+def test_auto_keeps_900_bytes_on_a_device_that_has_3600(monkeypatch, dataset, free, loader):
+    monkeypatch.setattr(loaders, "free_memory", lambda _device: free)
+    assert make(loader="auto", dataset=dataset).loader == loader
+
+
+def test_all_parts_of_a_dataset_share_one_copy_while_they_are_in_use(tmp_path):
+    noting = Noting(tmp_path / "noted.txt")
+    one, other = (make(dataset=noting) for _ in range(2))
+    assert order(one) == order(other)
+    assert len(noting.file.read_text().splitlines()) == len(noting)
+    del one, other
+    make(dataset=noting)
+    assert len(noting.file.read_text().splitlines()) == 2 * len(noting)
+
+
+class Unequal(OneByOne):
+    """A dataset without a hash."""
+
+    def __eq__(self, other):
+        return False
+
+    __hash__ = None
+
+
+def test_a_dataset_needs_no_hash():
+    assert order(make(dataset=Unequal(), seed=None, count=3)) == [50, 51, 52]
+
+
+SCRIPT = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from torch.utils.data import Dataset
+from engine.data import batches as loaders
+
+class Examples(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if index == int(sys.argv[1]):
+            raise ValueError("no such file")
+        return torch.zeros(3), index
+
+made = loaders.make(Examples(), torch.device("cpu"), 4, "workers", 2, seed=0)
+evaluated = loaders.make(Examples(), torch.device("cpu"), 4, "workers", 1)
+pool = ThreadPoolExecutor(2)
+evaluations = [pool.submit(lambda: sum(len(labels) for _, labels in evaluated)) for _ in range(2)]
+begun = made.from_position(0, 0)
+next(begun)
+print("reading", flush=True)
+print(*[evaluation.result() for evaluation in evaluations], flush=True)
+if sys.argv[2] == "close":
+    pool.shutdown()
+    made.close()
+    evaluated.close()
+if sys.argv[2] == "wait":
+    for number in range(1_000_000):
+        for batch in made.from_position(number, 0):
+            pass
+"""
+
+
+def start(*words):
+    """Start the script above in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ENGINE},
+    )
+
+
+@pytest.mark.parametrize("end", ["close", "leave"])
+def test_reading_in_a_pool_of_threads_ends_without_a_word(end):
+    out, err = start("-1", end).communicate()
+    assert (out.split(), err) == (["reading", "64", "64"], "")
+
+
+def test_an_error_while_reading_is_told_once():
+    process = start("63", "leave")
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert err.endswith("ValueError: no such file\n\n")
+    assert "exited unexpectedly" not in err and "killed" not in err
+
+
+def test_processes_of_a_killed_job_end_without_a_trace():
+    for _ in range(3):
+        process = start("-1", "wait")
+        process.stdout.readline()
+        process.stdout.readline()
+        process.kill()
+        assert process.communicate()[1] == ""  # its processes held the other end until they ended

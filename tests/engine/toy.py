@@ -1,0 +1,292 @@
+"""A job of the tests' own, run in this process by the engine alone: no file of a project is read.
+
+toy = Toy(tmp_path)
+whole = toy.run(epochs=3, ema=0.9)          # a job to its end
+toy.run("again", epochs=3, stop=At("step", 5))  # the same in another folder, until a signal
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine.attempt import Attempt, NoCourier
+from engine.cli import Metric, Span, setting
+from engine.job import journal
+from engine.job.folder import JobFolder
+from engine.job.interruption import handle
+from engine.job.runtime import Runtime
+from engine.loop import EMA, EarlyStopping, Job, Means, Outputs, clip_gradients
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Subset, TensorDataset
+
+METRICS = {"loss": Metric(better="lower"), "accuracy": Metric(better="higher")}
+TIMES = {"elapsed_seconds", "examples_per_second", "data_wait_fraction"}
+EXAMPLES, FEATURES, CLASSES = 51, 6, 3
+STEPS = 7
+"""Steps in an epoch: batches of 8, the last of 3."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the engine reads of a project's settings, and what this loop does."""
+
+    epochs: int = 3
+    steps: int = setting(0, replaces="epochs")
+    minutes: float = setting(0.0, replaces="epochs")
+    eval_every: Span = Span("1e")
+    batch_size: int = 8
+    accumulate: int = 1
+    lr: float = 0.05
+    momentum: float = 0.9
+    decay: str = "constant"
+    ema: float = 0.0
+    clip_norm: float = 0.0
+    precision: str = "fp32"
+    background: bool = False
+    monitor: str = "val_loss"
+    patience: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class At:
+    """A moment of a job: the `number`th "step", or "batch" of an evaluation, counted from 1."""
+
+    what: str
+    number: int
+
+
+Hook = Callable[[str, Job[Settings]], None]
+"""Called at each "step", and each "batch" of an evaluation."""
+
+
+def signals(at: At | None) -> Hook:
+    """Return a hook that sends this process a TERM at a moment."""
+    seen: dict[str, int] = {}
+
+    def hook(what: str, _job: Job[Settings]) -> None:
+        seen[what] = seen.get(what, 0) + 1
+        if at and (what, seen[what]) == (at.what, at.number):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return hook
+
+
+def examples(count: int, seed: int = 0) -> TensorDataset:
+    """Return points (FEATURES,) and their classes, which a line separates."""
+    random = torch.Generator().manual_seed(seed)
+    points = torch.randn(count, FEATURES, generator=random)
+    return TensorDataset(points, (points[:, :CLASSES] + points[:, CLASSES:]).argmax(1))
+
+
+DATA = examples(EXAMPLES + 20)
+TRAIN = Subset(DATA, range(EXAMPLES))
+VAL = Subset(DATA, range(EXAMPLES, EXAMPLES + 20))
+
+
+def network() -> nn.Module:
+    """Return a network with all that has a state: weights, buffers, random numbers."""
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, CLASSES)
+    )
+
+
+def forward(model: nn.Module, batch: Any, settings: Settings) -> tuple[Tensor, dict[str, Any]]:
+    """Return the loss, and what is measured, one in each of the forms that there are."""
+    points, labels = batch
+    logits = model(points).float()
+    losses = cross_entropy(logits, labels, reduction="none")
+    right = logits.argmax(-1) == labels
+    measured = {
+        "loss": losses,  # (B,)
+        "accuracy": right[:, None],  # (B, 1)
+        "confidence": logits.softmax(-1).amax(-1).mean(),  # a single number
+        "recall": (right[labels == 0].sum(), (labels == 0).sum()),  # numerator and denominator
+    }
+    return losses.mean(), measured
+
+
+@dataclass
+class Loop:
+    """A training loop in the form of the template's, for tests to vary."""
+
+    forward: Any = forward
+    train_on: Any = TRAIN
+    val_on: Any = VAL
+    hook: Hook = lambda what, job: None
+    network: Any = network
+
+    def main(self, job: Job[Settings]) -> Mapping[str, float]:
+        """Train; return the results of the best weights."""
+        settings = job.settings
+        model = self.network().to(job.device)
+        batches = job.batches(self.train_on, settings.batch_size, shuffle=True)
+        val = job.batches(self.val_on, settings.batch_size)
+        prepared = job.prepare(self.forward, settings.precision)
+        self.train(job, prepared, model, batches, val)
+        job.load_best(model=model)
+        return self.evaluate(model, job, prepared, val, "test", job.outputs())
+
+    def train(self, job: Job[Settings], forward: Any, model: Any, batches: Any, val: Any) -> None:
+        """Fit the model."""
+        settings = job.settings
+        optimizer = torch.optim.SGD(model.parameters(), settings.lr, settings.momentum)
+        ema = EMA(model, settings.ema)
+        stopping = EarlyStopping(METRICS, settings.monitor, settings.patience)
+        job.resume(model=model, optimizer=optimizer, ema=ema, stopping=stopping)
+        for _ in job.epochs():
+            model.train()
+            for batch in job.steps(batches):
+                self.hook("step", job)
+                self.step(job, forward, model, batch, optimizer)
+                ema.update()
+            for metrics, weights in self.evaluations(job, ema.model, forward, val):
+                job.log_epoch(metrics)
+                if stopping.improved(metrics):
+                    job.keep_best(metrics, model=weights)
+                if stopping.due:
+                    break
+            if stopping.due:
+                break
+
+    def step(
+        self, job: Job[Settings], forward: Any, model: Any, batch: Any, optimizer: Any
+    ) -> None:
+        """Take one optimizer step."""
+        settings = job.settings
+        fraction_left = 1.0 if settings.decay == "constant" else 1 - job.fraction_done
+        for group in optimizer.param_groups:
+            group["lr"] = settings.lr * fraction_left
+        for part, fraction in job.parts(batch):
+            loss, measured = forward(model, part, settings)
+            loss.backward(fraction)
+            job.log(measured, lr=settings.lr * fraction_left)
+        if settings.clip_norm:
+            clip_gradients(model.parameters(), settings.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def evaluations(
+        self, job: Job[Settings], model: Any, forward: Any, val: Any
+    ) -> Iterator[tuple[dict[str, float], nn.Module]]:
+        """Yield the evaluations that are due, with the weights that they are of."""
+        if job.settings.background:
+            yield from job.in_background(self.evaluate, model, job, forward, val, "val")
+        else:
+            yield self.evaluate(model, job, forward, val, "val"), model
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        model: Any,
+        job: Job[Settings],
+        forward: Any,
+        batches: Any,
+        part: str,
+        outputs: Outputs | None = None,
+    ) -> dict[str, float]:
+        """Return the means of what is measured."""
+        model.eval()
+        means = Means()
+        for batch in batches or ():
+            self.hook("batch", job)
+            means.add(forward(model, batch, job.settings)[1])
+            if outputs:
+                outputs.add(label=batch[1])
+        return {f"{part}_{name}": value for name, value in means.read().items()}
+
+
+class Here(Attempt[Settings]):
+    """An attempt without a store and a courier."""
+
+    def _begin(self) -> None:
+        self._folder.make()
+        self._take()
+        self._courier = NoCourier()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended, and what it left."""
+
+    status: int
+    said: str
+    folder: Path
+
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Return (step, value) of each metric in the journal, but for times."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for line in self.journal():
+            for name, value in line.get("metrics", {}).items():
+                if name not in TIMES:
+                    found.setdefault(name, []).append((line["step"], value))
+        return found
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Return the lines of the journal."""
+        with (self.folder / journal.FILE).open("rb") as file:
+            return journal.read(file)
+
+    def checkpoint(self, name: str) -> dict[str, Any]:
+        """Return what best.pt or last.pt holds, but for times and the code's hash."""
+        content: dict[str, Any] = torch.load(self.folder / name, weights_only=True)
+        content.get("parts", {}).pop("job.stopwatch", None)
+        content.pop("code", None)  # somebody may be at work on it
+        return content
+
+    def content(self) -> Any:
+        """Return weights, state and curves in a form whose == compares tensors bit for bit."""
+        return plain([self.checkpoint("best.pt"), self.checkpoint("last.pt"), self.curves()])
+
+    @property
+    def log(self) -> str:
+        """What the job logged."""
+        return (self.folder / "log.txt").read_text()
+
+
+def plain(value: Any) -> Any:
+    """Return nested values with each tensor as its bytes."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+class Toy:
+    """Jobs of the toy project, with their folders in one place."""
+
+    def __init__(self, root: Path, capture: Callable[[], str]) -> None:
+        self._root, self._capture = root, capture
+
+    def run(
+        self,
+        name: str = "whole",
+        loop: Loop | None = None,
+        stop: At | None = None,
+        runtime: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Ended:
+        """Run a job to its end, or until a signal comes at a moment."""
+        how = Runtime(**{"device": "cpu", "runs_root": self._root / name, **(runtime or {})})
+        loop = loop or Loop()
+        if stop:
+            loop = replace(loop, hook=signals(stop))
+        folder = JobFolder(Settings(**settings), how, METRICS)
+        try:
+            status = Here(folder).run(loop.main, lambda job: None)
+        finally:
+            handle(signal.SIG_DFL)
+            folder._lock.close()
+        return Ended(status, self._capture(), folder.path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a file of a job holds."""
+    return dict(json.loads(path.read_text()))
