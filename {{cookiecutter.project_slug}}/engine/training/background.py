@@ -101,7 +101,7 @@ class Background:
         weights: dict[str, Any],
         at: dict[str, Any],
     ) -> None:
-        copy = self._spare.pop() if self._spare else deepcopy(model).requires_grad_(False)
+        copy = self._spare.pop() if self._spare else deepcopy(model)
         copy.load_state_dict(weights)
         self._stream.wait_stream()
         if self._thread is None:

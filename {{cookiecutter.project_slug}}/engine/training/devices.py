@@ -7,7 +7,8 @@ Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -49,12 +50,11 @@ def choose(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise SettingsError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from error
-    if device.type == "cpu" and not device.index:
-        return torch.device("cpu")
-    count = _module(device).device_count() if device.type in KINDS else 0
-    if (device.index or 0) >= count:
+    index, cpu = device.index or 0, device.type == "cpu"
+    count = _module(device).device_count() if device.type in KINDS else int(cpu)
+    if index >= count:
         raise SettingsError(f"--device {name}: torch sees no such device; try --device auto")
-    return torch.device(device.type, device.index or 0)
+    return torch.device("cpu") if cpu else torch.device(device.type, index)
 
 
 def use(device: torch.device, deterministic: bool) -> None:
@@ -126,13 +126,6 @@ def peak_memory(device: torch.device) -> int | None:
     return int(_module(device).max_memory_allocated(device)) if runs_ahead(device) else None
 
 
-def cpu_cores() -> int:
-    """Return the cores for this process; a sweep divides them among its jobs at once."""
-    affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("JOBS_AT_ONCE", 1)))
-
-
 def runs_ahead(device: torch.device) -> bool:
     """Return whether a device has streams, and copies from and to pinned memory on its own."""
     return device.type in ("cuda", "xpu")
@@ -157,28 +150,19 @@ def event(device: torch.device) -> Event:
 class _Done:
     """An event of a device that has done all that it was told to."""
 
-    def record(self) -> None:
-        """Do nothing."""
+    def record(self) -> None: ...
 
     def query(self) -> bool:
-        """Return True."""
         return True
 
-    def synchronize(self) -> None:
-        """Do nothing."""
+    def synchronize(self) -> None: ...
 
 
 class SideStream:
     """A queue of work on a device, which goes on while the current stream does something else.
 
-        side = SideStream(device)
-        side.wait_stream()
-        with side:
-            copied = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
-        side.hand_over(copied.values())
-
-    Several threads may not be within the same one at once. On a device with a single queue, such as
-    a CPU, everything goes through that one.
+    Within its context, which one thread at a time may be in, a thread sends its work there. On a
+    device with a single queue, such as a CPU, everything goes through that one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -186,14 +170,12 @@ class SideStream:
         self._stream = _module(device).Stream(device) if runs_ahead(device) else None
 
     def __enter__(self) -> Self:
-        """Send what the device is told from now on, by this thread, through this queue."""
         if self._stream:
             self._context = _module(self._device).stream(self._stream)
             self._context.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Send what it is told to where it went before."""
         if self._stream:
             self._context.__exit__(*error)
 
@@ -249,6 +231,20 @@ def dump_allocations(device: torch.device, path: Path) -> bool:
     return True
 
 
+@contextmanager
+def warning_of_waits(device: torch.device) -> Iterator[None]:
+    """Have torch warn of each operation by which the host waits for a CUDA GPU.
+
+    Source: docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("warn")
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def _module(device: torch.device) -> Any:
-    """Return torch.cuda, torch.xpu or torch.mps."""
     return torch.get_device_module(device)

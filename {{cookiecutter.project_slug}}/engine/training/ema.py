@@ -20,7 +20,7 @@ class EMA:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model = deepcopy(model).requires_grad_(False) if decay else model
+        self.model = deepcopy(model) if decay else model  # as trainable: shares compiled code
         self._decay = decay
         self._steps = 0
         self._weights = _detached(self.model.parameters()), _detached(model.parameters())

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from engine.training import compilation
-from engine.training.measures import Measured, Sum, sums
+from engine.training.measures import Measured, Sum, summed, sums_of
 from engine.training.precision import Precision
 
 Forward = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any]]]
 """From a model, a batch and the settings to a loss () and what was measured, by name."""
 
-Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, Sum]]]
+Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]]
 
 
 class Prepared:
-    """A forward function under autocast and, with `compile`, compiled.
+    """A forward function under autocast and, with `compile`, compiled; `plain` without both.
 
     It is compiled for the shapes of the first batch in training and the first in evaluation; other
     shapes, such as an epoch's smaller last batch, run as they are, so nothing is compiled twice.
@@ -30,24 +30,29 @@ class Prepared:
 
     def __init__(self, forward: Forward, precision: Precision, compile: bool) -> None:
         self._precision = precision
-        self._plain = region(forward)
-        self._compiled = compilation.compiled(self._plain) if compile else None
+        self.plain = forward
+        self.compiled = compile
+        self._compiled = compilation.compiled(region(forward)) if compile else None
         self._shapes: dict[bool, list[Any]] = {}
         self._lock = threading.Lock()
+
+    @property
+    def precision(self) -> str:
+        """The number format, with `auto` resolved."""
+        return self._precision.name
 
     def __call__(
         self, model: nn.Module, batch: Any, settings: Any
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Return the loss () and what was measured, with its sums."""
+        """Return the loss () and what was measured; with its sums, if that was compiled."""
         with self._precision.autocast():
-            if self._compiled and self._usual(model.training, batch):
-                # One thread at a time: torch refuses a compiled function that is called while
-                # another thread compiles, as background evaluation would.
-                with self._lock:
-                    loss, measured, made = self._compiled(model, batch, settings)
-            else:
-                loss, measured, made = self._plain(model, batch, settings)
-        return loss, Measured(measured, made)
+            if not (self._compiled and self._usual(model.training, batch)):
+                return self.plain(model, batch, settings)
+            # One thread at a time: torch refuses a compiled function that is called while another
+            # thread compiles, as background evaluation would.
+            with self._lock:
+                loss, measured, made = self._compiled(model, batch, settings)
+            return loss, Measured(measured, {name: Sum(*pair) for name, pair in made.items()})
 
     def _usual(self, training: bool, batch: Any) -> bool:
         shapes = [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
@@ -59,8 +64,9 @@ def region(forward: Forward) -> Region:
 
     def run(
         model: nn.Module, batch: Any, settings: Any
-    ) -> tuple[Tensor, dict[str, Any], dict[str, Sum]]:
+    ) -> tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]:
         loss, measured = forward(model, batch, settings)
-        return loss, measured, sums(measured)
+        made = {name: tuple(summed(each)) for name, each in sums_of(measured).items()}
+        return loss, measured, made
 
     return run

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from engine import files
+from engine import files, machine
 from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.job.folder import JobFolder
+from engine.job.journal import numbers
 from engine.training import compilation, devices, parts
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
@@ -40,9 +41,10 @@ class Job(TrainingLoop, Generic[S]):
         """Take the device and this job's threads, and seed all random numbers."""
         devices.use(self.device, self.runtime.deterministic)
         threads = self.runtime.threads
-        most = min(torch.get_num_threads(), devices.cpu_cores())
+        most = min(torch.get_num_threads(), machine.cores())
         torch.set_num_threads(most if threads == "auto" else threads)
         self._random = GlobalStreams(self._seed, self.device)
+        self._whole = torch.ones((), device=self.device)  # the fraction of a batch in one part
         self._folder.journal.tags(devices.tags(self.device))
 
     @overload
@@ -91,7 +93,10 @@ class Job(TrainingLoop, Generic[S]):
 
         `elements` counts what the loss is a mean over, if that is not examples.
         """
-        return parts.parts(batch, getattr(self.settings, "accumulate", 1), elements)
+        count = getattr(self.settings, "accumulate", 1)
+        if count == 1:
+            return iter(((batch, self._whole),))
+        return parts.parts(batch, count, elements)
 
     def save_spec(self, spec: Any) -> None:
         """Keep what the network has to know of the data, a dataclass or a dictionary of plain
@@ -129,7 +134,7 @@ class Job(TrainingLoop, Generic[S]):
             journal.files(outputs.save(self._folder.path))
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
         step = best.get("step", self.step)
-        every = {**results, **kept, **({"best_step": step} if best else {})}
+        every = {**numbers(results), **kept, **({"best_step": step} if best else {})}
         journal.metrics(step, every)
         return every
 

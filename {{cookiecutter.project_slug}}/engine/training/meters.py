@@ -1,24 +1,23 @@
-"""Numbers of a training loop that stay on the device until there is time for them.
+"""The numbers of a training loop: they stay on the device until there is time for them.
 
-They are summed there as the steps make them. By time they are brought together in a block, which is
-copied to the host while training goes on, and read when the copy is done. So a step never waits for
-the device, and a loss that is not finite is found soon, not at once: before a checkpoint is made,
-which holds finite weights only (writer.py).
+What the steps measure is kept as it is. By time it is summed, many steps in a few operations, and
+copied to the host while training goes on; the means are made there. So a step never waits for the
+device, and a loss that is not finite is found soon, not at once: before a checkpoint is made, which
+holds finite weights only (writer.py).
 """
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.errors import Diverged
-from engine.job.journal import Journal, now, numbers
+from engine.job.journal import Journal, now
 from engine.training import devices
-from engine.training.measures import Sum, sums
+from engine.training.measures import Sum, sums_of, totals, wide
 
 POINTS = 1000
 """Points of a training curve that --log-every auto aims at."""
@@ -26,22 +25,23 @@ POINTS = 1000
 UNKNOWN = 10
 """Steps for each point where the number of steps is not known from the start."""
 
-BLOCK = 1024
-"""Numbers that wait on the device at most."""
+STEPS = 64
+"""Steps whose measurements are summed together at most."""
+
+VALUES = 2**20
+"""Measured values that wait on the device at most."""
 
 INTERVAL = 1.0
-"""Seconds between two blocks."""
+"""Seconds between two copies to the host, at most."""
 
 
-class _Point(NamedTuple):
-    """A point of the curves whose sums are on their way from the device."""
+class _Step(NamedTuple):
+    """A step, with what it measured and what the host knew, such as the learning rate."""
 
     step: int
     at: int
-    counts: dict[str, int | None]
-    """The number of values behind each mean; None where the device has it, after the sum."""
+    sums: list[tuple[str, Sum]]
     numbers: dict[str, float]
-    """What the host knew: the last values, such as the learning rate."""
 
 
 class TrainMeter:
@@ -52,14 +52,17 @@ class TrainMeter:
     """
 
     def __init__(self, journal: Journal, device: torch.device, declared: Mapping[str, Any]) -> None:
-        self._journal, self._device, self._declared = journal, device, declared
+        self._journal, self._declared = journal, declared
         self._every = 0  # not chosen yet
-        self._sums: dict[str, Sum] = {}
         self._numbers: dict[str, float] = {}
+        self._of_step: list[tuple[str, Sum]] = []
+        self._waiting: list[_Step] = []
+        self._values = 0
+        self._copies = _Copies(device)
+        self._sent = time.monotonic()
+        self._means = _Means()
         self._in_mean = 0
-        self._totals: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        self._block = _Block(device)
-        self._last_block = time.monotonic()
+        self._since_last = _Means()
 
     def choose_spacing(self, steps: int | None) -> None:
         """Choose the steps for each point: as the job began, or by the steps that it has."""
@@ -72,42 +75,40 @@ class TrainMeter:
 
     def add(self, measured: Mapping[str, Any]) -> None:
         """Add measurements of this step, several times if need be; numbers are kept as they are."""
-        values = {k: v for k, v in measured.items() if isinstance(v, Tensor | tuple)}
-        if len(values) < len(measured):
-            self._numbers |= numbers({k: v for k, v in measured.items() if k not in values})
-            measured = values
-        for name, (numerator, count) in sums(measured).items():
-            if name in self._sums:
-                before, counted = self._sums[name]
-                numerator, count = before + numerator, counted + count
-            self._sums[name] = numerator, count
+        tensors = {k: v for k, v in measured.items() if isinstance(v, Tensor | tuple)}
+        if len(tensors) < len(measured):
+            self._numbers |= {k: float(v) for k, v in measured.items() if k not in tensors}
+            measured = tensors
+        for name, each in sums_of(measured).items():
+            self._of_step.append((name, each))
+            self._values += each.numerator.numel()
 
     def end_step(self, step: int) -> None:
         """A step is whole. Raises Diverged, some steps later, for a metric that is not finite."""
-        self._in_mean += 1
-        if self._in_mean >= self._every:
-            self._add_point(step)
-        if self._block.full or time.monotonic() - self._last_block > INTERVAL:
-            self._write(self._block.exchange(wait=self._block.full))
-            self._last_block = time.monotonic()
+        self._waiting.append(_Step(step, now(), self._of_step, dict(self._numbers)))
+        self._of_step = []
+        full = len(self._waiting) >= STEPS or self._values > VALUES
+        if full or time.monotonic() - self._sent > INTERVAL:
+            self._exchange(wait=full)
 
     def flush(self) -> None:
         """Wait for the device and write every point so far. Raises Diverged as `end_step` does."""
-        for _ in range(2):  # what is under way, then what was still on the device
-            self._write(self._block.exchange(wait=True))
+        self._exchange(wait=True)  # sends what waits
+        self._exchange(wait=True)  # and takes it
 
     def close(self, step: int) -> None:
-        """Write the mean of the last steps too, if they are fewer than `every`."""
-        if self._in_mean:
-            self._add_point(step)
+        """Write the mean of the last steps too, if they are fewer than --log-every."""
         self.flush()
+        if self._in_mean:
+            self._write(step, now())
+            self._journal.flush()
 
     def since_last(self) -> dict[str, float]:
         """Return the means over the points written since the last call, as `train_<name>`, and the
         last values of numbers such as the learning rate."""
-        totals = {name: total / count for name, (total, count) in self._totals.items() if count}
-        self._totals.clear()
-        return {f"train_{name}": mean for name, mean in totals.items()} | self._numbers
+        means = {f"train_{name}": mean for name, mean in self._since_last.read().items()}
+        self._since_last = _Means()
+        return means | self._numbers
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of a point that is not whole; all others are in the journal."""
@@ -115,89 +116,94 @@ class TrainMeter:
         return {
             "every": self._every,
             "in_mean": self._in_mean,
-            "sums": dict(self._sums),
+            "means": self._means.sums,
             "numbers": dict(self._numbers),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._every, self._in_mean = state["every"], state["in_mean"]
-        self._numbers = state["numbers"]
-        self._sums = {name: self._placed(*pair) for name, pair in state["sums"].items()}
+        self._means.sums, self._numbers = state["means"], state["numbers"]
 
-    def _placed(self, numerator: Tensor, count: Tensor | int) -> Sum:
-        count = count.to(self._device) if isinstance(count, Tensor) else count
-        return numerator.to(self._device), count
-
-    def _add_point(self, step: int) -> None:
-        tensors = [
-            part for pair in self._sums.values() for part in pair if isinstance(part, Tensor)
-        ]
-        counts = {k: n if isinstance(n, int) else None for k, (_, n) in self._sums.items()}
-        self._block.add(tensors, _Point(step, now(), counts, dict(self._numbers)))
-        self._sums, self._in_mean = {}, 0
-
-    def _write(self, points: list[tuple[list[float], _Point]]) -> None:
-        for values, point in points:
-            means = dict(self._means(iter(values), point))
-            named = {f"train_{name}": mean for name, mean in means.items()}
-            self._journal.metrics(point.step, named | point.numbers, point.at)
-            for name, mean in means.items():
-                if name in self._declared and not math.isfinite(mean):
-                    self._journal.flush()
-                    at = f"by optimizer step {point.step}"
-                    raise Diverged(f"train_{name} was not finite {at}; lower --lr")
-        self._journal.flush()
-
-    def _means(self, values: Any, point: _Point) -> Any:
-        for name, count in point.counts.items():
-            total = next(values)
-            count = next(values) if count is None else count
-            if count:
-                self._totals[name][0] += total
-                self._totals[name][1] += count
-                yield name, total / count
-
-
-class _Block:
-    """Numbers on the device, with labels on the host, brought together a block at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        kind = torch.float32 if device.type == "mps" else torch.float64
-        self._host = devices.pinned((BLOCK,), kind, device)
-        self._ahead = devices.runs_ahead(device)
-        self._copied = devices.event(device)
-        self._numbers: list[Tensor] = []
-        self._labels: list[tuple[int, _Point]] = []
-        self._under_way: list[tuple[int, _Point]] = []
-
-    @property
-    def full(self) -> bool:
-        """Whether another point may find no place."""
-        return len(self._labels) >= BLOCK // 16 or len(self._numbers) > BLOCK // 2
-
-    def add(self, numbers: list[Tensor], label: _Point) -> None:
-        """Add a point's numbers."""
-        self._numbers += numbers
-        self._labels.append((len(numbers), label))
-
-    def exchange(self, wait: bool) -> list[tuple[list[float], _Point]]:
-        """Take what has arrived on the host and send off what has gathered on the device.
+    def _exchange(self, wait: bool) -> None:
+        """Take what has arrived on the host, and send what waits on the device.
 
         Nothing happens while a copy is under way, unless it is to be waited for.
         """
-        if self._under_way:
+        arrived = self._copies.take(wait)
+        if arrived is None:
+            return
+        self._copies.send(self._waiting)
+        self._waiting, self._values, self._sent = [], 0, time.monotonic()
+        steps, values = arrived
+        for each in steps:
+            self._count(each, values)
+        self._journal.flush()
+
+    def _count(self, step: _Step, values: Iterator[float]) -> None:
+        for name, (_, count) in step.sums:
+            total = next(values)
+            self._means.add(name, total, count if isinstance(count, int) else next(values))
+        self._in_mean += 1
+        if self._in_mean >= self._every:
+            self._write(step.step, step.at, step.numbers)
+
+    def _write(self, step: int, at: int, numbers: Mapping[str, float] | None = None) -> None:
+        means = self._means.read()
+        named = {f"train_{name}": mean for name, mean in means.items()}
+        self._journal.metrics(step, {**named, **(numbers or self._numbers)}, at)
+        self._since_last.merge(self._means)
+        self._means, self._in_mean = _Means(), 0
+        for name, mean in means.items():
+            if name in self._declared and not math.isfinite(mean):
+                self._journal.flush()
+                raise Diverged(f"train_{name} was not finite by optimizer step {step}; lower --lr")
+
+
+class _Means:
+    """Means on the host, weighted by the number of values."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, total: float, count: float) -> None:
+        before, counted = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = before + total, counted + count
+
+    def merge(self, other: "_Means") -> None:
+        for name, (total, count) in other.sums.items():
+            self.add(name, total, count)
+
+    def read(self) -> dict[str, float]:
+        return {name: total / count for name, (total, count) in self.sums.items() if count}
+
+
+class _Copies:
+    """The sums of steps on their way to the host, one copy at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._ahead = device, devices.runs_ahead(device)
+        self._host = devices.pinned((1024,), wide(device), device)
+        self._copied = devices.event(device)
+        self._steps: list[_Step] = []
+        self._size = 0
+
+    def take(self, wait: bool) -> tuple[list[_Step], Iterator[float]] | None:
+        """Return the steps that have arrived and their sums; None while they are under way."""
+        if self._steps:
             if wait:
                 self._copied.synchronize()
             elif not self._copied.query():
-                return []
-        values = iter(self._host[: sum(size for size, _ in self._under_way)].tolist())
-        arrived = [([next(values) for _ in range(size)], label) for size, label in self._under_way]
-        if self._numbers:
-            block = torch.stack([number.to(self._host.dtype) for number in self._numbers])
-            if len(block) > len(self._host):
-                self._host = self._host.new_empty(2 * len(block))
-            self._host[: len(block)].copy_(block, non_blocking=self._ahead)
-        self._numbers, self._labels, self._under_way = [], [], self._labels
+                return None
+        return self._steps, iter(self._host[: self._size].tolist())
+
+    def send(self, steps: list[_Step]) -> None:
+        """Sum what the steps measured and have it copied; nothing may be under way."""
+        tensors = [tensor for step in steps for _, each in step.sums for tensor in each.tensors]
+        self._steps, self._size = steps, len(tensors)
+        if not tensors:
+            return
+        if self._size > len(self._host):
+            self._host = devices.pinned((2 * self._size,), self._host.dtype, self._device)
+        self._host[: self._size].copy_(totals(tensors), non_blocking=self._ahead)
         self._copied.record()
-        return arrived

@@ -22,9 +22,6 @@ def parts(batch: Any, count: int, elements: Count | None = None) -> Iterator[tup
     """
     first = trees.leaves(batch)[0]
     size = len(first)
-    if count == 1:
-        yield batch, _constant(1.0, first.device)
-        return
     split = trees.split(batch, _examples_in_part(size, count))
     if elements:
         whole = elements(batch)

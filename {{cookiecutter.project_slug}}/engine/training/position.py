@@ -42,10 +42,10 @@ class Position(Stateful):
         return self.step // per_epoch + 1, self.step % per_epoch
 
     @property
-    def interval_ends(self) -> bool:
-        """Whether the steps of this interval are done."""
-        total = self.length.total
-        return self.step >= self._next_evaluation() or (total is not None and self.step >= total)
+    def interval_end(self) -> int:
+        """The step at whose end the model is evaluated next, or at which the job ends."""
+        end, total = self._next_evaluation(), self.length.total
+        return end if total is None else min(end, total)
 
     @property
     def ended(self) -> bool:

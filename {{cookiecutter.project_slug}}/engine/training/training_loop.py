@@ -103,7 +103,8 @@ class TrainingLoop:
         position, length = self._position, self._length
         stream = self._stream(batches)
         self._watch.start()
-        while not position.evaluating and not position.interval_ends:
+        end = position.step if position.evaluating else position.interval_end
+        while position.step < end:
             measuring = length.measuring
             batch, examples = next(stream)
             yield batch
@@ -111,10 +112,11 @@ class TrainingLoop:
             if measuring:
                 devices.wait(self.device)
                 length.measure(position.step)
+                end = position.interval_end
             self._watch.trained(examples)
             self._meter.end_step(position.step)
             self._report.step()
-            if not position.interval_ends:
+            if position.step < end:
                 self._pause_if_due()
                 self._save_if_due()
         self._end_steps()
