@@ -16,14 +16,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+import data
+import models
 import run
 import torch
-from engine.cli import parser as cli
-from engine.data.loaders import Batches
-from engine.job.folder import Job
-from engine.launch import OneJob
-from engine.training.precision import Precision
-from engine.training.seeding import GlobalStreams
+from engine.attempt import Attempt
+from engine.cli.parser import parse
+from engine.data.batches import Batches
+from engine.data.order import whole
+from engine.job.folder import JobFolder
+from engine.job.runtime import Runtime
+from engine.training.job import Job
+from settings import METRICS, Settings
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -66,16 +70,19 @@ class Turns:
 
     def end_epoch(self) -> None:
         """An epoch is over."""
+        if not self._other:
+            return
         self.ratios.append(self._own / self._other)
         self._own = self._other = 0.0
 
 
 def parts() -> tuple[nn.Module, Tensor, Tensor]:
     """The network, the images and the labels."""
-    settings = run.Settings(model="small", dataset="random", val_fraction=0.03, loader="resident")
-    batches, _, _, _, model = run.load(settings, CPU)
-    images, labels = zip(*batches.epoch(0), strict=True)
-    return model, torch.cat(images), torch.cat(labels)
+    settings = Settings(model="small", dataset="random", val_fraction=0.03)
+    loaded = data.load(settings, Path.cwd())
+    dataset, indices = whole(loaded.train)
+    images, labels = dataset.tensors
+    return models.make(settings, loaded.spec), images[indices], labels[indices]
 
 
 def by_hand(clip: bool = False, log: Log | None = None) -> Iterator[float]:
@@ -100,36 +107,40 @@ def by_hand(clip: bool = False, log: Log | None = None) -> Iterator[float]:
             yield (time.perf_counter() - begun) / TURN
 
 
+class InTurn:
+    """Training batches; every so many of them the loop by hand has its turn."""
+
+    def __init__(self, batches: Batches, turns: Turns) -> None:
+        self.batches, self.turns = batches, turns
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def from_position(self, epoch: int, batch: int) -> Iterator[tuple[object, int]]:
+        """The batches of an epoch, with those turns between them."""
+        self.turns.begin()
+        for number, each in enumerate(self.batches.from_position(epoch, batch), start=1):
+            yield each
+            if number % TURN == 0:
+                self.turns.end(TURN)
+                self.turns.begin()
+        self.turns.end_epoch()
+
+
 def ours(turns: Turns, *flags: str) -> None:
     """run.py's own loop in a job, with its courier and its store."""
 
-    class InTurn:
-        """Training batches; every so many of them the loop by hand has its turn."""
-
-        def __init__(self, batches: Batches) -> None:
-            self.batches, self.examples = batches, batches.examples
-
-        def __len__(self) -> int:
-            return len(self.batches)
-
-        def epoch(self, *where: int) -> Iterator[tuple[Tensor, Tensor]]:
-            """The batches of an epoch, with those turns between them."""
-            turns.begin()
-            for number, batch in enumerate(self.batches.epoch(*where), start=1):
-                yield batch
-                if number % TURN == 0:
-                    turns.end(TURN)
-                    turns.begin()
-            turns.end_epoch()
-
-    def main(job: Job[run.Settings]) -> dict[str, float]:
-        streams, precision = GlobalStreams(0, CPU), Precision("fp32", CPU)
-        train, val, _, _, model = run.load(job.settings, CPU)
-        return {"best_epoch": run.train(job, InTurn(train), val, model, precision, streams)}
+    def main(job: Job[Settings]) -> dict[str, float]:
+        model, batches, val, _ = run.load(job)
+        forward = job.prepare(run.forward, job.settings.precision)
+        run.train(job, forward, model, InTurn(batches, turns), val)
+        turns.end_epoch()  # the last epoch's batches are never asked for once more
+        return {}
 
     words = [*JOB, *flags, "--epochs", str(turns.epochs)]
+    folder = JobFolder(*parse(Settings, Runtime, words), METRICS)
     with terminal():
-        assert OneJob(cli.parse(run.Settings, words)).run(lambda _: None, main) == 0
+        assert Attempt(folder).run(main, run.check) == 0
 
 
 @contextmanager

@@ -21,8 +21,8 @@ LOOPS = Path(__file__).resolve().parent / "loops.py"
 
 NETWORK = """
 
-MODELS["small"] = lambda shape, classes, _settings: nn.Sequential(
-    nn.Flatten(), nn.Linear(prod(shape), 128), nn.ReLU(), nn.Linear(128, classes)
+MODELS["small"] = lambda settings, spec: nn.Sequential(
+    nn.Flatten(), nn.Linear(prod(spec.shape), 128), nn.ReLU(), nn.Linear(128, len(spec.classes))
 )
 """
 DATASET = """
@@ -31,13 +31,13 @@ def _random(_root: Path, _size: int | None) -> Source:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (66_000, 1, 8, 8), dtype=torch.uint8, generator=generator)
     labels = torch.randint(10, (66_000,), generator=generator)
-    return Source(in_memory(images, labels), None, [str(label) for label in range(10)])
+    return Source(TensorDataset(images, labels), [str(label) for label in range(10)])
 
 
 DATASETS["random"] = _random
 """
 WAYS = {
-    "ours": "run.py: its loader, its progress bar, every step's loss logged",
+    "ours": "run.py: its loader, its progress bar, every step's loss and accuracy logged",
     "ours-all": "run.py: also clipping, EMA, schedule, early stopping, a checkpoint every 3 s",
     "accelerate": "Accelerate, nothing logged",
     "lightning": "Lightning, barebones",
