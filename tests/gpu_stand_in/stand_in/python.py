@@ -9,13 +9,15 @@ Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
 - torch/serialization.py, `map_location`: puts storages on a device, not tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial, wraps
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import _foreach_supported_types
+from torch.profiler import ProfilerActivity
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -43,6 +45,14 @@ class Generator(torch.Generator):
         return self._device
 
 
+class Profiler(torch.profiler.profile):
+    """torch's profiler, of the host alone: of a GPU it would ask the driver at each operation."""
+
+    def __init__(self, *, activities: Iterable[ProfilerActivity], **options: Any) -> None:
+        kept = [one for one in activities if one is not ProfilerActivity.CUDA]
+        super().__init__(activities=kept, **options)
+
+
 def replace() -> None:
     """Have torch make such tensors wherever one is to be on a GPU."""
     _setup_privateuseone_for_python_backend(BACKEND)
@@ -54,9 +64,10 @@ def replace() -> None:
     torch.Generator = Generator  # type: ignore[misc]
     torch.compile = partial(torch.compile, backend="aot_eager")  # inductor's code is a GPU's
     torch.load = _loading(torch.load)
+    torch.profiler.profile = Profiler  # type: ignore[misc]
     torch.__future__.set_swap_module_params_on_conversion(True)
     _foreach_supported_types.append(OnGPU)
-    Tensor.is_pinned = lambda self, device=None: getattr(self, "_pinned", False)  # type: ignore
+    Tensor.is_pinned = _is_pinned  # type: ignore[assignment]
     Tensor.pin_memory = lambda self, device=None: _pin(self.clone())  # type: ignore
     for name in ("empty", "zeros", "ones", "full", "tensor"):
         setattr(torch, name, _pinning(getattr(torch, name)))
@@ -74,9 +85,17 @@ def _makers() -> Iterator[Any]:
                 yield op
 
 
+PINNED: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+"""Tensors in pinned memory, by its address: views of them are in it too."""
+
+
 def _pin(tensor: Tensor) -> Tensor:
-    tensor._pinned = True  # type: ignore[attr-defined]
+    PINNED[tensor.untyped_storage().data_ptr()] = tensor
     return tensor
+
+
+def _is_pinned(tensor: Tensor, device: Any = None) -> bool:
+    return not tensor.is_cuda and tensor.untyped_storage().data_ptr() in PINNED
 
 
 def _pinning(make: Any) -> Any:

@@ -23,6 +23,8 @@ from stand_in.rules import HOST, aten
 BACKEND = "standin"
 """What torch's C++ code calls these GPUs."""
 
+GPUS = ("cuda", BACKEND)
+
 
 class OnGPU(Tensor):
     """A tensor on a GPU; `_host` has its numbers."""
@@ -139,7 +141,7 @@ def made_by(op: Any) -> Any:
 
 def meant(device: torch.device) -> torch.device:
     """Return the GPU that is meant by a device, if it is one."""
-    if device.type == "cpu":
+    if device.type not in GPUS:
         return device
     current = driver.latest if device.type == BACKEND else driver.thread.device
     known = device.index is not None and device.type != BACKEND
@@ -150,7 +152,7 @@ def on_host(value: Any) -> Any:
     """Return the numbers of a tensor on a GPU, the CPU for a GPU, anything else as it is."""
     if isinstance(value, OnGPU):
         return value._host
-    return HOST if isinstance(value, torch.device) and value.type != "cpu" else value
+    return HOST if isinstance(value, torch.device) and value.type in GPUS else value
 
 
 def _back(value: Any, given: dict[int, Tensor], device: torch.device) -> Any:

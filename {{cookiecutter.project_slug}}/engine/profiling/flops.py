@@ -1,12 +1,16 @@
 """What a step costs: floating-point operations, and how many the device could do.
 
-MFU is the share of the device's peak that training makes use of. Source: Chowdhery et al. 2022,
+MFU is the fraction of the device's peak that training makes use of. Source: Chowdhery et al. 2022,
 arxiv.org/abs/2204.02311, appendix B.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 PEAKS = {
@@ -21,29 +25,48 @@ PEAKS = {
 sheets."""
 
 
-def of_step(model: nn.Module, batch: Tensor) -> int | None:
-    """Operations of the forward and the backward pass of a batch (B, ...), by a run without data.
+def without_data(values: Any) -> Any:
+    """Return nested values with each tensor replaced by one that has a shape but no data."""
 
-    None for a model that does not run without: one that looks at values, or has tensors besides its
-    weights and buffers.
+    def without(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return torch.empty_like(value, device="meta", requires_grad=value.requires_grad)
+
+    return tree_map(without, values)
+
+
+def of_call(forward: Callable[..., Any], model: nn.Module, batch: Any, settings: Any) -> int | None:
+    """Return the operations of forward(model, batch, settings) and of its loss's backward pass.
+
+    It runs on shapes alone, so neither the model nor any random number changes. None where that is
+    not possible: where values are looked at, or tensors come from elsewhere than these arguments.
     """
-    nothing = {
-        name: torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-    }
+    whole = _Call(forward, model, settings)
+    state = without_data({**dict(whole.named_parameters()), **dict(whole.named_buffers())})
     try:
         with FlopCounterMode(display=False) as counter:
-            logits = functional_call(model, nothing, (torch.empty_like(batch, device="meta"),))
-            logits.sum().backward()
-    except Exception:  # there is no end to what a network can do with its inputs
+            functional_call(whole, state, (without_data(batch),)).backward()
+    except Exception:  # a forward function may do anything
         return None
     return int(counter.get_total_flops())
 
 
-def peak(device: torch.device, precision: str) -> float | None:
-    """Operations a second that a device can do, None if that is not known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
+def peak(name: str, precision: str) -> float | None:
+    """Return the operations a second that a GPU of this name can do, None if that is not known."""
     known = next((peaks for gpu, peaks in PEAKS.items() if gpu in name), {})
     return known.get(precision)
+
+
+class _Call(nn.Module):
+    """A forward function's loss, as a function of a batch."""
+
+    def __init__(self, function: Callable[..., Any], model: nn.Module, settings: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._function, self._settings = function, settings
+
+    def forward(self, batch: Any) -> Tensor:
+        """Return the loss () of a batch."""
+        loss: Tensor = self._function(self.model, batch, self._settings)[0]
+        return loss

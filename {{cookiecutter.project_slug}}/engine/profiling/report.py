@@ -1,7 +1,7 @@
 """The report of `--profile`: where the time of a step goes, and what to change first.
 
-Advice is ordered by its gain: the share of the time that what it is about takes up. What it would
-save is at most that, and is known once it was tried.
+Advice is ordered by the fraction of the time that what it is about takes up. It saves at most that;
+how much, only trying it tells.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 WORTH = 0.03
-"""Share of the time from which something is worth a change."""
+"""Fraction of the time from which something is worth a change."""
 
 
 class Line(NamedTuple):
@@ -33,9 +33,9 @@ class Reading(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What to change, and the share of the time that it is about."""
+    """What to change, and the fraction of the time that it is about."""
 
-    share: float
+    fraction: float
     text: str
 
 
@@ -43,10 +43,10 @@ class Advice(NamedTuple):
 class Watched:
     """What was seen of so many steps. Times are in seconds, memory in bytes.
 
-    `plain` is the time of as many steps when nobody looks, with `examples` in them, `waiting` the
-    share of it in which the loop waits for data. `seconds` is all the watched time. As a GPU is no
-    slower for being watched, what it does is a share of `plain`: `busy` while it computes or
-    copies, `copying` while it is sent data. `flops` is a whole batch's.
+    `plain` is the time of as many steps that are not watched, with `examples` in them, `waiting`
+    the fraction of it spent waiting for data; `seconds` is the time of the watched ones. A GPU is
+    not slowed by being watched, so what it does is a fraction of `plain`: `busy` computing or
+    copying, `copying` from the host. `flops` are an example's operations.
     """
 
     steps: int
@@ -55,7 +55,6 @@ class Watched:
     precision: str
     compiled: bool
     loader: str
-    beside: bool
     plain: float
     examples: int
     waiting: float
@@ -66,19 +65,19 @@ class Watched:
     memory: dict[str, int]
     busy: float | None = None
     copying: float = 0.0
-    flops: int | None = None
+    flops: float | None = None
     peak: float | None = None
 
-    def share(self, *parts: str) -> float:
-        """The share of the watched time that these parts of a step take on the host."""
+    def fraction(self, *parts: str) -> float:
+        """Return the fraction of the watched time that these parts of a step take on the host."""
         return sum(line.host for line in self.lines if line.part in parts) / self.seconds
 
 
 def report(seen: Watched) -> str:
-    """The whole report, as text."""
+    """Return the whole report, as text."""
     sections = {
         f"{seen.steps} steps of {seen.batch_size} examples on {seen.device}": _speed(seen),
-        "What to change, the largest share of the time first": _numbered(seen),
+        "What to change, the largest part of the time first": _numbered(seen),
         "Where the time goes": _parts(seen),
         "Line by line": _lines(seen),
         "Where the host waits for a tensor": _reads(seen),
@@ -102,8 +101,8 @@ def _speed(seen: Watched) -> Iterator[str]:
     slower = seen.seconds / seen.plain
     yield f"{slower:.1f} times as long while it was watched, as in all that follows"
     if seen.flops:
-        speed = seen.flops / seen.batch_size * rate
-        line = f"{seen.flops / 1e9:,.3g} GFLOP a step, {speed / 1e9:,.3g} GFLOP/s"
+        speed = seen.flops * rate
+        line = f"{seen.flops * seen.batch_size / 1e9:,.3g} GFLOP a step, {speed / 1e9:,.3g} GFLOP/s"
         if seen.peak:
             line += f": {speed / seen.peak:.1%} of this GPU's peak (MFU)"
         yield line
@@ -117,12 +116,12 @@ def _numbered(seen: Watched) -> list[str]:
     found = sorted(advice(seen), reverse=True)
     nothing = ["nothing stands out: the time goes into computing"]
     return [
-        f"{number}. {one.share:4.0%}  {one.text}" for number, one in enumerate(found, 1)
+        f"{number}. {one.fraction:4.0%}  {one.text}" for number, one in enumerate(found, 1)
     ] or nothing
 
 
 def advice(seen: Watched) -> Iterator[Advice]:
-    """What could be changed, in no order."""
+    """Yield what could be changed, in no order."""
     if seen.waiting > WORTH:
         yield Advice(seen.waiting, f"the loop waits for data: {_more_data(seen.loader)}")
     for read in seen.reads:
@@ -131,16 +130,15 @@ def advice(seen: Watched) -> Iterator[Advice]:
             yield Advice(read.seconds / seen.seconds, text)
     if seen.compiling:
         text = "torch.compile starts again or gives up on some lines, named below: change those"
-        yield Advice(seen.share("forward"), text)
-    beside = "" if seen.beside else "--eval-beside, or "
+        yield Advice(seen.fraction("forward"), text)
     for part, change in (
-        ("evaluation", f"{beside}--val-fraction smaller"),
-        ("logging", "--log-every larger"),
-        ("checkpoints", "--checkpoint-minutes larger"),
+        ("evaluation", "--eval-every larger, or in the background (job.in_background)"),
+        ("logging", "measure less, or on the device"),
+        ("logging and checkpoints", "--log-every larger, --checkpoint-minutes larger"),
         ("augmentation", "--augment none, if it does not help"),
     ):
-        if seen.share(part) > WORTH:
-            yield Advice(seen.share(part), f"{part}: {change}")
+        if seen.fraction(part) > WORTH:
+            yield Advice(seen.fraction(part), f"{part}: {change}")
     if seen.busy is not None:
         yield from _for_gpu(seen)
 
@@ -166,9 +164,9 @@ def _for_gpu(seen: Watched) -> Iterator[Advice]:
 
 def _parts(seen: Watched) -> Iterator[str]:
     gpu = seen.busy is not None
-    yield f"{'ms':>9} {'share':>6}" + (f" {'GPU ms':>9}" if gpu else "")
+    yield f"{'ms':>9} {'of all':>6}" + (f" {'GPU ms':>9}" if gpu else "")
     parts = {line.part for line in seen.lines}
-    for part in sorted(parts, key=seen.share, reverse=True):
+    for part in sorted(parts, key=seen.fraction, reverse=True):
         lines = [line for line in seen.lines if line.part == part]
         host, on_gpu = sum(line.host for line in lines), sum(line.gpu for line in lines)
         yield _row(seen, host, on_gpu, part or "other lines")

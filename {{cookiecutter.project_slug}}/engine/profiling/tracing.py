@@ -3,6 +3,7 @@
 Both slow the loop, so they are for `--profile` alone.
 """
 
+import re
 import sys
 import threading
 import time
@@ -22,9 +23,13 @@ from torch import Tensor
 from torch.profiler import profile, record_function
 
 from engine.paths import CODE
+from engine.training import devices
 
 READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
 """Methods of a tensor by which the host waits for its value."""
+
+SYNCHRONIZES = "called a synchronizing CUDA operation"
+"""torch's words for a wait that it warns of."""
 
 MICRO = 1e6
 """Units of the profiler's clock in a second."""
@@ -34,7 +39,7 @@ class Loop:
     """The lines of a function that is running, each as a range of torch's profiler.
 
     A range is called `run.py:120`. `calls` has the files of what a line calls; `first` is the line
-    that runs at the start.
+    that runs at the start. Lines run while `evaluating` are `of_evaluation`, others `of_steps`.
     Source: docs.python.org/3/library/sys.html#sys.settrace.
     """
 
@@ -42,18 +47,22 @@ class Loop:
         self.path, self.first = frame.f_code.co_filename, frame.f_lineno
         self.name = Path(self.path).name
         self.calls: defaultdict[int, set[str]] = defaultdict(set)
+        self.evaluating = False
+        self.of_evaluation: set[int] = set()
+        self.of_steps: set[int] = set()
         self._frame = frame
         self._range: record_function | None = None
 
     def __enter__(self) -> Self:
+        self._before = sys.gettrace(), self._frame.f_trace  # of a debugger, say
         self._frame.f_trace = self._move
         sys.settrace(self._call)
         self._begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        self._frame.f_trace = None
+        of_all, self._frame.f_trace = self._before
+        sys.settrace(of_all)
         self._end()
 
     def _call(self, frame: FrameType, _event: str, _arg: object) -> None:
@@ -70,7 +79,9 @@ class Loop:
         return self._move
 
     def _begin(self) -> None:
-        self._range = record_function(f"{self.name}:{self._frame.f_lineno}")
+        number = self._frame.f_lineno
+        (self.of_evaluation if self.evaluating else self.of_steps).add(number)
+        self._range = record_function(f"{self.name}:{number}")
         self._range.__enter__()
 
     def _end(self) -> None:
@@ -95,7 +106,7 @@ class Reads:
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: defaultdict[Read, list[float]] = defaultdict(list)
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._within = False
         self._thread = threading.get_ident()
         self._stack = ExitStack()
@@ -104,12 +115,10 @@ class Reads:
         for method in READS:
             timed = self._timed(method, getattr(Tensor, method))
             self._stack.enter_context(patch.object(Tensor, method, timed))
-        if self._cuda:
-            self._stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("always")
-            self._show, warnings.showwarning = warnings.showwarning, self._warned
-            torch.cuda.set_sync_debug_mode("warn")
-            self._stack.callback(torch.cuda.set_sync_debug_mode, "default")
+        self._stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("always", SYNCHRONIZES)
+        self._show, warnings.showwarning = warnings.showwarning, self._warned
+        self._stack.enter_context(devices.warning_of_waits(self._device))
         return self
 
     def __exit__(
@@ -121,13 +130,14 @@ class Reads:
         self._stack.__exit__(kind, error, trace)
 
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def read(*args: Any, **kwargs: Any) -> Any:
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             """The method; what it calls of its own kind is part of it."""
-            if self._within or threading.get_ident() != self._thread:
-                return method(*args, **kwargs)
+            here = tensor.device.type == self._device.type
+            if not here or self._within or threading.get_ident() != self._thread:
+                return method(tensor, *args, **kwargs)
             begun, self._within = time.perf_counter(), True
             try:
-                return method(*args, **kwargs)
+                return method(tensor, *args, **kwargs)
             finally:
                 self._within = False
                 self.seconds[Read(_place(), name)].append(time.perf_counter() - begun)
@@ -135,7 +145,7 @@ class Reads:
         return read
 
     def _warned(self, message: Warning | str, *about: Any, **more: Any) -> None:
-        if "synchronizing" not in str(message):
+        if not re.match(SYNCHRONIZES, str(message)):
             self._show(message, *about, **more)
         elif not self._within and threading.get_ident() == self._thread:
             self.seconds[Read(_place(), "waits for the GPU")].append(0.0)
@@ -153,6 +163,7 @@ class Events:
             if event.name.startswith(f"{name}:")
         )
         self._launches = [(e.time_range.start, e.kernels) for e in host if e.kernels]
+        self._host = host
         self._gpu = [
             (event.time_range.start, event.time_range.end, event.name)
             for event in events
@@ -164,6 +175,11 @@ class Events:
         """From the first line to the last."""
         begun, ended = self._lines[0][0], self._lines[-1][1]
         return float(ended - begun) / MICRO
+
+    def seconds_of(self, name: str) -> float:
+        """Return the seconds of the ranges of a name, on the host."""
+        ranges = [event.time_range for event in self._host if event.name == name]
+        return sum(float(each.end - each.start) for each in ranges) / MICRO
 
     def by_line(self) -> dict[int, tuple[float, float]]:
         """Seconds of each line, on the host and of what it has the GPU do."""
