@@ -6,7 +6,7 @@ stopwatch.py, what runs in the background in background.py.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -32,11 +32,28 @@ from engine.training.stopwatch import Stopwatch
 Metrics = Mapping[str, float]
 
 
+class Watcher(Protocol):
+    """What looks at the steps of a loop, as --profile does."""
+
+    def steps(
+        self, stream: Iterator[tuple[Any, int]], batches: Batches
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield the batches with their numbers of examples."""
+
+    def end_steps(self) -> None:
+        """The steps of an interval are over, and the device has done them."""
+
+    def close(self) -> None:
+        """There are no more steps."""
+
+
 class TrainingLoop:
     """The part of a job that trains."""
 
+    _watcher: Watcher | None = None
     _random: GlobalStreams
     _state: TrainingState | None = None
+    _parts: list[Part]
     _meter: TrainMeter
     _open_stream: Iterator[tuple[Any, int]] | None = None
     _streamed: Batches
@@ -78,6 +95,7 @@ class TrainingLoop:
             "background": self._background,
         }
         self._state.add({f"job.{name}": part for name, part in own.items()})
+        self._parts = list(training.values())
         self._state.restore()
 
     def epochs(self) -> Iterator[int]:
@@ -213,6 +231,8 @@ class TrainingLoop:
         if not self._position.over:
             self._position.over = True
             self._background.close()
+            if self._watcher:
+                self._watcher.close()
             self._meter.close(self._position.step)
             self._report.close()
             self._state.save()
@@ -248,7 +268,8 @@ class TrainingLoop:
             self._streamed = batches
             self._length.set_epoch(len(batches))
             self._meter.choose_spacing(self._length.total)
-            self._open_stream = self._watch.waiting(self._endless(batches))
+            stream = self._watch.waiting(self._endless(batches))
+            self._open_stream = self._watcher.steps(stream, batches) if self._watcher else stream
         if batches is not self._streamed:
             raise JobError("job.steps(batches): a job has one set of training batches")
         return self._open_stream
@@ -260,6 +281,8 @@ class TrainingLoop:
     def _end_steps(self) -> None:
         """The steps of an interval are done: what comes now is its evaluation."""
         self._meter.flush()  # waits for the device, once
+        if self._watcher:
+            self._watcher.end_steps()
         if not self._position.evaluating:
             self._watch.end_steps()
         self._trained[self.step] = self._meter.since_last(), self._watch.rates
