@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 import data
 import models
 import optimizers
-from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, Outputs, clip_gradients
+from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 
@@ -90,7 +90,7 @@ def train(
             optimizer.zero_grad()
             ema.update()
 
-        metrics = evaluate(forward, ema.model, val, settings, "val")
+        metrics = evaluate(job, forward, ema.model, val, "val")
         job.log_epoch(metrics)
         if stopping.improved(metrics):
             job.keep_best(metrics, model=ema.model)
@@ -100,25 +100,20 @@ def train(
 
 @torch.no_grad()
 def evaluate(
-    forward: Forward,
-    model: nn.Module,
-    batches: Batches | None,
-    settings: Settings,
-    part: str,
-    outputs: Outputs | None = None,
+    job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches | None, part: str
 ) -> Metrics:
     """Return the means over all examples of what forward() measures; waits for the device once.
 
-    The class predicted for each example goes to `outputs`.
+    The class predicted for each test example is kept.
     """
     model.eval()
     means = Means()
     for batch in batches or ():
-        _, measured = forward(model, batch, settings)
+        _, measured = forward(model, batch, job.settings)
         predicted = measured.pop("predicted")
         means.add(measured)
-        if outputs:
-            outputs.add(label=batch[1].flatten(), predicted=predicted)
+        if part == "test":
+            job.keep_outputs(label=batch[1].flatten(), predicted=predicted)
     return {f"{part}_{name}": value for name, value in means.read().items()}
 
 
@@ -128,7 +123,7 @@ def main(job: Job[Settings]) -> Metrics:
     prepared = job.prepare(forward, job.settings.precision)  # autocast, and compiled if it pays
     train(job, prepared, model.to(job.device), batches, val)
     job.load_best(model=model)
-    return evaluate(prepared, model, test, job.settings, "test", job.outputs())
+    return evaluate(job, prepared, model, test, "test")
 
 
 def check(job: Job[Settings]) -> None:

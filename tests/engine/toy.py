@@ -20,7 +20,7 @@ from engine.job import journal
 from engine.job.folder import JobFolder
 from engine.job.interruption import handle
 from engine.job.runtime import Runtime
-from engine.loop import EMA, EarlyStopping, Job, Means, Outputs, clip_gradients
+from engine.loop import EMA, EarlyStopping, Job, Means, clip_gradients
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
@@ -107,7 +107,7 @@ def forward(model: nn.Module, batch: Any, settings: Settings) -> tuple[Tensor, d
         "loss": losses,  # (B,)
         "accuracy": right[:, None],  # (B, 1)
         "confidence": logits.softmax(-1).amax(-1).mean(),  # a single number
-        "recall": (right[labels == 0].sum(), (labels == 0).sum()),  # numerator and denominator
+        "recall": ((right & (labels == 0)).sum(), (labels == 0).sum()),  # numerator and denominator
     }
     return losses.mean(), measured
 
@@ -189,7 +189,6 @@ class Loop:
         forward: Any,
         batches: Any,
         part: str,
-        outputs: Outputs | None = None,
     ) -> dict[str, float]:
         """Return the means of what is measured."""
         model.eval()
@@ -197,8 +196,8 @@ class Loop:
         for batch in batches or ():
             self.hook("batch", job)
             means.add(forward(model, batch, job.settings)[1])
-            if outputs:
-                outputs.add(label=batch[1])
+            if part == "test":
+                job.keep_outputs(label=batch[1])
         return {f"{part}_{name}": value for name, value in means.read().items()}
 
 

@@ -16,7 +16,6 @@ from engine.training.forward import Forward
 from engine.training.gradients import clip_gradients
 from engine.training.job import Job
 from engine.training.measures import Means
-from engine.training.outputs import Outputs
 
 __all__ = [
     "EMA",
@@ -25,6 +24,5 @@ __all__ = [
     "Forward",
     "Job",
     "Means",
-    "Outputs",
     "clip_gradients",
 ]

@@ -15,6 +15,7 @@ from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.job.folder import JobFolder
 from engine.job.journal import numbers
+from engine.profiling.profile import Profile
 from engine.training import compilation, devices, parts
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
@@ -35,7 +36,7 @@ class Job(TrainingLoop, Generic[S]):
         super().__init__(folder, device or devices.choose(folder.runtime.device))
         self.settings, self.runtime = folder.settings, folder.runtime
         self._all_batches: list[Batches] = []
-        self._all_outputs: list[Outputs] = []
+        self._outputs = Outputs()
 
     def start(self) -> None:
         """Take the device and this job's threads, and seed all random numbers."""
@@ -45,7 +46,11 @@ class Job(TrainingLoop, Generic[S]):
         torch.set_num_threads(most if threads == "auto" else threads)
         self._random = GlobalStreams(self._seed, self.device)
         self._whole = torch.ones((), device=self.device)  # the fraction of a batch in one part
-        self._folder.journal.tags(devices.tags(self.device))
+        folder = self._folder
+        folder.journal.tags(devices.tags(self.device))
+        if count := self.runtime.profile:
+            parts, finished = lambda: self._parts, folder.journal.files
+            self._watcher = Profile(count, folder.path, self.device, parts, finished)
 
     @overload
     def batches(self, part: Dataset[Any], batch_size: int, shuffle: bool = False) -> Batches: ...
@@ -121,17 +126,16 @@ class Job(TrainingLoop, Generic[S]):
         """Log a copy of a file."""
         self._artifacts.file(path, self.step)
 
-    def outputs(self) -> Outputs:
-        """Return where values of each test example can be added, to be kept in predictions.npz."""
-        self._all_outputs.append(Outputs())
-        return self._all_outputs[-1]
+    def keep_outputs(self, **values: Tensor) -> None:
+        """Keep values of each test example, a batch at a time, in predictions.npz: tensors (B, …)
+        by name. Nothing here waits for the device."""
+        self._outputs.add(values)
 
     def finish(self, results: Metrics) -> dict[str, float]:
         """Log the results of a finished job; returns them with those of its best evaluation."""
         self.end_training()
         journal, best = self._folder.journal, self.best
-        for outputs in self._all_outputs:
-            journal.files(outputs.save(self._folder.path))
+        journal.files(self._outputs.save(self._folder.path))
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
         step = best.get("step", self.step)
         every = {**numbers(results), **kept, **({"best_step": step} if best else {})}

@@ -5,6 +5,7 @@ with numpy.load("runs/<job id>/predictions.npz") as kept:
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,8 @@ class Outputs:
     def __init__(self) -> None:
         self._batches: defaultdict[str, list[Tensor]] = defaultdict(list)
 
-    def add(self, **values: Tensor) -> None:
-        """Add a batch: tensors (B, ...), which stay on the device."""
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Add a batch: tensors (B, …), which stay on the device."""
         for name, value in values.items():
             self._batches[name].append(value.detach())
 
