@@ -46,6 +46,7 @@ _ADDRESS = re.compile(
     r"(?P<scheme>[\w+.-]+://)?(?:(?P<user>[^/].*)@)?(?P<host>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)",
     re.DOTALL,
 )
+_NO_PORT = re.compile(r":(?!\d*$)([^\]]*)$")
 _PARAMETER = re.compile(r"(?P<mark>[?&;#])(?P<key>[^=&;#]*)=?(?P<value>[^&;#]*)")
 _WRITTEN_OUT = re.compile(r"""(://[^\s/:@"'<>]*:)(?![{$<])[^\s/@"'<>]+@""")
 _SECRET_VARIABLE = re.compile(r"(PASSWORD|PASSWD|TOKEN|SECRET|API_?KEY|ACCESS_KEY)$")
@@ -58,7 +59,7 @@ def printable(address: str) -> str:
     """
     parts = _parts(address)
     user = f"{HIDDEN}@" if parts["user"] else ""
-    host = re.sub(r":(?!\d*$)[^\]]*$", f":{HIDDEN}", parts["host"])  # `:` not before a port
+    host = _NO_PORT.sub(f":{HIDDEN}", parts["host"])
     return f"{parts['scheme']}{user}{host}{parts['path']}" + _PARAMETER.sub(
         _shown_parameter, parts["rest"]
     )
@@ -125,7 +126,7 @@ def _secrets(address: str) -> Iterator[str]:
     the environment."""
     parts = _parts(address)
     name, colon, password = parts["user"].partition(":")
-    yield from (password, *re.split("[@:/?#]", password))
+    yield from (password, *re.split("[@:/?#]", password), *_NO_PORT.findall(parts["host"]))
     if not colon and len(name) >= 16:  # longer than a name: a token
         yield name
     for found in _PARAMETER.finditer(parts["rest"]):

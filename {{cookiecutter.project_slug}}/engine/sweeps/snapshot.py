@@ -73,7 +73,8 @@ def _files() -> set[Path]:
     paths = {Path(name) for name in listed}
     if Path("run.py") not in paths:  # no repository, or one that ignores the project
         paths = set(_without_git())
-    secrets = {Path(path.name) for path in PROJECT.iterdir() if privacy.is_secret(Path(path.name))}
+    files = {Path(path.name) for path in PROJECT.iterdir() if path.is_file()}
+    secrets = {path for path in files if privacy.is_secret(path)}
     return {path for path in paths | secrets if (PROJECT / path).exists()}
 
 
