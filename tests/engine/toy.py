@@ -131,7 +131,7 @@ class Loop:
         prepared = job.prepare(self.forward, settings.precision)
         self.train(job, prepared, model, batches, val)
         job.load_best(model=model)
-        return self.evaluate(model, job, prepared, val, "test", job.outputs())
+        return self.evaluate(model, job, prepared, val, "test")
 
     def train(self, job: Job[Settings], forward: Any, model: Any, batches: Any, val: Any) -> None:
         """Fit the model."""
