@@ -15,6 +15,7 @@ before it was killed after its last checkpoint, is in the journal already and no
 
 import json
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Journal:
-    """The writing end, in the training process.
+    """The writing end, in the training process; several threads may write at once.
 
     `log_every` is that of the first attempt, so that the curve stays one curve. Raises ValueError
     for a journal that is damaged.
@@ -48,7 +49,7 @@ class Journal:
         self.log_every = first["log_every"]
         self._file = path.open("ab", buffering=0)
         self._file.truncate(size)  # half a line, if the process was killed while writing
-        self._unwritten = b""
+        self._unwritten, self._one_thread = b"", threading.Lock()
         self._write({"start": first})
         self.flush()
 
@@ -82,8 +83,9 @@ class Journal:
 
         Raises OSError if the disk is full; the next flush goes on where this one came to.
         """
-        while self._unwritten:
-            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        with self._one_thread:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def sync(self) -> None:
         """See what was flushed onto the disk; from then on it outlives a power cut."""
@@ -96,7 +98,9 @@ class Journal:
         self.sync()
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._unwritten += json.dumps(line).encode() + b"\n"
+        added = json.dumps(line).encode() + b"\n"
+        with self._one_thread:
+            self._unwritten += added
 
 
 def read(file: BinaryIO) -> list[dict[str, Any]]:

@@ -20,6 +20,10 @@ Forward = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any]]]
 
 Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]]
 
+ONE_THREAD = threading.RLock()
+"""Held while any compiled function runs: until torch 2.15 it refuses one that is called while
+another thread compiles, as background evaluation would."""
+
 
 class Prepared:
     """A forward function under autocast and, with `compile`, compiled; `plain` without both.
@@ -34,7 +38,6 @@ class Prepared:
         self.compiled = compile
         self._compiled = compilation.compiled(region(forward)) if compile else None
         self._shapes: dict[bool, list[Any]] = {}
-        self._lock = threading.Lock()
 
     @property
     def precision(self) -> str:
@@ -48,9 +51,7 @@ class Prepared:
         with self._precision.autocast():
             if not (self._compiled and self._usual(model.training, batch)):
                 return self.plain(model, batch, settings)
-            # One thread at a time: torch refuses a compiled function that is called while another
-            # thread compiles, as background evaluation would.
-            with self._lock:
+            with ONE_THREAD:
                 loss, measured, made = self._compiled(model, batch, settings)
             return loss, Measured(measured, {name: Sum(*pair) for name, pair in made.items()})
 

@@ -1,0 +1,121 @@
+"""The forward pass compiled: as one region with its loss, once, also beside another thread."""
+
+import shutil
+
+import pytest
+import torch
+from engine.training import compilation
+from torch._dynamo.utils import counters
+from toy import Loop, forward
+
+COMPILED = {"compile": "on"}
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that are compiled, each as a list of what it calls; they run as they are."""
+    torch._dynamo.reset()  # what other tests have compiled
+    monkeypatch.setattr(compilation, "events", [])
+    found = []
+
+    def note(graph, _inputs):
+        found.append([str(node.target) for node in graph.graph.nodes])
+        return graph.forward
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **how: compile(f, backend=note, **how))
+    yield found
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_network_loss_and_measurements_are_one_region(toy, graphs, background):
+    """One to train, one to evaluate, though last batches are smaller and a thread evaluates."""
+    settings = {"accumulate": 2, "ema": 0.9, "background": background}
+    done = toy.run(runtime=COMPILED, **settings)
+    assert done.status == 0, done.said
+    assert len(graphs) == 2
+    for calls in graphs:
+        text = " ".join(calls)
+        assert "linear" in text and "cross_entropy" in text and "argmax" in text
+    assert compilation.events == []
+    assert done.curves() == toy.run("plain", **settings).curves()
+
+
+class TwoForwards(Loop):
+    """Two compiled functions: one trains, the other evaluates in a thread meanwhile."""
+
+    def train(self, job, forward, model, batches, val):
+        self.other = job.prepare(lambda *args: self.forward(*args), job.settings.precision)
+        super().train(job, forward, model, batches, val)
+
+    def evaluate(self, model, job, forward, *others):
+        return super().evaluate(model, job, self.other, *others)
+
+
+def test_one_thread_evaluates_while_another_compiles(toy, graphs):
+    done = toy.run(loop=TwoForwards(), runtime=COMPILED, background=True)
+    assert done.status == 0, done.said
+    assert len(graphs) == 2
+    assert done.curves() == toy.run("plain", background=True).curves()
+
+
+class Broken(Loop):
+    """A forward function that cannot be compiled in one piece."""
+
+    def __init__(self):
+        super().__init__(forward=self.breaking)
+
+    def breaking(self, model, batch, settings):
+        print("not to be compiled")
+        return forward(model, batch, settings)
+
+
+def test_what_slows_compiled_code_is_logged_in_a_line_with_its_place(toy, graphs):
+    done = toy.run(loop=Broken(), runtime=COMPILED)
+    assert done.status == 0, done.said
+    place = f"{__file__}:{Broken.breaking.__code__.co_firstlineno + 1}"
+    told = f"torch.compile: Graph break in user code at {place}: Graph Break Reason: "
+    assert told in done.log
+    assert done.log.count(told) == 1
+
+
+def test_recompiling_is_logged_with_its_reason(graphs):
+    grows = torch.compile(lambda x: x - 1, dynamic=False)
+    compilation.compiled(lambda x: x)  # which has what torch says go to the log
+    grows(torch.ones(4)), grows(torch.ones(5))
+    (line,) = compilation.events
+    assert line.startswith("Recompiling function <lambda> in ")
+    assert line.endswith("size mismatch at index 0. expected 4, actual 5")
+
+
+@pytest.mark.parametrize(
+    ("choice", "device", "steps", "compiles"),
+    [
+        ("off", "cuda", 10**6, False),
+        ("on", "cpu", 1, True),
+        ("auto", "cpu", 10**6, False),
+        ("auto", "cuda", compilation.WORTH_STEPS - 1, False),
+        ("auto", "cuda", compilation.WORTH_STEPS, True),
+        ("auto", "cuda", None, True),
+    ],
+)
+def test_auto_compiles_long_jobs_on_a_gpu(choice, device, steps, compiles):
+    assert compilation.wanted(choice, torch.device(device), steps) is compiles
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_by_inductor_once_for_all_epochs_and_from_its_cache_for_the_next_job(
+    toy, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(compilation, "events", [])
+    cached = lambda: counters["aot_autograd"]["autograd_cache_hit"]  # noqa: E731
+    for number in (1, 2):
+        torch._dynamo.reset()  # as in another process
+        before = cached()
+        done = toy.run(str(number), runtime=COMPILED, epochs=2, background=True)
+        assert done.status == 0, done.said
+    assert compilation.events == []
+    assert cached() > before
+    torch._dynamo.reset()
