@@ -3,9 +3,12 @@
 import json
 import os
 import shlex
+import sqlite3
 import stat
 import subprocess
+import tomllib
 from collections.abc import Callable
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -17,37 +20,53 @@ LIGHT = '''
 import time
 BEGUN = time.time()
 import json, os, sys
+from dataclasses import dataclass
 from pathlib import Path
-from engine import cli
-from engine.job import Job
+from unittest.mock import MagicMock
+
+from engine.cli.parser import parse
+from engine.errors import JobError
+from engine.job import provenance
+from engine.job.folder import JobFolder
+from engine.job.runtime import Runtime
 from engine.launch import begin
-from engine.settings import JobSettings as Settings
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    seed: int = 0
+    note: str = ""
 
 if sys.argv[1:2] == ["--grid"]:
-    sys.exit(begin(Settings).run(lambda settings: None, None))
-job = Job(cli.parse(Settings, sys.argv[1:]))
+    sys.modules["torch"], sys.modules["engine.training.job"] = MagicMock(), MagicMock()
+    sys.modules["engine.training.job"].Job.return_value.device.type = "cpu"
+    sys.exit(begin(Settings, {}).run(None, lambda job: None))
+job = JobFolder(*parse(Settings, Runtime, sys.argv[1:]), {})
 note = json.loads(job.settings.note or "{}")
 if job.outcome().get("status") == "finished":
     sys.exit(0)
-job.make_folder()
+job.make()
 try:
     job.take()
-except Exception as error:
-    print("job", job.id, error)
+except JobError as error:
+    print(job.label, error)
     sys.exit(4)
 job.open()
-ran = job.folder / "ran"
+job.keep_changes(provenance.version()["changes"])
+ran = job.path / "ran"
 ran.open("a").write("x")
 time.sleep(note.get("seconds", 0.3))
-error = note.get("fails")
-failed = error and len(ran.read_text()) <= note.get("times", 99)
-job.close("failed" if failed else "finished", error or "")
-device = os.environ.get("CUDA_VISIBLE_DEVICES", "cpu")
-line = {"job": job.id, "device": device, "begun": BEGUN, "ended": time.time(), "code": __doc__}
+status, said = note.get("ends", "finished"), note.get("says", "")
+if len(ran.read_text()) > note.get("times", 99):
+    status = "finished"
+job.close(status, said)
+names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+device, threads = (os.environ.get(name, "") for name in names)
+line = {"job": job.id, "device": device, "threads": threads, "begun": BEGUN, "ended": time.time()}
+line |= {"code": __doc__, "commit": provenance.version()["commit"]}
 with Path(os.environ["INTERVALS"]).open("a") as file:
     print(json.dumps(line), file=file)
-print("job", job.id, f"failed: {error}" if failed else "finished")
-sys.exit(1 if failed else 0)
+print(f"{job.label} {status}: {said}")
+sys.exit(status in ("failed", "diverged"))
 '''
 
 NVIDIA_SMI = """#!/bin/sh
@@ -74,33 +93,48 @@ class Interval(NamedTuple):
 
     job: str
     device: str
+    threads: str
     begun: float
     ended: float
     code: str
+    commit: str
 
 
 class Lab:
-    """A project whose jobs are light, on a machine with pretend GPUs."""
+    """A project whose jobs are light, on a machine with pretend GPUs.
 
-    def __init__(self, project: Project, machine: Path, gpus: int) -> None:
-        self.project, self.machine = project, machine
-        (project.root / "run.py").write_text(LIGHT)
-        self.intervals_file = machine / "intervals"
-        if not machine.exists():
-            (machine / "gpus").mkdir(parents=True)
-            for number in range(gpus):
-                self.use(number, memory=3, percent=0)
-            script = machine / "nvidia-smi"
-            script.write_text(NVIDIA_SMI)
-            script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-            self.intervals_file.touch(0o666)
-            self.intervals_file.chmod(0o666)
-            machine.chmod(0o1777)  # as /tmp is
+    Its store has the project's experiment and nothing else: to make a whole one takes seconds.
+    """
+
+    def __init__(
+        self, project: Project, folder: Path, gpus: int, machine: Path | None = None
+    ) -> None:
+        self.project, self.machine = project.copy(folder / "project"), machine or folder / "machine"
+        (self.project.root / "run.py").write_text(LIGHT)
+        self.intervals_file = self.machine / "intervals"
+        if not machine:
+            self._make_machine(gpus)
         self.env = project.env | {
-            "PATH": f"{machine}:{os.environ['PATH']}",
-            "GPU_LOCKS": str(machine / "locks"),
+            "PATH": f"{self.machine}:{os.environ['PATH']}",
+            "GPU_LOCKS": str(self.machine / "locks"),
             "INTERVALS": str(self.intervals_file),
+            "MLFLOW_TRACKING_URI": f"sqlite:///{self.machine}/store.db",
         }
+
+    def _make_machine(self, gpus: int) -> None:
+        (self.machine / "gpus").mkdir(parents=True)
+        for number in range(gpus):
+            self.use(number, memory=3, percent=0)
+        script = self.machine / "nvidia-smi"
+        script.write_text(NVIDIA_SMI)
+        script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        self.intervals_file.touch(0o666)
+        self.intervals_file.chmod(0o666)
+        self.machine.chmod(0o1777)  # as /tmp is
+        name = tomllib.loads((self.project.root / "pyproject.toml").read_text())["project"]["name"]
+        with closing(sqlite3.connect(self.machine / "store.db")) as store, store:
+            store.execute("CREATE TABLE experiments (name, lifecycle_stage)")
+            store.execute("INSERT INTO experiments VALUES (?, 'active')", [name])
 
     def use(self, gpu: int, memory: int, percent: int) -> None:
         """Have someone use so many MiB, and so much of the time, of a GPU."""

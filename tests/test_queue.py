@@ -1,75 +1,66 @@
 """The queue of run.sh: GPUs shared by sweeps and users, failures, code that does not change.
 
-    pytest -m slow -rP tests/test_queue.py
-
 The GPUs are pretend ones, the jobs light ones that note where and when they ran.
 """
 
-import os
 import re
-import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import Project, wait_until
-from sweeps import Lab, assert_one_at_a_time, light, start, write_grid
-
-pytestmark = pytest.mark.slow
+from faults import Project, ended, wait_until
+from sweeps import Lab, assert_one_at_a_time, light, start
 
 
 @pytest.fixture
 def lab(project: Project, tmp_path: Path) -> Lab:
     """A project of the test's own on a machine with 4 pretend GPUs."""
-    return Lab(project.copy(tmp_path / "project"), tmp_path / "machine", gpus=4)
+    return Lab(project, tmp_path, gpus=4)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[str, str, int]:
-    out, err = process.communicate(timeout=300)
-    return out, err, process.returncode
+def counts(done: "subprocess.CompletedProcess[str]") -> list[int]:
+    """The numbers in a sweep's last line."""
+    return [int(number) for number in re.findall(r"\d+", done.stdout.splitlines()[-1])]
 
 
-def counts(line: str) -> list[int]:
-    """The numbers of a sweep's last line."""
-    return [int(number) for number in re.findall(r"\d+", line)]
+def last_line(done: "subprocess.CompletedProcess[str]") -> str:
+    """The summary of a sweep."""
+    return done.stdout.splitlines()[-1]
 
 
-def test_forty_jobs_on_four_gpus(lab: Lab) -> None:
-    """Some have finished before, some failed, some are new: each runs as often as it should."""
-    bad = light(fails="KeyError: no", times=1)
-    lab.write_grid(*map(light(), range(5)), *map(bad, range(5, 10)))
+def test_jobs_run_as_often_as_they_should(lab: Lab) -> None:
+    """Some have finished before, some failed, some are new."""
+    before = [*map(light(), range(2)), *map(light(ends="failed", times=1), range(2, 4))]
+    lab.write_grid(*before)
     first = lab.sweep()
-    assert first.returncode == 1, first.stderr
-    lab.write_grid(
-        *map(light(), range(5)), *map(bad, range(5, 10)), *map(light(seconds=1), range(10, 40))
+    assert (first.returncode, last_line(first)) == (
+        1,
+        "2 of 4 jobs finished, 2 of them now; 2 failed",
     )
+    lab.write_grid(*before, *map(light(seconds=1), range(4, 12)))
     second = lab.sweep()
     assert (second.returncode, second.stderr) == (0, "")
-    assert counts(second.stdout.splitlines()[-1])[:2] == [40, 40]
+    assert last_line(second) == "12 of 12 jobs finished, 12 of them now"  # the store has none
     intervals = lab.intervals()
     assert_one_at_a_time(intervals)
-    assert sorted(Counter(i.job for i in intervals).values()) == [1] * 35 + [2] * 5
-    long = Counter(i.device for i in intervals if i.ended - i.begun >= 1)
-    assert long.keys() == {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
-    assert min(long.values()) >= 5  # of 30 alike: none stood idle
+    assert sorted(Counter(i.job for i in intervals).values()) == [1] * 10 + [2] * 2
+    assert {i.device for i in intervals} == {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
 
 
 def test_two_sweeps_over_one_grid_share_the_work(lab: Lab) -> None:
-    """The second one, started while the first runs, has a longer grid and other flags."""
-    lab.write_grid(*map(light(seconds=1), range(12)))
+    """The second one, started while the first runs, has a longer grid."""
+    lab.write_grid(*map(light(seconds=1), range(6)))
     one = lab.start()
     wait_until(lambda: lab.intervals_file.stat().st_size > 0)
-    lab.write_grid(*map(light(seconds=1), range(20)))
-    other = lab.start()
-    (out, err, code), (out_2, err_2, code_2) = ended(one), ended(other)
-    assert (code, err, code_2, err_2) == (0, "", 0, "")
-    assert counts(out.splitlines()[-1])[:2] == [12, 12]
-    assert counts(out_2.splitlines()[-1])[:2] == [20, 20]
+    lab.write_grid(*map(light(seconds=1), range(10)))
+    two = lab.start()
+    for sweep, jobs in ((ended(one), 6), (ended(two), 10)):
+        assert (sweep.returncode, sweep.stderr) == (0, "")
+        assert counts(sweep)[:2] == [jobs, jobs]
     intervals = lab.intervals()
     assert_one_at_a_time(intervals)
-    assert [n for _, n in Counter(i.job for i in intervals).most_common()] == [1] * 20
+    assert [n for _, n in Counter(i.job for i in intervals).most_common()] == [1] * 10
 
 
 SOMEONE_ELSE = (
@@ -79,36 +70,36 @@ SOMEONE_ELSE = (
 """Another user, who may read everything, since the Python of the tests can be root's own."""
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can start jobs as another user")
+@pytest.mark.root
 def test_two_users_share_the_gpus(lab: Lab, project: Project, tmp_path: Path) -> None:
-    other = Lab(project.copy(tmp_path / "other"), lab.machine, gpus=4)
+    other = Lab(project, tmp_path / "other", gpus=4, machine=lab.machine)
     subprocess.run(["chown", "-R", "nobody", other.project.root], check=True)
-    lab.write_grid(*map(light(seconds=1), range(10)))
-    other.write_grid(*map(light(seconds=1), range(10, 20)))
+    lab.write_grid(*map(light(seconds=1), range(6)))
+    other.write_grid(*map(light(seconds=1), range(6, 12)))
     mine = lab.start()
     theirs = start(other.project.root, other.env, before=SOMEONE_ELSE)
-    (_, err, code), (_, err_2, code_2) = ended(mine), ended(theirs)
-    assert (code, err, code_2, err_2) == (0, "", 0, "")
+    for sweep in (ended(mine), ended(theirs)):
+        assert (sweep.returncode, sweep.stderr) == (0, "")
     intervals = lab.intervals()
     assert_one_at_a_time(intervals)
-    assert len({i.job for i in intervals}) == len(intervals) == 20
+    assert len({i.job for i in intervals}) == len(intervals) == 12
 
 
-def test_a_gpu_that_a_stranger_uses_is_waited_for(lab: Lab) -> None:
+def test_a_gpu_that_another_process_uses_is_waited_for(lab: Lab) -> None:
     lab.use(1, memory=5000, percent=0)
     lab.use(2, memory=300, percent=90)
     lab.write_grid(*map(light(), range(4)))
     sweep = lab.start("--gpus", "1,2")
     assert sweep.stdout
-    assert next(sweep.stdout) == "no git repository here, so the jobs note no commit\n"
+    assert next(sweep.stdout) == "no git repository here, so no commit is recorded\n"
     said = {next(sweep.stdout).strip() for _ in range(2)}
     assert said == {
-        "GPU-1 is taken by a process of no sweep (5000 MiB and 0 % of its time in use); waiting",
-        "GPU-2 is taken by a process of no sweep (300 MiB and 90 % of its time in use); waiting",
+        "GPU-1 is in use by another process (5000 MiB and 0 % of its time in use); waiting",
+        "GPU-2 is in use by another process (300 MiB and 90 % of its time in use); waiting",
     }
     assert lab.intervals() == []
     lab.use(2, memory=10, percent=0)
-    assert ended(sweep)[2] == 0
+    assert ended(sweep).returncode == 0
     assert [i.device for i in lab.intervals()] == ["GPU-2"] * 4
 
 
@@ -118,8 +109,32 @@ def test_jobs_that_share_a_gpu(lab: Lab) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     intervals = lab.intervals()
     assert {i.device for i in intervals} == {"GPU-3"}
-    at_once = [sum(i.begun <= j.begun < i.ended for i in intervals) for j in intervals]
-    assert max(at_once) == 2
+    assert most_at_once(lab) == 2
+
+
+def most_at_once(lab: Lab) -> int:
+    """The largest number of jobs that ran at the same time."""
+    intervals = lab.intervals()
+    return max(sum(i.begun <= j.begun < i.ended for i in intervals) for j in intervals)
+
+
+@pytest.mark.parametrize(("flags", "jobs"), [((), 1), (("--per-gpu", "2"), 2)])
+def test_cores_are_divided_among_the_jobs_on_a_cpu(
+    lab: Lab, flags: tuple[str, ...], jobs: int
+) -> None:
+    """Held to one core, a job at a time runs on it; more share it. A user's own number stands."""
+    lab.write_grid(*map(light(seconds=1), range(3)))
+    cpu = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": ""}
+    sweep = start(lab.project.root, lab.env | cpu, *flags, before=("taskset", "--cpu-list", "0"))
+    assert ended(sweep).returncode == 0
+    assert most_at_once(lab) == jobs
+    assert {i.threads for i in lab.intervals()} == {"1"}
+
+
+def test_the_users_own_number_of_threads_stands(lab: Lab) -> None:
+    lab.write_grid(*map(light(), range(2)))
+    assert lab.sweep(OMP_NUM_THREADS="7").returncode == 0
+    assert {i.threads for i in lab.intervals()} == {"7"}
 
 
 def test_the_gpus_that_are_allowed_are_passed_on_as_they_are(lab: Lab) -> None:
@@ -134,96 +149,92 @@ def test_the_gpus_that_are_allowed_are_passed_on_as_they_are(lab: Lab) -> None:
 
 
 def test_retries_help_against_want_of_memory_alone(lab: Lab) -> None:
-    memory, fault = "out of memory; try less", "KeyError: 'x'"
+    memory = "out of memory; try less"
     lab.write_grid(
-        light(fails=memory, times=2)(0), light(fails=memory)(1), light(fails=fault, times=1)(2)
+        light(ends="failed", says=memory, times=2)(0),
+        light(ends="failed", says=memory)(1),
+        light(ends="failed", says="KeyError: 'x'", times=1)(2),
     )
     done = lab.sweep("--retries", "2")
     assert done.returncode == 1
-    ran = Counter(i.job for i in lab.intervals())
-    assert sorted(ran.values()) == [1, 3, 3]
-    assert sorted(line.split(": ", 2)[2].split(" [")[0] for line in done.stderr.splitlines()) == [
-        f"{fault}",
+    assert sorted(Counter(i.job for i in lab.intervals()).values()) == [1, 3, 3]
+    assert re.findall("failed: (.*) \\[runs/.*/output.txt]", done.stderr) == [
         memory,
+        "KeyError: 'x'",
     ]
-    assert counts(done.stdout.splitlines()[-1])[:2] == [1, 3]
+    assert last_line(done) == "1 of 3 jobs finished, 1 of them now; 2 failed"
+
+
+def test_what_diverged_or_paused_is_left_alone(lab: Lab) -> None:
+    """Neither is a failure, to be retried or to stop for; one that diverged is named each time."""
+    lab.write_grid(
+        light(ends="diverged", says="train_loss is nan at step 7")(0),
+        light(ends="paused")(1) + " --pause-after 2e",
+        light()(2),
+    )
+    done = lab.sweep("--fail-fast", "--retries", "2")
+    assert done.returncode == 0
+    assert last_line(done) == "1 of 3 jobs finished, 1 of them now; 1 diverged, 1 paused"
+    (said,) = done.stderr.splitlines()
+    assert re.match(r"job \w{12} diverged: train_loss is nan at step 7 \[runs/", said)
+    again = lab.sweep()
+    assert again.returncode == 0
+    assert last_line(again) == "1 of 3 jobs finished, 1 of them now; 1 diverged, 1 paused"
+    (said,) = again.stderr.splitlines()
+    assert re.match(r"job \w{12} diverged before: train_loss is nan at step 7; --force", said)
+    assert len(lab.intervals()) == 3
+    lab.write_grid(light(ends="diverged", says="…")(0) + " --force", light(ends="paused")(1))
+    longer = lab.sweep()
+    assert last_line(longer) == "0 of 2 jobs finished, 0 of them now; 1 diverged, 1 paused"
+    assert len(lab.intervals()) == 5
 
 
 def test_only_failed_and_fail_fast(lab: Lab) -> None:
-    lab.write_grid(light(fails="ValueError")(0), *map(light(seconds=20), range(1, 9)))
+    lab.write_grid(light(ends="failed")(0), *map(light(seconds=20), range(1, 9)))
     stopped = lab.sweep("--fail-fast")
     assert stopped.returncode == 1
     assert "because of --fail-fast" in stopped.stderr
-    assert [i.job for i in lab.intervals()] == re.findall(r"status 1: job (\w{12})", stopped.stderr)
+    (failed,) = re.findall(r"^job (\w{12}) failed: ", stopped.stderr, re.M)
+    assert [i.job for i in lab.intervals()] == [failed]
+    interrupted = re.findall(r"^job \w{12} ended with status 143: ", stopped.stderr, re.M)
+    assert last_line(stopped) == (
+        "0 of 9 jobs finished, 0 of them now; "
+        f"1 failed, {len(interrupted)} interrupted, {8 - len(interrupted)} not started"
+    )
     again = lab.sweep("--only", "failed")
     assert again.returncode == 1
-    assert counts(again.stdout.splitlines()[-1]) == [0, 1, 0, 1, 0]
+    assert last_line(again) == "0 of 1 jobs finished, 0 of them now; 1 failed"
 
 
-def test_the_code_is_that_of_the_start(lab: Lab) -> None:
-    """In a repository with changes and a new file, and outside of git; then it is cleared away."""
+@pytest.mark.parametrize("git", [True, False])
+def test_the_code_is_that_of_the_start(lab: Lab, git: bool) -> None:
+    """In a repository, with changes and a new file, or outside of git; then it is cleared away."""
     root = lab.project.root
+    commit = committed(root) if git else ""
+    script = root / "run.py"
+    script.write_text(script.read_text().replace('"code": __doc__', '"code": extra.WORD'))
+    script.write_text(script.read_text().replace('"""A job that', 'import extra\n"""A job that'))
+    (root / "extra.py").write_text("WORD = 'new file'\n")
+    lab.write_grid(*map(light(seconds=1), range(4)))
+    sweep = lab.start("--gpus", "0,1")
+    wait_until(lambda: bool(lab.intervals()))
+    script.write_text("raise SystemExit('edited')\n")
+    (root / "extra.py").unlink()
+    done = ended(sweep)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list((root / ".sweeps").iterdir()) == []
+    assert [(i.code, i.commit) for i in lab.intervals()] == [("new file", commit)] * 4
+    diffs = list(root.glob("runs/*/changes.diff"))
+    assert len(diffs) == (4 if git else 0)
+    for diff in diffs:
+        text = diff.read_text()
+        assert "+import extra" in text and "+WORD = 'new file'" in text and "+  job --seed" in text
+
+
+def committed(root: Path) -> str:
+    """Make a project a repository with one commit; returns that."""
     git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"]):
         subprocess.run([*git, *command], cwd=root, check=True)
-    old = (root / "run.py").read_text()
-    (root / "extra.py").write_text("WORD = 'new file'\n")
-    changed = old.replace('"""A job that', 'import extra\n"""A job that').replace(
-        '"code": __doc__', '"code": extra.WORD'
-    )
-    for number in range(2):
-        (root / "run.py").write_text(changed)
-        (root / "extra.py").write_text("WORD = 'new file'\n")
-        lab.write_grid(*map(light(seconds=1), range(8 * number, 8 * number + 8)))
-        sweep = lab.start("--gpus", "0,1")
-        before = len(lab.intervals())
-        wait_until(lambda before=before: len(lab.intervals()) > before)  # type: ignore[misc]
-        (root / "run.py").write_text("raise SystemExit('edited')\n")
-        (root / "extra.py").unlink()
-        assert ended(sweep)[1:] == ("", 0)
-        assert list((root / ".sweeps").iterdir()) == []
-        shutil.rmtree(root / ".git", ignore_errors=True)
-    assert [i.code for i in lab.intervals()] == ["new file"] * 16
-
-
-@pytest.fixture
-def bare(project: Project, tmp_path: Path) -> Project:
-    """A project of the test's own, with jobs that train."""
-    return project.copy(tmp_path / "bare")
-
-
-def test_what_has_changed_is_kept_with_each_job(
-    bare: Project, sweep_of: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"]):
-        subprocess.run([*git, *command], cwd=bare.root, check=True)
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=bare.root, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    (bare.root / "models.py").open("a").write("# a change\n")
-    (bare.root / "new.py").write_text("NEW = 1\n")
-    write_grid(bare.root, "--epochs 1 --batch-size 256")
-    done = sweep_of(bare)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (bare.root / "runs").iterdir()
-    diff = (folder / "changes.diff").read_text()
-    assert "+# a change" in diff and "+NEW = 1" in diff and "+  job --epochs 1" in diff
-    tags = bare.ask("SELECT key, value FROM tags WHERE key IN ('commit', 'dirty') ORDER BY key")
-    assert tags == [("commit", head), ("dirty", "true")]
-
-
-@pytest.fixture
-def sweep_of() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`bash run.sh` in a project."""
-
-    def sweep(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", "run.sh", *flags],
-            cwd=project.root,
-            env=project.env,
-            capture_output=True,
-            text=True,
-        )
-
-    return sweep
+    head = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(head, cwd=root, capture_output=True, text=True).stdout.strip()

@@ -42,7 +42,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Grid[S]:
     try:
         declared.check(metrics)
         if of_sweep:
-            return Grid(kind, metrics, Path(words[1]), words[2:])
+            return Grid(kind, metrics, script, Path(words[1]), words[2:])
         settings, runtime = parse(kind, Runtime, words)
         if runtime.sync:
             sys.exit(_sync(runtime, words))

@@ -6,6 +6,9 @@
 # until the job itself ends, whatever becomes of run.sh. A process that takes no part in the locks is
 # known by the memory that it takes on the GPU.
 #
+# The cores are divided among the jobs that run at once, as threads. Libraries size their pools of
+# threads when they are loaded, before run.py could tell them anything, so the environment does.
+#
 # That no job runs twice is run.py's promise. One that another sweep runs has status 4, or none if the
 # worker that started it was killed: it is waited for, and its outcome is taken.
 # Whoever sources this has set `work`, the sweep's folder, and `python`.
@@ -19,11 +22,11 @@ hold() {
   if [[ $lock == - || -z $flock ]]; then return 0; fi
   if ((per_gpu > 1)); then kind=--shared; fi
   if ! open_locks "$lock.0" "$lock.$place"; then
-    say_once "$slot" "nobody, but its lock $lock is gone, which another run.sh mends" && sleep 2
+    say_once "$slot" "nobody, but its lock $lock is gone; another run.sh makes it" && sleep 2
   elif ! "$flock" --wait 1 9 || ! "$flock" --wait 1 $kind 8; then
     say_once "$slot" "a job of another sweep"
   elif "$flock" --nonblock --exclusive 8 && is_busy "$slot"; then # alone, so it is a stranger
-    say_once "$slot" "a process of no sweep ($usage)" && sleep 2
+    say_once "$slot" "another process ($usage)" && sleep 2
   elif "$flock" --nonblock $kind 8 && are_in_place "$lock.0" "$lock.$place"; then
     return 0
   fi
@@ -58,15 +61,15 @@ is_busy() {
   ((memory > ${GPU_BUSY_MIB:-1024} || (memory > 100 && percent > ${GPU_BUSY_PERCENT:-20})))
 }
 
-# Before a job that ran out of memory tries again: whoever has that memory may let go of it.
+# Before a job that ran out of memory tries again: another process may have that memory.
 wait_for_strangers() {
   while [[ $1 != cpu ]] && ((per_gpu == 1)) && is_busy "$1" && goes_on; do
-    say_once "$1" "a process of no sweep ($usage)" && sleep 2
+    say_once "$1" "another process ($usage)" && sleep 2
   done
 }
 
 say_once() {
-  if [[ $said != "$2" ]]; then said=$2 && echo "$1 is taken by $2; waiting"; fi
+  if [[ $said != "$2" ]]; then said=$2 && echo "$1 is in use by $2; waiting"; fi
 }
 
 # Runs one job on a slot, again if it may do better the next time; its last line is shown.
@@ -76,14 +79,19 @@ run_job() {
   mkdir -p "$folder" && echo "started on $slot, $(date)" >>"$folder/output.txt"
   while
     read_words "$index"
-    echo "[$index/$count] $id started on $slot: ${args[*]-}"
+    echo "[$index/$count] job $id started on $slot: ${args[*]-}"
     attempt "$index" "$folder" ${args[@]+"${args[@]}"}
     echo "[$index/$count] $(tail -n 1 "$folder/output.txt")"
     ((try++ < retries)) && may_do_better "$folder" && goes_on
   do wait_for_strangers "$slot"; done
   echo "$code" >"$work/codes/$index"
-  if [[ -n $fail_fast && $code == [12] && ! -e $work/stop ]]; then stop_jobs 1 "--fail-fast"; fi
+  if [[ -n $fail_fast && $code == [12] && ! -e $work/stop ]]; then
+    if [[ $(outcome "$folder") != diverged ]]; then stop_jobs 1 "--fail-fast"; fi
+  fi
 }
+
+# The word that a job wrote down when it ended.
+outcome() { sed -n 's/^ *"status": "\(.*\)",*$/\1/p' "$1/outcome.json" 2>/dev/null; }
 
 # Reads a job's words into `args`.
 read_words() {
@@ -132,21 +140,27 @@ worker() {
   done 3<"$work/queue"
 }
 
+# Becomes a module of the sweep's copy of the engine.
+become() {
+  export PROJECT_FOLDER=$PWD PYTHONPATH=$work/code
+  exec "$python" -P -m "engine.sweeps.$1" "$2"
+}
+
 goes_on() { [[ ! -e $work/stop ]] && kill -0 $$ 2>/dev/null; }
 
 # Whether another sweep has run a job since this one was planned; takes over how it ended.
 was_run_elsewhere() {
-  [[ $2/outcome.json -nt $work/plan ]] || return 1
-  case $(sed -n 's/^ *"status": "\(.*\)",*$/\1/p' "$2/outcome.json") in
-    finished) echo 0 >"$work/codes/$1" ;;
-    failed) echo 1 >"$work/codes/$1" ;;
+  [[ $2/outcome.json -nt $work/plan.json ]] || return 1
+  case $(outcome "$2") in
+    finished | paused) echo 0 >"$work/codes/$1" ;;
+    failed | diverged) echo 1 >"$work/codes/$1" ;;
     *) return 1 ;;
   esac
 }
 
 # Asks the running jobs to stop; a Ctrl-C after that kills them, and any process that this would start.
 stop_jobs() {
-  local signal=TERM text="stopping the jobs, because of $2; Ctrl-C kills them" file pid
+  local signal=TERM text="stopping the jobs because of $2; Ctrl-C kills them" file pid
   if [[ -e $work/stop ]]; then
     if [[ $2 != Ctrl-C ]]; then return; fi # a terminal that closes says so twice
     signal=KILL text='killing the jobs'
@@ -159,10 +173,11 @@ stop_jobs() {
 
 # Runs a worker per slot, until each job has an exit status of its own or one from another sweep.
 run_queue() {
-  local slot lock place workers pid
+  local slot lock place workers pid threads
   trap 'stop_jobs 130 Ctrl-C' INT
   trap 'stop_jobs 143 "a signal"' TERM HUP
-  read -r count per_gpu retries JOBS_AT_ONCE fail_fast <"$work/options" && export JOBS_AT_ONCE
+  read -r count per_gpu retries JOBS_AT_ONCE threads fail_fast <"$work/options"
+  export JOBS_AT_ONCE OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
   while [[ -s $work/queue && ! -e $work/stop ]]; do
     workers=()
     while IFS=$'\t' read -r slot lock place; do
@@ -190,7 +205,7 @@ keep_unresolved() {
   mv "$work/unresolved" "$work/queue"
   if [[ -s $work/queue && ! -e $work/stop ]]; then
     read -r index id folder <"$work/queue"
-    PROJECT_FOLDER=$PWD PYTHONPATH=$work/code "$python" -P -m engine.sweeps.states "$folder" >&2 &
+    become states "$folder" >&2 &
     while kill -0 $! 2>/dev/null && [[ ! -e $work/stop ]]; do wait $!; done
     kill $! 2>/dev/null
   fi

@@ -15,12 +15,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from engine import locks
+from engine import locks, machine
 from engine.errors import SettingsError
 
 LOCKS = "/tmp/gpu-locks"
 """Where the locks are, unless GPU_LOCKS says otherwise. Not in /dev/shm: there systemd clears away
 what is a user's when that user logs out (RemoveIPC in logind.conf)."""
+
+MEMORY = 2 * 2**30
+"""Bytes for each job on the CPU: libraries and courier take one GB, the rest is for its data."""
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -33,8 +36,8 @@ class Slot(NamedTuple):
     place: int
 
 
-def find(gpus: str | None, per_gpu: int) -> list[Slot]:
-    """The slots: the GPUs named, else what CUDA_VISIBLE_DEVICES allows, else all, else the CPU.
+def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
+    """The slots on the GPUs named, else on those that CUDA_VISIBLE_DEVICES allows, else on all.
 
     Raises SettingsError for a GPU that is not there.
     """
@@ -49,7 +52,23 @@ def find(gpus: str | None, per_gpu: int) -> list[Slot]:
         devices = []
     made = {device: _make_locks(device, per_gpu) for device in devices}
     places = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
-    return [Slot(device, made.get(device, "-"), k) for k in places for device in devices or ["cpu"]]
+    return [Slot(device, made[device], k) for k in places for device in devices]
+
+
+def on_cpu(count: int) -> list[Slot]:
+    """So many slots where there is no GPU that nvidia-smi knows."""
+    return [Slot("cpu", "-", k) for k in range(1, count + 1)]
+
+
+def at_once(device: str, threads: int | str) -> int:
+    """How many jobs like one that takes so many threads (or `auto`) serve the CPU best.
+
+    One where the job's device is a GPU that nvidia-smi does not know.
+    """
+    if device != "cpu":
+        return 1
+    wanted = 1 if isinstance(threads, str) else threads
+    return max(1, min(machine.cores() // wanted, machine.memory() // MEMORY))
 
 
 def _listed() -> list[str]:

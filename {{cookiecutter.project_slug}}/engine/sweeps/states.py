@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +27,12 @@ from engine.errors import SettingsError
 from engine.files import read_json
 from engine.job import journal
 from engine.job.folder import JobFolder
+from engine.job.identity import identity
 from engine.job.terminal import duration, leave
 from engine.paths import PROJECT
 from engine.sweeps import slurm
 from engine.tracking import reading
+from engine.tracking.delivery import delivered
 from engine.tracking.store import experiment_name
 
 LOOK = 2.0
@@ -38,6 +40,12 @@ LOOK = 2.0
 
 TAIL = 65_536
 """Bytes at a journal's end that surely hold the last evaluation's line."""
+
+STARTED = ("failed", "interrupted", "pending", "unsent")
+"""States of jobs that a sweep starts."""
+
+OVER = {"finished", "failed", "unsent", "diverged", "paused"}
+"""States of jobs that nobody will train unless a sweep is started again."""
 
 SWEEPS = PROJECT / ".sweeps"
 
@@ -54,79 +62,102 @@ class View:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.store_is_away = False
+        self._known = reading.Known({}, {})
+        self._queued: dict[str, str] = {}
         try:
-            self._known: reading.Known | None = reading.known(experiment_name())
+            self._known = reading.known(experiment_name())
         except ConnectionError as error:
+            self.store_is_away = True
             self.problems.append(f"{error}; going by the jobs' folders alone")
-            self._known = None
         try:
             self._queued = slurm.queued(SWEEPS)
         except SettingsError as error:
             self.problems.append(f"{error}; what is in its queue is not known")
-            self._queued = {}
 
     def state(self, job: JobFolder[Any]) -> State:
-        """The state of one job."""
-        done = self._known and job.id in self._known.finished
-        if done and not job.runtime.force:
+        """Return the state of a job."""
+        known = job.id in self._known.finished
+        if known and not job.runtime.force:
             return State("finished")
-        outcome = job.outcome()
         if locks.held(job.path / "lock"):
             return State("running", progress(job.path))
         if lease := self._lease(job.id, job.path):
             return State("running", f"on {lease.host}")
         if job.id in self._queued:
             return State("queued", self._queued[job.id])
-        if outcome.get("status") == "finished":
-            here = self._known is None and not job.runtime.force
-            return State("finished" if here else "pending" if done else "unsent")
-        if outcome.get("status") in ("failed", "diverged"):
-            return State(outcome["status"], str(outcome.get("said", "")))
-        if outcome.get("status") == "paused" and outcome.get("pause_after") == job.pause_after:
-            return State("paused", progress(job.path))
-        begun = (job.path / journal.FILE).exists()
-        return State("interrupted", progress(job.path)) if begun else State("pending")
+        return State("pending") if job.runtime.force else self._by_folder(job)
 
-    def seconds(self, jobs: Sequence[JobFolder[Any]]) -> list[float]:
-        """How long the finished ones among the jobs have taken."""
-        known = self._known.finished if self._known else {}
-        return [known[job.id] for job in jobs if job.id in known]
+    def warn(self) -> None:
+        """Print what could not be asked."""
+        for problem in self.problems:
+            leave(1, f"run.sh: {problem}")
+
+    def seconds(self, jobs: Iterable[JobFolder[Any]]) -> list[float]:
+        """Return how long the finished ones among the jobs have taken."""
+        return [self._known.finished[job.id] for job in jobs if job.id in self._known.finished]
+
+    def _by_folder(self, job: JobFolder[Any]) -> State:
+        """The state of a job that nobody trains and that the store does not have."""
+        if not (job.path / journal.FILE).exists():
+            return State("pending")
+        outcome = job.outcome()
+        status, said = outcome.get("status"), str(outcome.get("said", ""))
+        if status == "finished":
+            sent = self.store_is_away and delivered(job.path)
+            return State("finished" if sent else "unsent")
+        if status in ("failed", "diverged"):
+            return State(status, said)
+        if status == "paused" and outcome.get("pause_after") == job.pause_after:
+            return State("paused", progress(job.path))
+        return State("interrupted", progress(job.path))
 
     def _lease(self, job_id: str, folder: Path) -> reading.Lease | None:
-        leases = self._known.leases.get(job_id, []) if self._known else []
+        leases = self._known.leases.get(job_id, [])
         owner = read_json(folder / "lock").get("owner") if leases else None
         return next((lease for lease in leases if lease.owner != owner), None)
 
 
 def progress(folder: Path) -> str:
     """Return how far a job has come, such as `step 120/300, 40 s left`."""
-    last = _last_evaluation(folder / journal.FILE)
-    step, total = last.get("step"), last.get("of")
-    seconds = last.get("metrics", {}).get("elapsed_seconds")
-    if not (step and total and seconds):
-        return f"step {step}" if step else ""
-    return f"step {step}/{total}, {duration(seconds / step * (total - step))} left"
+    match _last_evaluation(folder / journal.FILE):
+        case {"step": int(step), "of": int(total), "metrics": {"elapsed_seconds": float(seconds)}}:
+            return f"step {step}/{total}, {duration(seconds / max(step, 1) * (total - step))} left"
+        case {"step": int(step)}:
+            return f"step {step}"
+    return ""
 
 
-def show(jobs: Sequence[JobFolder[Any]], view: View, brief: bool = False) -> Counter[str]:
-    """Print a line a job (if brief, only of those that run or failed) and the sum of all."""
-    states = {job.id: view.state(job) for job in jobs}
+def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
+    """Print all that is known of each job, as JSON."""
+    view = View()
     unlike = {job.id: job for job in jobs}
+    rows = []
     for job_id, job in unlike.items():
-        word, about = states[job_id]
-        if not brief or word in {"running", "failed"}:
-            print(f"{job_id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
-    words = Counter(state.word for state in states.values())
-    print(f"{len(unlike)} jobs: " + ", ".join(f"{n} {word}" for word, n in sorted(words.items())))
-    seconds = view.seconds(list(unlike.values()))
-    if words["running"] and seconds:
-        each = statistics.median(seconds)
-        rate = words["running"] / each
-        left = len(unlike) - words["finished"] - words["unsent"] - words["failed"]
+        state, about = view.state(job)
+        row = {"id": job_id, "state": state, "about": about, "folder": str(job.path)}
+        rows.append(row | {"settings": identity(job.settings)})
+    print(json.dumps(rows, indent=2))
+    view.warn()
+
+
+def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
+    """Print a line a job (brief: only if it runs, failed or diverged) and the sum of all."""
+    view = View()
+    unlike = {job.id: job for job in jobs}
+    states = {job_id: view.state(job) for job_id, job in unlike.items()}
+    for job_id, (word, about) in states.items():
+        if not brief or word in {"running", "failed", "diverged"}:
+            print(f"{job_id}  {word:11}  {unlike[job_id].name}" + (about and f"  [{about}]"))
+    count = Counter(state.word for state in states.values())
+    print(f"{len(unlike)} jobs: " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
+    seconds = view.seconds(unlike.values())
+    if count["running"] and seconds:
+        rate = count["running"] / statistics.median(seconds)
+        left = sum(n for word, n in count.items() if word not in OVER)
         print(f"{3600 * rate:.3g} jobs an hour, {duration(left / rate)} left")
-    for problem in view.problems:
-        leave(1, f"run.sh: {problem}")
-    return words
+    view.warn()
+    return count
 
 
 def watch(jobs: Sequence[JobFolder[Any]]) -> None:
@@ -134,20 +165,20 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
     while True:
         if sys.stdout.isatty():
             print("\033[H\033[2J", end="")
-        words = show(jobs, View(), brief=True)
-        if words.keys() <= {"finished", "failed", "unsent", "diverged", "paused"}:
+        if show(jobs, brief=True).keys() <= OVER:
             return
         time.sleep(LOOK)
 
 
-def _last_evaluation(path: Path) -> dict[str, Any]:
-    """The journal's last line of an evaluation."""
-    if not path.exists():
-        return {}
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        lines = [line for line in file.read().splitlines() if b'"elapsed_seconds"' in line]
-    return dict(json.loads(lines[-1])) if lines else {}
+def _last_evaluation(path: Path) -> object:
+    """The journal's last line of an evaluation, if it has one that can be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL))
+            lines = [line for line in file.read().splitlines() if b'"elapsed_seconds"' in line]
+        return json.loads(lines[-1]) if lines else None
+    except (OSError, ValueError):
+        return None
 
 
 def _wait_for(folder: Path) -> None:

@@ -4,9 +4,8 @@
 # freezes the code; queue.sh runs what is left.
 #
 # A sweep's folder, .sweeps/<name>/, holds `grid` (all jobs: the number of words, then the words, each
-# ended by a NUL byte), `plan` (a line a job: state, id, folder), `queue` (index, id and folder of
-# those to run), `jobs/<index>` (a job's words), `slots` (a line a worker: device, lock, place),
-# `options` and `code/` (what is run). `lock` is held by all that the sweep has started.
+# ended by a NUL byte), the plan (plan.py has its files) and `code/` (what is run). `lock` is held by
+# all that the sweep has started.
 
 set -Euo pipefail # without -e, under which `wait`, ((n++)) and traps misbehave
 cd "$(dirname "$0")" || exit 1
@@ -39,29 +38,6 @@ make_folder() {
   trap clean_up EXIT
 }
 
-# Prints what became of the jobs; returns the sweep's exit status.
-summary() {
-  local index=0 state id folder code finished=0 now=0 bad=0 left=0
-  while IFS=$'\t' read -r state id folder; do
-    index=$((index + 1)) code=
-    if [[ -e $work/codes/$index ]]; then read -r code <"$work/codes/$index"; fi
-    case $state:$code in
-      repeated:* | skipped:*) ;;
-      finished:*) finished=$((finished + 1)) ;;
-      *:0) finished=$((finished + 1)) now=$((now + 1)) ;;
-      *:) left=$((left + 1)) ;;
-      *)
-        bad=$((bad + 1))
-        echo "status $code: $(tail -n 1 "$folder/output.txt") [$folder/output.txt]" >&2
-        ;;
-    esac
-  done <"$work/plan"
-  echo "$finished of $((finished + bad + left)) jobs finished," \
-    "$now of them now; $bad did not, $left were not started"
-  if [[ -e $work/stop ]]; then return "$(cat "$work/stop")"; fi
-  ((bad + left == 0))
-}
-
 # Runs what the grid names and is not finished, or does what the flags say instead.
 sweep() {
   make_folder
@@ -76,6 +52,6 @@ sweep() {
   wait $! || exit
   if [[ ! -e $work/queue || -e $work/slurm ]]; then exit 0; fi
   run_queue
-  summary
+  (become plan "$work")
   exit # here, so that bash reads no more of a run.sh that was edited meanwhile
 }

@@ -1,0 +1,89 @@
+"""The flags of run.sh."""
+
+import argparse
+from typing import Any
+
+from engine.cli import parser
+from engine.errors import SettingsError
+from engine.sweeps import slurm
+from engine.sweeps.states import STARTED
+
+NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+SWITCH: dict[str, Any] = {"action": "store_true"}
+FLAGS: dict[str, dict[str, Any]] = {
+    "--list": {"help": "print each job: id, state, settings; start nothing"} | SWITCH,
+    "--json": {"help": "with --list: print the jobs as JSON"} | SWITCH,
+    "--watch": {"help": "print how far the jobs are, again and again; start nothing"} | SWITCH,
+    "--gpus": {
+        "help": "GPUs by nvidia-smi's numbers (default: CUDA_VISIBLE_DEVICES, else all)",
+        "metavar": "0,2",
+    },
+    "--per-gpu": {
+        "help": "jobs at once on each GPU (default: 1), or on the CPU (default: one per core, "
+        "fewer where memory is short)",
+    }
+    | NUMBER,
+    "--retries": {
+        "help": "run a job up to N times again that ran out of memory or was killed (default: 0)",
+        "default": 0,
+    }
+    | NUMBER,
+    "--fail-fast": {"help": "stop all jobs when one fails"} | SWITCH,
+    "--only": {
+        "help": f"run only jobs in this state: {', '.join(STARTED)}",
+        "choices": STARTED,
+        "metavar": "STATE",
+    },
+    "--slurm": {"help": "hand the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
+    "--at-most": {"help": "with --slurm: jobs that run at once"} | NUMBER,
+}
+
+
+def read(words: list[str]) -> argparse.Namespace:
+    """Return run.sh's flags, and as `sbatch` what follows `--`.
+
+    Raises SettingsError where they are wrong; `--help` ends the process.
+    """
+    cut = words.index("--") if "--" in words else len(words)
+    reader = parser.Parser(
+        prog="run.sh",
+        usage="bash run.sh [flags]",
+        description="Runs the jobs of the grid that are not finished.",
+        allow_abbrev=False,
+    )
+    for flag, about in FLAGS.items():
+        reader.add_argument(flag, **about)
+    flags, unknown = reader.parse_known_args(words[:cut])
+    if unknown:
+        raise SettingsError(parser.unknown_flag(unknown[0], list(FLAGS)))
+    flags.sbatch = words[cut + 1 :]
+    _check_numbers(flags)
+    _check_together(flags)
+    return flags
+
+
+def _check_numbers(flags: argparse.Namespace) -> None:
+    for name, least in (("per_gpu", 1), ("retries", 0), ("at_most", 1)):
+        value = getattr(flags, name)
+        if value is not None and value < least:
+            raise SettingsError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+
+
+def _check_together(flags: argparse.Namespace) -> None:
+    if flags.json and not flags.list:
+        raise SettingsError("--json: only with --list")
+    if (flags.sbatch or flags.at_most) and not flags.slurm:
+        raise SettingsError(f"{'--at-most' if flags.at_most else '--'}: only with --slurm")
+    elsewhere = {
+        "--gpus": flags.gpus,
+        "--per-gpu": flags.per_gpu,
+        "--retries": flags.retries,
+        "--fail-fast": flags.fail_fast,
+    }
+    for flag, given in elsewhere.items() if flags.slurm else ():
+        if given:
+            raise SettingsError(f"{flag}: not with --slurm")
+    if any(word.startswith(("--array", "-a")) for word in flags.sbatch):
+        raise SettingsError("--array: run.sh makes the arrays; --at-most N limits them")
+    if flags.slurm:
+        slurm.require()

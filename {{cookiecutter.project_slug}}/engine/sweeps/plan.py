@@ -1,0 +1,115 @@
+"""What a sweep is to do and, in the end, has done, in files of its folder.
+
+`plan.json` has all jobs. The others are for queue.sh and Slurm's tasks: `queue` (a line for each
+job to run: index, id, folder), `jobs/<index>` (its words), `slots` (a line for each worker: device,
+lock, place) and `options`. `codes/<index>` is the exit status of a job that has run. An index is a
+job's place in the grid, from 1.
+
+`python -m engine.sweeps.plan FOLDER` prints the summary of a sweep that is over.
+"""
+
+import sys
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from engine import files, machine
+from engine.job.terminal import leave
+from engine.paths import shown
+from engine.sweeps.slots import Slot
+from engine.sweeps.states import STARTED
+
+LEFT = {"failed", "interrupted", "queued", "not started"}
+"""States in which something is left to do."""
+
+
+class Row(NamedTuple):
+    """A job of a sweep: its state before it, and more about that."""
+
+    state: str
+    about: str
+    id: str
+    folder: str
+
+
+def write(
+    folder: Path,
+    rows: Sequence[Row],
+    left: Mapping[int, list[str]],
+    slots: list[Slot],
+    flags: Namespace,
+) -> None:
+    """Write down all jobs, and the words of those that are left to run, by their index."""
+    for index, words in left.items():
+        text = "".join(f"{word}\0" for word in words)
+        (folder / "jobs" / str(index)).write_text(text, errors="surrogateescape")
+    at_once = min(len(left), len(slots))
+    threads = max(1, machine.cores() // at_once)
+    numbers = (len(rows), flags.per_gpu or 1, flags.retries, at_once, threads)
+    queue = [(index, rows[index - 1].id, rows[index - 1].folder) for index in left]
+    files.write_json(folder / "plan.json", {"jobs": rows})
+    (folder / "slots").write_text(_lines(slots))
+    (folder / "options").write_text(_lines([(*numbers, "1" if flags.fail_fast else "")]))
+    (folder / "queue").write_text(_lines(queue))  # the last: without it there is nothing to do
+
+
+def _lines(rows: Iterable[Iterable[object]]) -> str:
+    return "".join("\t".join(map(str, row)) + "\n" for row in rows)
+
+
+def summary(rows: Sequence[Row], codes: Mapping[int, int]) -> int:
+    """Print what became of the jobs, given the exit statuses of those that have run, by index;
+    returns the sweep's exit status."""
+    states = [_state(row, codes.get(index)) for index, row in enumerate(rows, start=1)]
+    for index, (row, state) in enumerate(zip(rows, states, strict=True), start=1):
+        if state in {"failed", "diverged", "interrupted"}:
+            leave(1, _ending(row, codes.get(index)))
+    count = Counter(state for state in states if state not in {"repeated", "skipped"})
+    now = sum(states[index - 1] == "finished" for index in codes)
+    others = ", ".join(f"{n} {state}" for state, n in sorted(count.items()) if state != "finished")
+    line = f"{count['finished']} of {count.total()} jobs finished, {now} of them now"
+    leave(0, line + (others and f"; {others}"))
+    if count["unsent"]:
+        leave(3, "run.sh: what is unsent waits for the tracking store; the same command sends it")
+    return 1 if LEFT & count.keys() else 3 if count["unsent"] else 0
+
+
+def _state(row: Row, code: int | None) -> str:
+    """The state of a job after the sweep, by its exit status if it has run."""
+    wrote = files.read_json(Path(row.folder) / "outcome.json").get("status")
+    match code:
+        case None:
+            return "not started" if row.state in {*STARTED, "running"} else row.state
+        case 0:
+            return "paused" if wrote == "paused" else "finished"
+        case 3:
+            return "unsent"
+        case 1 | 2:
+            return "diverged" if wrote == "diverged" else "failed"
+    return "interrupted"
+
+
+def _ending(row: Row, code: int | None) -> str:
+    """How a job has ended that has not finished: its last line, and where the others are."""
+    if code is None:
+        return f"job {row.id} {row.state} before: {row.about}; --force starts it over"
+    output = Path(row.folder) / "output.txt"
+    *_, last = output.read_text(errors="replace").splitlines() or [""]
+    if not last.startswith(f"job {row.id} "):
+        last = f"job {row.id} ended with status {code}: {last}"
+    return f"{last} [{shown(output)}]"
+
+
+def main(folder: Path) -> int:
+    """Print the summary of a sweep that is over; returns the exit status."""
+    rows = [Row(*row) for row in files.read_json(folder / "plan.json")["jobs"]]
+    codes = {int(path.name): int(path.read_text()) for path in (folder / "codes").iterdir()}
+    status = summary(rows, codes)
+    stop = folder / "stop"
+    return int(stop.read_text()) if stop.exists() else status
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
