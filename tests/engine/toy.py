@@ -177,7 +177,9 @@ class Loop:
     ) -> Iterator[tuple[dict[str, float], nn.Module]]:
         """Yield the evaluations that are due, with the weights that they are of."""
         if job.settings.background:
-            yield from job.in_background(self.evaluate, model, job, forward, val, "val")
+            yield from job.in_background(
+                lambda weights: self.evaluate(weights, job, forward, val, "val"), model
+            )
         else:
             yield self.evaluate(model, job, forward, val, "val"), model
 

@@ -1,8 +1,9 @@
 """Functions of a model's weights, such as an evaluation, that run while training goes on.
 
 A thread calls the function with a copy of the weights, on a GPU on a stream of its own. Results
-come in the order in which they were asked for and always one interval later, so that what is made
-of them does not depend on which was faster; after the last interval all of them come.
+come in the order in which they were asked for and always as many intervals later as there are
+threads, so that what is made of them does not depend on which was faster; after the last interval
+all of them come.
 
 What runs in the background must not draw from the global random numbers, which training draws from.
 """
@@ -24,39 +25,56 @@ LOOK = 0.1
 
 
 @dataclass
+class _Weights:
+    """A copy of a model's weights, and the stream that it is used on."""
+
+    model: nn.Module
+    stream: devices.SideStream
+
+
+@dataclass
 class _Task:
     """A function's call in the background, for the weights of a step."""
 
     at: dict[str, Any]
-    weights: nn.Module
+    weights: "_Weights"
     result: Future[Any]
 
 
 class Background:
-    """The calls of one function in a thread, each on a copy of a model's weights."""
+    """The calls of one function in threads, each on a copy of a model's weights."""
 
     def __init__(self, device: torch.device, check: Callable[[], None]) -> None:
         self._device, self._check = device, check
-        self._thread: ThreadPoolExecutor | None = None
+        self._threads: ThreadPoolExecutor | None = None
         self._pending: deque[_Task] = deque()
         self._restored: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._spare: list[nn.Module] = []
-        self._stream = devices.SideStream(device)
+        self._spare: list[_Weights] = []
         self._begun = -1
 
     def results(
-        self, function: Callable[[nn.Module], Any], model: nn.Module, at: dict[str, Any], last: bool
+        self,
+        function: Callable[[nn.Module], Any],
+        model: nn.Module,
+        at: dict[str, Any],
+        last: bool,
+        at_once: int,
     ) -> Iterator[tuple[dict[str, Any], Any, nn.Module]]:
         """Yield what is due, as (when it was asked for, result, weights), and begin the next call.
 
         `at` has the `step` at which it is asked for. The weights change after they were yielded.
         Raises what the function raised.
         """
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(
+                at_once, "background", devices.in_thread, initargs=(self._device,)
+            )
         for asked, weights in self._restored:
             self._submit(function, model, weights, asked)
         self._restored = []
-        yield from self._finished(leave=0 if at["step"] > self._begun else 1)
-        if at["step"] > self._begun:
+        new = at["step"] > self._begun
+        yield from self._finished(leave=at_once - 1 if new else at_once)
+        if new:
             self._begun = at["step"]
             self._submit(function, model, model.state_dict(), at)
         if last:
@@ -64,7 +82,7 @@ class Background:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights whose results have not come yet."""
-        pending = [(task.at, task.weights.state_dict()) for task in self._pending]
+        pending = [(task.at, task.weights.model.state_dict()) for task in self._pending]
         return {"begun": self._begun, "pending": pending or self._restored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -72,9 +90,9 @@ class Background:
         self._begun, self._restored = state["begun"], state["pending"]
 
     def close(self) -> None:
-        """Wait for the call that runs; those that have not begun never do."""
-        if self._thread:
-            self._thread.shutdown(cancel_futures=True)
+        """Wait for the calls that run; those that have not begun never do."""
+        if self._threads:
+            self._threads.shutdown(cancel_futures=True)
         self._pending.clear()
 
     def _finished(self, leave: int) -> Iterator[tuple[dict[str, Any], Any, nn.Module]]:
@@ -82,7 +100,7 @@ class Background:
             task = self._pending[0]
             result = self._wait(task.result)
             self._pending.popleft()
-            yield task.at, result, task.weights
+            yield task.at, result, task.weights.model
             self._spare.append(task.weights)
 
     def _wait(self, result: Future[Any]) -> Any:
@@ -101,15 +119,15 @@ class Background:
         weights: dict[str, Any],
         at: dict[str, Any],
     ) -> None:
-        copy = self._spare.pop() if self._spare else deepcopy(model)
-        copy.load_state_dict(weights)
-        self._stream.wait_stream()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(
-                1, "background", devices.in_thread, initargs=(self._device,)
-            )
-        self._pending.append(_Task(at, copy, self._thread.submit(self._call, function, copy)))
+        assert self._threads
+        if not self._spare:
+            self._spare.append(_Weights(deepcopy(model), devices.SideStream(self._device)))
+        copy = self._spare.pop()
+        copy.model.load_state_dict(weights)
+        copy.stream.wait_stream()
+        self._pending.append(_Task(at, copy, self._threads.submit(_call, function, copy)))
 
-    def _call(self, function: Callable[[nn.Module], Any], weights: nn.Module) -> Any:
-        with self._stream:
-            return function(weights)
+
+def _call(function: Callable[[nn.Module], Any], weights: _Weights) -> Any:
+    with weights.stream:
+        return function(weights.model)

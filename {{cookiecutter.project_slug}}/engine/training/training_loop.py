@@ -5,7 +5,7 @@ stopwatch.py, what runs in the background in background.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -183,17 +183,18 @@ class TrainingLoop:
             model.load_state_dict(kept[name])
 
     def in_background(
-        self, function: Callable[..., Any], model: nn.Module, *args: Any
+        self, function: Callable[[nn.Module], Any], model: nn.Module, at_once: int = 1
     ) -> Iterator[tuple[Any, nn.Module]]:
-        """Have `function(copy of the model, *args)` called in a thread while training goes on.
+        """Have `function(copy of the model)` called in a thread while training goes on.
 
-        Yields (result, copy) of the calls that are due: each one interval later, the last after the
-        last interval. `log_epoch` and `keep_best` then go by the step of the call.
+        Yields (result, copy) of the calls that are due: each `at_once` intervals later, as many
+        threads as there are, the last ones after the last interval. `log_epoch` and `keep_best`
+        then go by the step of the call.
         """
         total = self._length.total
         last = total is not None and self._position.step >= total
-        call = partial(_with_model_first, function, args)
-        for at, result, copy in self._background.results(call, model, self._now(), last):
+        results = self._background.results(function, model, self._now(), last, at_once)
+        for at, result, copy in results:
             self._at = at
             try:
                 yield result, copy
@@ -310,7 +311,3 @@ class TrainingLoop:
     def _save(self) -> None:
         evaluating = self._position.evaluating
         self._saved_state.save({"job.random": self._before_evaluation} if evaluating else None)
-
-
-def _with_model_first(function: Callable[..., Any], args: tuple[Any, ...], model: nn.Module) -> Any:
-    return function(model, *args)
