@@ -1,0 +1,150 @@
+"""What a training loop is made of: EMA, early stopping, clipping, precision, times."""
+
+import math
+
+import pytest
+import torch
+from engine.cli import Metric
+from engine.errors import Diverged, JobError, SettingsError
+from engine.loop import EMA, EarlyStopping, clip_gradients
+from engine.training import stopwatch
+from engine.training.precision import Precision
+from engine.training.stopwatch import Stopwatch
+from torch import nn
+
+CPU = torch.device("cpu")
+METRICS = {"mae": Metric(better="lower"), "r2": Metric(better="higher")}
+
+
+@pytest.mark.parametrize(
+    ("monitor", "values"),
+    [("val_mae", [3.0, 1.0, 2.0, 1.0, 1.5]), ("val_r2", [0.1, 0.9, 0.5, 0.9, 0.8])],
+)
+def test_early_stopping_keeps_the_earliest_best_in_the_declared_direction(monitor, values):
+    stopping, never = EarlyStopping(METRICS, monitor, patience=3), EarlyStopping(METRICS, monitor)
+    improved, due = [], []
+    for value in values:
+        improved.append(stopping.improved({"val_mae": 0, "val_r2": 0, monitor: value}))
+        due.append(stopping.due)
+        never.improved({monitor: value})
+        assert not never.due
+    assert improved == [True, True, False, False, False]
+    assert due == [False, False, False, False, True]
+    assert stopping.best_evaluation == 2
+
+
+def test_nothing_monitored_every_evaluation_is_the_best():
+    stopping = EarlyStopping(METRICS, "none")
+    assert [stopping.improved({"val_mae": value}) for value in (1, 2, math.nan)] == [True] * 3
+    assert not stopping.due
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_monitored_metric_that_is_not_finite_ends_the_job(value):
+    stopping = EarlyStopping(METRICS, "val_mae")
+    stopping.improved({"val_mae": 1.0})
+    with pytest.raises(Diverged, match=r"^val_mae was not finite; lower --lr$"):
+        stopping.improved({"val_mae": value})
+
+
+def test_a_metric_that_was_not_measured_is_named_with_those_that_were():
+    with pytest.raises(JobError, match=r"^--monitor val_r2: .* only val_mae, val_loss$"):
+        EarlyStopping(METRICS, "val_r2").improved({"val_mae": 1, "val_loss": 2})
+
+
+def test_plateaus_are_counted_after_evaluations_without_a_better_one():
+    stopping, seen = EarlyStopping(METRICS, "val_r2", plateau=3), []
+    for value in (1, 0, 0, 2, *[0] * 6, 3, 0, 0):
+        stopping.improved({"val_r2": value})
+        seen.append(stopping.plateaus)
+    assert seen == [0] * 6 + [1] * 3 + [2] * 4
+
+
+def test_the_norm_of_all_gradients_together_is_cut():
+    model = nn.Linear(3, 1)
+    for limit, norm in ((50.0, 20.0), (5.0, 5.0)):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 10.0)  # 4 numbers, of norm 20
+        assert clip_gradients(model.parameters(), limit).item() == pytest.approx(20.0)
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        assert gradients.norm().item() == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_the_ema_follows_the_weights_and_has_the_models_buffers(buffers):
+    model = nn.BatchNorm1d(1, track_running_stats=buffers)
+    ema = EMA(model, 0.5)
+    expected, weight = torch.ones(1), model.weight.detach()
+    for step, value in enumerate((3.0, -1.0, 7.0, 2.0, 5.0, 4.0, 8.0, 6.0, 0.5, 9.0), start=1):
+        weight.fill_(value)
+        for buffer in model.buffers():
+            buffer.fill_(value)
+        ema.update()
+        kept = min(0.5, (1 + step) / (10 + step))
+        expected = kept * expected + (1 - kept) * value
+    assert ema.model.weight.detach() == pytest.approx(expected)
+    assert [buffer.item() for buffer in ema.model.buffers()] == [9] * 3 * buffers
+
+
+def test_without_a_decay_the_ema_is_the_model():
+    model = nn.Linear(1, 1)
+    ema = EMA(model, 0.0)
+    ema.update()
+    assert ema.model is model and ema.state_dict() == {}
+
+
+@pytest.mark.parametrize("name", ["fp16", "tf32"])
+def test_precision_that_needs_a_gpu_says_so(name):
+    with pytest.raises(SettingsError, match=rf"^--precision {name}: needs a CUDA GPU, .*cpu$"):
+        Precision(name, CPU)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("auto", "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
+def test_precision_on_the_cpu(name, meant):
+    precision, model = Precision(name, CPU), nn.Linear(4, 2)
+    with precision.autocast():
+        logits = model(torch.ones(3, 4))
+    assert precision.name == meant
+    assert logits.dtype == (torch.bfloat16 if meant == "bf16" else torch.float32)
+    assert model.weight.dtype == torch.float32
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_times_are_those_of_all_attempts_and_waiting_is_told_from_training(monkeypatch):
+    monkeypatch.setattr(stopwatch, "time", clock := Clock())
+
+    def batches():
+        for seconds in (1.0, 0.0):
+            clock.now += seconds
+            yield "batch"
+
+    first = Stopwatch()
+    first.start()
+    for _ in first.waiting(batches()):
+        clock.now += 3.0
+        first.trained(10)
+    state, again = first.state_dict(), Stopwatch()
+    clock.now += 100.0  # the job is stopped and goes on
+    again.load_state_dict(state)
+    again.start()
+    clock.now += 1.0
+    again.trained(20)
+    again.end_steps()
+    assert again.rates == {"examples_per_second": 40 / 8, "data_wait_fraction": 1 / 8}
+    clock.now += 2.0  # an evaluation
+    assert again.elapsed == 10
+    again.start()
+    clock.now += 5.0
+    again.trained(20)
+    again.end_steps()
+    assert again.rates == {"examples_per_second": 4, "data_wait_fraction": 0}
+    assert again.elapsed == 15
