@@ -2,20 +2,19 @@
 
     python plot.py                              # figures/*.pdf and .png, and .tex: their captions
     python plot.py --venue neurips --out paper/figures
-    python plot.py --whence figures/learning-curves.pdf
+    python plot.py --provenance figures/learning-curves.pdf
 
 One function per figure, which returns it with its caption. To add one, write it, with the name of
-its files, into FIGURES.
+its files, into FIGURES. Figures show the metric that the jobs monitor and tell apart what varies
+among them; settings are ranked and chosen by validation results, never by those on test data.
 """
 
 import sys
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from engine.results import captions, figures, plots, plotting
-from engine.results import tables as results
-from engine.results.style import looks, names, written
+from engine.results import captions, comparison, figures, metrics, plots, plotting, tables
+from engine.results.predictions import predictions
+from engine.results.style import looks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,108 +22,126 @@ if TYPE_CHECKING:
 
     Drawn = tuple[Figure, str]
 
-VARIED = ("model", "lr", "seed")
-"""What the jobs in a figure may differ in; those with other settings than most are left out."""
+ONLY: dict[str, object] = {}
+"""Settings that jobs must have to be drawn, such as {"epochs": 30}; a list stands for any of it."""
 
-SERIES = ("model", "lr")
-"""What figures tell apart: all of VARIED but the seed. Of other settings nothing is a repeat."""
+LABELS = {"lr": "learning rate"}
+"""What settings are called in figures, where that is not their name."""
 
-TARGET = 0.95
-"""The validation accuracy that jobs race to."""
-
-RANKED = 20
+RANKED = 12
 """Rows at most."""
 
 
 def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
-    """Validation accuracy by epoch: a panel for each model, a line for each learning rate."""
-    repeats = captions.repeats(jobs, SERIES, "val_accuracy")
-    curves = results.curves(jobs, "val_accuracy")
-    look, label = looks(curves["lr"]), names(curves["lr"])
-    models = sorted(curves["model"].unique())
-    fig, panels = figures.panels(models, "epoch", "validation accuracy")
-    for model, ax in zip(models, panels, strict=True):
-        for lr, repeated in curves[curves["model"] == model].groupby("lr"):
-            plots.bands(ax, repeated, f"learning rate {label[lr]}", look[lr], within=(0, 1))
-    lowest = figures.span(curves["value"], low=0.02)[0]
-    panels[0].set_ylim(lowest, 1.005)
+    """The monitored metric by optimizer step: a line for each value of the setting that varies
+    most, a panel for each of the others."""
+    metric = metrics.monitored(jobs)
+    lines, panels = comparison.apart(jobs, 6, 6)
+    jobs, chosen = comparison.best_of_rest(jobs, by := [*lines, *panels])
+    curves, repeats = tables.curves(jobs, metric.key), captions.repeats(jobs, by, metric)
+    of_panels = comparison.of_curves(curves, jobs, panels, lines)
+    look = looks(comparison.groups(jobs, lines))
+    fig, axes = figures.panels(list(of_panels), "optimizer step", metric)
+    for ax, of_panel in zip(axes, of_panels.values(), strict=True):
+        for name, repeated in of_panel.items():
+            plots.bands(ax, repeated, name, metric, look[name])
+    hidden = figures.limit(axes[0], curves["value"], metric)
     figures.legend(fig, repeats)
-    below = (curves["value"] < lowest).mean()
-    hidden = f" Of all values {below:.1%} are below the axis." if below else ""
+    beyond = f" Of all values {hidden:.1%} are beyond the axis." if hidden else ""
     return fig, (
-        f"Validation accuracy by epoch: {repeats}; thin lines are single seeds."
-        f"{hidden}{captions.lost(jobs, SERIES)}"
+        f"{metric.title} by optimizer step: {repeats}; thin lines are single jobs."
+        f"{beyond}{chosen}{captions.left_out(jobs, by, metric)}"
     )
 
 
-def accuracy_by_lr(jobs: "pd.DataFrame") -> "Drawn":
-    """Test accuracy against the learning rate: a point for each job, a line for each model."""
-    repeats, lost = captions.repeats(jobs, SERIES, "test_accuracy"), jobs["diverged"].sum()
-    fig, ax = figures.figure("column", 2.4)
-    plots.points(ax, jobs, "lr", "test_accuracy", series="model", within=(0, 1))
-    ax.set(xlabel="learning rate", ylabel="test accuracy")
+def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results against the number that varies most: a point for each job, a line for each
+    value of the other settings."""
+    metric, x = metrics.chooser(jobs), comparison.numeric(jobs)
+    (lines,) = comparison.apart(jobs, 6, but=[x])
+    jobs, chosen = comparison.best_of_rest(jobs, by := [x, *lines])
+    repeats, lost = captions.repeats(jobs, by, metric), jobs["diverged"].sum()
+    fig, ax = figures.figure("column", 2.4 + 0.17 * comparison.combinations(jobs, lines))
+    figures.value_axis(ax.yaxis, metric)
+    plots.points(ax, jobs, x, metric, lines)
     figures.legend(fig, repeats)
-    figures.log_ticks(ax, jobs["lr"])
+    figures.ticks_at(ax, jobs[x])
     crosses = f" Crosses are jobs that diverged ({lost})." if lost else ""
-    return fig, f"Test accuracy: {repeats}; open points are single jobs.{crosses}"
+    return fig, (
+        f"{metric.title} of the weights kept: {repeats}; open points are single jobs."
+        f"{crosses}{chosen}"
+    )
 
 
-def accuracy_map(jobs: "pd.DataFrame") -> "Drawn":
-    """Test accuracy for each pair of a model and a learning rate."""
-    repeats = captions.repeats(jobs, SERIES, "test_accuracy", interval="")
-    fig, ax = figures.figure("column", 0.7 + 0.4 * jobs["model"].nunique())
-    plots.heatmap(ax, jobs, "lr", "model", "test_accuracy")
-    ax.set(xlabel="learning rate")
-    return fig, f"Test accuracy: {repeats}.{captions.lost(jobs, SERIES)}"
+def metric_map(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results for each value of the setting that varies most, and of the others."""
+    metric = metrics.chooser(jobs)
+    (x,), rows = comparison.apart(jobs, 20, 20, needed=2)
+    jobs, chosen = comparison.best_of_rest(jobs, by := [x, *rows])
+    repeats = captions.repeats(jobs, by, metric, interval=False)
+    fig, ax = figures.rows(comparison.groups(jobs, rows), 0.4)
+    plots.heatmap(ax, jobs, x, rows, metric)
+    return fig, (
+        f"{metric.title} of the weights kept: {repeats}; brighter is better."
+        f"{chosen}{captions.left_out(jobs, by, metric)}"
+    )
 
 
 def ranking(jobs: "pd.DataFrame") -> "Drawn":
-    """Models and learning rates, the best first."""
-    repeats = captions.repeats(jobs, SERIES, "test_accuracy")
-    samples = results.samples(jobs, SERIES, "test_accuracy")
-    best = list(samples)[:RANKED]
-    fig, ax = figures.figure("column", 0.6 + 0.3 * len(best))
-    plots.ranking(ax, {name: samples[name] for name in best}, within=(0, 1))
-    ax.set(xlabel="test accuracy")
+    """Settings by their validation results, the best first, and their test results below these."""
+    metric = metrics.chooser(jobs)
+    (by,) = comparison.apart(jobs, len(jobs), needed=1)
+    repeats, samples = captions.repeats(jobs, by, metric), comparison.samples(jobs, by, metric)
+    tested = comparison.samples(jobs, by, metric.of("test"))
+    best = dict(list(samples.items())[:RANKED])
+    fig, ax = figures.rows(best, 0.45 if tested else 0.3)
+    figures.value_axis(ax.xaxis, metric.of(None) if tested else metric)
+    plots.ranking(ax, best, metric, tested)
+    figures.legend(fig)
+    beside = " Squares: their test results, by which nothing is chosen." if tested else ""
+    last = " Settings of which a job diverged come last." if jobs["diverged"].any() else ""
     return fig, (
-        f"Test accuracy, the best {len(best)} of {len(samples)} settings: {repeats}. "
-        f"{captions.compared([samples[name] for name in best])}{captions.lost(jobs, SERIES)}"
+        f"{metric.title} of {captions.first('best', len(best), len(samples))}: {repeats}."
+        f"{beside}{last}"
+        f"{captions.compared([*best.values()], metric)}{captions.left_out(jobs, by, metric)}"
     )
 
 
 def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
-    """The share of jobs that has come to the target, by time of training: a line for each model."""
-    times = results.times_to(jobs, "val_accuracy", TARGET)
-    fig, ax = figures.figure("column", 2.2)
-    look = looks(jobs["model"])
-    for model, of_model in times.groupby("model"):
-        plots.arrivals(ax, of_model["reached"], of_model["ended"], written(model), look[model])
-    ax.set(xlabel="training and evaluation, s", ylabel=f"share at {TARGET:g} accuracy")
-    figures.label_lines(ax)
+    """Kaplan–Meier curves: the fraction of jobs that has reached a metric's target, by time."""
+    metric = metrics.with_target(jobs)
+    (lines,) = comparison.apart(jobs, 6)
+    jobs, chosen = comparison.best_of_rest(jobs, lines)
+    times = tables.times_to(jobs, metric)
+    of_lines = comparison.groups(times, lines)
+    fig, ax = figures.figure("column", 2.2 + 0.17 * len(of_lines))
+    for (name, alike), look in zip(of_lines.items(), looks(of_lines).values(), strict=True):
+        plots.reached(ax, alike["reached"], alike["ended"], name, look)
+    ax.set(xlabel="training and evaluation (s)", ylabel=f"fraction of jobs at {metric.goal}")
+    figures.legend(fig)
     never = times["reached"].isna().sum()
     return fig, (
-        f"Share of jobs with a validation accuracy of at least {TARGET:g}, by the time of training "
-        f"and evaluation on {hardware(jobs)} (Kaplan and Meier's estimate, 95% interval). {never} "
-        f"of {len(times)} jobs never had it: upright ticks, where they ended; at the right, if "
-        "they diverged."
+        f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
+        f"and evaluation on {hardware(jobs)} (Kaplan–Meier estimate, 95% interval). {never} of "
+        f"{len(times)} jobs never reached it: upright ticks, where they ended; at the right, if "
+        f"they diverged.{chosen}"
     )
 
 
 def throughput(jobs: "pd.DataFrame") -> "Drawn":
-    """Training examples a second of each model, on each kind of device."""
-    by = ["model", "hardware"] if jobs["hardware"].nunique() > 1 else ["model"]
-    samples = results.samples(jobs, by, "examples_per_second")
+    """Training examples per second with different settings, on each kind of device."""
+    (by,) = comparison.apart(jobs, len(jobs))
+    by += ["hardware"] if jobs["hardware"].nunique() > 1 else []
+    metric = metrics.THROUGHPUT
+    repeats, samples = captions.repeats(jobs, by, metric), comparison.samples(jobs, by, metric)
     fastest = dict(list(samples.items())[:RANKED])
-    fig, ax = figures.figure("column", 0.6 + 0.3 * len(fastest))
-    plots.ranking(ax, fastest)
-    ax.set(xlabel="training examples a second")
+    fig, ax = figures.rows(fastest, 0.3)
+    figures.value_axis(ax.xaxis, metric)
+    plots.ranking(ax, fastest, metric)
     ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
-    numbers = "; ".join(
-        f"{name}: {np.mean(each):,.0f} (n = {len(each)})" for name, each in fastest.items()
-    )
     return fig, (
-        f"Training examples a second in the last epoch, on {hardware(jobs)}: mean of all jobs, "
-        f"95% t interval. {numbers}."
+        f"{metric.title} between the last two evaluations, on {hardware(jobs)}, of "
+        f"{captions.first('fastest', len(fastest), len(samples))}: {repeats}."
     )
 
 
@@ -134,23 +151,22 @@ def hardware(jobs: "pd.DataFrame") -> str:
 
 
 def confusion(job: "pd.DataFrame") -> "Drawn":
-    """What one job took the test examples for."""
-    kept, about = results.predictions(job), job.iloc[0]
+    """The predicted classes of one job's test examples."""
+    kept = predictions(job)
     fig, ax = figures.figure("column", 3.1)
     plots.confusion(ax, *kept)
-    ax.set(xlabel="taken for", ylabel="true class")
-    wrong = (kept.labels != kept.guesses).sum()
-    named = f"{about['model']}, learning rate {about['lr']:g}, seed {about['seed']}"
+    ax.set(xlabel="predicted class", ylabel="true class")
+    wrong = (kept.labels != kept.predicted).sum()
     return fig, (
-        f"Test examples, {wrong} of {len(kept.labels)} taken for another class: job "
-        f"{about['job_id']} ({named})."
+        f"Test examples by true and predicted class; {wrong} of {len(kept.labels)} are wrong: "
+        f"{job.attrs['about']}."
     )
 
 
 FIGURES = {
     "learning-curves": learning_curves,
-    "accuracy-vs-lr": accuracy_by_lr,
-    "accuracy-map": accuracy_map,
+    "metric-vs-setting": metric_vs_setting,
+    "metric-map": metric_map,
     "ranking": ranking,
     "time-to-target": time_to_target,
     "throughput": throughput,
@@ -161,4 +177,4 @@ OF_ONE_JOB = {"confusion": confusion}
 
 
 if __name__ == "__main__":
-    sys.exit(plotting.main(FIGURES, OF_ONE_JOB, VARIED, best="val_accuracy"))
+    sys.exit(plotting.main(FIGURES, OF_ONE_JOB, ONLY, LABELS))

@@ -2,7 +2,7 @@
 
     figures.use(VENUES["icml"])
     fig, ax = figures.figure("column")
-    plots.bands(ax, curves, "adam")
+    plots.bands(ax, curves, "adam", metric)
     figure_files.save(fig, Path("figures/loss"), ...)
 
 Widths are those of the venue's page and text is as large as it should be there: include the PDF at
@@ -16,15 +16,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from engine.results.style import number, parameters, written
+from engine.results import text
+from engine.results.metrics import Measured
+from engine.results.style import number, parameters
 from engine.results.venues import DEFAULT, VENUES, Venue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-MOST = 6
-"""Lines that are labelled at their ends; of more there is a legend."""
+LEADING = 1.2
+"""Height of a line of text to its size."""
+
+LINES = 3
+"""Lines of a row's name at most, if a wider figure makes them fewer."""
+
+LABEL = 0.62
+"""Fraction of a panel's width or height that a line of its label may take."""
+
+HIDDEN = 0.02
+"""Fraction of the values, the worst, that an axis may leave out."""
 
 _venue = VENUES[DEFAULT]
 
@@ -42,7 +54,7 @@ def use(venue: Venue) -> None:
 def figure(
     width: str = "column", height: float | None = None, **subplots: Any
 ) -> tuple["Figure", Any]:
-    """A figure as wide as a `column` or the `full` page, and its axes.
+    """Return a figure as wide as a `column` or the `full` page, and its axes.
 
     The height is in inches, by default 0.62 of the width and never more than the venue's page has;
     `subplots` goes to Figure.subplots. Raises ValueError for an unknown width.
@@ -59,27 +71,81 @@ def figure(
 
 
 def panels(
-    names: Sequence[str], xlabel: str, ylabel: str, across: int = 3, height: float = 1.9
+    names: Sequence[str], xlabel: str, metric: Measured, across: int = 3, height: float = 1.9
 ) -> tuple["Figure", list[Any]]:
-    """A figure with a lettered and titled panel for each name, up to `across` in a row, sharing y.
+    """Return a figure with a lettered and titled panel for each name, up to `across` in a row, that
+    share an axis of values; and its panels.
 
     Page-wide, or a column for one panel; the height is in inches, for each row.
     """
-    rows, across = -(-len(names) // across), min(across, len(names))
-    width, inches = "full" if across > 1 else "column", 0.6 + rows * height
-    fig, grid = figure(width, inches, nrows=rows, ncols=across, sharey=True, squeeze=False)
+    rows = -(-len(names) // across)
+    across = -(-len(names) // rows)
+    width = "full" if across > 1 else "column"
+    inches = (_venue.full if across > 1 else _venue.column) / across - 0.6
+    titles = [text.wrapped(name, 72 * inches, _venue.text) for name in names]
+    lines = max(title.count("\n") for title in titles)
+    size = 0.6 + rows * (height + lines * LEADING * _venue.text / 72)
+    fig, grid = figure(width, size, nrows=rows, ncols=across, sharey=True, squeeze=False)
     axes, spare = list(grid.flat)[: len(names)], list(grid.flat)[len(names) :]
-    for name, ax in zip(names, axes, strict=True):
-        ax.set_title(written(name))
+    for title, ax in zip(titles, axes, strict=True):
+        ax.set_title(title)
     for ax in grid[:, 0]:
-        ax.set_ylabel(ylabel)
+        value_axis(ax.yaxis, metric)
     for ax in axes[-across:]:
         ax.set_xlabel(xlabel)
+    for ax in axes:
+        plain_ticks(ax.xaxis)
     for ax in spare:
         ax.remove()
     if len(names) > 1:
         letters(axes)
     return fig, axes
+
+
+def rows(names: Iterable[str], height: float) -> tuple["Figure", Any]:
+    """Return a figure for rows with these names, and its axes: each row so many inches high, or as
+    its name needs it, and a column wide unless that takes names of many lines."""
+    for width in ("column", "full"):
+        inches = figure(width)[0].get_figwidth()
+        lines = max(name.count("\n") + 1 for name in text.row_names([*names], inches))
+        if lines <= LINES:
+            break
+    row = max(height, lines * _venue.small / 72 + 0.12)
+    return figure(width, 0.6 + row * len([*names]))
+
+
+def value_axis(axis: "Axis", metric: Measured) -> None:
+    """Label an axis with a metric, in lines that fit, and scale it as declared."""
+    place, fig = axis.axes.get_subplotspec(), axis.get_figure(root=True)
+    assert place and fig
+    rows, columns, *_ = place.get_geometry()
+    width, height = fig.get_size_inches()
+    inches = width / columns if axis is axis.axes.xaxis else height / rows
+    axis.set_label_text(text.wrapped(metric.axis, LABEL * 72 * inches, _venue.text))
+    if metric.log:
+        log_scale(axis)
+    else:
+        plain_ticks(axis)
+
+
+def plain_ticks(axis: "Axis") -> None:
+    """Label the ticks of a linear axis in plain numbers."""
+    from engine.results.ticks import PlainTicks
+
+    axis.set_major_formatter(PlainTicks())
+
+
+def log_scale(axis: "Axis") -> None:
+    """Make an axis logarithmic, with few ticks, in plain numbers."""
+    from matplotlib.ticker import NullFormatter
+
+    from engine.results.ticks import LogTicks, plain
+
+    change = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
+    change("log")
+    axis.set_major_locator(LogTicks())
+    axis.set_major_formatter(plain)
+    axis.set_minor_formatter(NullFormatter())
 
 
 def letters(axes: Iterable["Axes"]) -> None:
@@ -88,8 +154,8 @@ def letters(axes: Iterable["Axes"]) -> None:
         ax.set_title(chr(ord("a") + index), loc="left", fontweight="bold")
 
 
-def log_ticks(ax: "Axes", values: Iterable[float]) -> None:
-    """Ticks at these values on a logarithmic x axis, labelled where there is room.
+def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
+    """Set ticks at these values of the x axis, labelled where labels do not touch.
 
     To be called last: it goes by the axes' limits and size.
     """
@@ -109,56 +175,31 @@ def log_ticks(ax: "Axes", values: Iterable[float]) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def span(values: ArrayLike, low: float = 0.0) -> tuple[float, float]:
-    """Limits of an axis around the values from a quantile on, with a margin of 5 %."""
-    bottom, top = np.nanquantile(np.asarray(values, dtype=float), [low, 1])
-    margin = 0.05 * (top - bottom) or 0.05
-    return float(bottom - margin), float(top + margin)
+def limit(ax: "Axes", values: ArrayLike, metric: Measured) -> float:
+    """Set the limits of a linear y axis without the worst of these values, such as those of the
+    first steps; return the fraction of them that it leaves out."""
+    each = np.asarray(values, dtype=float)
+    finite = each[np.isfinite(each)]
+    if metric.log or not len(finite):
+        return 0.0
+    ends = [HIDDEN, 1.0] if metric.sign > 0 else [0.0, 1 - HIDDEN]
+    low, high = np.quantile(finite, ends)
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
+    ax.set_ylim(low - margin, high + margin)
+    return float(((finite < low - margin) | (finite > high + margin)).mean())
 
 
 def legend(fig: "Figure", title: str = "") -> None:
-    """One legend above all panels, every label once, in as few rows as the width has room for."""
+    """Add one legend above all panels, every label once, in as few rows as the width allows; none
+    where only one line would be named, but by its title."""
     handles = {
         label: handle
         for ax in fig.axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
-    for columns in range(len(handles), 0, -1):
-        made = fig.legend(
-            handles.values(), handles.keys(), loc="outside upper center", ncols=columns, title=title
-        )
+    place: dict[str, Any] = {"loc": "outside upper center", "title": title}
+    for columns in range(max(1, len(handles)), 0, -1):
+        made = fig.legend(handles.values(), handles.keys(), ncols=columns, **place)
         if columns == 1 or made.get_window_extent().width <= fig.bbox.width:
             return
         made.remove()
-
-
-def label_lines(ax: "Axes") -> None:
-    """Write each line's label at its end, in its colour, moved apart where they would overlap; a
-    legend where there are many.
-
-    To be called last: it goes by the axes' limits and by what else has its place in the figure.
-    """
-    lines: list[Any] = [
-        line for line in ax.get_lines() if not str(line.get_label()).startswith("_")
-    ]
-    fig = ax.get_figure(root=True)
-    assert fig
-    if len(lines) > MOST:
-        legend(fig)
-        return
-    fig.draw_without_rendering()
-    ends = [ax.transData.transform(line.get_xydata()[-1]) for line in lines]
-    height = 1.2 * _venue.small * fig.dpi / 72
-    place = -np.inf
-    for index in sorted(range(len(lines)), key=lambda i: float(ends[i][1])):
-        place = max(place + height, float(ends[index][1]))
-        up = (place - float(ends[index][1])) * 72 / fig.dpi
-        ax.annotate(
-            str(lines[index].get_label()),
-            lines[index].get_xydata()[-1],
-            (4, up),
-            textcoords="offset points",
-            va="center",
-            color=lines[index].get_color(),
-            fontsize=_venue.small,
-        )

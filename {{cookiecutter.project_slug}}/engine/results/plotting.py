@@ -2,15 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import SettingsError
+from engine.errors import SettingsError, did_you_mean
 from engine.paths import PROJECT
-from engine.results import figure_files, figures, venues
-from engine.results import tables as results
+from engine.results import comparison, figure_files, figures, provenance, style, tables, venues
+from engine.results.metrics import NoResults, chooser, declared
 from engine.tracking.store import experiment_name
 
 if TYPE_CHECKING:
@@ -21,57 +20,75 @@ Drawing = Callable[["pd.DataFrame"], tuple[Any, str]]
 
 
 def main(
-    of_all: Mapping[str, Drawing], of_one: Mapping[str, Drawing], varied: Collection[str], best: str
+    of_all: Mapping[str, Drawing],
+    of_one: Mapping[str, Drawing],
+    only: Mapping[str, Any],
+    labels: Mapping[str, str],
 ) -> int:
-    """Draw figures, by their names: those `of_all` jobs that differ in nothing but the settings
-    `varied`, and those `of_one` of them, by default that which was best by the metric `best`.
+    """Draw figures, by their names: those `of_all` jobs that have the settings of `only`, and those
+    `of_one` of them, by default the best on validation data.
 
-    Returns the exit status: 1 if a figure would not print right, or none could be drawn.
+    `labels` are what settings are called in figures. Returns the exit status: 1 if a figure would
+    not print right, or none could be drawn.
     """
     args = _parser().parse_args()
     try:
-        if args.whence:
-            print(figure_files.told(figure_files.whence(args.whence)))
+        if args.provenance:
+            print(provenance.as_lines(provenance.read(args.provenance)))
             return 0
         if args.venue == "list":
             print(venues.listing())
             return 0
-        venue = venues.named(args.venue, args.font)
-        every = results.jobs(args.experiment)
-        chosen = _chosen(every, args.job)
-        alike = _alike(every, varied)
-        figures.use(venue)
-        how = (args.out, venue, not args.unchecked)
-        done = [_draw(name, drawing, lambda: alike, *how) for name, drawing in of_all.items()]
-        one = partial(_one, chosen, alike, best)
-        done += [_draw(name, drawing, one, *how) for name, drawing in of_one.items()]
-        return 0 if True in done and False not in done else 1
+        return _draw_all(args, of_all, of_one, only, labels)
     except SettingsError as error:
         status, said = 2, str(error)
-    except (results.NoResults, OSError) as error:
+    except (NoResults, OSError) as error:
         status, said = 1, str(error)
     print(f"plot.py: {said}", file=sys.stderr)
     return status
 
 
+def _draw_all(
+    args: argparse.Namespace,
+    of_all: Mapping[str, Drawing],
+    of_one: Mapping[str, Drawing],
+    only: Mapping[str, Any],
+    labels: Mapping[str, str],
+) -> int:
+    venue, kinds = venues.named(args.venue), _kinds(args.format)
+    style.label_settings(labels)
+    every = tables.jobs(args.experiment)
+    jobs = tables.only(every, only)
+    declared(jobs)  # two directions of one metric let no figure be true
+    _check_job(args.job, every)
+    figures.use(venue)
+    left_out: dict[str, list[str]] = {}
+    right = []
+    for name, drawing in {**of_all, **of_one}.items():
+        try:
+            shown = jobs if name in of_all else _one(args.job, every, jobs)
+            about = provenance.provenance(shown) | {"venue": venue.name}
+            right.append(_draw(args, name, drawing(shown), about, venue, kinds))
+        except NoResults as error:
+            left_out.setdefault(str(error), []).append(name)
+    for why, names in left_out.items():
+        print(f"left out {', '.join(names)}: {why}", file=sys.stderr)
+    return 0 if right and all(right) else 1
+
+
 def _draw(
+    args: argparse.Namespace,
     name: str,
-    drawing: Drawing,
-    of: "Callable[[], pd.DataFrame]",
-    out: Path,
+    drawn: tuple[Any, str],
+    about: dict[str, Any],
     venue: venues.Venue,
-    checked: bool,
-) -> bool | None:
-    """Write a figure and print the path and the printed size of its files; whether it prints right,
-    None if it was left out."""
+    kinds: Sequence[str],
+) -> bool:
+    """Write a figure and print the path and the printed size of its files; whether it prints
+    right."""
+    checked = not args.unchecked
     try:
-        jobs = of()
-        about = results.provenance(jobs) | {"venue": venue.name}
-        fig, caption = drawing(jobs)
-        files = figure_files.save(fig, out / name, caption, about, venue, checked)
-    except results.NoResults as why:
-        print(f"left out {name}: {why}", file=sys.stderr)
-        return None
+        files = figure_files.save(drawn[0], args.out / name, drawn[1], about, venue, checked, kinds)
     except figure_files.Misprint as error:
         for line in str(error).splitlines():
             print(f"{name}: {line}", file=sys.stderr)
@@ -88,30 +105,32 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=PROJECT / "figures", help="folder for them; default: figures")
     add("--experiment", default=experiment_name(), help="default: %(default)s")
     add("--venue", default=venues.DEFAULT, help="widths and sizes; `list` shows all")
-    add("--font", choices=["serif", "sans"], help="default: the venue's")
+    known = ", ".join(provenance.METADATA)
+    add("--format", default="pdf,png", help=f"of {known}, with commas; default: %(default)s")
     add("--job", default="", metavar="ID", help="for figures of one job; default: the best")
     add("--unchecked", action="store_true", help="write what would not print right, too")
-    add("--whence", type=Path, metavar="FILE", help="say where a figure comes from")
+    add("--provenance", type=Path, metavar="FILE", help="say where a figure comes from")
     return parser
 
 
-def _alike(jobs: "pd.DataFrame", varied: Collection[str]) -> "pd.DataFrame":
-    """The jobs to draw; says how many are left out."""
-    alike = results.comparable(jobs, varied)
-    if len(alike) < len(jobs):
-        odd, others = len(jobs) - len(alike), ", ".join(results.differing(jobs, varied))
-        print(f"left out {odd} of {len(jobs)} jobs: unlike the rest in {others}", file=sys.stderr)
-    return alike
+def _kinds(text: str) -> list[str]:
+    kinds = text.split(",")
+    for kind in kinds:
+        if kind not in provenance.METADATA:
+            known = did_you_mean(kind, provenance.METADATA)
+            raise SettingsError(f"--format {text}: there is no {kind!r}; {known}")
+    return kinds
 
 
-def _chosen(jobs: "pd.DataFrame", job_id: str) -> "pd.DataFrame":
-    """The job of an id, in a table; none if none is asked for."""
-    found = jobs[(jobs["job_id"] == job_id) & ~jobs["diverged"]]
-    if job_id and found.empty:
+def _check_job(job_id: str, jobs: "pd.DataFrame") -> None:
+    if job_id and job_id not in set(jobs.loc[~jobs["diverged"], "job_id"]):
         raise SettingsError(f"--job {job_id}: no finished job has this id")
-    return found
 
 
-def _one(chosen: "pd.DataFrame", jobs: "pd.DataFrame", metric: str) -> "pd.DataFrame":
-    """The chosen job, else the best."""
-    return jobs[jobs["job_id"] == results.best(jobs, metric)] if chosen.empty else chosen
+def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFrame":
+    """The job of an id, or the best of some; `attrs["about"]` says which."""
+    why = "" if job_id else f", the best of {len(jobs)} by {chooser(jobs)}"
+    job = every[every["job_id"] == (job_id or comparison.best(jobs))]
+    told = comparison.described(job, every)
+    job.attrs["about"] = f"job {job['job_id'].item()}{why}{f' ({told})' if told else ''}"
+    return job

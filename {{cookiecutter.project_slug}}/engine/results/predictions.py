@@ -1,41 +1,44 @@
-"""What a model made of the test examples, kept for figures: a plain file beside best.pt.
+"""What a job predicted for the test examples, as it has kept it: `predictions.npz` in its folder.
 
-with numpy.load("runs/<job id>/predictions.npz") as kept:
-    kept["labels"], kept["guesses"], kept["classes"]    # (N,), (N,), (K,)
+The file has arrays of the true classes `labels` (N,), those `predicted` (N,), both numbers, and the
+names of all `classes` (K,).
 """
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import BadZipFile
 
-import numpy as np
-import torch
-from torch import Tensor
+from engine.errors import cause
+from engine.results.metrics import NoResults
+from engine.tracking import stored_jobs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE = "predictions.npz"
 
 
-class Predictions:
-    """Classes and guesses of single examples; those of tokens, one each, are not kept."""
+class Predictions(NamedTuple):
+    """Of each test example its class and the predicted one, as numbers (N,), and the names of all
+    classes (K,)."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
-        self._batches: list[Tensor] = []
+    labels: Any
+    predicted: Any
+    classes: Any
 
-    def add(self, labels: Tensor, guesses: Tensor) -> None:
-        """Take in a batch: labels and guesses (B,), which stay on the device."""
-        if labels.ndim == 1:
-            self._batches.append(torch.stack([labels, guesses]))
 
-    def save(self, classes: Sequence[str]) -> list[str]:
-        """Write the file, whole or not at all, with the names of the classes; the files written."""
-        if not self._batches:
-            return []
-        labels, guesses = torch.cat(self._batches, dim=1).cpu().numpy()
-        part = self._path.with_suffix(".part")
-        with part.open("wb") as file:
-            np.savez_compressed(file, labels=labels, guesses=guesses, classes=np.array(classes))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._path)
-        return [FILE]
+def predictions(job: "pd.DataFrame") -> Predictions:
+    """Return the predictions of the one job in a table.
+
+    Raises NoResults if it has kept none that can be read.
+    """
+    import numpy as np
+
+    (row,) = job.to_dict("records")
+    why = f"the job {row['job_id']} has kept no predictions of classes that can be read"
+    try:
+        file = stored_jobs.file(row["run_id"], row["job_folder"], FILE)
+        with np.load(BytesIO(file)) as kept:
+            return Predictions(*(kept[name] for name in Predictions._fields))
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
+        raise NoResults(f"{why} ({cause(error)})") from error

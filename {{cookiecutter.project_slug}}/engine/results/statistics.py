@@ -1,9 +1,10 @@
 """What repeated jobs allow to say: intervals over seeds, differences, many tasks, times.
 
-mean, half = mean_interval(accuracies)              # a 95 % t interval: mean ± half
-mean, half = paired_difference(ours, theirs)        # by seed, both a Series with seeds as index
+mean, low, high = mean_interval(accuracies)         # a 95 % t interval
+mean, low, high = mean_interval(losses, log=True)   # of the logarithm: of the geometric mean
+paired_difference(ours, theirs)                     # by seed, both a Series with seeds as index
 low, high = iqm_interval(scores)                    # scores: (seeds, tasks)
-curve = reached(times, ended)                       # the share that has come to a target by then
+curve = kaplan_meier(times, ended)                  # the fraction that has reached a target by then
 """
 
 import warnings
@@ -21,34 +22,57 @@ LEVEL = 0.95
 Floats = NDArray[np.float64]
 
 
-def mean_interval(samples: ArrayLike) -> tuple[Any, Any]:
-    """The mean over the last axis and half the width of its t interval, NaN for one sample.
+class Interval(NamedTuple):
+    """A mean and the ends of its t interval, NaN where one sample has none."""
 
-    A t interval holds its 95 % down to two samples (tests/test_statistics.py), where a percentile
-    bootstrap of three holds 75 %.
+    mean: Any
+    low: Any
+    high: Any
+
+
+class Curve(NamedTuple):
+    """The fraction that has reached a target: from each time on, with its interval."""
+
+    times: Floats
+    fractions: Floats
+    low: Floats
+    high: Floats
+
+
+def mean_interval(samples: ArrayLike, log: bool = False) -> Interval:
+    """Return the mean over the last axis with its 95 % t interval.
+
+    With `log` both are taken of the logarithm and turned back: a geometric mean, for samples above
+    0 that differ by factors. A t interval holds its 95 % down to two samples, where a percentile
+    bootstrap of three holds 75 % (measured by simulation).
     """
     from scipy.stats import t
 
     values = np.asarray(samples, dtype=float)
-    n = values.shape[-1]
+    if log:
+        return Interval(*map(np.exp, mean_interval(np.log(values))))
+    n, mean = values.shape[-1], values.mean(axis=-1)
     if n == 1:
-        return values[..., 0], np.full(values.shape[:-1], np.nan)
-    error = values.std(axis=-1, ddof=1) / np.sqrt(n)
-    return values.mean(axis=-1), t.ppf((1 + LEVEL) / 2, n - 1) * error
+        return Interval(mean, mean * np.nan, mean * np.nan)
+    half = t.ppf((1 + LEVEL) / 2, n - 1) * values.std(axis=-1, ddof=1) / np.sqrt(n)
+    return Interval(mean, mean - half, mean + half)
 
 
-def paired_difference(first: "pd.Series[float]", second: "pd.Series[float]") -> tuple[Any, Any]:
-    """The mean of first minus second over the seeds that both have, and half its t interval.
+def paired_difference(
+    first: "pd.Series[float]", second: "pd.Series[float]", log: bool = False
+) -> Interval:
+    """Return the mean of first minus second over the seeds that both have, with its t interval;
+    with `log` the geometric mean of first over second.
 
     Jobs of the same seed share their first weights and their order of batches: what these add to
     both drops out. NaN where they share no seed.
     """
-    differences = (first - second).dropna()
-    return mean_interval(differences) if len(differences) else (np.nan, np.nan)
+    paired = (first / second if log else first - second).dropna()
+    return mean_interval(paired, log) if len(paired) else Interval(np.nan, np.nan, np.nan)
 
 
 def iqm(scores: ArrayLike) -> float:
-    """The mean of the middle half of all scores.
+    """Return the mean of the middle half of all scores.
 
     Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical
     Precipice, arxiv.org/abs/2108.13264.
@@ -59,7 +83,7 @@ def iqm(scores: ArrayLike) -> float:
 
 
 def iqm_interval(scores: ArrayLike, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """The ends of a percentile interval of the interquartile mean of scores (seeds, tasks).
+    """Return the ends of a percentile interval of the interquartile mean of scores (seeds, tasks).
 
     A stratified bootstrap: seeds are drawn anew within each task. Made for many tasks of a few
     seeds each; for one task take mean_interval. Source: as for iqm.
@@ -74,27 +98,18 @@ def iqm_interval(scores: ArrayLike, resamples: int = 2000, seed: int = 0) -> tup
     return float(low), float(high)
 
 
-class Reached(NamedTuple):
-    """The share of jobs that has come to a target: from each time on, with its interval."""
+def kaplan_meier(times: ArrayLike, ended: ArrayLike) -> Curve:
+    """Return the fraction of jobs that has reached a target, by time.
 
-    times: Floats
-    shares: Floats
-    low: Floats
-    high: Floats
-
-
-def reached(times: ArrayLike, ended: ArrayLike) -> Reached:
-    """The share of jobs that has come to a target, by time: Kaplan and Meier's estimate.
-
-    `times` (n,) is when each job came there, NaN if it never did; `ended` (n,) is when each job
-    ended: of one that never came there it is known that it takes longer. The interval is
+    `times` (n,) is when each job reached it, NaN if it never did; `ended` (n,) is when each job
+    ended: of one that never reached it, it is known that it takes longer. The interval is
     Greenwood's on a log-log scale. Source: Kaplan and Meier 1958, doi.org/10.2307/2281868.
     """
     from scipy.stats import CensoredData, ecdf
 
-    came, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
-    never = np.isnan(came)
-    found = ecdf(CensoredData(uncensored=came[~never], right=last[never])).cdf
+    reached, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
+    never = np.isnan(reached)
+    found = ecdf(CensoredData(uncensored=reached[~never], right=last[never])).cdf
     with warnings.catch_warnings(action="ignore"):  # where there is no interval its ends are NaN
         low, high = found.confidence_interval(LEVEL, method="log-log")
-    return Reached(found.quantiles, found.probabilities, low.probabilities, high.probabilities)
+    return Curve(found.quantiles, found.probabilities, low.probabilities, high.probabilities)

@@ -1,0 +1,93 @@
+"""Text that fits where it stands: labels in lines, names of rows and columns, numbers in cells."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMED = 20
+"""Columns and rows of an image that are named at most."""
+
+ROW_NAMES = 0.42
+"""Fraction of a figure's width that the names of rows may take."""
+
+IN_CELL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
+"""How a number stands in its cell."""
+
+MARGIN = 3
+"""Points beside a text in its cell."""
+
+SHORTEST = 8
+"""Letters in a line at least."""
+
+BOUND = "\N{NO-BREAK SPACE}"
+"""A space at which textwrap breaks no line."""
+
+
+def width(text: str, size: float | str) -> float:
+    """Return the points that the longest line of a text takes."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font = FontProperties(size=size)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return max(
+        (float(TextPath((0, 0), line, prop=font).get_extents().width) for line in lines), default=0
+    )
+
+
+def wrapped(text: str, points: float, size: float | str) -> str:
+    """Return a text in as few lines as are no longer than so many points, where words allow it;
+    what stands between commas is broken only if there is no other way."""
+    wrapper = textwrap.TextWrapper(break_long_words=False, break_on_hyphens=False)
+    for kept in (text.replace(" ", BOUND).replace(f",{BOUND}", ", "), text):
+        for wrapper.width in range(max(len(text), SHORTEST), SHORTEST - 1, -1):
+            lines = wrapper.fill(kept).replace(BOUND, " ")
+            if width(lines, size) <= points:
+                return lines
+    return lines
+
+
+def row_names(names: Sequence[str], inches: float) -> list[str]:
+    """Return the names of rows, in lines, for a figure so many inches wide."""
+    import matplotlib
+
+    size = matplotlib.rcParams["ytick.labelsize"]
+    return [wrapped(name, ROW_NAMES * 72 * inches, size) for name in names]
+
+
+def name_rows(ax: "Axes", names: Sequence[str]) -> None:
+    """Name the rows at 0, 1, …"""
+    texts = row_names(names, _figure(ax).get_figwidth())
+    ax.set_yticks(range(len(texts)), texts, linespacing=1.0)
+
+
+def named(count: int) -> range:
+    """Return the columns or rows of an image that are named: all, or every second, third, …"""
+    return range(0, count, -(-count // NAMED))
+
+
+def name_columns(ax: "Axes", texts: Sequence[str]) -> float:
+    """Name the columns of an image, upright where they are too long, and not each where they are
+    too many; return the points that a column has."""
+    fig, shown = _figure(ax), named(len(texts))
+    ax.set_xticks(shown, [texts[column] for column in shown])
+    fig.draw_without_rendering()
+    cell = 72 / fig.dpi * float(ax.get_window_extent().width) / len(texts)
+    if any(not fits(texts[column], cell * shown.step) for column in shown):
+        ax.tick_params(axis="x", rotation=90)
+    return cell
+
+
+def fits(text: str, points: float) -> bool:
+    """Return whether a text fits in a cell so many points wide."""
+    return width(text, IN_CELL["fontsize"]) + MARGIN <= points
+
+
+def _figure(ax: "Axes") -> "Figure":
+    fig = ax.get_figure(root=True)
+    assert fig
+    return fig
