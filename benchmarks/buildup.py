@@ -21,9 +21,10 @@ BY_HAND = Path(__file__).resolve().parent / "by_hand.py"
 
 SMALL = """
 
-LANGUAGE_MODELS["gpt-small"] = lambda length, vocabulary, settings: GPT(
-    length, vocabulary, width=64, layers=2, heads=2
+MODELS["gpt-small"] = lambda settings, spec: GPT(
+    spec.shape[0], len(spec.classes), width=64, layers=2, heads=2
 )
+LANGUAGE_MODELS += ("gpt-small",)
 """
 DATASET = """
 
@@ -31,18 +32,19 @@ def _random(_root: Path, _size: int | None) -> Source:
     count = 100_000 if torch.cuda.is_available() else 400
     images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(10, (count,))
-    return Source(in_memory(images, labels), None, [str(label) for label in range(10)])
+    return Source(TensorDataset(images, labels), [str(label) for label in range(10)])
 
 
 def _few_tokens(_root: Path, _size: int | None) -> Source:
     tokens = torch.randint(256, (1_200, 65))
-    return Source(in_memory(tokens[:, :-1], tokens[:, 1:]), None, [*map(str, range(256))])
+    return Source(TensorDataset(tokens[:, :-1], tokens[:, 1:]), [*map(str, range(256))])
 
 
-DATASETS |= {"random-images": _random, "few-tokens": _few_tokens}
+DATASETS["random-images"] = _random
+DATASETS["few-tokens"] = _few_tokens
 """
-EVERYTHING = "--clip-norm 1 --ema 0.999 --warmup 0.1 --log-every 1"
-ALL = "and clipping, EMA, schedule, each step's loss logged"
+EVERYTHING = "--clip-norm 1 --ema 0.999 --warmup 0.1e --log-every 1"
+ALL = "and clipping, EMA, schedule, each step's loss and accuracy logged"
 ON_A_GPU = {
     "fp32": "--precision fp32 --compile off",
     "TF32": "--precision tf32 --compile off",

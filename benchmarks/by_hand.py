@@ -7,37 +7,47 @@ import sys
 import time
 from contextlib import nullcontext
 
+import data
+import models
 import torch
-from engine.cli import parser as cli
+from engine.cli.parser import parse
+from engine.data import batches
+from engine.job.runtime import Runtime
 from engine.training import devices
-from run import Settings, load
-from torch import nn
+from settings import Settings
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 WARM_UP, STEPS = 10, 20
 
 
+def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """The network and its loss, which are compiled together."""
+    return cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+
+
 def main() -> None:
     """Train, and print the time."""
-    settings = cli.parse(Settings, sys.argv[1:])
+    settings, runtime = parse(Settings, Runtime, sys.argv[1:])
     device = devices.choose("auto")
     torch.set_float32_matmul_precision("highest" if settings.precision == "fp32" else "high")
-    batches, _, _, _, model = load(settings, device)
-    forward = torch.compile(model, dynamic=False) if settings.compile == "on" else model
+    parts = data.load(settings, runtime.data_root)
+    model = models.make(settings, parts.spec).to(device)
+    whole = torch.compile(loss_of, dynamic=False) if runtime.compile == "on" else loss_of
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)) if settings.ema else None
     half = settings.precision == "bf16"
-    for step, (inputs, labels) in enumerate(batches.epoch()):
+    every = batches.make(parts.train, device, settings.batch_size, seed=settings.seed)
+    for step, (inputs, labels) in enumerate(every):
         if step == WARM_UP:
             devices.wait(device)
             begun = time.perf_counter()
         if step == WARM_UP + STEPS:
             break
         with torch.autocast(device.type, torch.bfloat16) if half else nullcontext():
-            logits = forward(inputs)
-            loss = cross_entropy(logits.flatten(0, -2), labels.flatten())
+            loss = whole(model, inputs, labels)
         loss.backward()
         if settings.clip_norm:
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)

@@ -1,9 +1,9 @@
-"""What a checkpoint costs: saved beside training, as jobs do, against saved in line.
+"""What a checkpoint costs: saved in the background, as jobs do, against synchronously.
 
     python benchmarks/checkpoints.py > benchmarks/checkpoints.md
 
 Three kinds of the same training, one after another in each round: without a checkpoint, with one
-saved beside training, and with one saved in line.
+saved in the background, and with a synchronous one.
 """
 
 import argparse
@@ -12,20 +12,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"))
 
 import torch
 import torchvision
-from engine.cli import parser as cli
-from engine.cli.settings import JobSettings
-from engine.job.folder import Job
-from engine.training import checkpoints, optimizers
-from engine.training.training_state import TrainingState
+from engine.job.folder import JobFolder
+from engine.job.runtime import Runtime
+from engine.training import checkpoints
+from engine.training.state import TrainingState
 from pages import machine, page, spread
 from torch import nn
 from torch.nn.functional import cross_entropy
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The settings of a job that has none."""
 
 
 class Training:
@@ -33,7 +38,7 @@ class Training:
 
     def __init__(self, model: nn.Module, batch_size: int, device: torch.device) -> None:
         self.model = model.to(device)
-        self.optimizer = optimizers.make(model, "adamw", 1e-4, 0.0)
+        self.optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
         self.images = torch.randn(batch_size, 3, 32, 32, device=device)
         self.labels = torch.randint(10, (batch_size,), device=device)
         self.device = device
@@ -57,29 +62,31 @@ class Training:
         usual = statistics.median(times[: steps // 2])
         return sum(times[steps // 2 :]) / usual - len(times[steps // 2 :])
 
-    def save_in_line(self, folder: Path) -> None:
+    def save_at_once(self, folder: Path) -> None:
         """Write the same as `TrainingState` does, at once."""
         parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         checkpoints.save(folder / "last.pt", checkpoints.on_host(parts), folder / "previous.pt")
 
 
 def one_round(training: Training, steps: int) -> tuple[float, float, float]:
-    """The delay in steps by nothing, which tells the noise, by a save beside, by one in line."""
+    """The delay in steps by nothing, which tells the noise, by a save in the background, by a synchronous one."""
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(cli.parse(JobSettings, ["--runs-root", folder, "--quiet"]))
-        job.make_folder()
+        job = JobFolder(Nothing(), Runtime(runs_root=Path(folder), quiet=True), {})
+        job.make()
         job.take()
         job.open()
+        state = TrainingState(job.path, job.journal, 1e-9)
+        state.add({"model": training.model, "optimizer": training.optimizer})
         nothing = training.delay(steps, lambda: None)
-        with TrainingState(job, 1e-9, model=training.model, optimizer=training.optimizer) as state:
-            beside = training.delay(steps, lambda: save_beside(state))
-        return nothing, beside, training.delay(steps, lambda: training.save_in_line(job.folder))
+        background = training.delay(steps, lambda: save(state))
+        state.close()
+        return nothing, background, training.delay(steps, lambda: training.save_at_once(job.path))
 
 
-def save_beside(state: TrainingState) -> None:
-    """Have the state saved, now."""
-    assert state._writer.idle, "the last one is still being written: take more steps"
-    state.step()
+def save(state: TrainingState) -> None:
+    """Have the state saved by its thread, now."""
+    assert state.due, "the last one is still being written: take more steps"
+    state.save()
 
 
 def main() -> None:
@@ -109,7 +116,13 @@ def main() -> None:
         "in turn; median (least to most), in units of a training step. `python "
         "benchmarks/checkpoints.py` makes this page."
     )
-    head = ["network, checkpoint", "steps looked at", "no checkpoint", "saved beside", "in line"]
+    head = [
+        "network, checkpoint",
+        "steps looked at",
+        "no checkpoint",
+        "in the background",
+        "synchronous",
+    ]
     page("What a checkpoint costs", about, head, rows)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"))
 
 import torch
-from engine.data import loaders
+from engine.data import batches
+from engine.machine import cores
 from engine.training import devices
 from pages import machine, page, spread
 from torch import Tensor
@@ -50,21 +51,24 @@ def ways(device: torch.device) -> dict[str, Callable[[int], Epoch]]:
         for batch in torch.randperm(COUNT, device=device).split(BATCH):
             yield there[0][batch], there[1][batch]
 
-    def ours(kind: str, dataset: Dataset[tuple[Tensor, Tensor]], workers: int) -> loaders.Batches:
-        return loaders.make(Subset(dataset, range(COUNT)), device, BATCH, kind, workers, seed=0)
+    def ours(
+        kind: str, dataset: Dataset[tuple[Tensor, Tensor]], workers: int
+    ) -> Callable[[int], Epoch]:
+        made = batches.make(Subset(dataset, range(COUNT)), device, BATCH, kind, workers, seed=0)
+        return lambda number: (batch for batch, _ in made.from_position(number, 0))
 
     def theirs(dataset: Dataset[tuple[Tensor, Tensor]], workers: int) -> Callable[[int], Epoch]:
         more = {"persistent_workers": workers > 0, "pin_memory": cuda}
         loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers, **more)
         return lambda _: (tuple(x.to(device, non_blocking=True) for x in batch) for batch in loader)
 
-    two = min(8, max(1, devices.cpu_cores()))
+    two = min(8, max(1, cores()))
     return {
         "bare indexing": bare,
-        "`--loader resident`": ours("resident", memory, 0).epoch,
-        f"`--loader workers --workers {two}`, images in memory": ours("workers", memory, two).epoch,
+        "`--loader resident`": ours("resident", memory, 0),
+        f"`--loader workers --workers {two}`, images in memory": ours("workers", memory, two),
         f"DataLoader, {two} workers, images in memory": theirs(memory, two),
-        f"`--loader workers --workers {two}`, one by one": ours("workers", apart, two).epoch,
+        f"`--loader workers --workers {two}`, one by one": ours("workers", apart, two),
         f"DataLoader, {two} workers, one by one": theirs(apart, two),
         "DataLoader in the same process": theirs(memory, 0),
     }

@@ -1,4 +1,4 @@
-"""Reading and evaluation beside training: the guides' example, 100 ms, 150 ms and 400 ms a step.
+"""Reading and evaluation while training goes on: the guides' example, 100 ms, 150 ms and 400 ms a step.
 
     python benchmarks/overlap.py > benchmarks/overlap.md
 
@@ -10,6 +10,7 @@ disk or another machine. An epoch has 10 steps, and the evaluation of 10 of them
 import argparse
 import statistics
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from pages import machine, page, spread
@@ -30,7 +31,7 @@ class Slow(nn.Module):
 
 import time
 
-MODELS["slow"] = lambda shape, classes, _settings: Slow(classes)
+MODELS["slow"] = lambda settings, spec: Slow(len(spec.classes))
 """
 DATASET = """
 
@@ -47,30 +48,51 @@ class Slow(torch.utils.data.Dataset):
 
 
 def slow(_root: Path, _size: int | None) -> Source:
-    few = in_memory(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4))
-    return Source(Slow(), few, [str(label) for label in range(10)], few)
+    few = TensorDataset(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4))
+    return Source(Slow(), [str(label) for label in range(10)], few, few)
 
 
 DATASETS["slow"] = slow
 """
 BY_HAND = """
 import sys, time
-import torch
-from run import Settings, load
+from pathlib import Path
+
+import data, models, torch
+from engine.data.batches import make
+from settings import Settings
 from torch.nn.functional import cross_entropy
 
-settings = Settings(model="slow", dataset="slow", batch_size=4, loader="workers", workers=0)
-batches, _, _, _, model = load(settings, torch.device("cpu"))
+settings = Settings(model="slow", dataset="slow", batch_size=4)
+parts = data.load(settings, Path.cwd())
+model = models.make(settings, parts.spec)
+batches = make(parts.train, torch.device("cpu"), 4, "workers", 0, seed=0)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 model.train()
 for epoch in range(3):
     begun = time.perf_counter()
-    for images, labels in batches.epoch(epoch):
+    for (images, labels), _ in batches.from_position(epoch, 0):
         cross_entropy(model(images), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.4)
 print((time.perf_counter() - begun) / len(batches))
+"""
+IN_BACKGROUND = "in the background"
+SYNCHRONOUS = """        metrics = evaluate(job, forward, ema.model, val, "val")
+        job.log_epoch(metrics)
+        if stopping.improved(metrics):
+            job.keep_best(metrics, model=ema.model)
+"""
+RECIPE = """        def evaluated(weights: nn.Module) -> Metrics:
+            return evaluate(job, forward, weights, val, "val")
+
+        for metrics, weights in job.in_background(evaluated, ema.model, at_once=3):
+            job.log_epoch(metrics)
+            if stopping.improved(metrics):
+                job.keep_best(metrics, model=weights)
+            if stopping.due:
+                break
 """
 BASE = ["--model", "slow", "--dataset", "slow", "--batch-size", str(BATCH), "--quiet", "--force"]
 BASE += ["--loader", "workers"]
@@ -78,19 +100,21 @@ WAYS = {
     "a loop by hand, one after the other": None,
     "`--workers 0`": ["--workers", "0"],
     "`--workers 1`": ["--workers", "1"],
-    "`--workers 1 --eval-beside 3`": ["--workers", "1", "--eval-beside", "3"],
+    "`--workers 1`, 3 evaluations in the background": ["--workers", "1", "--note", IN_BACKGROUND],
 }
 
 
 def milliseconds(project: Path, flags: list[str] | None) -> float:
     """Of a step: by hand in the last of 3 epochs; by run.py in the median epoch, of 12 where they
-    are evaluated beside training and of 4 elsewhere."""
+    are evaluated in the background and of 4 elsewhere."""
     if not flags:
         return 1000 * float(run(project, "-c", BY_HAND))
-    epochs = "12" if "--eval-beside" in flags else "4"
-    run(project, "run.py", *BASE, *flags, "--epochs", epochs)
+    background = IN_BACKGROUND in flags
+    script = "run_background.py" if background else "run.py"
+    run(project, script, *BASE, *flags, "--epochs", "12" if background else "4")
     points = [point["metrics"] for point in journal(project)]
-    seconds = [metrics["epoch_seconds"] for metrics in points if "epoch_seconds" in metrics]
+    ends = [0.0, *(each["elapsed_seconds"] for each in points if "elapsed_seconds" in each)]
+    seconds = [end - begun for begun, end in pairwise(ends)]
     return 1000 * statistics.median(seconds) / STEPS
 
 
@@ -102,6 +126,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         project = make(folder)
         add(project, models=NETWORK, data=DATASET)
+        script = (project / "run.py").read_text()
+        assert SYNCHRONOUS in script
+        (project / "run_background.py").write_text(script.replace(SYNCHRONOUS, RECIPE))
         rounds = [
             {way: milliseconds(project, flags) for way, flags in WAYS.items()}
             for _ in range(arguments.rounds)
@@ -110,11 +137,11 @@ def main() -> None:
         f"{machine('torch', 'mlflow')}; n = {len(rounds)} rounds, all ways in turn. Preparing a "
         "batch sleeps for 100 ms, a training step for 150 ms, and evaluation for 400 ms a step. "
         "Milliseconds a step, median (least to most): of run.py the median epoch, with its "
-        "evaluation. The limit is what cannot be done beside anything: the training itself, "
+        "evaluation. The limit is the training itself, "
         "150 ms. `python benchmarks/overlap.py` makes this page."
     )
     rows = [[way, spread([each[way] for each in rounds], 0)] for way in WAYS]
-    page("Reading and evaluation beside training", about, ["", "ms a step"], rows)
+    page("Reading and evaluation while training goes on", about, ["", "ms a step"], rows)
 
 
 if __name__ == "__main__":
