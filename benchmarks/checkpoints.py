@@ -69,7 +69,7 @@ class Training:
 
 
 def one_round(training: Training, steps: int) -> tuple[float, float, float]:
-    """The delay in steps by nothing, which tells the noise, by a save in the background, by a synchronous one."""
+    """The delay in steps by nothing (the noise), by a save in the background, by one that waits."""
     with tempfile.TemporaryDirectory() as folder:
         job = JobFolder(Nothing(), Runtime(runs_root=Path(folder), quiet=True), {})
         job.make()

@@ -1,4 +1,4 @@
-"""Reading and evaluation while training goes on: the guides' example, 100 ms, 150 ms and 400 ms a step.
+"""Reading and evaluation while training goes on: 100 ms, 150 ms and 400 ms a step, as in a guide.
 
     python benchmarks/overlap.py > benchmarks/overlap.md
 
