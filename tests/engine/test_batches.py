@@ -1,9 +1,5 @@
 """Which examples make up which batch, in which order, and what a batch may hold."""
 
-import os
-import subprocess
-import sys
-import threading
 from collections import namedtuple
 from dataclasses import dataclass
 from itertools import islice
@@ -134,6 +130,9 @@ def test_a_kind_of_subset_that_changes_its_examples_is_asked_for_them():
             image, label = super().__getitem__(index)
             return image, -label
 
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
     assert order(loaders.make(Negative(ONE_BY_ONE, [3, 1]), CPU, 2)) == [-3, -1]
 
 
@@ -228,47 +227,6 @@ def test_an_iteration_that_is_broken_off_leaves_nothing_behind(loader):
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_batches_can_be_read_on_after_they_were_closed(loader):
-    batches = make(loader=loader, dataset=ONE_BY_ONE, workers=1)
-    first = order(batches, 2)
-    batches.close()
-    assert order(batches, 2) == first
-    batches.close()
-
-
-class Noting(OneByOne):
-    """Notes which examples are read; each note lets the reader of a pipe go on."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.file = file
-
-    def __getitem__(self, index):
-        with self.file.open("a") as file:
-            file.write(f"{index}\n")
-        return super().__getitem__(index)
-
-
-def test_workers_read_on_into_the_next_epoch(tmp_path):
-    noted = tmp_path / "noted.txt"
-    batches = make(8, dataset=Noting(noted), loader="workers", workers=1)
-    first = order(batches, 1)
-    wait_until(lambda: len(noted.read_text().splitlines()) == 8 + 8)  # two batches ahead
-    second = order(batches, 2)
-    assert list(map(int, noted.read_text().splitlines()))[:16] == first + second
-    batches.close()
-
-
-def wait_until(true):
-    """Return as soon as a condition holds; fails if it never does."""
-    for _ in range(2400):
-        if true():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("waited in vain")
-
-
-@pytest.mark.parametrize("loader", LOADERS)
 def test_torchs_own_random_numbers_are_left_alone(loader):
     before = torch.get_rng_state()
     batches = make(loader=loader, dataset=OneByOne(), workers=1)
@@ -276,29 +234,6 @@ def test_torchs_own_random_numbers_are_left_alone(loader):
         order(batches, number)
     assert torch.equal(torch.get_rng_state(), before)
     batches.close()
-
-
-@pytest.mark.parametrize(
-    ("dataset", "free", "loader"),
-    [
-        (OneByOne(), 3600, "resident"),
-        (OneByOne(), 3599, "workers"),
-        (EXAMPLES, 0, "resident"),  # in the CPU's memory already
-    ],
-)
-def test_auto_keeps_900_bytes_on_a_device_that_has_3600(monkeypatch, dataset, free, loader):
-    monkeypatch.setattr(loaders, "free_memory", lambda _device: free)
-    assert make(loader="auto", dataset=dataset).loader == loader
-
-
-def test_all_parts_of_a_dataset_share_one_copy_while_they_are_in_use(tmp_path):
-    noting = Noting(tmp_path / "noted.txt")
-    one, other = (make(dataset=noting) for _ in range(2))
-    assert order(one) == order(other)
-    assert len(noting.file.read_text().splitlines()) == len(noting)
-    del one, other
-    make(dataset=noting)
-    assert len(noting.file.read_text().splitlines()) == 2 * len(noting)
 
 
 class Unequal(OneByOne):
@@ -312,71 +247,3 @@ class Unequal(OneByOne):
 
 def test_a_dataset_needs_no_hash():
     assert order(make(dataset=Unequal(), seed=None, count=3)) == [50, 51, 52]
-
-
-SCRIPT = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-import torch
-from torch.utils.data import Dataset
-from engine.data import batches as loaders
-
-class Examples(Dataset):
-    def __len__(self):
-        return 64
-    def __getitem__(self, index):
-        if index == int(sys.argv[1]):
-            raise ValueError("no such file")
-        return torch.zeros(3), index
-
-made = loaders.make(Examples(), torch.device("cpu"), 4, "workers", 2, seed=0)
-evaluated = loaders.make(Examples(), torch.device("cpu"), 4, "workers", 1)
-pool = ThreadPoolExecutor(2)
-evaluations = [pool.submit(lambda: sum(len(labels) for _, labels in evaluated)) for _ in range(2)]
-begun = made.from_position(0, 0)
-next(begun)
-print("reading", flush=True)
-print(*[evaluation.result() for evaluation in evaluations], flush=True)
-if sys.argv[2] == "close":
-    pool.shutdown()
-    made.close()
-    evaluated.close()
-if sys.argv[2] == "wait":
-    for number in range(1_000_000):
-        for batch in made.from_position(number, 0):
-            pass
-"""
-
-
-def start(*words):
-    """Start the script above in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ENGINE},
-    )
-
-
-@pytest.mark.parametrize("end", ["close", "leave"])
-def test_reading_in_a_pool_of_threads_ends_without_a_word(end):
-    out, err = start("-1", end).communicate()
-    assert (out.split(), err) == (["reading", "64", "64"], "")
-
-
-def test_an_error_while_reading_is_told_once():
-    process = start("63", "leave")
-    _, err = process.communicate()
-    assert process.returncode == 1
-    assert err.endswith("ValueError: no such file\n\n")
-    assert "exited unexpectedly" not in err and "killed" not in err
-
-
-def test_processes_of_a_killed_job_end_without_a_trace():
-    for _ in range(3):
-        process = start("-1", "wait")
-        process.stdout.readline()
-        process.stdout.readline()
-        process.kill()
-        assert process.communicate()[1] == ""  # its processes held the other end until they ended

@@ -57,7 +57,11 @@ def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
 
 
 def fetch(dataset: Dataset[Any], indices: Tensor) -> Any:
-    """Return the batch of the examples at indices (B,)."""
+    """Return the batch of the examples at indices (B,).
+
+    A dataset that has `__getitems__`, for a list of indices, is asked for all of them at once.
+    """
     if type(dataset) is TensorDataset:
         return dataset[indices]
-    return trees.stacked([dataset[i] for i in indices.tolist()])
+    several, at = getattr(dataset, "__getitems__", None), indices.tolist()
+    return trees.stacked(several(at) if several else [dataset[i] for i in at])
