@@ -9,9 +9,9 @@
     results    tables, statistics and figures of finished jobs
     profiling  what `--profile` measures and reports
 
-`errors`, `files`, `paths`, `locks`, `machine` and `stateful` are small modules that all packages
-share. Each package says in its docstring what it may import; pyproject.toml holds the rules
-(import-linter).
+`errors`, `files`, `paths`, `locks`, `machine`, `privacy` and `stateful` are small modules that all
+packages share. Each package says in its docstring what it may import; pyproject.toml holds the
+rules (import-linter).
 """
 
 import sys

@@ -60,9 +60,8 @@ def printable(address: str) -> str:
     parts = _parts(address)
     user = f"{HIDDEN}@" if parts["user"] else ""
     host = _NO_PORT.sub(f":{HIDDEN}", parts["host"])
-    return f"{parts['scheme']}{user}{host}{parts['path']}" + _PARAMETER.sub(
-        _shown_parameter, parts["rest"]
-    )
+    rest = _PARAMETER.sub(_shown_parameter, parts["rest"])
+    return f"{parts['scheme']}{user}{host}{parts['path']}{rest}"
 
 
 def scrub(text: str, *, code: bool = False) -> str:
@@ -76,7 +75,7 @@ def scrub(text: str, *, code: bool = False) -> str:
     text = _WRITTEN_OUT.sub(rf"\g<1>{HIDDEN}@", text)
     secrets = {form for secret in _secrets(address or "") for form in _forms(secret)}
     if code:
-        secrets = {s for s in secrets if len(s) >= 8 and not re.fullmatch("[a-z_-]+", s)}
+        secrets = {s for s in secrets if len(s) >= 8 and not re.fullmatch("[A-Za-z_-]{,16}", s)}
     longest_first = sorted((s for s in secrets if len(s) >= 3), key=len, reverse=True)
     if not longest_first:
         return text
@@ -92,10 +91,9 @@ def is_secret(path: Path) -> bool:
 
 
 def is_private(path: Path) -> bool:
-    """Return whether a file was closed to other users, who may read the user's new files and this
-    one."""
+    """Return whether others, who may read this user's new files and this one, may not read a file."""
     try:
-        return bool(_usual_mode() & ~path.lstat().st_mode & OTHERS_READ == OTHERS_READ)
+        return bool(_usual_mode() & ~path.lstat().st_mode & OTHERS_READ)
     except FileNotFoundError:
         return False
 
