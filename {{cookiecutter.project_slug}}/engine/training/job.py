@@ -15,7 +15,6 @@ from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.job.folder import JobFolder
 from engine.job.journal import numbers
-from engine.profiling.profile import Profile
 from engine.training import compilation, devices, parts
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
@@ -49,6 +48,8 @@ class Job(TrainingLoop, Generic[S]):
         folder = self._folder
         folder.journal.tags(devices.tags(self.device))
         if count := self.runtime.profile:
+            from engine.profiling.profile import Profile  # slow to import
+
             parts, finished = lambda: self._parts, folder.journal.files
             self._watcher = Profile(count, folder.path, self.device, parts, finished)
 
