@@ -22,10 +22,10 @@ BEGUN = time.time()
 import json, os, sys
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import MagicMock
+from types import SimpleNamespace
 
 from engine.cli.parser import parse
-from engine.errors import JobError
+from engine.errors import JobError, SettingsError
 from engine.job import provenance
 from engine.job.folder import JobFolder
 from engine.job.runtime import Runtime
@@ -34,12 +34,21 @@ from engine.launch import begin
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     seed: int = 0
+    lr: float = 0.1
     note: str = ""
 
+class Job:
+    def __init__(self, folder, device):
+        self.settings, self.device = folder.settings, SimpleNamespace(type="cpu")
+
+def check(job):
+    if job.settings.note == "wrong":
+        raise SettingsError("--note wrong: cannot run")
+
 if sys.argv[1:2] == ["--grid"]:
-    sys.modules["torch"], sys.modules["engine.training.job"] = MagicMock(), MagicMock()
-    sys.modules["engine.training.job"].Job.return_value.device.type = "cpu"
-    sys.exit(begin(Settings, {}).run(None, lambda job: None))
+    sys.modules["torch"] = SimpleNamespace(device=str)
+    sys.modules["engine.training.job"] = SimpleNamespace(Job=Job)
+    sys.exit(begin(Settings, {}).run(None, check))
 job = JobFolder(*parse(Settings, Runtime, sys.argv[1:]), {})
 note = json.loads(job.settings.note or "{}")
 if job.outcome().get("status") == "finished":
@@ -52,6 +61,8 @@ except JobError as error:
     sys.exit(4)
 job.open()
 job.keep_changes(provenance.version()["changes"])
+job.journal.metrics(2, {"elapsed_seconds": 4.0}, of=12)
+job.journal.flush()
 ran = job.path / "ran"
 ran.open("a").write("x")
 time.sleep(note.get("seconds", 0.3))
@@ -68,6 +79,12 @@ with Path(os.environ["INTERVALS"]).open("a") as file:
 print(f"{job.label} {status}: {said}")
 sys.exit(status in ("failed", "diverged"))
 '''
+
+STORE = """
+CREATE TABLE experiments (experiment_id, name, lifecycle_stage);
+CREATE TABLE runs (run_uuid, experiment_id, status, lifecycle_stage, start_time, end_time);
+CREATE TABLE tags (run_uuid, key, value);
+"""
 
 NVIDIA_SMI = """#!/bin/sh
 # Pretend GPUs, a file each: first its UUID, then what --query-gpu says of its use.
@@ -103,7 +120,8 @@ class Interval(NamedTuple):
 class Lab:
     """A project whose jobs are light, on a machine with pretend GPUs.
 
-    Its store has the project's experiment and nothing else: to make a whole one takes seconds.
+    Its store has the project's experiment, and of MLflow's tables those that a sweep asks: to make
+    a whole one takes seconds.
     """
 
     def __init__(
@@ -133,8 +151,8 @@ class Lab:
         self.machine.chmod(0o1777)  # as /tmp is
         name = tomllib.loads((self.project.root / "pyproject.toml").read_text())["project"]["name"]
         with closing(sqlite3.connect(self.machine / "store.db")) as store, store:
-            store.execute("CREATE TABLE experiments (name, lifecycle_stage)")
-            store.execute("INSERT INTO experiments VALUES (?, 'active')", [name])
+            store.executescript(STORE)
+            store.execute("INSERT INTO experiments VALUES (0, ?, 'active')", [name])
 
     def use(self, gpu: int, memory: int, percent: int) -> None:
         """Have someone use so many MiB, and so much of the time, of a GPU."""

@@ -78,16 +78,17 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int]) -> int:
 
 def _state(row: Row, code: int | None) -> str:
     """The state of a job after the sweep, by its exit status if it has run."""
+    if code is None:
+        started = {*STARTED, "running"} - {"unsent"}
+        return "not started" if row.state in started else row.state
     wrote = files.read_json(Path(row.folder) / "outcome.json").get("status")
     match code:
-        case None:
-            return "not started" if row.state in {*STARTED, "running"} else row.state
         case 0:
             return "paused" if wrote == "paused" else "finished"
-        case 3:
-            return "unsent"
         case 1 | 2:
             return "diverged" if wrote == "diverged" else "failed"
+        case 3:
+            return "unsent"
     return "interrupted"
 
 
@@ -96,7 +97,8 @@ def _ending(row: Row, code: int | None) -> str:
     if code is None:
         return f"job {row.id} {row.state} before: {row.about}; --force starts it over"
     output = Path(row.folder) / "output.txt"
-    *_, last = output.read_text(errors="replace").splitlines() or [""]
+    printed = output.read_text(errors="replace").splitlines() if output.exists() else []
+    last = printed[-1] if printed else "it has printed nothing"
     if not last.startswith(f"job {row.id} "):
         last = f"job {row.id} ended with status {code}: {last}"
     return f"{last} [{shown(output)}]"

@@ -13,7 +13,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -88,7 +88,9 @@ def client(uri: str = "") -> "MlflowClient":
 
 def fresh(status: str, heartbeat: str) -> bool:
     """Whether a run with this status and this heartbeat is still its owner's."""
-    return status == "RUNNING" and time.time() - float(heartbeat) < LEASE
+    with suppress(ValueError):  # others may have written it
+        return status == "RUNNING" and time.time() - float(heartbeat) < LEASE
+    return False
 
 
 def _alone() -> AbstractContextManager[TextIO]:

@@ -1,0 +1,235 @@
+"""`bash run.sh`: the jobs of a grid, by what it prints, leaves and returns."""
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import sqlite3
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from faults import Project, ended, wait_until
+from sweeps import Lab, light, start, write_grid
+
+QUICK = "--epochs 1 --batch-size 256 --device cpu"
+NOTE = "-- it's $(touch oops); `touch oops` \"* \\n\n${HOME} é"
+
+
+@pytest.fixture
+def lab(project: Project, tmp_path: Path) -> Lab:
+    """A project of the test's own, on a machine without GPUs."""
+    return Lab(project, tmp_path, gpus=0)
+
+
+def write_loop(lab: Lab, line: str) -> None:
+    """Make one line the body of the grid."""
+    lab.write_grid("--seed 0")
+    script = lab.project.root / "run.sh"
+    script.write_text(script.read_text().replace("job --seed 0", line))
+
+
+def test_jobs_that_train(project: Project) -> None:
+    """One diverges, one has an odd note and is in the grid twice; then there is nothing to do."""
+    odd = f"{QUICK} --seed 5 --note={shlex.quote(NOTE)}"
+    write_grid(project.root, f"{QUICK} --lr 1e30 --optimizer sgd", odd, f"{odd} --lr 0.001")
+    done = ended(start(project.root, project.env))
+    assert done.returncode == 0
+    last = "1 of 2 jobs finished, {} of them now; 1 diverged"
+    assert done.stdout.splitlines()[-1] == last.format(1)
+    (line,) = done.stderr.splitlines()
+    job = line.split()[1]
+    assert line.startswith(f"job {job} diverged: train_loss was not finite by optimizer step 2")
+    assert line.endswith(f"[runs/{job}/output.txt]")
+    assert line.split(" [")[0] in (project.folder(job) / "output.txt").read_text()
+    assert "Traceback" in (project.folder(job) / "log.txt").read_text()
+    tags = "SELECT status, value FROM runs JOIN tags USING (run_uuid) WHERE key = 'diverged'"
+    assert sorted(project.ask(tags)) == [("FAILED", "true"), ("FINISHED", "false")]
+    assert not (project.root / "oops").exists()
+    notes = {value for (value,) in project.ask("SELECT value FROM params WHERE key = 'note'")}
+    assert notes == {"", NOTE}
+
+    (project.root / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    env = project.env | {"PYTHONPATH": str(project.root)}
+    again = ended(start(project.root, env))
+    assert (again.returncode, again.stdout) == (0, last.format(0) + "\n")
+    assert again.stderr.startswith(f"job {job} diverged before: train_loss was not finite")
+
+
+def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:
+    lab.write_grid("--seed 9", "--seed fast", "--sede 3", "--help")
+    syntax = lab.sweep()
+    assert (syntax.returncode, syntax.stdout) == (2, "")
+    assert syntax.stderr.splitlines() == [
+        "job 2, run.py --seed fast: --seed fast: must be a whole number",
+        "job 3, run.py --sede 3: --sede: no such flag; did you mean --seed?",
+        "job 4, run.py --help: --help: not in a grid",
+        "run.sh: 3 of 4 jobs are wrong; nothing was started",
+    ]
+    lab.write_grid("--seed 9", "--note wrong")
+    checked = lab.sweep()
+    assert (checked.returncode, checked.stdout) == (2, "")
+    assert checked.stderr.startswith("job 2, run.py --note wrong: --note wrong: cannot run\n")
+    lab.write_grid("--seed 9 --runs-root run.py/runs")
+    folder = lab.sweep()
+    assert (folder.returncode, folder.stdout) == (2, "")
+    assert "cannot write in" in folder.stderr
+    assert not (lab.project.root / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("jobb --seed 9", "jobb: command not found"), ('job --lr "$lrr"', "lrr: unbound variable")],
+)
+def test_a_misspelt_grid_starts_nothing(lab: Lab, line: str, said: str) -> None:
+    write_loop(lab, line)
+    done = lab.sweep()
+    assert (done.returncode, done.stdout) == (2, "")
+    unknown, nothing = done.stderr.splitlines()
+    assert unknown.endswith(said)
+    assert nothing == "run.sh: nothing was started"
+
+
+def test_an_empty_grid_is_refused(lab: Lab) -> None:
+    write_loop(lab, ":")
+    done = lab.sweep()
+    assert (done.returncode, done.stderr) == (2, "run.sh: the grid names no job\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
+        ("--retries -1", "--retries -1: must be 0 or more"),
+        ("--per-gpu none", "--per-gpu: invalid int value: 'none'"),
+        ("--gpus 3", "--gpus 3: nvidia-smi knows no such GPU"),
+        ("--at-most 3", "--at-most: only with --slurm"),
+        ("-- --partition gpu", "--: only with --slurm"),
+        ("--slurm --retries 2", "--retries: not with --slurm"),
+        ("--json", "--json: only with --list"),
+    ],
+)
+def test_wrong_flags_are_refused(lab: Lab, flags: str, said: str) -> None:
+    lab.write_grid("--seed 9")
+    done = lab.sweep(*flags.split())
+    assert (done.stdout, done.stderr) == ("", f"run.sh: {said}\n")
+    assert done.returncode == 2
+
+
+def test_slurm_where_there_is_none(lab: Lab) -> None:
+    lab.write_grid("--seed 9")
+    programs = lab.machine / "programs"
+    programs.mkdir()
+    for name in ("bash", "dirname", "date", "mkdir", "rm", "git", "flock"):
+        if found := shutil.which(name):
+            (programs / name).symlink_to(found)
+    done = lab.sweep("--slurm", PATH=str(programs))
+    said = "run.sh: --slurm: there is no sbatch on this machine\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    assert list((lab.project.root / ".sweeps").iterdir()) == []
+
+
+def test_search_draws_the_same_settings_each_time(lab: Lab) -> None:
+    body = "search {} --lr 'log 1e-4 1e-1' --note \"choice 'a b' c\" -- --seed 1"
+    shown = []
+    for count in (8, 16):
+        write_loop(lab, body.format(count))
+        shown.append(listed(lab)[:-1])
+    assert shown[1][:8] == shown[0] and len(shown[1]) == 16
+    rates = [float(re.findall(r"lr=(\S+)", line)[0]) for line in shown[1]]
+    quarters = Counter(int(4 * math.log(rate / 1e-4) / math.log(1e3)) for rate in rates)
+    assert quarters == {0: 4, 1: 4, 2: 4, 3: 4}  # evenly spread, on the scale that was asked for
+    assert {re.findall(r"note=(.+)", line)[0].strip() for line in shown[1]} == {"a b", "c"}
+    write_loop(lab, body.format("some"))
+    wrong = lab.sweep("--list")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("run.sh: search: must begin with how many")
+
+
+def listed(lab: Lab) -> list[str]:
+    """What `--list` prints."""
+    done = lab.sweep("--list")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_states_and_ctrl_c(lab: Lab) -> None:
+    """It stops the running job and starts no other."""
+    lab.write_grid(light(ends="failed", says="KeyError: no")(0), light()(1))
+    assert lab.sweep().returncode == 1
+    jobs = light(seconds=600)(2), light(ends="failed", says="KeyError: no")(0), light()(1)
+    lab.write_grid(*jobs, light()(7))
+    sweep = lab.start("--only", "pending", "--per-gpu", "1")
+    assert sweep.stdout
+    job = next(line.split()[2] for line in sweep.stdout if " started on " in line)
+    folder = lab.project.folder(job)
+    wait_until((folder / "ran").exists)
+    *lines, total = listed(lab)
+    assert [line.split()[1] for line in lines] == ["running", "failed", "unsent", "pending"]
+    assert lines[0].startswith(job) and lines[0].endswith("[step 2/12, 20 s left]")
+    assert lines[1].endswith("[KeyError: no]")
+    assert total == "4 jobs: 1 failed, 1 pending, 1 running, 1 unsent"
+
+    os.killpg(sweep.pid, signal.SIGINT)  # what a terminal does
+    stopped = ended(sweep)
+    assert stopped.returncode == 130
+    stopping, interrupted = stopped.stderr.splitlines()
+    assert stopping == "run.sh: stopping the jobs because of Ctrl-C; Ctrl-C kills them"
+    assert interrupted.startswith(f"job {job} ended with status 143: ")
+    last = "0 of 2 jobs finished, 0 of them now; 1 interrupted, 1 not started"
+    assert stopped.stdout.splitlines()[-1] == last
+    found = json.loads(lab.sweep("--list", "--json").stdout)
+    assert [row["state"] for row in found] == ["interrupted", "failed", "unsent", "pending"]
+    assert found[0] | {"id": job, "about": "step 2/12, 20 s left"} == found[0]
+    assert found[0]["settings"]["seed"] == 2
+    assert Path(found[0]["folder"]) == folder
+
+
+def test_results_that_the_store_lacks(lab: Lab, tmp_path: Path) -> None:
+    """While it is away, nothing is started for them, and the exit status says that they wait."""
+    lab.write_grid(light()(0))
+    assert lab.sweep().returncode == 0
+    (tmp_path / "broken.db").write_text("no database")
+    away = lab.sweep(MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/broken.db")
+    assert away.returncode == 3
+    assert away.stdout == "0 of 1 jobs finished, 0 of them now; 1 unsent\n"
+    problem, hint = away.stderr.splitlines()
+    assert "the tracking store cannot be read" in problem
+    assert hint == (
+        "run.sh: what is unsent waits for the tracking store; the same command sends it"
+    )
+    assert len(lab.intervals()) == 1
+
+
+@pytest.mark.parametrize(("beat", "state"), [("half past ten", "pending"), ("now", "running")])
+def test_a_heartbeat_of_another_folder(lab: Lab, beat: str, state: str) -> None:
+    """It tells that the job is being trained there, if it is a time."""
+    heartbeat = str(time.time()) if beat == "now" else beat
+    lab.write_grid(light()(0), light()(1))
+    job = listed(lab)[0].split()[0]
+    tags = {"job_id": job, "owner": "elsewhere", "host": "far", "heartbeat": heartbeat}
+    with closing(sqlite3.connect(lab.machine / "store.db")) as store, store:
+        store.execute("INSERT INTO runs VALUES ('a', 0, 'RUNNING', 'active', 0, NULL)")
+        store.executemany("INSERT INTO tags VALUES ('a', ?, ?)", tags.items())
+    assert [line.split()[1] for line in listed(lab)[:-1]] == [state, "pending"]
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"status": []}', '{"status": {}, "said": 3}', "half", ""]
+)
+def test_files_that_hold_something_else(lab: Lab, content: str) -> None:
+    """An outcome, a lock and a journal that cannot be read are no reason to fail."""
+    lab.write_grid(light()(0), light()(1))
+    first, second = (line.split()[0] for line in listed(lab)[:-1])
+    assert first != second
+    folder = lab.project.folder(first)
+    folder.mkdir(parents=True)
+    for name in ("outcome.json", "lock", "metrics.jsonl"):
+        (folder / name).write_text(content)
+    (folder / "metrics.jsonl").write_text(f'{content} "elapsed_seconds"')
+    assert [line.split()[1] for line in listed(lab)[:-1]] == ["interrupted", "pending"]
