@@ -91,7 +91,7 @@ def is_secret(path: Path) -> bool:
 
 
 def is_private(path: Path) -> bool:
-    """Return whether others, who may read this user's new files and this one, may not read a file."""
+    """Return whether a file is closed to others who may read this user's new files and this one."""
     try:
         return bool(_usual_mode() & ~path.lstat().st_mode & OTHERS_READ)
     except FileNotFoundError:
