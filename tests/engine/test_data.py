@@ -1,0 +1,90 @@
+"""Held-out examples, and random changes to images."""
+
+import pytest
+import torch
+from engine.data.augmentation import random_shift
+from engine.data.order import whole
+from engine.data.splits import split
+from engine.errors import SettingsError
+from torch.nn.functional import pad
+from torch.utils.data import TensorDataset
+
+EXAMPLES = TensorDataset(torch.arange(100))
+
+
+def held_out(fraction=0.2, seed=0, dataset=EXAMPLES):
+    """The examples in both parts, by their index in the whole dataset."""
+    return [whole(part)[1].tolist() for part in split(dataset, fraction, seed)]
+
+
+def test_every_example_is_in_one_part():
+    rest, chosen = held_out()
+    assert (len(rest), len(chosen)) == (80, 20)
+    assert sorted(rest + chosen) == list(range(100))
+    assert (rest, chosen) == (sorted(rest), sorted(chosen)) != (list(range(80)), [*range(80, 100)])
+
+
+def test_the_split_depends_on_the_dataset_the_fraction_and_the_seed_alone():
+    other = TensorDataset(torch.zeros(100))
+    assert held_out() == held_out() == held_out(dataset=other)
+    assert held_out(seed=1) != held_out()
+    before = torch.get_rng_state()
+    held_out(seed=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_part_can_be_split_again():
+    rest, test = split(EXAMPLES, 0.2, 0)
+    train, val = held_out(0.25, dataset=rest)
+    assert (len(train), len(val)) == (60, 20)
+    assert sorted(train + val + whole(test)[1].tolist()) == list(range(100))
+
+
+def test_the_same_split_is_made_once():
+    assert split(EXAMPLES, 0.2, 0) is split(EXAMPLES, 0.2, 0)
+    assert split(EXAMPLES, 0.2, 0) is not split(TensorDataset(torch.arange(100)), 0.2, 0)
+
+
+@pytest.mark.parametrize(("count", "fraction"), [(4, 0.1), (1, 0.5), (3, 0.9), (0, 0.5)])
+def test_no_part_is_empty(count, fraction):
+    with pytest.raises(SettingsError) as caught:
+        split(TensorDataset(torch.zeros(count)), fraction, 0)
+    line = f"--dataset: has too few examples ({count}) to hold out a fraction of {fraction}"
+    assert str(caught.value) == line
+
+
+SIDES = {"tall": (24, 16), "square": (16, 16), "small": (7, 7), "dot": (1, 1)}
+
+
+def shifted(picture):
+    """All shifts of a picture (C, H, W) by up to an eighth of its sides, by their bytes."""
+    down, right = (side // 8 for side in picture.shape[1:])
+    larger = pad(picture.float(), [right, right, down, down], mode="reflect").to(torch.uint8)
+    _, height, width = picture.shape
+    return {
+        larger[:, top : top + height, left : left + width].numpy().tobytes(): (top, left)
+        for top in range(2 * down + 1)
+        for left in range(2 * right + 1)
+    }
+
+
+@pytest.mark.parametrize("shape", SIDES.values(), ids=SIDES)
+def test_each_image_is_shifted_by_itself(shape):
+    random = torch.Generator().manual_seed(0)
+    picture = torch.randint(256, (2, *shape), dtype=torch.uint8, generator=random)
+    images, known = picture.repeat(600, 1, 1, 1), shifted(picture)
+    torch.manual_seed(0)
+    changed = random_shift(images)
+    assert (changed.shape, changed.dtype) == (images.shape, torch.uint8)
+    assert torch.equal(images, picture.repeat(600, 1, 1, 1))
+    found = [known[image.numpy().tobytes()] for image in changed]
+    assert set(found) == set(known.values())
+
+
+def test_shifts_follow_torchs_random_numbers():
+    images = torch.rand(50, 3, 16, 16)
+    torch.manual_seed(3)
+    first, second = random_shift(images), random_shift(images)
+    torch.manual_seed(3)
+    assert torch.equal(random_shift(images), first)
+    assert not torch.equal(first, second)
