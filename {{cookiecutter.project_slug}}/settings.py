@@ -117,7 +117,5 @@ class Settings:
             raise SettingsError(
                 f"--accumulate {self.accumulate}: must be at most --batch-size {self.batch_size}"
             )
-        if self.monitor != "none" and self.val_fraction == 0:
-            raise SettingsError("--val-fraction 0: needs --monitor none")
         if self.monitor == "none" and self.patience:
             raise SettingsError(f"--patience {self.patience}: needs a --monitor")
