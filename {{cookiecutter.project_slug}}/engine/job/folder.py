@@ -15,6 +15,8 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 from uuid import uuid4
 
@@ -54,7 +56,7 @@ class JobFolder(Generic[S]):
         self.settings, self.runtime, self.metrics, self.script = settings, runtime, metrics, script
         self.id = identity.job_id(settings, script)
         self.label = f"job {self.id}"
-        self.path = runtime.runs_root.expanduser().resolve() / self.id
+        self.path = _absolute(runtime.runs_root) / self.id
         self.interruption = Interruption()
 
     @property
@@ -150,6 +152,11 @@ class JobFolder(Generic[S]):
         log.handlers = [file] if self.runtime.quiet else [file, Terminal()]
         log.setLevel(logging.INFO)
         logging.raiseExceptions = False  # a full disk has its one line; no trace for each log line
+
+
+@cache  # the thousands of jobs of a sweep have the same
+def _absolute(runs_root: Path) -> Path:
+    return runs_root.expanduser().resolve()
 
 
 def _owner(lock: TextIO) -> str:
