@@ -1,7 +1,22 @@
 #!/usr/bin/env bash
-# Sets up .venv and runs all tests. Arguments go to pytest: bash test.sh -m "not slow"
+# Sets up .venv and runs the tests.
+#
+#   bash test.sh            in minutes; needs no root, no servers and no particular Linux
+#   bash test.sh --all      everything, at full counts: real servers, clusters, disks, users
+#   bash test.sh --rest     what --all adds to the first, at small counts
+#   bash test.sh --gpu      what needs a GPU
+#
+# Further arguments go to pytest: bash test.sh -k resume
 set -euo pipefail
 cd "$(dirname "$0")"
+
+counts=(--kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --slurm-jobs 20)
+case ${1-} in
+  --all) chosen=(-m "not gpu" "${counts[@]}") && shift ;;
+  --rest) chosen=(-m "(full or root) and not gpu") && shift ;;
+  --gpu) chosen=(-m gpu) && shift ;;
+  *) chosen=(-m "not (full or root or gpu)") ;;
+esac
 
 if [[ ! -x .venv/bin/uv ]]; then
   python=$(bash find-python.sh)
@@ -18,4 +33,4 @@ cookiecutter . --no-input --default-config --output-dir "$generated" >/dev/null
 uv pip install --quiet --compile-bytecode --requirements "$generated/my_project/pyproject.toml" \
   --group "$generated/my_project/pyproject.toml:dev"
 
-pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+pytest -n 2 --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@"

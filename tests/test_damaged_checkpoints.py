@@ -26,8 +26,6 @@ from faults import (
     wait_until,
 )
 
-pytestmark = pytest.mark.slow
-
 JOB = ("--epochs", "40", "--log-every", "1", "--checkpoint-minutes", "0.0001")
 
 TIMES = 100

@@ -43,7 +43,7 @@ def demo(template, tmp_path_factory):
     return folder, done.stdout, env
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_twelve_jobs_are_finished_and_good(demo):
     folder, _, _ = demo
     with closing(sqlite3.connect(folder / "demo" / "mlflow.db")) as store:
@@ -54,7 +54,7 @@ def test_twelve_jobs_are_finished_and_good(demo):
     assert max(accuracy.values()) >= 0.985
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_figures_are_there_and_everything_is_named(demo):
     folder, printed, _ = demo
     figures = folder / "demo" / "figures"
@@ -70,7 +70,7 @@ def test_figures_are_there_and_everything_is_named(demo):
     assert len(list((folder / "demo" / "runs").glob("*/best.pt"))) == 12
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_sweep_again_runs_nothing_and_needs_no_torch(demo, tmp_path):
     folder, _, env = demo
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from faults import Project, ended, job_of, one_line, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 PROCESSES = 8
 

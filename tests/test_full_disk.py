@@ -25,7 +25,7 @@ from faults import (
     wait_until,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 JOB = ("--epochs", "5", "--log-every", "1")
 OFTEN = ("--checkpoint-minutes", "0.0001")

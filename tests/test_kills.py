@@ -124,7 +124,7 @@ def ended_as_in_peace(
     assert steps == list(range(1, len(steps) + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_killed_again_and_again(
@@ -142,7 +142,7 @@ def test_killed_again_and_again(
     ended_as_in_peace(fresh, project, flags, job_id)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_jobs_at_once_on_one_store(
     project: Project, fresh: Project, in_peace: dict[str, str], pytestconfig: pytest.Config
 ) -> None:

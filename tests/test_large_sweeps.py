@@ -16,7 +16,7 @@ import pytest
 from faults import Project
 from sweeps import write_grid
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 JOBS = 5000
 ROUNDS = 3

@@ -28,7 +28,7 @@ def begun(project: Project, job: subprocess.Popen[str]) -> str:
     return job_id
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_in_one_folder_a_second_process_is_told_who_has_the_job(
     project: Project, jobs: list[subprocess.Popen[str]]
 ) -> None:
@@ -46,7 +46,7 @@ def test_in_one_folder_a_second_process_is_told_who_has_the_job(
     assert begun(project, jobs[1]) == job_id
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_in_another_folder_the_store_says_who_has_the_job(
     project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -78,7 +78,7 @@ def test_in_another_folder_the_store_says_who_has_the_job(
     assert folder == [(str(other.folder(job_id)),)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_of_two_that_start_at_once_one_gives_way(
     project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:

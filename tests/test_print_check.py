@@ -37,7 +37,6 @@ def pdf(fig):
     return file.getvalue()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(FAULTS)), ids=[fault.__name__ for fault in FAULTS])
 def test_only_what_is_planted_is_found(room, right, index):
     printing = room("print_check")
@@ -52,7 +51,6 @@ def test_only_what_is_planted_is_found(room, right, index):
         assert named == found
 
 
-@pytest.mark.slow
 def test_faults_of_a_pdf_are_found(room, right):
     check = room("pdf_check").check
     for _, venue, fig in right(0):

@@ -61,7 +61,7 @@ def poppler():
     return lambda *words: subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_same_bytes_from_another_process_and_folder(drawn, draw, tmp_path):
     (tmp_path / "matplotlibrc").write_text("font.size: 20\naxes.grid: True\n")
     env = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "HOME": str(tmp_path), "PYTHONHASHSEED": "7"}
@@ -71,7 +71,7 @@ def test_same_bytes_from_another_process_and_folder(drawn, draw, tmp_path):
         assert (tmp_path / "here" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_same_figures_from_postgresql_and_from_a_server(sweep, draw, tmp_path):
     with servers.postgres() as database, servers.mlflow_server(database.uri) as server:
         sweep(database.uri)
@@ -85,7 +85,7 @@ def test_same_figures_from_postgresql_and_from_a_server(sweep, draw, tmp_path):
         assert (tmp_path / "server" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("venue", ["icml", "nature"])
 def test_poppler_finds_the_same_pages_and_fonts(draw, poppler, tmp_path, venue):
     done = draw("--venue", venue, "--out", str(tmp_path))
@@ -142,7 +142,7 @@ def words(poppler, path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["learning-curves", "accuracy-vs-lr"])
 def test_a_document_has_a_figure_at_its_size(drawn, latex, poppler, tmp_path, name):
     (figure,) = (path for path in drawn if path.stem == name)
@@ -154,7 +154,7 @@ def test_a_document_has_a_figure_at_its_size(drawn, latex, poppler, tmp_path, na
         assert size == pytest.approx(own, abs=0.02), text
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_papers_captions_have_the_figures_numbers(project, drawn, latex, poppler):
     text = poppler("pdftotext", latex(project.root / "paper" / "paper.tex"), "-")
     one_line = " ".join(text.split())

@@ -35,7 +35,6 @@ def test_checks(make, command):
     check(command, make())
 
 
-@pytest.mark.slow
 def test_own_tests(make):
     """With odd answers: the project's name is its experiment in the store."""
     odd = "O'Neil's \"quoted\" \\ 北京 🙂"

@@ -144,7 +144,6 @@ def test_gpu_locks_are_for_all_users_but_only_to_take(
     assert modes == {"GPU-a.0": 0o644, "GPU-a.1": 0o644}
 
 
-@pytest.mark.slow
 def test_a_gpu_lock_that_becomes_a_link_is_not_taken(
     project: Project, machine: Path, home: Path
 ) -> None:
@@ -245,7 +244,6 @@ def test_a_gpu_lock_that_another_user_has_closed_is_named(
     assert f"{machine}/locks/GPU-a.1: Permission denied; GPU_LOCKS can name" in line
 
 
-@pytest.mark.slow
 def test_locks_of_jobs_and_stores_lead_nowhere_else(project: Project, home: Path) -> None:
     flags = (*QUICK, "--seed", "72")
     done = project.run(*flags)
@@ -324,7 +322,6 @@ def with_secrets(project: Project, tmp_path: Path) -> Project:
     return copy
 
 
-@pytest.mark.slow
 def test_secret_files_are_neither_noted_nor_copied(with_secrets: Project, tmp_path: Path) -> None:
     root, found = with_secrets.root, tmp_path / "found"
     write_grid(root, shlex.join(QUICK))
@@ -367,7 +364,6 @@ REAL = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("address", REAL)
 def test_a_job_tells_nobody_the_password_of_a_store_that_is_away(
     project: Project, address: str

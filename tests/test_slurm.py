@@ -21,7 +21,7 @@ from slurms import PAUSE, Cluster, slurm
 from sweeps import Lab, assert_one_at_a_time, light, start, write_grid
 from test_queue import SOMEONE_ELSE
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 ARRAY = 4
 """Tasks of an array, at most."""

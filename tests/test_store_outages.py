@@ -22,7 +22,7 @@ import pytest
 from faults import Project, courier_of, kill, wait_until
 from servers import Server, Store, mlflow_server, postgres
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 FOREVER = 1_000_000
 """Epochs of a job that does not end by itself."""

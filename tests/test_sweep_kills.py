@@ -16,6 +16,8 @@ import pytest
 from faults import Project, children, ended, kill, wait_until
 from sweeps import Lab, assert_one_at_a_time, light
 
+pytestmark = pytest.mark.full
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 
