@@ -95,7 +95,8 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    with path.open("w+b") as file:
+    path.unlink(missing_ok=True)  # what a killed process left
+    with path.open("x+b") as file:
         torch.save(content, file)
         file.seek(-2, os.SEEK_END)  # an archive ends with the length of its comment
         file.write(SEAL.to_bytes(2, "little"))
