@@ -1,9 +1,16 @@
-"""Say what to type next."""
+"""Put the chosen example's files in place, and say what to type next."""
 
 import shlex
+import shutil
 from pathlib import Path
 
 project = Path.cwd()
+examples = project / ".examples"
+chosen = examples / "{{ cookiecutter.example }}"
+if chosen.is_dir():  # classification is what the template itself has
+    shutil.copytree(chosen, project, dirs_exist_ok=True)
+shutil.rmtree(examples)
+
 print(f"""
 {project.name} is ready. Type next:
 

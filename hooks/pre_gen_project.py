@@ -27,6 +27,7 @@ PACKAGES = {
     "pytest",
     "pytest_xdist",
     "ruff",
+    "import_linter",
     "mypy",
     "pandas_stubs",
     "types_tqdm",

@@ -1,0 +1,87 @@
+"""Bring the examples up to date with the template.
+
+    python examples/merge.py           merge what the template has changed since the last time
+    python examples/merge.py --check   exit 1 if that is left to do, or a conflict is
+
+An example is a folder in .examples of the template's inner folder. It holds those of the student's
+files that differ from the template's, each of them whole. `base` there holds the template's files
+as they were when last merged: they tell what the template has changed since then from what makes
+the example (git merge-file). Where both change the same lines, conflict markers are left in the
+example, to be resolved by hand. A new file in an example counts as made from today's template.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"
+EXAMPLES = TEMPLATE / ".examples"
+BASE = EXAMPLES / "base"
+
+
+class Versions(NamedTuple):
+    """The three versions of a file."""
+
+    example: Path
+    base: Path
+    template: Path
+
+    @property
+    def problem(self) -> str:
+        """What is left to do; empty if nothing is."""
+        if not self.template.exists():
+            return "the template has no such file any longer; delete it here and in base"
+        if "\n<<<<<<< " in self.example.read_text():
+            return "conflicts with the template; edit it where it is marked"
+        if not self.base.exists() or self.base.read_bytes() != self.template.read_bytes():
+            return "the template's file has changed; type python examples/merge.py"
+        return ""
+
+
+def names() -> list[str]:
+    """Return the names of the examples."""
+    return sorted(folder.name for folder in EXAMPLES.iterdir() if folder != BASE)
+
+
+def versions() -> Iterator[Versions]:
+    """Yield the versions of each file of the examples that the template has, or once had."""
+    for name in names():
+        for file in sorted(path for path in (EXAMPLES / name).rglob("*") if path.is_file()):
+            relative = file.relative_to(EXAMPLES / name)
+            found = Versions(file, BASE / relative, TEMPLATE / relative)
+            if found.base.exists() or found.template.exists():
+                yield found
+
+
+def merge() -> None:
+    """Merge the template's changes into the examples, and make today's template the base."""
+    present = [each for each in versions() if each.template.exists()]
+    for each in present:
+        if each.base.exists():
+            labels = [f"-L{label}" for label in Versions._fields]
+            done = subprocess.run(["git", "merge-file", "--diff3", *labels, *map(str, each)])
+            if done.returncode not in range(128):  # which is the number of conflicts
+                sys.exit("merge.py: git merge-file failed")
+    for each in present:
+        each.base.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(each.template, each.base)
+
+
+def main() -> int:
+    """Merge, unless told to --check, and name what is left to do; returns the exit status."""
+    if sys.argv[1:] not in ([], ["--check"]):
+        print("Usage: python examples/merge.py [--check]", file=sys.stderr)
+        return 2
+    if not sys.argv[1:]:
+        merge()
+    left = [each for each in versions() if each.problem]
+    for each in left:
+        print(f"{each.example.relative_to(TEMPLATE)}: {each.problem}", file=sys.stderr)
+    return int(bool(left))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Finished jobs, as scripts and notebooks use them.
+
+import jobs
+
+job = jobs.load("1872aa178ea7")
+job.settings, job.spec, job.metrics
+job.model(64)  # images (64, C, H, W) of the best generator
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+import models
+from engine.job.identity import restore
+from engine.paths import PROJECT
+from engine.training import kept
+from settings import Settings
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A job's settings, what its network knows of the data, and its best weights by model name."""
+
+    settings: Settings
+    spec: models.Spec
+    weights: dict[str, Weights]
+    metrics: dict[str, float]
+    model: nn.Module
+
+
+def load(job_id: str, runs_root: Path = PROJECT / "runs") -> Loaded:
+    """Return a job with the model of its best evaluation, on the CPU, without data and run.py.
+
+    Raises JobError if there is no such job or it has kept no weights.
+    """
+    best = kept.best(runs_root / job_id)
+    settings = restore(Settings, best["settings"])
+    spec = models.Spec(**best["spec"])
+    model = models.make(settings, spec).generator
+    model.load_state_dict(best["models"]["generator"])
+    return Loaded(settings, spec, best["models"], best["metrics"], model.eval())

@@ -1,0 +1,163 @@
+"""One job: load, train, evaluate, save.
+
+    python run.py                           # a small GAN on scikit-learn's digits
+    python run.py --model mlp --lr 1e-3 --seed 1
+    python run.py --dataset fashion-mnist --epochs 20 --precision bf16
+    python run.py --help
+
+The same settings are the same job: its files lie in runs/<job id>/, its metrics in MLflow.
+"""
+
+import sys
+
+from engine import launch
+from settings import METRICS, Settings
+
+if __name__ == "__main__":
+    command = launch.begin(Settings, METRICS)  # --help, wrong flags, finished jobs end here, fast
+
+import torch
+from torch import Tensor, cdist, nn
+from torch.nn.functional import interpolate, softplus
+from torchvision.utils import make_grid
+
+import data
+import models
+import optimizers
+from engine.loop import EMA, Batches, EarlyStopping, Job, clip_gradients
+
+Metrics = dict[str, float]
+Loss = tuple[Tensor, dict[str, Tensor]]  # and what is measured: a value for each example
+
+
+def d_loss(model: models.GAN, batch: data.Batch, settings: Settings) -> Loss:
+    """Return the discriminator's loss: how badly it tells real images from generated ones.
+
+    Runs under autocast, and with --compile as one region with the models.
+    """
+    real, _ = batch
+    with torch.no_grad():
+        fake = model.generator(len(real))
+    real_logits, fake_logits = model.discriminator(real), model.discriminator(fake)
+    losses = softplus(-real_logits.float()) + softplus(fake_logits.float())
+    return losses.mean(), {"discriminator_loss": losses}
+
+
+def g_loss(model: models.GAN, batch: data.Batch, settings: Settings) -> Loss:
+    """Return the generator's loss: how easily the discriminator tells its images from real ones.
+
+    It does not saturate (Goodfellow et al. 2014, arxiv.org/abs/1406.2661).
+    """
+    fake = model.generator(len(batch[0]))
+    losses = softplus(-model.discriminator(fake).float())
+    return losses.mean(), {"generator_loss": losses}
+
+
+def load(job: Job[Settings]) -> tuple[models.GAN, Batches, Batches | None, Batches | None]:
+    """Return the networks and the training, validation and test batches (None: there are none).
+
+    Nothing of it is on the device yet.
+    """
+    settings = job.settings
+    parts = data.load(settings, job.runtime.data_root)
+    job.save_spec(parts.spec)
+    return (
+        models.make(settings, parts.spec),
+        job.batches(parts.train, settings.batch_size, shuffle=True),
+        job.batches(parts.val, settings.batch_size),
+        job.batches(parts.test, settings.batch_size),
+    )
+
+
+def train(job: Job[Settings], model: models.GAN, batches: Batches, val: Batches | None) -> None:
+    """Fit both networks; the generator's weights of the best evaluation are kept in best.pt."""
+    settings = job.settings
+    augment = data.augmentation(settings)
+    losses = [job.prepare(loss, settings.precision) for loss in (d_loss, g_loss)]
+    networks = [model.discriminator, model.generator]
+    d_optimizer, g_optimizer = (optimizers.make(network, settings) for network in networks)
+    players = [*zip(losses, networks, (d_optimizer, g_optimizer), strict=True)]
+    scaler = torch.amp.GradScaler(job.device.type, enabled=settings.precision == "fp16")
+    ema = EMA(model.generator, settings.ema)  # ema.model is the generator itself if that is 0
+    stopping = EarlyStopping(METRICS, settings.monitor, settings.patience)
+    job.resume(
+        discriminator=model.discriminator,
+        generator=model.generator,
+        discriminator_optimizer=d_optimizer,
+        generator_optimizer=g_optimizer,
+        scaler=scaler,
+        ema=ema,
+        stopping=stopping,
+    )
+
+    for _ in job.epochs():  # once for each evaluation
+        model.train()
+        for batch in map(augment, job.steps(batches)):  # checkpoints, Ctrl-C, --profile
+            for forward, network, optimizer in players:
+                lr = optimizers.set_lr(optimizer, settings, job, stopping)
+                for part, fraction in job.parts(batch):  # --accumulate
+                    loss, measured = forward(model, part, settings)
+                    scaler.scale(loss).backward(fraction)
+                    job.log(measured, lr=lr)  # nothing here waits for the device
+                if settings.clip_norm:
+                    scaler.unscale_(optimizer)
+                    clip_gradients(network.parameters(), settings.clip_norm)
+                scaler.step(optimizer)
+                model.zero_grad()  # the generator's loss has gradients for the discriminator, too
+            scaler.update()
+            ema.update()
+
+        metrics = evaluate(ema.model, val, "val")
+        job.log_epoch(metrics)
+        job.log_image("samples", make_grid(generated(ema.model, 64)))
+        if stopping.improved(metrics):
+            job.keep_best(metrics, generator=ema.model)
+        if stopping.due:
+            break
+
+
+@torch.no_grad()
+def generated(generator: nn.Module, count: int) -> Tensor:
+    """Return images (B, C, H, W) with pixels in [0, 1], made from the same noise each time.
+
+    The noise is not from torch's own random numbers, which are training's alone.
+    """
+    generator.eval()
+    device = next(generator.parameters()).device
+    images: Tensor = generator(count, torch.Generator(device).manual_seed(0))
+    return images / 255
+
+
+def evaluate(generator: nn.Module, batches: Batches | None, part: str) -> Metrics:
+    """Return the energy distance between real images and 1,000 generated ones, 0 if they are alike.
+
+    Source: Székely & Rizzo 2013, doi.org/10.1016/j.jspi.2013.03.018.
+    """
+    if batches is None:
+        return {}
+    fake = generated(generator, 1000)
+    pixels = torch.cat([images for images, _ in batches]) / 255
+    real = interpolate(pixels, fake.shape[-2:], mode="bilinear", antialias=True).flatten(1)
+    fake = fake.flatten(1)
+    distance = 2 * cdist(real, fake).mean() - cdist(real, real).mean() - cdist(fake, fake).mean()
+    return {f"{part}_distance": distance.item()}
+
+
+def main(job: Job[Settings]) -> Metrics:
+    """Return the results of one job: those of its best weights on the test examples, used once."""
+    model, batches, val, test = load(job)
+    train(job, model.to(job.device), batches, val)
+    job.load_best(generator=model.generator)
+    return evaluate(model.generator, test, "test")
+
+
+def check(job: Job[Settings]) -> None:
+    """Raise SettingsError for a job that cannot run. run.sh asks for all before it starts one."""
+    job.prepare(g_loss, job.settings.precision)
+    spec = data.load(job.settings, job.runtime.data_root).spec
+    with torch.device("meta"):  # shapes alone, which take neither time nor memory
+        models.make(job.settings, spec)
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, check))

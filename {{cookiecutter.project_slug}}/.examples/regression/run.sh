@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# The jobs of this project. `bash run.sh` runs those that are not finished, one per GPU; run it again
+# after a crash, a power cut or a longer grid, and it does what is left.
+
+source "$(dirname "$0")/engine/sweeps/sweep.sh"
+
+grid() {
+  for model in mlp linear; do
+    for lr in 1e-3 1e-2; do
+      for seed in 0 1 2; do
+        job --model "$model" --lr "$lr" --seed "$seed"
+      done
+    done
+  done
+}
+
+sweep "$@"

@@ -1,0 +1,111 @@
+"""What a job of this project is: its settings, and what it measures.
+
+Each field of Settings is a flag of `python run.py`, a parameter in MLflow and part of the job's id:
+the same settings are the same job. The text below a field is its --help, a comment such as `# Data`
+a heading there. Change, add, rename and delete fields as you like; docs/settings.md says what to
+write so that old jobs keep their ids. How a job runs (--device, --workers, …) is not here: those
+flags belong to the engine and change no result.
+
+The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
+accumulate, seed and monitor. Everything imports this file, so it imports nothing slow.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.cli import Metric, SettingsError, Span, setting
+
+METRICS = {  # by the names that forward() in run.py measures them under
+    "loss": Metric(better="lower", label="squared error", range=(0, None)),
+    "mae": Metric(better="lower", label="mean absolute error", range=(0, None)),
+    "r2": Metric(better="higher", label="R²", range=(None, 1)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a job. Raises SettingsError if they contradict each other."""
+
+    # Data
+    dataset: str = setting("diabetes", names="data.DATASETS")
+    """What to learn from."""
+
+    val_fraction: float = setting(0.2, at_least=0, below=1)
+    """Fraction of the training examples held out for validation. 0: none."""
+
+    split_seed: int = setting(0, at_least=0)
+    """Seed of the split into training, validation and test examples."""
+
+    augment: str = setting("none", names="data.AUGMENTATIONS")
+    """Random changes to the training batches."""
+
+    # Model
+    model: str = setting("mlp", names="models.MODELS")
+    """The network."""
+
+    # Length (one of epochs, steps, minutes)
+    epochs: int = setting(30, at_least=1, at_most=1_000_000)
+    """Passes over the training examples."""
+
+    steps: int = setting(0, at_least=0, replaces="epochs")
+    """Optimizer steps, in place of --epochs. 0: as --epochs says."""
+
+    minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
+    """Minutes of training, in place of --epochs. 0: as --epochs says."""
+
+    eval_every: Span = setting(Span("1e"), above=0)
+    """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
+
+    # Optimization
+    batch_size: int = setting(64, at_least=1, at_most=1_000_000)
+    """Examples per optimizer step."""
+
+    accumulate: int = setting(1, at_least=1)
+    """Parts that each batch is computed in, one after another, to need less memory."""
+
+    optimizer: str = setting("adam", names="optimizers.OPTIMIZERS")
+    """The optimizer; what is fixed, such as sgd's momentum, stands in optimizers.py."""
+
+    lr: float = setting(1e-3, above=0)
+    """Highest learning rate."""
+
+    weight_decay: float = setting(0.0, at_least=0)
+    """Weight decay of matrices and kernels; biases and norms have none."""
+
+    schedule: str = setting("cosine", names="optimizers.SCHEDULES")
+    """Course of the learning rate after the warm-up."""
+
+    warmup: Span = Span("0")
+    """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
+
+    clip_norm: float = setting(0.0, at_least=0)
+    """Largest norm of the gradient of all weights together. 0: no limit."""
+
+    ema: float = setting(0.0, at_least=0, below=1)
+    """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
+    average is what is evaluated and kept. 0: the weights themselves."""
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Number format of the forward pass. auto: bf16 on a GPU that has it, else fp32."""
+
+    # Best weights
+    monitor: str = setting("val_mae", metric=METRICS)
+    """Metric that decides which evaluation's weights are the best. none: the last weights."""
+
+    patience: int = setting(10, at_least=0)
+    """Evaluations without a better --monitor after which the job stops early. 0: never."""
+
+    # Variant
+    seed: int = setting(0, at_least=0)
+    """Seed of the first weights, the order of the examples and the augmentation."""
+
+    note: str = ""
+    """Free words that tell apart what the other settings cannot."""
+
+    def __post_init__(self) -> None:
+        if self.accumulate > self.batch_size:
+            raise SettingsError(
+                f"--accumulate {self.accumulate}: must be at most --batch-size {self.batch_size}"
+            )
+        if self.monitor == "none" and self.patience:
+            raise SettingsError(f"--patience {self.patience}: needs a --monitor")
