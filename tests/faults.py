@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 from types import ModuleType
@@ -16,19 +16,22 @@ from typing import Any
 
 import torch
 
-STEPS = """
-SELECT metrics.step, metrics.value FROM metrics JOIN runs USING (run_uuid)
+POINTS = """
+SELECT metrics.key, metrics.step, metrics.value FROM metrics JOIN runs USING (run_uuid)
 JOIN tags USING (run_uuid) WHERE tags.key = 'job_id' AND tags.value = ?
-AND lifecycle_stage = 'active' AND metrics.key = ? ORDER BY metrics.step
+AND lifecycle_stage = 'active' ORDER BY metrics.step
 """
 RUNS = """
 SELECT run_uuid, status FROM runs JOIN tags USING (run_uuid)
 WHERE tags.key = 'job_id' AND tags.value = ? AND lifecycle_stage = 'active'
 """
-LEARNT = ("train_loss", "lr", "val_loss", "val_accuracy", "train_accuracy", "test_loss")
-"""Metrics that are the same each time; times are not."""
+TIMES = ("elapsed_seconds", "examples_per_second", "data_wait_fraction", "gpu_")
+"""How metrics begin that are not the same each time."""
 
-UNSET = ("MLFLOW", "CUDA", "PYTHONUNBUFFERED")
+Curves = dict[str, list[tuple[object, ...]]]
+"""(step, value) of each metric that is the same each time, by its name."""
+
+UNSET = ("MLFLOW", "CUDA", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 """What the commands of a project are not told by the environment, since a user's does not."""
 
 
@@ -54,8 +57,21 @@ class Project:
 
     def start(self, *flags: str, **env: str) -> subprocess.Popen[str]:
         """Start `python run.py` in a process group of its own."""
+        return self.command(sys.executable, str(self.root / "run.py"), *flags, **env)
+
+    def run(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """`python run.py` to its end."""
+        return ended(self.start(*flags, **env))
+
+    def do(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Another command in the project's folder, such as `python plot.py`, to its end."""
+        python = (sys.executable, *words[1:])
+        return ended(self.command(*(python if words[0] == "python" else words), **env))
+
+    def command(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        """Start a command in the project's folder, in a process group of its own."""
         return subprocess.Popen(
-            [*self._before, sys.executable, str(self.root / "run.py"), *flags],
+            [*self._before, *words],
             cwd=self.root,
             env=self.env | env,
             stdout=subprocess.PIPE,
@@ -63,10 +79,6 @@ class Project:
             text=True,
             start_new_session=True,
         )
-
-    def run(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """`python run.py` to its end."""
-        return ended(self.start(*flags, **env))
 
     def folder(self, job_id: str) -> Path:
         """A job's folder."""
@@ -86,25 +98,31 @@ class Project:
         """(run id, status) of a job's runs that are not deleted."""
         return self.ask(RUNS, job_id)
 
-    def stored(self, job_id: str) -> dict[str, list[tuple[object, ...]]]:
-        """(step, value) of each metric that is the same each time, as the sqlite store has it."""
-        return {key: self.ask(STEPS, job_id, key) for key in LEARNT}
+    def stored(self, job_id: str) -> Curves:
+        """Return a job's curves as the sqlite store has them."""
+        return curves(self.ask(POINTS, job_id))
 
-    def journalled(self, job_id: str) -> dict[str, list[tuple[object, ...]]]:
-        """The same, as the job's journal has it."""
+    def journalled(self, job_id: str) -> Curves:
+        """Return a job's curves as its journal has them."""
         lines = (self.folder(job_id) / "metrics.jsonl").read_text().splitlines()
-        points = [json.loads(line) for line in lines if '"metrics"' in line]
-        return {
-            key: [(p["step"], p["metrics"][key]) for p in points if key in p["metrics"]]
-            for key in LEARNT
-        }
+        points = [line for line in map(json.loads, lines) if "metrics" in line]
+        return curves([(k, p["step"], v) for p in points for k, v in p["metrics"].items()])
 
-    def tensors(self, job_id: str) -> dict[str, dict[str, object]]:
-        """What best.pt and last.pt hold, but for times."""
+    def tensors(self, job_id: str) -> dict[str, dict[str, Any]]:
+        """Return what best.pt and last.pt hold, but for times."""
         best = torch.load(self.folder(job_id) / "best.pt", weights_only=True)
         last = torch.load(self.folder(job_id) / "last.pt", weights_only=True)
-        del last["watch"]
+        del last["parts"]["job.stopwatch"]
         return {"best": best, "last": last}
+
+
+def curves(points: Iterable[tuple[Any, ...]]) -> Curves:
+    """Return points (name, step, value) by name, without times."""
+    found: Curves = {}
+    for name, step, value in sorted(points, key=lambda point: point[1]):
+        if not name.startswith(TIMES):
+            found.setdefault(name, []).append((step, value))
+    return found
 
 
 def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
@@ -152,9 +170,9 @@ def same(one: object, other: object) -> bool:
 
 def learnt(project: Project, job: str) -> dict[str, dict[str, object]]:
     """What a job has learnt, without what tells it from others that learn the same."""
-    found: dict[str, Any] = project.tensors(job)
+    found = project.tensors(job)
     del found["last"]["code"]
-    for content in (found["best"], found["last"], found["last"]["best"]):
+    for content in (found["best"], found["last"]["best"]):
         del content["settings"]["note"]
     return found
 
