@@ -11,6 +11,7 @@ import pytest
 import torch
 from engine.data import batches as loaders
 from engine.data import trees
+from engine.errors import SettingsError
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -236,14 +237,6 @@ def test_torchs_own_random_numbers_are_left_alone(loader):
     batches.close()
 
 
-class Unequal(OneByOne):
-    """A dataset without a hash."""
-
-    def __eq__(self, other):
-        return False
-
-    __hash__ = None
-
-
-def test_a_dataset_needs_no_hash():
-    assert order(make(dataset=Unequal(), seed=None, count=3)) == [50, 51, 52]
+def test_no_examples_are_said_in_one_line():
+    with pytest.raises(SettingsError, match=r"^--dataset: one of its parts has no examples$"):
+        make(0)

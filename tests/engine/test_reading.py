@@ -95,6 +95,19 @@ def test_all_batches_of_a_dataset_share_one_copy_while_they_are_in_use():
     assert sorted(dataset.read(100)) == list(range(100))
 
 
+class Unequal(Examples):
+    """A dataset without a hash."""
+
+    def __eq__(self, other):
+        return False
+
+    __hash__ = None
+
+
+def test_a_dataset_needs_no_hash():
+    assert sorted(order(make(Unequal(), "resident"))) == list(range(100))
+
+
 @pytest.mark.parametrize("loader", ["resident", "workers"])
 def test_batches_can_be_read_again_after_they_were_closed(loader):
     batches = make(Examples(), loader)

@@ -6,6 +6,8 @@
     augmentation  random changes to whole batches of images
     batches       batches on the device; order, resident and workers are its parts
     trees         batches of any nesting of tensors
+    seeds         independent random streams from one seed
+    remembering   functions of a dataset that work only once for the same one
 
 May import cli, job and training.devices.
 """

@@ -18,6 +18,7 @@ from engine.data import trees
 from engine.data.order import Order, fetch, whole
 from engine.data.resident import Resident, is_stored, store
 from engine.data.workers import Workers
+from engine.errors import SettingsError
 from engine.machine import cores
 from engine.training.devices import free_memory
 
@@ -78,9 +79,11 @@ def make(
     """Return the batches of a dataset or a subset, shuffled if there is a seed.
 
     `loader` is `resident`, `workers`, or `auto` (by size); `workers` a number of processes or
-    `auto` (by the job's cores).
+    `auto` (by the job's cores). Raises SettingsError if there are no examples.
     """
     dataset, indices = whole(dataset)
+    if not len(indices):
+        raise SettingsError("--dataset: one of its parts has no examples")
     order = Order(indices, batch_size, seed)
     processes = workers if isinstance(workers, int) else _auto_workers()
     if loader == "resident" or (loader == "auto" and _fits(dataset, device)):

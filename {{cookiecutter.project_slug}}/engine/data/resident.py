@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from engine.data import trees
 from engine.data.order import Order
+from engine.training.devices import runs_ahead
 
 GATHERED = 2**22
 """Bytes of the batches that are picked at once: small ones cost less together than each alone."""
@@ -47,15 +48,14 @@ class Resident:
     def __init__(self, stored: Stored, order: Order, device: torch.device) -> None:
         self._stored, self._order, self._device = stored, order, device
         leaves = trees.leaves(stored.examples)
-        example = sum(leaf[:1].nbytes for leaf in leaves)
-        batch = order.batch_size * max(1, example)
-        self._at_once = order.batch_size * max(1, GATHERED // batch)
+        batch = order.batch_size * sum(leaf[:1].nbytes for leaf in leaves)
+        self._at_once = order.batch_size * max(1, GATHERED // max(1, batch))
         self._leaves: list[Tensor] = leaves
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Yield the batches of one epoch but the first `done`."""
         size = self._order.batch_size
-        indices = self._order.epoch(number).to(self._device, non_blocking=True)
+        indices = self._order.epoch(number).to(self._device, non_blocking=runs_ahead(self._device))
         for first in range(done * size, len(indices), self._at_once):
             several = indices[first : first + self._at_once]
             picked = [leaf.index_select(0, several).split(size) for leaf in self._leaves]
@@ -63,4 +63,4 @@ class Resident:
                 yield trees.filled(self._stored.examples, leaves)
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        """Do nothing: there are no processes to end."""

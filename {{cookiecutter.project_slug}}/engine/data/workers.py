@@ -37,7 +37,7 @@ class Workers:
         self._new = partial(_Reader, dataset, order, device, processes)
         self._readers: list[_Reader] = []
         self._idle: list[_Reader] = []
-        # At the end of Python, multiprocessing would end the processes in a way that torch reports.
+        # Also at the end of Python, before multiprocessing kills them, which torch would report.
         finalize(self, _close, self._readers)
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
@@ -100,8 +100,8 @@ class _Reader:
     def close(self) -> None:
         """End the processes.
 
-        torch itself does so when nothing refers to them any more; but a trace of an error may, and
-        then torch reports at the end of Python that they were killed.
+        Without being told, torch does so when nothing refers to its iterator any more; the
+        traceback of an error may do so until multiprocessing kills the processes.
         """
         if end := getattr(self._read, "_shutdown_workers", None):
             end()
@@ -129,8 +129,9 @@ class _Reader:
 
     def _to_device(self, batch: Any) -> Any:
         """Return the batch on the device; a GPU copies it while it works on the one before."""
+        device, ahead = self._device, runs_ahead(self._device)
         with self._copies:
-            copied = trees.mapped(lambda leaf: leaf.to(self._device, non_blocking=True), batch)
+            copied = trees.mapped(lambda leaf: leaf.to(device, non_blocking=ahead), batch)
         self._copies.hand_over(trees.leaves(copied))
         return copied
 
