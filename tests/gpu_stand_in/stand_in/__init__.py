@@ -20,10 +20,6 @@ import sys
 
 def install() -> None:
     """Have this process see STAND_IN_GPUS GPUs, and write the lines it runs to STAND_IN_LINES."""
-    if lines := os.environ.get("STAND_IN_LINES"):
-        from stand_in.lines import record
-
-        record(lines, os.environ["STAND_IN_CODE"])
     if os.environ.get("STAND_IN_GPUS"):
         from stand_in.hook import AfterImport
 

@@ -9,7 +9,9 @@ Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
 - torch/cuda/streams.py: an event is recorded on a stream of the current device.
 """
 
+import json
 import os
+import sys
 import threading
 import warnings
 from dataclasses import dataclass
@@ -107,6 +109,14 @@ def replace(c: ModuleType) -> None:
     c._set_cudnn_enabled(False)  # its kernels are a GPU's alone; torch has others for each
 
 
+def _note_start() -> None:
+    """Note, for a test, that CUDA starts in this process, and in what order it numbers GPUs."""
+    if path := os.environ.get("STAND_IN_STARTS"):
+        order = os.environ.get("CUDA_DEVICE_ORDER")
+        with open(path, "a") as file:
+            print(json.dumps({"words": sys.argv, "order": order}), file=file)
+
+
 def _devices(c: Any) -> dict[str, Any]:
     def init() -> None:
         if driver.begun_in not in (0, os.getpid()):
@@ -114,6 +124,7 @@ def _devices(c: Any) -> dict[str, Any]:
         if not driver.uuids:
             raise RuntimeError("No CUDA GPUs are available")
         driver.begun_in = os.getpid()
+        _note_start()
         import torch
 
         every = range(len(driver.uuids))

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def record(path: str, folder: str) -> None:
-    """Append each line below a folder, as `file:line`, to a file the first time that it runs.
+    """Append each line below a folder to a file the first time that it runs, as `below/file:line`.
 
     The processes of a job write to the same file; a line is there as soon as it has run.
     Source: docs.python.org/3/library/sys.html#sys.settrace.
@@ -24,7 +24,7 @@ def record(path: str, folder: str) -> None:
         at = frame.f_code.co_filename, frame.f_lineno
         if event == "line" and at not in seen:
             seen.add(at)
-            os.write(file, f"{at[0]}:{at[1]}\n".encode())
+            os.write(file, f"{at[0].removeprefix(folder)}:{at[1]}\n".encode())
         return line
 
     sys.settrace(call)

@@ -1,0 +1,179 @@
+"""Jobs on GPUs that are not there, by their commands: each line of the engine that a GPU takes
+runs, under torch's own Python code. By that nothing has run on a GPU."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faults import Project, ended, job_of, one_line, same
+from gpus import Machine, branches_for, needs_stand_in, statements
+from sweeps import NVIDIA_SMI, start, write_grid
+
+pytestmark = [needs_stand_in, pytest.mark.full]
+
+JOBS = {
+    "default": (),
+    "cuda": ("--device", "cuda", "--precision", "fp32", "--loader", "workers", "--workers", "1"),
+    "cuda:0": (
+        *("--device", "cuda:0", "--precision", "fp16", "--optimizer", "adamw", "--ema", "0.9"),
+        *("--accumulate", "2", "--clip-norm", "1", "--loader", "resident"),
+    ),
+    "cuda:1": (
+        *("--device", "cuda:1", "--precision", "tf32", "--deterministic"),
+        *("--model", "convnet", "--augment", "crop-flip", "--optimizer", "sgd"),
+    ),
+    "compiled": ("--compile", "on", "--note", "compiled"),
+    "profiled": ("--profile", "3", "--precision", "bf16"),
+}
+"""The flags of jobs that ask different things of a GPU."""
+
+NOT_FOR_CUDA = {
+    "other accelerators": ("mps", "xpu"),
+    "the CPU": ("_Done()", "torch.get_rng_state()", "torch.set_rng_state(state)", "SC_", "sysconf"),
+    "what there is not on other devices": ("return False", "return True"),
+}
+"""Words in the lines of devices.py that a CUDA GPU does not take."""
+
+
+class Done:
+    """A job of one epoch that has run."""
+
+    def __init__(self, project: Project, *flags: str) -> None:
+        done = project.run("--epochs", "1", *flags)
+        assert done.returncode == 0, done.stderr + done.stdout
+        self.folder = project.folder(job_of(done))
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What the journal says of the job."""
+        lines = map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines())
+        return {name: value for line in lines for name, value in line.get("tags", {}).items()}
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """What best.pt holds, for any machine."""
+        return dict(torch.load(self.folder / "best.pt"))
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A machine with 2 GPUs."""
+    return Machine(tmp_path_factory.mktemp("machine"), gpus=2)
+
+
+@pytest.fixture(scope="module")
+def job(machine: Machine, project: Project) -> Callable[[str], Done]:
+    """Runs a job by its name in JOBS, once."""
+    done: dict[str, Done] = {}
+
+    def run(name: str) -> Done:
+        if name not in done:
+            done[name] = Done(machine.host(project), *JOBS[name])
+        return done[name]
+
+    return run
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_trains_on_a_gpu(name: str, job: Callable[[str], Done]) -> None:
+    tags, gpu = job(name).tags, "1" if name == "cuda:1" else "0"
+    assert (tags["device"], tags["gpu"]) == ("H100 (a stand-in)", gpu)
+    asked = dict(zip(JOBS[name], JOBS[name][1:], strict=False))
+    assert tags["precision"] == asked.get("--precision", "bf16")
+    assert job(name).best["models"]["model"]
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "gpu"])
+def test_a_gpu_that_is_not_there_is_refused_in_one_line(
+    device: str, machine: Machine, project: Project
+) -> None:
+    line = one_line(machine.host(project).run("--device", device), 2)
+    assert line.startswith(f"run.py: --device {device}: ")
+
+
+def test_gpus_are_numbered_as_nvidia_smi_does(machine: Machine, job: Callable[[str], Done]) -> None:
+    job("default")
+    assert {started["order"] for started in machine.starts()} == {"PCI_BUS_ID"}
+
+
+def test_the_profile_says_what_the_gpu_did(job: Callable[[str], Done]) -> None:
+    report = (job("profiled").folder / "profile.txt").read_text()
+    assert "3 steps of 64 examples on H100 (a stand-in)\n" in report
+    assert "of this GPU's peak (MFU)" in report and "the GPU is busy" in report
+    assert re.search(r"MiB  the most at once\n.* MiB  free\n", report)
+    assert (job("profiled").folder / "memory.pickle").exists()
+
+
+def test_no_step_waits_for_the_gpu(job: Callable[[str], Done]) -> None:
+    """But for the profile itself, when it ends."""
+    report = (job("profiled").folder / "profile.txt").read_text()
+    waits = report.split("Where the host waits for a tensor\n")[1].split("\n\n")[0]
+    assert re.fullmatch(r"  engine/training/devices.py:\d+  waits for the GPU, 1 times, .*", waits)
+
+
+def test_a_job_that_is_continued_has_the_gpus_random_numbers(
+    machine: Machine, project: Project, job: Callable[[str], Done], tmp_path: Path
+) -> None:
+    other = machine.host(project.copy(tmp_path / "project"))
+    Done(other, *JOBS["cuda:1"], "--pause-after", "10")
+    assert same(Done(other, *JOBS["cuda:1"]).best, job("cuda:1").best)
+
+
+def test_evaluation_in_the_background_by_its_recipe(
+    machine: Machine, project: Project, job: Callable[[str], Done], tmp_path: Path
+) -> None:
+    other = machine.host(project.copy(tmp_path / "project"))
+    recipe = (other.root / "docs" / "recipes.md").read_text()
+    lines = recipe.split("## Evaluation in the background\n")[1].split("```")[1]
+    script = (other.root / "run.py").read_text()
+    before, after = script.split("        metrics = evaluate(", 1)
+    (other.root / "run.py").write_text(
+        before + lines.removeprefix("python\n") + after.split("            break\n", 1)[1]
+    )
+    assert same(Done(other, *JOBS["cuda:0"]).best, job("cuda:0").best)
+
+
+def test_a_sweep_gives_each_job_a_gpu_and_asks_none_to_plan(
+    project: Project, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path, gpus=2)
+    swept = machine.host(project.copy(tmp_path / "project"))
+    for number in range(2):
+        (tmp_path / "gpus").mkdir(exist_ok=True)
+        (tmp_path / "gpus" / str(number)).write_text(f"GPU-{number}\n3, 0\n")
+    (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    swept.env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GPU_LOCKS": str(tmp_path / "locks")}
+    write_grid(swept.root, *(f"--epochs 1 --seed {seed}" for seed in range(2)))
+    done = ended(start(swept.root, swept.env))
+    assert done.returncode == 0, done.stdout + done.stderr
+    journals = [path.read_text() for path in swept.root.glob("runs/*/metrics.jsonl")]
+    gpus = [re.findall(r'"gpu": ?"(\d)"', journal) for journal in journals]
+    assert sorted(gpus) == [["0"], ["1"]]
+    assert len(machine.starts()) == 2
+    assert not any("--grid" in started["words"] for started in machine.starts())
+
+
+def test_every_line_that_a_gpu_takes_has_run(machine: Machine, project: Project) -> None:
+    """In the tests above, which have to run before."""
+    missed = {
+        f"{name}:{number}: {(project.root / name).read_text().splitlines()[number - 1].strip()}"
+        for name, number in _for_a_gpu(project.root)
+        if number not in machine.reached(name)
+    }
+    words = [word for each in NOT_FOR_CUDA.values() for word in each]
+    assert not {line for line in missed if not any(word in line for word in words)}
+
+
+def _for_a_gpu(root: Path) -> set[tuple[str, int]]:
+    """All of devices.py, and of the rest of the engine what it does if a device is a CUDA GPU."""
+    devices = root / "engine" / "training" / "devices.py"
+    found = {(devices, number) for number in statements(devices)}
+    for file in (root / "engine").rglob("*.py"):
+        found |= {(file, number) for number in branches_for("cuda", file)}
+    return {(str(file.relative_to(root)), number) for file, number in found}
