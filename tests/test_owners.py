@@ -1,11 +1,12 @@
 """A job has one owner: in its folder by a lock, between folders by a lease in the store."""
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import Project, courier_of, kill, wait_until
+from faults import Project, courier_of, kill, one_line, wait_until
 
 LONG = ("--epochs", "1000000", "--log-every", "1000")
 
@@ -21,64 +22,58 @@ def jobs() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def begun(project: Project, job: subprocess.Popen[str]) -> str:
-    """The id of a job, once it has a run with a heartbeat."""
+    """The id of a job, once it has a run with a heartbeat; from then on it takes no time."""
     assert job.stdout
     job_id = next(job.stdout).split()[1].rstrip(":")
-    wait_until(lambda: (project.folder(job_id) / "sent.json").exists())
+    folder = project.folder(job_id)
+    (folder / "sent.json").unlink(missing_ok=True)  # an earlier attempt's
+    wait_until((folder / "sent.json").exists)
+    kill(job.pid, signal.SIGSTOP)
     return job_id
 
 
 @pytest.mark.full
-def test_in_one_folder_a_second_process_is_told_who_has_the_job(
-    project: Project, jobs: list[subprocess.Popen[str]]
-) -> None:
-    flags = (*LONG, "--note", "lock")
-    jobs.append(project.start(*flags))
-    job_id = begun(project, jobs[0])
-    second = project.run(*flags)
-    said = f"job {job_id} is running already (process {jobs[0].pid} on "
-    assert second.returncode == 4
-    (line,) = second.stderr.splitlines()
-    assert line.startswith(said)
-    kill(jobs[0].pid)
-    jobs[0].wait()
-    jobs.append(project.start(*flags))  # the dead process is known for dead at once
-    assert begun(project, jobs[1]) == job_id
-
-
-@pytest.mark.full
-def test_in_another_folder_the_store_says_who_has_the_job(
+def test_a_second_process_is_told_who_has_the_job(
     project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
+    """In the same folder by its lock, which dies with its owner; in another one by the store."""
     other = project.copy(tmp_path / "other")
     store = f"sqlite:///{project.root}/mlflow.db"
-    flags = (*LONG, "--note", "lease")
+    flags = (*LONG, "--note", "owner")
     jobs.append(project.start(*flags))
     job_id = begun(project, jobs[0])
-    courier = courier_of(jobs[0])
-    assert courier
+    said = one_line(project.run(*flags), 4)
+    assert said.startswith(f"job {job_id} is running already (process {jobs[0].pid} on ")
+    end(jobs[0])
+    jobs.append(project.start(*flags))
+    assert begun(project, jobs[1]) == job_id
 
     def is_refused() -> bool:
-        refused = other.run(*flags, MLFLOW_TRACKING_URI=store)
-        (line,) = refused.stderr.splitlines()
-        return refused.returncode == 4 and f"job {job_id} is running already (on " in line
+        said = one_line(other.run(*flags, MLFLOW_TRACKING_URI=store), 4)
+        return f"job {job_id} is running already (on " in said
 
     assert is_refused()
-    kill(courier)
-    kill(jobs[0].pid)  # as in a power cut: no one is left to say that it is dead
-    jobs[0].wait()
+    end(jobs[1])
     assert [status for _, status in project.runs(job_id)] == ["RUNNING"]
     assert is_refused()
     project.write("UPDATE tags SET value = value - 150 WHERE key = 'heartbeat'")
     jobs.append(other.start(*flags, MLFLOW_TRACKING_URI=store))
-    assert begun(other, jobs[1]) == job_id
+    assert begun(other, jobs[2]) == job_id
     ((run, status),) = project.runs(job_id)
     assert status == "RUNNING"
     folder = project.ask("SELECT value FROM tags WHERE run_uuid = ? AND key = 'job_folder'", run)
     assert folder == [(str(other.folder(job_id)),)]
 
 
-@pytest.mark.full
+def end(job: subprocess.Popen[str]) -> None:
+    """Kill a job as a power cut does: no one is left to say that it is dead."""
+    courier = courier_of(job)
+    assert courier
+    kill(courier)
+    kill(job.pid)
+    job.wait()
+
+
 def test_of_two_that_start_at_once_one_gives_way(
     project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
