@@ -12,9 +12,10 @@ among them; settings are ranked and chosen by validation results, never by those
 import sys
 from typing import TYPE_CHECKING
 
-from engine.results import captions, comparison, figures, metrics, plots, plotting, tables
+from engine.results import figures, metrics, plots, plotting, tables
+from engine.results.comparison import compare
+from engine.results.groups import numeric
 from engine.results.predictions import predictions
-from engine.results.style import looks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,113 +36,90 @@ RANKED = 12
 def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
     """The monitored metric by optimizer step: a line for each value of the setting that varies
     most, a panel for each of the others."""
-    metric = metrics.monitored(jobs)
-    lines, panels = comparison.apart(jobs, 6, 6)
-    jobs, chosen = comparison.best_of_rest(jobs, by := [*lines, *panels])
-    curves, repeats = tables.curves(jobs, metric.key), captions.repeats(jobs, by, metric)
-    of_panels = comparison.of_curves(curves, jobs, panels, lines)
-    look = looks(comparison.groups(jobs, lines))
-    fig, axes = figures.panels(list(of_panels), "optimizer step", metric)
-    for ax, of_panel in zip(axes, of_panels.values(), strict=True):
-        for name, repeated in of_panel.items():
-            plots.bands(ax, repeated, name, metric, look[name])
-    hidden = figures.limit(axes[0], curves["value"], metric)
-    figures.legend(fig, repeats)
-    beyond = f" Of all values {hidden:.1%} are beyond the axis." if hidden else ""
+    shown = compare(jobs, 6, 6, metric=metrics.monitored(jobs))
+    curves = shown.curves()
+    fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
+    for ax, lines in zip(axes, curves.values(), strict=True):
+        for name, repeated in lines.items():
+            plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
+    beyond = figures.limit(axes[0], curves, shown.metric)
+    figures.legend(fig, shown.repeats)
     return fig, (
-        f"{metric.title} by optimizer step: {repeats}; thin lines are single jobs."
-        f"{beyond}{chosen}{captions.left_out(jobs, by, metric)}"
+        f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
+        f"{beyond}{shown.notes}"
     )
 
 
 def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
-    """Validation results against the number that varies most: a point for each job, a line for each
-    value of the other settings."""
-    metric, x = metrics.chooser(jobs), comparison.numeric(jobs)
-    (lines,) = comparison.apart(jobs, 6, but=[x])
-    jobs, chosen = comparison.best_of_rest(jobs, by := [x, *lines])
-    repeats, lost = captions.repeats(jobs, by, metric), jobs["diverged"].sum()
-    fig, ax = figures.figure("column", 2.4 + 0.17 * comparison.combinations(jobs, lines))
-    figures.value_axis(ax.yaxis, metric)
-    plots.points(ax, jobs, x, metric, lines)
-    figures.legend(fig, repeats)
-    figures.ticks_at(ax, jobs[x])
-    crosses = f" Crosses are jobs that diverged ({lost})." if lost else ""
+    """Validation results by the number that varies most: a line for each value of the others."""
+    x = numeric(jobs)
+    shown = compare(jobs, 6, along=[x])
+    fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
+    figures.value_axis(ax.yaxis, shown.metric)
+    plots.points(ax, shown.lines, x, shown.metric)
+    figures.legend(fig, shown.repeats)
+    figures.ticks_at(ax, shown.jobs[x])
     return fig, (
-        f"{metric.title} of the weights kept: {repeats}; open points are single jobs."
-        f"{crosses}{chosen}"
+        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points are single jobs, "
+        f"crosses those that diverged.{shown.notes}"
     )
 
 
 def metric_map(jobs: "pd.DataFrame") -> "Drawn":
     """Validation results for each value of the setting that varies most, and of the others."""
-    metric = metrics.chooser(jobs)
-    (x,), rows = comparison.apart(jobs, 20, 20, needed=2)
-    jobs, chosen = comparison.best_of_rest(jobs, by := [x, *rows])
-    repeats = captions.repeats(jobs, by, metric, interval=False)
-    fig, ax = figures.rows(comparison.groups(jobs, rows), 0.4)
-    plots.heatmap(ax, jobs, x, rows, metric)
+    shown = compare(jobs, 20, 20, needed=2)
+    (x,), _ = shown.parts
+    fig, ax = figures.rows([*shown.rows], 0.4)
+    plots.heatmap(ax, shown.rows, x, shown.metric)
     return fig, (
-        f"{metric.title} of the weights kept: {repeats}; brighter is better."
-        f"{chosen}{captions.left_out(jobs, by, metric)}"
+        f"{shown.metric.title} of the weights kept: {shown.means}; brighter is better.{shown.notes}"
     )
 
 
 def ranking(jobs: "pd.DataFrame") -> "Drawn":
     """Settings by their validation results, the best first, and their test results below these."""
-    metric = metrics.chooser(jobs)
-    (by,) = comparison.apart(jobs, len(jobs), needed=1)
-    repeats, samples = captions.repeats(jobs, by, metric), comparison.samples(jobs, by, metric)
-    tested = comparison.samples(jobs, by, metric.of("test"))
-    best = dict(list(samples.items())[:RANKED])
-    fig, ax = figures.rows(best, 0.45 if tested else 0.3)
-    figures.value_axis(ax.xaxis, metric.of(None) if tested else metric)
-    plots.ranking(ax, best, metric, tested)
+    shown = compare(jobs, len(jobs), needed=1)
+    best = shown.results(RANKED)
+    fig, ax = figures.rows([*best], 0.45)
+    figures.value_axis(ax.xaxis, shown.metric.of(None))
+    plots.ranking(ax, best, shown.metric, shown.results(part="test"))
     figures.legend(fig)
-    beside = " Squares: their test results, by which nothing is chosen." if tested else ""
-    last = " Settings of which a job diverged come last." if jobs["diverged"].any() else ""
     return fig, (
-        f"{metric.title} of {captions.first('best', len(best), len(samples))}: {repeats}."
-        f"{beside}{last}"
-        f"{captions.compared([*best.values()], metric)}{captions.left_out(jobs, by, metric)}"
+        f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
+        f"test results.{shown.difference}{shown.notes}"
     )
 
 
 def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
     """Kaplan–Meier curves: the fraction of jobs that has reached a metric's target, by time."""
     metric = metrics.with_target(jobs)
-    (lines,) = comparison.apart(jobs, 6)
-    jobs, chosen = comparison.best_of_rest(jobs, lines)
-    times = tables.times_to(jobs, metric)
-    of_lines = comparison.groups(times, lines)
-    fig, ax = figures.figure("column", 2.2 + 0.17 * len(of_lines))
-    for (name, alike), look in zip(of_lines.items(), looks(of_lines).values(), strict=True):
-        plots.reached(ax, alike["reached"], alike["ended"], name, look)
+    shown = compare(tables.times_to(jobs, metric), 6, metric=metric)
+    fig, ax = figures.figure("column", 2.2 + 0.17 * len(shown.lines))
+    for name, alike in shown.lines.items():
+        plots.reached(ax, alike["reached"], alike["lasted"], name, shown.looks[name])
     ax.set(xlabel="training and evaluation (s)", ylabel=f"fraction of jobs at {metric.goal}")
     figures.legend(fig)
-    never = times["reached"].isna().sum()
+    never = shown.jobs["reached"].isna().sum()
     return fig, (
         f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
         f"and evaluation on {hardware(jobs)} (Kaplan–Meier estimate, 95% interval). {never} of "
-        f"{len(times)} jobs never reached it: upright ticks, where they ended; at the right, if "
-        f"they diverged.{chosen}"
+        f"{len(shown.jobs)} jobs never reached it: upright ticks, where they ended; at the right, "
+        f"if they diverged.{shown.chosen}"
     )
 
 
 def throughput(jobs: "pd.DataFrame") -> "Drawn":
     """Training examples per second with different settings, on each kind of device."""
-    (by,) = comparison.apart(jobs, len(jobs))
-    by += ["hardware"] if jobs["hardware"].nunique() > 1 else []
-    metric = metrics.THROUGHPUT
-    repeats, samples = captions.repeats(jobs, by, metric), comparison.samples(jobs, by, metric)
-    fastest = dict(list(samples.items())[:RANKED])
-    fig, ax = figures.rows(fastest, 0.3)
-    figures.value_axis(ax.xaxis, metric)
-    plots.ranking(ax, fastest, metric)
+    devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
+    shown = compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
+    fastest = shown.results(RANKED)
+    fig, ax = figures.rows([*fastest], 0.3)
+    figures.value_axis(ax.xaxis, shown.metric)
+    plots.ranking(ax, fastest, shown.metric)
     ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
     return fig, (
-        f"{metric.title} between the last two evaluations, on {hardware(jobs)}, of "
-        f"{captions.first('fastest', len(fastest), len(samples))}: {repeats}."
+        f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
+        f"{shown.first(RANKED)}: {shown.repeats}."
     )
 
 
@@ -156,9 +134,9 @@ def confusion(job: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.figure("column", 3.1)
     plots.confusion(ax, *kept)
     ax.set(xlabel="predicted class", ylabel="true class")
-    wrong = (kept.labels != kept.predicted).sum()
+    wrong = (kept.label != kept.predicted).sum()
     return fig, (
-        f"Test examples by true and predicted class; {wrong} of {len(kept.labels)} are wrong: "
+        f"Test examples by true and predicted class; {wrong} of {len(kept.label)} are wrong: "
         f"{job.attrs['about']}."
     )
 

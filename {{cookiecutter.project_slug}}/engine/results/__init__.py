@@ -3,7 +3,8 @@ and matplotlib; may import cli, job and tracking.
 
     tables        jobs and their curves
     metrics       what the jobs measured, as their project declared it
-    comparison    what the jobs differ in, and what a figure tells apart of that
+    groups        what the jobs differ in
+    comparison    what a figure tells apart of that
     statistics    means, intervals, differences, Kaplan–Meier curves
     predictions   what a job predicted
     figures       figures at their printed size

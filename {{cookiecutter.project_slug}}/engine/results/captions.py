@@ -6,7 +6,7 @@ Sentences begin with a space and are empty where there is nothing to say.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.results.comparison import SEED, combinations, finite, groups, having, varied
+from engine.results.groups import SEED, combinations, finite, groups, having, varied
 from engine.results.metrics import Measured, NoResults
 from engine.results.statistics import paired_difference
 from engine.results.style import setting, settings, with_interval
@@ -14,12 +14,12 @@ from engine.results.style import setting, settings, with_interval
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST = 6
+"""Settings that are named; more are counted."""
 
-def repeats(
-    jobs: "pd.DataFrame", by: Sequence[str], metric: Measured, interval: bool = True
-) -> str:
-    """Return what the means over jobs of the same settings stand on: `mean of 3 seeds, 95% t
-    interval`.
+
+def repeats(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> str:
+    """Return what the means over jobs of the same settings stand on: `mean of 3 seeds`.
 
     Raises NoResults where jobs differ in more than these settings and the seed, so that a mean over
     them would be of different things.
@@ -33,20 +33,26 @@ def repeats(
     if many == 1:
         return f"one {setting(SEED)}" if SEED in jobs else "single jobs"
     mean = "geometric mean" if metric.log else "mean"
-    kind = "" if not interval else ", 95% t interval" + (" of the logarithm" if metric.log else "")
-    return f"{mean} of {few if few == many else f'{few}–{many}'} {setting(SEED)}s{kind}"
+    return f"{mean} of {few if few == many else f'{few}–{many}'} {setting(SEED)}s"
 
 
 def left_out(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> str:
     """Say which jobs are in no mean: those that diverged, and those without a finite result."""
-    parts = []
-    for name, alike in groups(jobs, by).items():
-        lost = int(alike["diverged"].sum())
-        missing = len(alike) - lost - len(finite(alike, metric.result))
-        of = f" of {len(alike)} jobs" + (f" of {name}" if name else "")
-        parts += [f"{lost}{of}, diverged"] if lost else []
-        parts += [f"{missing}{of}, without a finite result"] if missing else []
+    parts = [
+        text
+        for name, alike in groups(jobs, by).items()
+        for text in _missing(alike, metric, f" of {name}" if name else "")
+    ]
+    if len(parts) > MOST:
+        parts = _missing(jobs, metric, "")
     return f" Left out: {'; '.join(parts)}." if parts else ""
+
+
+def _missing(jobs: "pd.DataFrame", metric: Measured, whose: str) -> list[str]:
+    diverged = int(jobs["diverged"].sum())
+    unknown = len(jobs) - diverged - len(finite(jobs, metric.result))
+    whys = {"which diverged": diverged, "without a finite result": unknown}
+    return [f"{n} of {len(jobs)} jobs{whose}, {why}" for why, n in whys.items() if n]
 
 
 def compared(samples: "Sequence[pd.Series[float]]", metric: Measured) -> str:
@@ -60,8 +66,8 @@ def compared(samples: "Sequence[pd.Series[float]]", metric: Measured) -> str:
     return f" {what}: {difference}, 95% t interval of {pairs} pairs by {setting(SEED)}."
 
 
-def first(word: str, shown: int, count: int) -> str:
-    """Return how many settings a figure shows: `the best 12 of 20 settings`."""
-    if count == 1:
-        return "one setting"
-    return f"all {count} settings" if shown == count else f"the {word} {shown} of {count} settings"
+def first(jobs: "pd.DataFrame", shown: int, count: int) -> str:
+    """Return how many settings a ranking shows: `the best 12 of 20 settings`."""
+    many = f"all {count}" if shown == count else f"the best {shown} of {count}"
+    last = ", those of which a job diverged last" if jobs["diverged"].any() else ""
+    return f"{many} settings{last}" if count > 1 else "one setting"

@@ -1,83 +1,132 @@
-"""What jobs differ in, and what a figure tells apart of that.
+"""Jobs as a figure compares them: what it tells apart, and what its caption says of them.
 
-Jobs that differ in nothing but the setting `seed` are repeats of one another. What varies among the
-others is shared out over a figure's panels, lines and axes; of what is left over after that, the
-values with the best validation results are chosen.
+What varies among the jobs is shared out over a figure's panels, lines and axes; of what is left
+after that, the values with the best validation results are chosen.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from engine.results.metrics import Measured, NoResults, chooser
-from engine.results.statistics import mean_interval
-from engine.results.style import names, setting, settings
+from engine.results import captions, tables
+from engine.results.groups import CURE, apart, groups, ranked, samples, varied
+from engine.results.metrics import Measured, NoResults, Part, chooser
+from engine.results.style import Look, looks, settings
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SEED = "seed"
-"""The setting in which repeats differ."""
-
-CURE = "name the values to draw in ONLY of plot.py"
+    Curves = dict[str, dict[str, pd.DataFrame]]
 
 
-def varied(jobs: "pd.DataFrame") -> list[str]:
-    """Return the settings that the jobs differ in, but for the seed: those that vary most come
-    first, numbers before words."""
-    differing = [
-        name for name in jobs.attrs["settings"] if name != SEED and combinations(jobs, [name]) > 1
-    ]
+@dataclass(frozen=True)
+class Comparison:
+    """The jobs of a figure, its metric, and the settings that each of its parts tells apart."""
 
-    def rank(name: str) -> tuple[int, bool, str]:
-        commonest = jobs[name].value_counts(dropna=False).max()
-        return int(commonest), not _is_numeric(jobs, name), name
+    jobs: "pd.DataFrame"
+    metric: Measured
+    parts: list[list[str]]
+    along: list[str]
+    """Settings that are an axis."""
 
-    return sorted(differing, key=rank)
+    chosen: str
+    """A sentence on the settings that were chosen, empty where none was."""
+
+    @property
+    def by(self) -> list[str]:
+        """All settings that are told apart."""
+        return [*self.along, *(name for part in self.parts for name in part)]
+
+    @cached_property
+    def lines(self) -> "dict[str, pd.DataFrame]":
+        """The jobs by what the first part tells apart: `mlp, learning rate 0.001`."""
+        return groups(self.jobs, self.parts[0])
+
+    @cached_property
+    def rows(self) -> "dict[str, pd.DataFrame]":
+        """The jobs by what the last part tells apart."""
+        return groups(self.jobs, self.parts[-1])
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """How each line is drawn."""
+        return looks(self.lines)
+
+    @cached_property
+    def means(self) -> str:
+        """What means stand on: `mean of 3 seeds`."""
+        return captions.repeats(self.jobs, self.by, self.metric)
+
+    @property
+    def repeats(self) -> str:
+        """What means and intervals stand on: `mean of 3 seeds, 95% t interval`."""
+        if "mean" not in self.means:
+            return self.means
+        return f"{self.means}, 95% t interval{' of the logarithm' if self.metric.log else ''}"
+
+    @property
+    def notes(self) -> str:
+        """Sentences on what was chosen, and on the jobs that are in no mean."""
+        return self.chosen + captions.left_out(self.jobs, self.by, self.metric)
+
+    def curves(self) -> "Curves":
+        """Return the metric's curves by panel, which the last part tells apart, and line."""
+        curves = tables.curves(self.jobs, self.metric.key)
+        found: Curves = {}
+        for panel, of_panel in self.rows.items():
+            for line, of_line in self.lines.items():
+                both = {*of_panel["job_id"]} & {*of_line["job_id"]}
+                own = curves[curves["job_id"].isin(both)]
+                if len(own):
+                    found.setdefault(panel, {})[line] = own
+        return found
+
+    def results(
+        self, most: int | None = None, part: Part | None = None
+    ) -> "dict[str, pd.Series[Any]]":
+        """Return the results of the jobs with the same settings, by seed: the best first, and so
+        many at most. They are of the metric's part of the data, or of another one."""
+        metric = self.metric.of(part) if part else self.metric
+        return dict(list(samples(self.jobs, self.by, metric).items())[:most])
+
+    def first(self, most: int) -> str:
+        """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
+        count = len(self.results())
+        return captions.first(self.jobs, min(most, count), count)
+
+    @property
+    def difference(self) -> str:
+        """A sentence on how the best two settings differ."""
+        return captions.compared([*self.results().values()], self.metric)
 
 
-def numeric(jobs: "pd.DataFrame") -> str:
-    """Return the setting that is a number in all jobs and varies most. Raises NoResults where no
-    number varies."""
-    for name in varied(jobs):
-        if _is_numeric(jobs, name):
-            return name
-    raise NoResults("no setting that is a number varies among the jobs; vary one in run.sh")
+def compare(
+    jobs: "pd.DataFrame",
+    *most: int,
+    metric: Measured | None = None,
+    along: Sequence[str] = (),
+    needed: int = 0,
+) -> Comparison:
+    """Return the jobs as a figure compares them.
 
+    `most` is how many values each part of the figure can tell apart: each takes one of the settings
+    that vary, the last one several. Of the settings left over the values with the best validation
+    results are chosen. Settings `along` an axis are told apart by it. The metric is by default the
+    monitored one, on validation data.
 
-def apart(
-    jobs: "pd.DataFrame", *most: int, but: Collection[str] = (), needed: int = 0
-) -> list[list[str]]:
-    """Share out the settings that vary, but for some, over the parts of a figure.
-
-    `most` is how many values each part can tell apart. Each takes one setting, and the last as many
-    as have no more combinations than that. Raises NoResults where fewer parts than `needed` have
-    one.
+    Raises NoResults where fewer parts than `needed` have a setting, and where something must be
+    chosen, but there are no validation results.
     """
-    left = [name for name in varied(jobs) if name not in but]
-    if len(left) < needed:
-        few = f"only {settings(left)} varies" if left else "no setting varies"
-        raise NoResults(f"{few} among the jobs, beside the {setting(SEED)}; vary more in run.sh")
-    parts: list[list[str]] = [[] for _ in most]
-    for number, (part, values) in enumerate(zip(parts, most, strict=True), start=1):
-        for name in list(left):
-            full = part and number < len(most)
-            if not full and combinations(jobs, [*part, name]) <= values:
-                part.append(name)
-                left.remove(name)
-    if sum(map(bool, parts)) < needed:
-        raise NoResults(f"{settings(left)} with too many values to tell apart; {CURE}")
-    return parts
+    parts = apart(jobs, *most, but=along, needed=needed)
+    by = [*along, *(name for part in parts for name in part)]
+    shown, chosen = _best_of_rest(jobs, by)
+    return Comparison(shown, metric or chooser(jobs), parts, [*along], chosen)
 
 
-def best_of_rest(jobs: "pd.DataFrame", by: Sequence[str]) -> tuple["pd.DataFrame", str]:
-    """Return the jobs that differ in nothing but these settings and the seed: of the others the
-    values with the best validation results are kept, for each value of these. And a sentence for
-    the caption that says so, empty where nothing was left to choose.
-
-    Raises NoResults where there is something to choose, but no validation results to go by.
-    """
+def _best_of_rest(jobs: "pd.DataFrame", by: Sequence[str]) -> tuple["pd.DataFrame", str]:
+    """The jobs that differ in nothing but these settings and the seed, and a sentence on how the
+    others were chosen."""
     rest = [name for name in varied(jobs) if name not in by]
     if not rest:
         return jobs, ""
@@ -94,116 +143,3 @@ def best_of_rest(jobs: "pd.DataFrame", by: Sequence[str]) -> tuple["pd.DataFrame
     where = " for each of the others" if by else ""
     said = f" Shown are the values of {settings(rest)} with the best {metric}{where}."
     return jobs[jobs["job_id"].isin(kept)], said
-
-
-def ranked(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> "dict[str, pd.DataFrame]":
-    """Return the jobs with the same settings, by those as text: the best mean result first.
-
-    Settings of which a job diverged come after all others, and those without a result last.
-    """
-
-    def rank(item: "tuple[str, pd.DataFrame]") -> tuple[bool, bool, float]:
-        results = metric.checked(finite(item[1], metric.result))
-        mean = float(mean_interval(results, metric.log).mean) if len(results) else 0.0
-        return not len(results), bool(item[1]["diverged"].any()), -metric.sign * mean
-
-    return dict(sorted(groups(jobs, by).items(), key=rank))
-
-
-def best(jobs: "pd.DataFrame") -> str:
-    """Return the id of the job with the best validation result, of several the first.
-
-    Raises NoResults where the jobs have none.
-    """
-    metric = chooser(jobs)
-    results = finite(having(jobs, metric.result).set_index("job_id"), metric.result)
-    return str((metric.sign * results.sort_index()).idxmax())
-
-
-def samples(
-    jobs: "pd.DataFrame", by: Sequence[str], metric: Measured
-) -> "dict[str, pd.Series[Any]]":
-    """Return the results of the jobs with the same settings, by seed: the best first, and none of
-    settings without a result."""
-    index = SEED if SEED in jobs else "job_id"
-    found = ranked(jobs, by, metric)
-    each = {name: finite(alike.set_index(index), metric.result) for name, alike in found.items()}
-    return {name: results for name, results in each.items() if len(results)}
-
-
-def groups(jobs: "pd.DataFrame", by: Sequence[str]) -> "dict[str, pd.DataFrame]":
-    """Return the jobs with the same settings, in the order of their values, by those as text: `mlp,
-    learning rate 0.001`."""
-    labels = label(jobs, by)
-    return {str(name): alike for name, alike in jobs.groupby(labels, observed=True)}
-
-
-def of_curves(
-    curves: "pd.DataFrame", jobs: "pd.DataFrame", panels: Sequence[str], lines: Sequence[str]
-) -> "dict[str, dict[str, pd.DataFrame]]":
-    """Return the curves of jobs by what tells panels, and within those lines, apart."""
-    of_panels = {name: {*alike["job_id"]} for name, alike in groups(jobs, panels).items()}
-    of_lines = {name: {*alike["job_id"]} for name, alike in groups(jobs, lines).items()}
-    found = {
-        panel: {name: curves[curves["job_id"].isin(ids & own)] for name, own in of_lines.items()}
-        for panel, ids in of_panels.items()
-    }
-    some = {
-        panel: {name: each for name, each in of_panel.items() if len(each)}
-        for panel, of_panel in found.items()
-    }
-    return {panel: of_panel for panel, of_panel in some.items() if of_panel}
-
-
-def described(job: "pd.DataFrame", jobs: "pd.DataFrame") -> str:
-    """Return what tells the one job in a table apart from others: `mlp, seed 2`."""
-    names = [*varied(jobs), *([SEED] if SEED in jobs else [])]
-    return str(label(jobs, names)[jobs["job_id"] == job["job_id"].item()].item())
-
-
-def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
-    """Return the values of these settings as text, for each of the jobs, ordered as the values are.
-
-    Words come first, without their setting's name if no other setting has words, and none of them
-    is `none`.
-    """
-    import pandas as pd
-
-    words = [name for name in by if not _is_numeric(jobs, name)]
-    bare = len(words) == 1 and "none" not in set(jobs[words[0]])
-    columns = []
-    for name in [*words, *(name for name in by if name not in words)]:
-        start = "" if bare and name in words else f"{setting(name)} "
-        known = enumerate(names(jobs[name]).items())
-        texts = {value: (place, f"{start}{text}") for place, (value, text) in known}
-        columns.append([texts[value] for value in jobs[name]])
-    rows = list(zip(*columns, strict=True)) if by else [()] * len(jobs)
-    whole = {row: ", ".join(text for _, text in row) for row in sorted({*rows})}
-    if len({*whole.values()}) < len(whole):  # there are commas in words
-        whole = {row: f"{text} ({number})" for number, (row, text) in enumerate(whole.items(), 1)}
-    labels = pd.Categorical([whole[row] for row in rows], [*whole.values()], ordered=True)
-    return pd.Series(labels, index=jobs.index)
-
-
-def combinations(jobs: "pd.DataFrame", by: Sequence[str]) -> int:
-    """Return how many different values these settings have together."""
-    return len(jobs[[*by]].drop_duplicates()) if by else 1
-
-
-def finite(jobs: "pd.DataFrame", key: str) -> "pd.Series[float]":
-    """Return the values of a column that are finite."""
-    values: pd.Series[float] = jobs[key] if key in jobs else jobs["ended"] * np.nan
-    return values[np.isfinite(values)]
-
-
-def having(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
-    """Return the jobs that have a finite value in a column. Raises NoResults where none has."""
-    found = jobs.loc[finite(jobs, key).index]
-    if found.empty:
-        raise NoResults(f"no finished job has a finite {key}")
-    return found
-
-
-def _is_numeric(jobs: "pd.DataFrame", name: str) -> bool:
-    values = jobs[name].tolist()
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

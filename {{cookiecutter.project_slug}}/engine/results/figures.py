@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from engine.results import text
 from engine.results.metrics import Measured
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+    from engine.results.comparison import Curves
 
 LEADING = 1.2
 """Height of a line of text to its size."""
@@ -102,16 +103,19 @@ def panels(
     return fig, axes
 
 
-def rows(names: Iterable[str], height: float) -> tuple["Figure", Any]:
+def rows(names: Sequence[str], height: float) -> tuple["Figure", Any]:
     """Return a figure for rows with these names, and its axes: each row so many inches high, or as
     its name needs it, and a column wide unless that takes names of many lines."""
-    for width in ("column", "full"):
-        inches = figure(width)[0].get_figwidth()
-        lines = max(name.count("\n") + 1 for name in text.row_names([*names], inches))
-        if lines <= LINES:
-            break
-    row = max(height, lines * _venue.small / 72 + 0.12)
-    return figure(width, 0.6 + row * len([*names]))
+    width, inches = "column", _venue.column
+    if _lines(names, inches) > LINES:
+        width, inches = "full", _venue.full
+    row = max(height, _lines(names, inches) * _venue.small / 72 + 0.12)
+    return figure(width, 0.6 + row * len(names))
+
+
+def _lines(names: Sequence[str], inches: float) -> int:
+    """Lines of the longest name of a row in a figure so many inches wide."""
+    return max(name.count("\n") + 1 for name in text.row_names(names, inches))
 
 
 def value_axis(axis: "Axis", metric: Measured) -> None:
@@ -175,18 +179,20 @@ def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def limit(ax: "Axes", values: ArrayLike, metric: Measured) -> float:
-    """Set the limits of a linear y axis without the worst of these values, such as those of the
-    first steps; return the fraction of them that it leaves out."""
-    each = np.asarray(values, dtype=float)
-    finite = each[np.isfinite(each)]
+def limit(ax: "Axes", curves: "Curves", metric: Measured) -> str:
+    """Set the limits of a linear y axis without the worst values of curves, such as those of the
+    first steps; return a sentence that says how many are left out, if any."""
+    each = [line["value"] for lines in curves.values() for line in lines.values()]
+    values = np.concatenate(each).astype(float)
+    finite = values[np.isfinite(values)]
     if metric.log or not len(finite):
-        return 0.0
+        return ""
     ends = [HIDDEN, 1.0] if metric.sign > 0 else [0.0, 1 - HIDDEN]
     low, high = np.quantile(finite, ends)
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
     ax.set_ylim(low - margin, high + margin)
-    return float(((finite < low - margin) | (finite > high + margin)).mean())
+    beyond = ((finite < low - margin) | (finite > high + margin)).mean()
+    return f" Of all values {beyond:.1%} are beyond the axis." if beyond else ""
 
 
 def legend(fig: "Figure", title: str = "") -> None:

@@ -16,7 +16,8 @@ INCH = 72
 
 
 def check(data: bytes, width: float, height: float, least: float) -> list[str]:
-    """What of a PDF that matplotlib wrote is wrong; sizes in inches, the least text in points."""
+    """Return what is wrong with a PDF that matplotlib wrote; sizes in inches, the least text in
+    points."""
     found = []
     boxes = [box.split() for box in re.findall(rb"/MediaBox\s*\[([^]]+)\]", data)]
     pages = [[float(side) / INCH for side in box] for box in boxes]
@@ -33,7 +34,7 @@ def check(data: bytes, width: float, height: float, least: float) -> list[str]:
 
 
 def pdf_sizes(data: bytes) -> list[float]:
-    """The sizes, in points, that a PDF of matplotlib's sets its fonts to."""
+    """Return the sizes of fonts, in points, in a PDF that matplotlib wrote."""
     streams = re.findall(rb"stream\r?\n(x.+?)\r?\nendstream", data, re.DOTALL)
     texts = [zlib.decompressobj().decompress(stream) for stream in streams]
     found = [size for text in texts for size in re.findall(rb"/F\S+ ([\d.]+) Tf", text)]

@@ -1,8 +1,7 @@
 """What is drawn on axes, from tables of jobs and their curves.
 
-Every function shows all there is to see: each seed beside the mean, the interval that the mean
-stands on, jobs that diverged or never reached what they should. Metrics of a logarithmic scale have
-geometric means.
+Every function shows all there is to see: each seed beside the mean, its interval, jobs that
+diverged or never reached a target. Metrics of a logarithmic scale have geometric means.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from engine.results import text
-from engine.results.comparison import finite, groups
 from engine.results.figures import log_scale
+from engine.results.groups import finite
 from engine.results.metrics import Measured, NoResults
 from engine.results.statistics import Interval, kaplan_meier, mean_interval
-from engine.results.style import COLOURS, PLAIN, Look, looks, names, numbers, setting, settings
+from engine.results.style import COLOURS, PLAIN, Look, looks, names, numbers, setting
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,30 +61,27 @@ def bands(
     ax.locator_params(axis="x", integer=True, nbins=5)
 
 
-def points(
-    ax: "Axes", jobs: "pd.DataFrame", x: str, metric: Measured, series: Sequence[str] = ()
-) -> None:
-    """Draw results against a setting `x`: each job an open point, and the means of each of the
-    series, told apart by other settings, joined by a line with 95 % t intervals.
+def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measured) -> None:
+    """Draw the results of series of jobs, by their names, against a setting `x`: each job an open
+    point, and the means of a series joined by a line with 95 % t intervals.
 
     Series stand side by side around their place, and the points of a mean to its right, so that
     nothing hides another. The axis is logarithmic where values are above 0 and span a decade. A job
     that diverged is a cross on the worse edge.
     """
-    of_series = groups(jobs, series)
-    values = np.sort(np.unique(jobs[x].to_numpy(dtype=float)))
+    values = np.unique([value for own in jobs.values() for value in own[x]])
     log = bool(values[0] > 0 and values[-1] >= DECADE * values[0])
     gaps = np.diff(np.log10(values) if log else values)
     gap = gaps.min() if len(gaps) else 1.0
-    place = _Place(log, SLOTS * gap / len(of_series))
+    place = _Place(log, SLOTS * gap / len(jobs))
     ax.set_xlabel(setting(x))
     if log:
         log_scale(ax.xaxis)
     margin = max(0.7 * gap, 0.05 * gaps.sum())
     ax.set_xlim(place.at(values[0], -margin), place.at(values[-1], margin))
-    for index, (name, look) in enumerate(looks(of_series).items()):
-        aside = (index - (len(of_series) - 1) / 2) * place.step
-        _one_series(ax, of_series[name].groupby(x), metric, place, aside, look, name)
+    for index, (name, look) in enumerate(looks(jobs).items()):
+        aside = (index - (len(jobs) - 1) / 2) * place.step
+        _one_series(ax, jobs[name].groupby(x), metric, place, aside, look, name)
 
 
 class _Place(NamedTuple):
@@ -129,32 +125,29 @@ def _one_series(
     ax.plot(*np.reshape(means, (-1, 2)).T, label=name, zorder=3, **line)
 
 
-def heatmap(
-    ax: "Axes", jobs: "pd.DataFrame", x: str, rows: Sequence[str], metric: Measured
-) -> None:
-    """Draw the mean result for each value of a setting `x` and of those that tell the rows apart,
-    as a map of colours: the better the brighter, with the number in each cell that is wide enough.
-    A cell without a result is a dash.
+def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Measured) -> None:
+    """Draw the mean result for each row of jobs, by their names, and each value of a setting `x` as
+    a map of colours: the better the brighter, with the number in each cell that is wide enough. A
+    cell without a result is a dash.
 
     Raises NoResults where most cells are.
     """
-    of_rows, of_columns = groups(jobs, rows), groups(jobs, [x])
-    grid = np.full((len(of_rows), len(of_columns)), np.nan)
-    for row, in_row in enumerate(of_rows.values()):
-        for column, in_column in enumerate(of_columns.values()):
-            both = in_row.index.intersection(in_column.index)
-            results = finite(in_row.loc[both], metric.result)
-            grid[row, column] = _interval(results, metric).mean if len(results) else np.nan
+    columns = names(value for row in rows.values() for value in row[x])
+    grid = np.full((len(rows), len(columns)), np.nan)
+    for place, row in enumerate(rows.values()):
+        for column, value in enumerate(columns):
+            results = finite(row[[each == value for each in row[x]]], metric.result)
+            grid[place, column] = _interval(results, metric).mean if len(results) else np.nan
     if np.isfinite(grid).mean() < FILLED:
-        known = f"{np.isfinite(grid).sum()} of {grid.size} cells would have a result"
-        raise NoResults(f"the jobs are no grid of {settings([*rows, x])}: {known}")
+        known = f"only {np.isfinite(grid).sum()} of {grid.size} pairs have a result"
+        raise NoResults(f"{known}, too few for a map; make a grid of two settings in run.sh")
     colours = "viridis" if metric.sign > 0 else "viridis_r"
     image = ax.imshow(grid, cmap=colours, norm="log" if metric.log else None, aspect="auto")
-    text.name_rows(ax, list(of_rows))
+    text.name_rows(ax, list(rows))
     ax.set_xlabel(setting(x))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    cell = text.name_columns(ax, list(names(jobs[x]).values()))
+    cell = text.name_columns(ax, list(columns.values()))
     texts = numbers(grid.flat)
     if not all(text.fits(each, cell) for each in texts):
         fig = ax.get_figure(root=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import SettingsError, did_you_mean
 from engine.paths import PROJECT
-from engine.results import comparison, figure_files, figures, provenance, style, tables, venues
+from engine.results import figure_files, figures, groups, provenance, style, tables, venues
 from engine.results.metrics import NoResults, chooser, declared
 from engine.tracking.store import experiment_name
 
@@ -130,7 +130,7 @@ def _check_job(job_id: str, jobs: "pd.DataFrame") -> None:
 def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFrame":
     """The job of an id, or the best of some; `attrs["about"]` says which."""
     why = "" if job_id else f", the best of {len(jobs)} by {chooser(jobs)}"
-    job = every[every["job_id"] == (job_id or comparison.best(jobs))]
-    told = comparison.described(job, every)
+    job = every[every["job_id"] == (job_id or groups.best(jobs))]
+    told = groups.described(job, every)
     job.attrs["about"] = f"job {job['job_id'].item()}{why}{f' ({told})' if told else ''}"
     return job

@@ -1,9 +1,7 @@
-"""What a job predicted for the test examples, as it has kept it: `predictions.npz` in its folder.
+"""The classes that a job predicted for the test examples, where it has kept them: the arrays
+`label` and `predicted` in `predictions.npz`, by `job.keep_outputs` in run.py."""
 
-The file has arrays of the true classes `labels` (N,), those `predicted` (N,), both numbers, and the
-names of all `classes` (K,).
-"""
-
+import json
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import BadZipFile
@@ -17,28 +15,50 @@ if TYPE_CHECKING:
 
 FILE = "predictions.npz"
 
+MOST_CLASSES = 1000
+"""Classes of which a figure could show anything."""
+
 
 class Predictions(NamedTuple):
     """Of each test example its class and the predicted one, as numbers (N,), and the names of all
     classes (K,)."""
 
-    labels: Any
+    label: Any
     predicted: Any
-    classes: Any
+    classes: list[str]
 
 
 def predictions(job: "pd.DataFrame") -> Predictions:
     """Return the predictions of the one job in a table.
 
-    Raises NoResults if it has kept none that can be read.
+    Raises NoResults if it has kept none that can be read, or not of classes.
     """
     import numpy as np
 
     (row,) = job.to_dict("records")
-    why = f"the job {row['job_id']} has kept no predictions of classes that can be read"
+    where = row["run_id"], row["job_folder"]
     try:
-        file = stored_jobs.file(row["run_id"], row["job_folder"], FILE)
-        with np.load(BytesIO(file)) as kept:
-            return Predictions(*(kept[name] for name in Predictions._fields))
+        with np.load(BytesIO(stored_jobs.file(*where, FILE))) as kept:
+            label, predicted = kept["label"], kept["predicted"]
     except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
-        raise NoResults(f"{why} ({cause(error)})") from error
+        why = f"no predicted classes of the job {row['job_id']} can be read"
+        raise NoResults(f"{why} ({cause(error)}); see job.keep_outputs in run.py") from error
+    if label.shape != predicted.shape or label.ndim != 1 or not _are_numbers(label, predicted):
+        raise NoResults(f"{FILE} of the job {row['job_id']} does not have a class for each example")
+    count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1
+    if count > MOST_CLASSES:
+        raise NoResults(f"{count} classes are too many for a figure")
+    return Predictions(label, predicted, _names(*where, count))
+
+
+def _are_numbers(*arrays: Any) -> bool:
+    return all(array.dtype.kind in "iu" for array in arrays)
+
+
+def _names(run_id: str, folder: str, count: int) -> list[str]:
+    """The names of classes, as the job's spec has them; else their numbers."""
+    try:
+        names = json.loads(stored_jobs.file(run_id, folder, "spec.json"))["classes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        names = []
+    return [str(name) for name in names] if len(names) >= count else [str(i) for i in range(count)]

@@ -1,9 +1,9 @@
 """Whether a figure prints right: its text large enough, whole and apart, its page the venue's.
 
-It is drawn once more, and note is taken of each piece of text, so that what is wrong can be named.
-What was written is looked at as well (pdf_check.py). Not seen, by design: text over lines and
-images, text within images, lines that end beyond the axes, and what a document does to the figure
-(include it without a width).
+It is drawn once more, and each piece of text recorded, so that what is wrong can be named. The PDF
+is checked as well (pdf_check.py). Not seen, by design: text over lines and images, text within
+images, lines that end beyond the axes, and what a document does to the figure (include it without a
+width).
 """
 
 import warnings
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.results import boxes
 from engine.results.pdf_check import EXACT, INCH, SCRIPT
 from engine.results.venues import Venue
 
@@ -47,13 +48,13 @@ class _Piece(NamedTuple):
 
 
 def check(figure: "Figure", venue: Venue) -> list[str]:
-    """What of the figure would not print right, each in one line; empty if all is well."""
+    """Return what would not print right, each problem in one line; empty if all is well."""
     pieces, missing = _pieces(figure)
     width, height = figure.get_size_inches()
     found = [problem for piece in pieces for problem in _too_small(piece, venue.least)]
     found += [problem for piece in pieces for problem in _cut(piece, width, height)]
     found += [problem for pair in combinations(pieces, 2) for problem in _overlap(*pair)]
-    found += [problem for ax in figure.axes for problem in _beside_the_page(ax)]
+    found += [problem for ax in figure.axes for problem in _axes_off_page(ax)]
     return [*_page(width, height, venue), *missing, *found]
 
 
@@ -77,47 +78,32 @@ def _too_small(piece: _Piece, least: float) -> list[str]:
 
 
 def _cut(piece: _Piece, width: float, height: float) -> list[str]:
-    """Cut by the page's edge, or by what it is clipped to: its axes. Quite hidden by those is not
-    cut."""
+    """Cut by the page's edge, or by the axes that it is clipped to; hidden by those is not cut."""
     edges = {"the page's edge": np.array([[0, 0], [INCH * width, INCH * height]])}
     if piece.clip is not None:
         edges["the edge of its axes"] = piece.clip
-    by, edge = max((_beyond(piece.corners, box), edge) for edge, box in edges.items())
+    by, edge = max((boxes.beyond(piece.corners, box), edge) for edge, box in edges.items())
     return [f"{piece.what} is cut by {by:.1f} pt at {edge}"] if by > SLACK else []
 
 
-def _beside_the_page(ax: "Axes") -> list[str]:
+def _axes_off_page(ax: "Axes") -> list[str]:
     box = ax.get_position()
     if min(box.extents) > -0.001 and max(box.extents) < 1.001:
         return []
     return [f"the axes {_short(ax.get_title())} reach beyond the page's edge"]
 
 
-def _beyond(corners: NDArray[Any], box: NDArray[Any]) -> float:
-    """By how much corners (4, 2) lie outside a box of two corners (2, 2)."""
-    return float(max((box[0] - corners).max(), (corners - box[1]).max()))
-
-
 def _overlap(one: _Piece, other: _Piece) -> list[str]:
-    if one.text is other.text or (by := _depth(one.corners, other.corners)) <= SLACK:
+    if one.text is other.text or (by := boxes.depth(one.corners, other.corners)) <= SLACK:
         return []
     if by < INTERLOCKED * min(one.size, other.size) and not one.ink.intersects_path(other.ink):
         return []
     return [f"{one.what} and {other.what} overlap by {by:.1f} pt"]
 
 
-def _depth(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """How far one of two rectangles, by their corners (4, 2), would have to move to be clear of the
-    other; negative if they are apart. Source: the separating axis theorem."""
-    sides = np.array([one[1] - one[0], one[3] - one[0], other[1] - other[0], other[3] - other[0]])
-    axes = (sides / np.linalg.norm(sides, axis=1, keepdims=True)).T
-    a, b = one @ axes, other @ axes
-    return float((np.minimum(a.max(0), b.max(0)) - np.maximum(a.min(0), b.min(0))).min())
-
-
 def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
-    """Every line of text that is drawn, as any renderer is asked to draw it; matplotlib's warnings
-    of characters that the font has not."""
+    """Every line of text that is drawn, as any renderer is asked to draw it; and matplotlib's
+    warnings of characters that are missing in the font."""
     from matplotlib.backend_bases import RendererBase
     from matplotlib.transforms import Affine2D
 
@@ -126,7 +112,7 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
     drawing: list[Any] = []
 
     class Recorder(RendererBase):
-        """Takes note of text instead of drawing it, and draws nothing else."""
+        """Records text instead of drawing it, and draws nothing else."""
 
         def nothing(self, *args: Any, **kwargs: Any) -> None:
             """Draw nothing."""
@@ -151,17 +137,17 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
                 return
             place = np.array([x, figure.bbox.height - y]) * INCH / DPI
             there = Affine2D().rotate_deg(angle).translate(*place)
-            corners, ink = there.transform(_corners(ink)), ink.transformed(there)
+            corners, ink = there.transform(boxes.corners(ink)), ink.transformed(there)
             clip = gc.get_clip_rectangle()
             box = None if clip is None else np.array([clip.min, clip.max]) * INCH / DPI
-            if box is not None and _outside(corners, box):
+            if box is not None and boxes.outside(corners, box):
                 return
             size, text = prop.get_size_in_points(), drawing[-1]
             smallest = _smallest(s, prop) if ismath is True else size
             what = f"{_short(s)} ({places.get(text, 'in the figure')})"
             pieces.append(_Piece(what, text, size, smallest, ink, corners, box))
 
-    with warnings.catch_warnings(record=True) as warned, _at_dpi(figure, DPI), _noted(drawing):
+    with warnings.catch_warnings(record=True) as warned, _at_dpi(figure, DPI), _recorded(drawing):
         warnings.simplefilter("always")
         figure.draw_without_rendering()  # the layout comes to rest by the second time
         figure.draw(Recorder())
@@ -170,14 +156,14 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
 
 
 @contextmanager
-def _noted(drawing: list[Any]) -> Iterator[None]:
-    """Have the text that is being drawn at the end of a list: a renderer is not always told. Its
-    outlines and shadows, which are drawn as lines, are left out meanwhile."""
+def _recorded(drawing: list[Any]) -> Iterator[None]:
+    """Keep the text that is being drawn at the end of a list: a renderer is not always told. Its
+    outlines and shadows, which are drawn as lines, are left out."""
     from matplotlib.text import Text
 
     draw = Text.draw
 
-    def noted(self: Text, renderer: Any) -> None:
+    def record(self: Text, renderer: Any) -> None:
         drawing.append(self)
         effects = self.get_path_effects()
         self.set_path_effects([])
@@ -187,7 +173,7 @@ def _noted(drawing: list[Any]) -> Iterator[None]:
             self.set_path_effects(effects)
             drawing.pop()
 
-    Text.draw = noted  # type: ignore
+    Text.draw = record  # type: ignore
     try:
         yield
     finally:
@@ -212,17 +198,6 @@ def _ink(s: str, prop: Any, ismath: Any) -> "Path":
     vertices, codes = text_to_path.get_text_path(prop, s, ismath=ismath)
     scale = prop.get_size_in_points() / text_to_path.FONT_SCALE
     return Path(np.reshape(vertices, (-1, 2)) * scale, codes)
-
-
-def _corners(ink: "Path") -> NDArray[Any]:
-    """The corners (4, 2) of a box around outlines, one after the other."""
-    left, bottom, right, top = ink.get_extents().extents
-    return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
-
-
-def _outside(corners: NDArray[Any], box: NDArray[Any]) -> bool:
-    """Whether nothing of it is within a box of two corners (2, 2)."""
-    return bool((corners.max(0) < box[0]).any() or (corners.min(0) > box[1]).any())
 
 
 def _smallest(s: str, prop: Any) -> float:

@@ -84,7 +84,7 @@ def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
 
 def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
     """Return the jobs with the seconds of training and evaluation until a metric first had its
-    target (`reached`, NaN if it never had) and until the job's end (`ended`).
+    target (`reached`, NaN if it never had) and until the job's end (`lasted`).
 
     One that diverged would never have reached it: its end is that of the longest. Raises NoResults
     where none has reached it.
@@ -99,8 +99,8 @@ def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
         raise NoResults(f"no job has reached a {metric} of {metric.goal}; {cure}")
     first = seconds.reindex(values.index[there]).groupby("job_id").min()
     last = seconds.groupby("job_id").max()
-    ended = jobs["job_id"].map(last).fillna(last.max())
-    return jobs.assign(reached=jobs["job_id"].map(first), ended=ended)
+    lasted = jobs["job_id"].map(last).fillna(last.max())
+    return jobs.assign(reached=jobs["job_id"].map(first), lasted=lasted)
 
 
 @cache

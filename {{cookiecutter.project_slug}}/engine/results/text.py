@@ -1,6 +1,5 @@
 """Text that fits where it stands: labels in lines, names of rows and columns, numbers in cells."""
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,35 +19,33 @@ IN_CELL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
 MARGIN = 3
 """Points beside a text in its cell."""
 
-SHORTEST = 8
-"""Letters in a line at least."""
-
-BOUND = "\N{NO-BREAK SPACE}"
-"""A space at which textwrap breaks no line."""
-
 
 def width(text: str, size: float | str) -> float:
-    """Return the points that the longest line of a text takes."""
+    """Return the points that a line of text takes."""
     from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
+    from matplotlib.textpath import text_to_path
 
+    is_math = "$" in text.replace(r"\$", "")
+    line = text if is_math else text.replace(r"\$", "$")
     font = FontProperties(size=size)
-    lines = [line for line in text.splitlines() if line.strip()]
-    return max(
-        (float(TextPath((0, 0), line, prop=font).get_extents().width) for line in lines), default=0
-    )
+    return float(text_to_path.get_text_width_height_descent(line, font, ismath=is_math)[0])
 
 
 def wrapped(text: str, points: float, size: float | str) -> str:
-    """Return a text in as few lines as are no longer than so many points, where words allow it;
-    what stands between commas is broken only if there is no other way."""
-    wrapper = textwrap.TextWrapper(break_long_words=False, break_on_hyphens=False)
-    for kept in (text.replace(" ", BOUND).replace(f",{BOUND}", ", "), text):
-        for wrapper.width in range(max(len(text), SHORTEST), SHORTEST - 1, -1):
-            lines = wrapper.fill(kept).replace(BOUND, " ")
-            if width(lines, size) <= points:
-                return lines
-    return lines
+    """Return a text in lines no longer than so many points, where words allow it: broken at commas
+    if that is enough."""
+    lines: list[str] = []
+    for parts in (text.replace(", ", ",\n").split("\n"), text.split(" ")):
+        lines = parts[:1]
+        for part in parts[1:]:
+            longer = f"{lines[-1]} {part}"
+            if width(longer, size) <= points:
+                lines[-1] = longer
+            else:
+                lines.append(part)
+        if all(width(line, size) <= points for line in lines):
+            break
+    return "\n".join(lines)
 
 
 def row_names(names: Sequence[str], inches: float) -> list[str]:

@@ -59,18 +59,15 @@ VENUES = {venue.name: venue for venue in _KNOWN}
 DEFAULT = next(iter(VENUES))
 
 
-def named(name: str, font: str | None = None) -> Venue:
-    """A venue by its name, with another font if one is given.
-
-    Raises SettingsError if it is not known.
-    """
+def named(name: str) -> Venue:
+    """Return a venue by its name. Raises SettingsError if it is not known."""
     if name not in VENUES:
         raise SettingsError(f"--venue {name}: not known; {did_you_mean(name, VENUES)}")
-    return VENUES[name]._replace(font=font) if font else VENUES[name]
+    return VENUES[name]
 
 
 def listing() -> str:
-    """The table as `--venue list` shows it."""
+    """Return the table that `--venue list` shows."""
     lines = ["venue    column  full   height  text, at least  font   source"]
     for name, at in VENUES.items():
         sizes = f"{at.column:<6.4g}  {at.full:<5.4g}  {at.height:<6.4g}"

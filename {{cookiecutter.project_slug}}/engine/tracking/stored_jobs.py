@@ -60,14 +60,16 @@ class StoredJob(TypedDict):
 
 
 def jobs(experiment: str) -> list[StoredJob]:
-    """The jobs, by job id; of runs with the same job id one that finished, the last to end."""
+    """Return the jobs, by job id; of runs with the same job id one that finished, the last to
+    end."""
     found = _by_sql(experiment) if database.kind() else _by_client(experiment)
     found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
     return list({job["job_id"]: job for job in found}.values())
 
 
 def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
-    """A metric's history in several runs: (run id, step, value), by run id, step and time."""
+    """Return a metric's history in several runs: (run id, step, value), by run id, step and
+    time."""
     if database.kind():
         query = HISTORIES.format(database.listed("runs"))
         points = select(query, runs=json.dumps(run_ids), key=key)
@@ -82,10 +84,10 @@ def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
 
 
 def file(run_id: str, folder: str, name: str) -> bytes:
-    """What is in a file that a job has kept: in its folder, else with its run."""
-    own = Path(folder) / name
-    if own.exists():
-        return own.read_bytes()
+    """Return what is in a file that a job has kept: in its folder, or if that is not on this
+    machine, with its run. Raises OSError if it cannot be read."""
+    if Path(folder).is_dir():
+        return (Path(folder) / name).read_bytes()
     with asked() as client, TemporaryDirectory() as copy:
         return Path(client.download_artifacts(run_id, name, copy)).read_bytes()
 

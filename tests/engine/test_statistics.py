@@ -1,0 +1,96 @@
+"""Intervals contain what they should as often as they say: by simulation."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from engine.results import statistics
+
+TRIALS = 4000
+
+
+def held(low, high, truth):
+    """How often intervals contain a value, with the standard error of that."""
+    fraction = np.mean((low <= truth) & (truth <= high))
+    return fraction, math.sqrt(fraction * (1 - fraction) / len(low))
+
+
+def test_mean_interval():
+    mean, low, high = statistics.mean_interval([[1, 2, 3], [4, 4, 4]])
+    half = 4.302653 / math.sqrt(3)  # Student's t, .975, 2 d.f.
+    assert mean == pytest.approx([2, 4])
+    assert low == pytest.approx([2 - half, 4])
+    assert high == pytest.approx([2 + half, 4])
+    assert math.isnan(statistics.mean_interval([5]).low)
+
+
+def test_mean_of_the_logarithm_is_the_geometric_mean():
+    mean, low, high = statistics.mean_interval([1e-4, 1e-2], log=True)
+    assert mean == pytest.approx(1e-3)
+    assert low * high == pytest.approx(mean**2)
+    assert low > 0
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+@pytest.mark.parametrize("log", [False, True])
+def test_t_interval_contains_the_mean_as_often_as_it_says(n, log):
+    samples = np.random.default_rng(n).normal(0.9, 0.02, (TRIALS, n))
+    _, low, high = statistics.mean_interval(np.exp(samples) if log else samples, log)
+    fraction, error = held(low, high, np.exp(0.9) if log else 0.9)
+    assert abs(fraction - 0.95) < 4 * error
+
+
+def test_paired_difference_drops_what_seeds_share():
+    drawn = np.random.default_rng(1)
+    seeds, intervals = range(5), []
+    for _ in range(1000):
+        shared, noise = drawn.normal(0, 1, 5), drawn.normal(0, 0.01, (2, 5))
+        first = pd.Series(shared + 0.05 + noise[0], index=seeds)
+        second = pd.Series(shared + noise[1], index=seeds).sample(frac=1, random_state=0)
+        intervals.append(statistics.paired_difference(first, second))
+    _, low, high = np.array(intervals).T
+    fraction, error = held(low, high, 0.05)
+    assert abs(fraction - 0.95) < 4 * error
+    assert np.mean(high - low) < 0.1  # unpaired it would be about 2
+
+
+def test_paired_difference_of_some_or_no_shared_seeds():
+    first = pd.Series([1.0, 2.0, 4.0], index=[0, 1, 2])
+    assert statistics.paired_difference(first, first[1:] - 1).mean == 1
+    assert statistics.paired_difference(first, first[1:] / 2, log=True).mean == pytest.approx(2)
+    assert math.isnan(statistics.paired_difference(first[:1], first[1:]).mean)
+
+
+def test_iqm_is_the_mean_of_the_middle_half():
+    assert statistics.iqm([[0, 0], [1, 2], [3, 2], [9, 100]]) == pytest.approx(2)
+
+
+def test_iqm_interval_contains_it_about_as_often_as_it_says():
+    drawn = np.random.default_rng(2)
+    truth = statistics.iqm(drawn.normal(np.linspace(0, 1, 20), 0.1, (20_000, 20)))
+    ends = [
+        statistics.iqm_interval(drawn.normal(np.linspace(0, 1, 20), 0.1, (10, 20)), 300, trial)
+        for trial in range(300)
+    ]
+    fraction, _ = held(*np.array(ends).T, truth)
+    assert 0.88 < fraction < 0.99  # of 10 seeds a bootstrap's is a little narrow
+
+
+def test_fraction_that_reached_a_target():
+    curve = statistics.kaplan_meier([1, 3, np.nan, 2], [5, 5, 2.5, 5])
+    assert curve.times.tolist() == [1, 2, 2.5, 3]
+    assert curve.fractions == pytest.approx([1 / 4, 1 / 2, 1 / 2, 1])
+    assert statistics.kaplan_meier([np.nan], [4]).fractions.tolist() == [0]
+
+
+def test_fraction_that_reached_a_target_is_within_its_interval():
+    drawn = np.random.default_rng(3)
+    ends = []
+    for _ in range(1000):
+        times, ended = drawn.exponential(1, 40), drawn.uniform(0.5, 3, 40)
+        curve = statistics.kaplan_meier(np.where(times <= ended, times, np.nan), ended)
+        at = np.searchsorted(curve.times, 0.7) - 1
+        ends.append((curve.low[at], curve.high[at]))
+    fraction, error = held(*np.array(ends).T, 1 - math.exp(-0.7))
+    assert abs(fraction - 0.95) < 4 * error + 0.015  # an approximation, for 40 jobs

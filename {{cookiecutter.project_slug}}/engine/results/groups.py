@@ -1,0 +1,165 @@
+"""What jobs differ in: groups of jobs with the same settings, and the best of them.
+
+Jobs that differ in nothing but the setting `seed` are repeats of one another.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.results.metrics import Measured, NoResults, chooser
+from engine.results.statistics import mean_interval
+from engine.results.style import names, setting, settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SEED = "seed"
+"""The setting in which repeats differ."""
+
+CURE = "name the values to draw in ONLY of plot.py"
+
+
+def varied(jobs: "pd.DataFrame") -> list[str]:
+    """Return the settings that the jobs differ in, but for the seed: those that vary most come
+    first, numbers before words."""
+    differing = [
+        name for name in jobs.attrs["settings"] if name != SEED and combinations(jobs, [name]) > 1
+    ]
+
+    def rank(name: str) -> tuple[int, bool, str]:
+        commonest = jobs[name].value_counts(dropna=False).max()
+        return int(commonest), not _is_numeric(jobs, name), name
+
+    return sorted(differing, key=rank)
+
+
+def numeric(jobs: "pd.DataFrame") -> str:
+    """Return the setting that is a number in all jobs and varies most. Raises NoResults where no
+    number varies."""
+    for name in varied(jobs):
+        if _is_numeric(jobs, name):
+            return name
+    raise NoResults("no setting that is a number varies among the jobs; vary one in run.sh")
+
+
+def apart(
+    jobs: "pd.DataFrame", *most: int, but: Collection[str] = (), needed: int = 0
+) -> list[list[str]]:
+    """Share out the settings that vary, but for some, over the parts of a figure.
+
+    `most` is how many values each part can tell apart. Each takes one setting, and the last as many
+    as have no more combinations than that. Raises NoResults where fewer parts than `needed` have
+    one.
+    """
+    left = [name for name in varied(jobs) if name not in but]
+    if len(left) < needed:
+        few = f"only {settings(left)} varies" if left else "no setting varies"
+        raise NoResults(f"{few} among the jobs, beside the {setting(SEED)}; vary more in run.sh")
+    parts: list[list[str]] = [[] for _ in most]
+    for number, (part, values) in enumerate(zip(parts, most, strict=True), start=1):
+        for name in list(left):
+            full = part and number < len(most)
+            if not full and combinations(jobs, [*part, name]) <= values:
+                part.append(name)
+                left.remove(name)
+    if sum(map(bool, parts)) < needed:
+        raise NoResults(f"{settings(left)} with too many values to tell apart; {CURE}")
+    return parts
+
+
+def groups(jobs: "pd.DataFrame", by: Sequence[str]) -> "dict[str, pd.DataFrame]":
+    """Return the jobs with the same settings, in the order of their values, by those as text: `mlp,
+    learning rate 0.001`."""
+    labels = label(jobs, by)
+    return {str(name): alike for name, alike in jobs.groupby(labels, observed=True)}
+
+
+def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
+    """Return the values of these settings as text, for each of the jobs, ordered as the values are.
+
+    Words come first, without their setting's name if no other setting has words, and none of them
+    is `none`.
+    """
+    import pandas as pd
+
+    words = [name for name in by if all(isinstance(value, str) for value in jobs[name])]
+    bare = len(words) == 1 and "none" not in set(jobs[words[0]])
+    columns = []
+    for name in [*words, *(name for name in by if name not in words)]:
+        start = "" if bare and name in words else f"{setting(name)} "
+        known = enumerate(names(jobs[name]).items())
+        texts = {value: (place, f"{start}{text}") for place, (value, text) in known}
+        columns.append([texts[value] for value in jobs[name]])
+    rows = list(zip(*columns, strict=True)) if by else [()] * len(jobs)
+    whole = {row: ", ".join(text for _, text in row) for row in sorted({*rows})}
+    if len({*whole.values()}) < len(whole):  # there are commas in words
+        whole = {row: f"{text} ({number})" for number, (row, text) in enumerate(whole.items(), 1)}
+    labels = pd.Categorical([whole[row] for row in rows], [*whole.values()], ordered=True)
+    return pd.Series(labels, index=jobs.index)
+
+
+def described(job: "pd.DataFrame", jobs: "pd.DataFrame") -> str:
+    """Return what tells the one job in a table apart from others: `mlp, seed 2`."""
+    names = [*varied(jobs), *([SEED] if SEED in jobs else [])]
+    return str(label(jobs, names)[jobs["job_id"] == job["job_id"].item()].item())
+
+
+def combinations(jobs: "pd.DataFrame", by: Sequence[str]) -> int:
+    """Return how many different values these settings have together."""
+    return len(jobs[[*by]].drop_duplicates()) if by else 1
+
+
+def ranked(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> "dict[str, pd.DataFrame]":
+    """Return the jobs with the same settings, by those as text: the best mean result first.
+
+    Settings of which a job diverged come after all others, and those without a result last.
+    """
+
+    def rank(item: "tuple[str, pd.DataFrame]") -> tuple[bool, bool, float]:
+        results = metric.checked(finite(item[1], metric.result))
+        mean = float(mean_interval(results, metric.log).mean) if len(results) else 0.0
+        return not len(results), bool(item[1]["diverged"].any()), -metric.sign * mean
+
+    return dict(sorted(groups(jobs, by).items(), key=rank))
+
+
+def best(jobs: "pd.DataFrame") -> str:
+    """Return the id of the job with the best validation result, of several the first.
+
+    Raises NoResults where the jobs have none.
+    """
+    metric = chooser(jobs)
+    results = finite(having(jobs, metric.result).set_index("job_id"), metric.result)
+    return str((metric.sign * results.sort_index()).idxmax())
+
+
+def samples(
+    jobs: "pd.DataFrame", by: Sequence[str], metric: Measured
+) -> "dict[str, pd.Series[Any]]":
+    """Return the results of the jobs with the same settings, by seed: the best first, and none of
+    settings without a result."""
+    index = SEED if SEED in jobs else "job_id"
+    found = ranked(jobs, by, metric)
+    each = {name: finite(alike.set_index(index), metric.result) for name, alike in found.items()}
+    return {name: results for name, results in each.items() if len(results)}
+
+
+def finite(jobs: "pd.DataFrame", key: str) -> "pd.Series[float]":
+    """Return the values of a column that are finite."""
+    values: pd.Series[float] = jobs[key] if key in jobs else jobs["ended"] * np.nan
+    return values[np.isfinite(values)]
+
+
+def having(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
+    """Return the jobs that have a finite value in a column. Raises NoResults where none has."""
+    found = jobs.loc[finite(jobs, key).index]
+    if found.empty:
+        raise NoResults(f"no finished job has a finite {key}")
+    return found
+
+
+def _is_numeric(jobs: "pd.DataFrame", name: str) -> bool:
+    values = jobs[name].tolist()
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
