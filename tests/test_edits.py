@@ -51,14 +51,14 @@ def test_edited_it_runs_is_killed_continues_and_is_drawn(
     base: tuple[Project, str], tmp_path: Path, name: str
 ) -> None:
     edit, (original, before) = EDITS[name], base
-    whole = edited(original, name, tmp_path / "whole")
-    done = whole.run(*edit.flags)
+    whole, parts = (edited(original, name, tmp_path / each) for each in ("whole", "parts"))
+    undisturbed = whole.start(*edit.flags)
+    killed(parts, *edit.flags)
+    done = ended(undisturbed)
     assert done.returncode == 0, done
     job = job_of(done)
     edit.check(whole, job, before)
 
-    parts = edited(original, name, tmp_path / "parts")
-    killed(parts, *edit.flags)
     again = parts.run(*edit.flags)
     assert again.returncode == 0, again
     assert f"job {job}" in again.stdout and "continuing from " in again.stdout

@@ -1,10 +1,11 @@
 """Jobs killed at random instants and started again end as if nothing had happened.
 
 A job is killed, started, killed again, until it gets to its end; then its weights, its journal and
-its run in MLflow are held against those of a job that was left in peace. `--kills N` sets how often
-a job is killed by SIGKILL; the other signals take their share of it.
+its run in MLflow are compared with those of a job that was left alone. `--kills N` sets how often
+each is killed; of three kills one is a TERM or an INT.
 """
 
+import json
 import random
 import shutil
 import signal
@@ -15,35 +16,77 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from faults import Project, courier_of, job_of, kill, same
+from conftest import REPOSITORY
+from faults import Project, courier_of, ended, job_of, kill, same
 
-JOB = (
-    *("--epochs", "40", "--val-fraction", "0.5", "--augment", "crop-flip", "--ema", "0.9"),
-    *("--log-every", "1", "--checkpoint-minutes", "0.0001", "--warmup", "2"),
+pytestmark = pytest.mark.full
+
+EXAMPLES = json.loads((REPOSITORY / "cookiecutter.json").read_text())["example"]
+
+ALL = (
+    *("--steps", "600", "--eval-every", "25", "--accumulate", "2", "--ema", "0.9"),
+    *("--clip-norm", "1", "--precision", "bf16", "--warmup", "40"),
+    *("--log-every", "7", "--checkpoint-minutes", "0.0001"),
 )
-"""Half its time goes to evaluation; it writes a checkpoint as soon as the last is written."""
+"""A checkpoint follows upon the other; means over 7 steps are half full in most of them."""
 
+OF_EXAMPLE = {"classification": ("--val-fraction", "0.5", "--augment", "crop-flip")}
 LOADERS = {
-    "resident": ("--loader", "resident", "--optimizer", "adamw"),
-    "workers": ("--loader", "workers", "--workers", "1", "--optimizer", "sgd", "--seed", "1"),
+    "resident": ("--loader", "resident"),
+    "workers": ("--loader", "workers", "--workers", "1", "--seed", "1"),
 }
-START_UP = 6.0
+
+START_UP = 8.0
 """Seconds in which a job has surely begun to train, on a quiet machine."""
 
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
 
-@pytest.fixture(scope="module")
-def in_peace(project: Project) -> dict[str, str]:
-    """Job ids of jobs that ran from start to end undisturbed, one for each loader."""
-    done = {name: project.run(*JOB, *flags) for name, flags in LOADERS.items()}
-    for name, job in done.items():
-        assert job.returncode == 0, (name, job.stderr)
-    return {name: job_of(job) for name, job in done.items()}
+IN_BACKGROUND = """\
+        def evaluated(weights):
+            return evaluate(job, forward, weights, val, "val")
+
+        for metrics, weights in job.in_background(evaluated, ema.model):
+            job.log_epoch(metrics)
+            if stopping.improved(metrics):
+                job.keep_best(metrics, model=weights)
+"""
+"""The recipe of docs/recipes.md, less what ends a job early."""
+
+SYNCHRONOUS = """\
+        metrics = evaluate(job, forward, ema.model, val, "val")
+        job.log_epoch(metrics)
+        if stopping.improved(metrics):
+            job.keep_best(metrics, model=ema.model)
+"""
 
 
-@pytest.fixture
-def fresh(project: Project, tmp_path: Path) -> Project:
-    """A copy of the project that has no jobs yet."""
-    return project.copy(tmp_path / "copy")
+class Left:
+    """A project, with a job that ran from start to end and nobody disturbed."""
+
+    def __init__(self, project: Project, flags: tuple[str, ...]) -> None:
+        self.project, self.flags = project, flags
+        done = project.run(*flags)
+        assert done.returncode == 0, done
+        self.job = job_of(done)
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def example(request: pytest.FixtureRequest, make: Callable[..., Path]) -> tuple[str, Project]:
+    """A project of each example; the classifier is evaluated in the background."""
+    project = Project(make(example=request.param))
+    if request.param == "classification":
+        script = project.root / "run.py"
+        text = script.read_text()
+        assert text.count(SYNCHRONOUS) == 1
+        script.write_text(text.replace(SYNCHRONOUS, IN_BACKGROUND))
+    return request.param, project
+
+
+@pytest.fixture(scope="module", params=LOADERS)
+def left_alone(request: pytest.FixtureRequest, example: tuple[str, Project]) -> Left:
+    """The job of an example that nobody disturbs."""
+    name, project = example
+    return Left(project, (*ALL, *LOADERS[request.param], *OF_EXAMPLE.get(name, ())))
 
 
 def instants(folder: Path, chance: random.Random) -> dict[str, Callable[[], bool]]:
@@ -54,24 +97,22 @@ def instants(folder: Path, chance: random.Random) -> dict[str, Callable[[], bool
         file = folder / "metrics.jsonl"
         return file.read_text() if file.exists() else ""
 
-    epochs = journal().count("val_loss") + chance.randrange(1, 12)
-    steps = journal().count("train_loss") + chance.randrange(1, 200)
+    evaluations = journal().count("elapsed_seconds") + chance.randrange(1, 8)
+    points = journal().count('"lr"') + chance.randrange(1, 50)
     return {
         "any": lambda: time.monotonic() - begun > wait,
-        "training": lambda: journal().count("train_loss") > steps,
+        "training": lambda: journal().count('"lr"') > points,
         "checkpoint": lambda: (folder / "last.part").exists(),
         "best": lambda: (folder / "best.part").exists(),
-        "evaluation": lambda: journal().count("val_loss") > epochs,
-        "final save": lambda: "test_loss" in journal() or (folder / "outcome.part").exists(),
+        "evaluation": lambda: journal().count("elapsed_seconds") > evaluations,
+        "final save": lambda: "best_step" in journal() or any(folder.glob("outcome.json.part")),
     }
 
 
-def disturb(
-    project: Project, flags: tuple[str, ...], job_id: str, number: int, chance: random.Random
-) -> tuple[str, bool]:
+def disturb(project: Project, left: Left, number: int, chance: random.Random) -> tuple[str, bool]:
     """Start a job and kill it at a random instant; when and whom, and whether the job has ended."""
-    job = project.start(*flags)
-    ways = instants(project.folder(job_id), chance)
+    job = project.start(*left.flags)
+    ways = instants(project.folder(left.job), chance)
     way = chance.choice(list(ways))
     whom = chance.choice(["job", "courier", "both"]) if number == signal.SIGKILL else "job"
     while job.poll() is None and not ways[way]():
@@ -81,82 +122,65 @@ def disturb(
         kill(courier, number)
     if whom != "courier":
         kill(job.pid, number)
-    _, err = job.communicate(timeout=300)
-    assert job.returncode in {0, -number, 128 + number}, err
-    assert "Traceback" not in err
-    return (f"{whom}, {way}" if alive else "too late"), job.returncode == 0
+    done = ended(job)
+    assert done.returncode in {0, -number, 128 + number}, done
+    assert "Traceback" not in done.stderr
+    when = f"{signal.Signals(number).name} {whom}, {way}" if alive else "too late"
+    return when, done.returncode == 0
 
 
-def torment(
-    project: Project,
-    peace: Project,
-    flags: tuple[str, ...],
-    job_id: str,
-    kills: int,
-    number: int,
-) -> Counter[str]:
-    """Kill a job, start it again, and so on; each time it gets to its end, begin it anew."""
+def torment(project: Project, left: Left, kills: int) -> "Counter[str]":
+    """Kill a job, start it again, and so on; where it gets to its end, from nothing."""
     chance, hit = random.Random(kills), Counter[str]()
-    while hit.total() - hit["too late"] - hit["ends"] < kills:
-        when, ended = disturb(project, flags, job_id, number, chance)
+    while (done := hit.total() - hit["too late"] - hit["ends"]) < kills:
+        when, over = disturb(project, left, SIGNALS[done % len(SIGNALS)], chance)
         hit[when] += 1
-        if ended:
-            ended_as_in_peace(project, peace, flags, job_id)
+        if over:
+            assert_as_left_alone(project, left)
             hit["ends"] += 1
-            shutil.rmtree(project.folder(job_id))
+            shutil.rmtree(project.folder(left.job))
             (project.root / "mlflow.db").unlink()
     return hit
 
 
-def ended_as_in_peace(
-    project: Project, peace: Project, flags: tuple[str, ...], job_id: str
-) -> None:
-    """Let a job get to its end, and hold all that it leaves against one that ran undisturbed."""
-    done = project.run(*flags)
-    assert done.returncode == 0, done.stderr
-    assert same(project.tensors(job_id), peace.tensors(job_id))
-    ((_, status),) = project.runs(job_id)
+def assert_as_left_alone(project: Project, left: Left) -> None:
+    """Let a job get to its end; all that it leaves is what the undisturbed one left."""
+    done = project.run(*left.flags)
+    assert done.returncode == 0, done
+    assert same(project.tensors(left.job), left.project.tensors(left.job))
+    ((_, status),) = project.runs(left.job)
     assert status == "FINISHED"
-    expected = peace.journalled(job_id)
-    assert project.journalled(job_id) == expected
-    assert project.stored(job_id) == expected
-    steps = [step for step, _ in expected["train_loss"]]
-    assert steps == list(range(1, len(steps) + 1))
+    expected = left.project.journalled(left.job)
+    assert project.journalled(left.job) == expected
+    assert project.stored(left.job) == expected
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_killed_again_and_again(
-    project: Project,
-    fresh: Project,
-    in_peace: dict[str, str],
-    pytestconfig: pytest.Config,
-    loader: str,
-    number: signal.Signals,
+    left_alone: Left, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    flags, job_id = (*JOB, *LOADERS[loader]), in_peace[loader]
-    kills = pytestconfig.getoption("kills") // (1 if number == signal.SIGKILL else 2)
-    hit = torment(fresh, project, flags, job_id, kills, number)
-    print(f"\n{number.name}, {loader}: {kills} kills:", dict(sorted(hit.items())))
-    ended_as_in_peace(fresh, project, flags, job_id)
+    fresh = left_alone.project.copy(tmp_path / "copy")
+    hit = torment(fresh, left_alone, pytestconfig.getoption("kills"))
+    print(f"\n{' '.join(left_alone.flags)}:", dict(sorted(hit.items())))
+    assert_as_left_alone(fresh, left_alone)
 
 
-@pytest.mark.full
 def test_two_jobs_at_once_on_one_store(
-    project: Project, fresh: Project, in_peace: dict[str, str], pytestconfig: pytest.Config
+    make: Callable[..., Path], tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    def kill_one(loader: str) -> Counter[str]:
-        chance, hit = random.Random(loader), Counter[str]()
-        ended = False
-        while not ended and hit.total() < pytestconfig.getoption("kills"):
-            flags = (*JOB, *LOADERS[loader])
-            when, ended = disturb(fresh, flags, in_peace[loader], signal.SIGKILL, chance)
+    project = Project(make())
+    left = [Left(project, (*ALL, *flags)) for flags in LOADERS.values()]
+    fresh = project.copy(tmp_path / "copy")
+
+    def kill_one(job: Left) -> "Counter[str]":
+        chance, hit = random.Random(job.job), Counter[str]()
+        over = False
+        while not over and hit.total() < pytestconfig.getoption("kills"):
+            when, over = disturb(fresh, job, signal.SIGKILL, chance)
             hit[when] += 1
         return hit
 
     with ThreadPoolExecutor() as both:
-        hits = dict(zip(LOADERS, both.map(kill_one, LOADERS), strict=True))
-    print("\ntwo at once:", {loader: dict(sorted(hit.items())) for loader, hit in hits.items()})
-    for loader, flags in LOADERS.items():
-        ended_as_in_peace(fresh, project, (*JOB, *flags), in_peace[loader])
+        hits = [*both.map(kill_one, left)]
+    print("\ntwo at once:", *(dict(sorted(hit.items())) for hit in hits))
+    for job in left:
+        assert_as_left_alone(fresh, job)
