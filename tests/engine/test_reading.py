@@ -10,6 +10,7 @@ import engine
 import pytest
 import torch
 from engine.data import batches as loaders
+from engine.job import interruption
 from torch.utils.data import Dataset, TensorDataset
 
 ENGINE = str(Path(engine.__file__).parents[1])
@@ -115,6 +116,36 @@ def test_batches_can_be_read_again_after_they_were_closed(loader):
     batches.close()
     assert order(batches, 2) == first
     begun = batches.from_position(3, 0)
+    next(begun)
+    batches.close()
+    assert not active_children()
+
+
+@pytest.mark.parametrize("number", interruption.SIGNALS)
+def test_processes_leave_signals_to_the_job(number):
+    batches = make(Examples())
+    begun = batches.from_position(0, 0)
+    first, _ = next(begun)
+    (process,) = active_children()
+    os.kill(process.pid, number)
+    rest = [labels for (_, labels), _ in begun]
+    assert torch.cat([first[1], *rest]).tolist() == order(make(Examples(), "resident"))
+    batches.close()
+
+
+class Stuck(Examples):
+    """A dataset that cannot be read to its end."""
+
+    def __getitem__(self, index):
+        if index == 20:
+            os.read(os.pipe()[0], 1)  # to which nobody writes
+        return super().__getitem__(index)
+
+
+def test_processes_that_are_stuck_are_ended_too(monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    batches = loaders.make(Stuck(), CPU, 10, "workers", 1)
+    begun = iter(batches)
     next(begun)
     batches.close()
     assert not active_children()

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from engine.data import trees
 from engine.data.order import Order, fetch
+from engine.job import interruption
 from engine.training.devices import SideStream, in_thread, runs_ahead
 
 T = TypeVar("T")
@@ -105,6 +106,9 @@ class _Reader:
         """
         if end := getattr(self._read, "_shutdown_workers", None):
             end()
+            for process in self._read._workers:  # type: ignore[attr-defined]
+                process.kill()  # if it is stuck; the others have ended
+                process.join(1)
         self._loader, self._read, self._at = None, iter(()), None
 
     def _start(self) -> None:
@@ -189,9 +193,9 @@ class _Whole(Dataset[_Read]):
 
 
 def _begin_to_read(_worker: int) -> None:
-    """Ctrl-C reaches every process of a job; those of its loaders end when the job ends them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Leave signals to the job. Ctrl-C and Slurm's reach all its processes, but it needs this one
+    until it has come to the end of a step."""
+    interruption.handle(signal.SIG_IGN)
     sys.excepthook = _say_what_went_wrong
 
 
