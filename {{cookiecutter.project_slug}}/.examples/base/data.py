@@ -4,7 +4,9 @@ To add a dataset, write a function such as `digits` and a line in DATASETS. Any 
 do; a TensorDataset, which is in memory, is the fastest. An example may be a tuple, a dict or a
 dataclass of tensors and numbers; forward() in run.py gets batches of them.
 
-To add an augmentation, write a function such as `crop_flip` and a line in AUGMENTATIONS.
+To add an augmentation, write a function such as `crop_flip` and a line in AUGMENTATIONS. It gets
+whole training batches, on the device. Random changes belong here, not in a Dataset, whose examples
+may be read only once.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +37,7 @@ TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset as it is published; None stands for a part that it does not have."""
+    """A dataset with the parts that it has; those that are None can be held out of `train`."""
 
     train: Examples
     classes: Sequence[str]
@@ -82,7 +84,7 @@ def read(dataset: str, root: Path, size: int | str) -> Source:
 
 def digits(_root: Path, _size: int | None) -> Source:
     """Return 1,797 handwritten digits, 8×8 in grey; they come with scikit-learn."""
-    # What load_digits reads; to import it takes half as long as to import torch.
+    # The file behind load_digits(): importing that takes half as long as importing torch.
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     rows = torch.from_numpy(np.loadtxt(str(file), delimiter=","))  # 64 pixels, 0 to 16, and a label
     images = (rows[:, :-1] * 255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)

@@ -4,7 +4,9 @@ To add a dataset, write a function such as `diabetes` and a line in DATASETS. An
 do; a TensorDataset, which is in memory, is the fastest. An example may be a tuple, a dict or a
 dataclass of tensors and numbers; forward() in run.py gets batches of them.
 
-To add an augmentation, write a function such as `none` and a line in AUGMENTATIONS.
+To add an augmentation, write a function such as `none` and a line in AUGMENTATIONS. It gets whole
+training batches, on the device. Random changes belong here, not in a Dataset, whose examples may be
+read only once.
 """
 
 from collections.abc import Callable
@@ -33,7 +35,7 @@ TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset as it is published; None stands for a part that it does not have."""
+    """A dataset with the parts that it has; those that are None can be held out of `train`."""
 
     train: Examples
     test: Examples | None = None
@@ -82,7 +84,7 @@ def diabetes(_root: Path) -> Source:
     target is how far the disease had progressed a year later, from 25 to 346 (Efron et al. 2004,
     arxiv.org/abs/math/0406456).
     """
-    # What load_diabetes reads; to import it takes half as long as to import torch.
+    # The files behind load_diabetes(): importing that takes half as long as importing torch.
     folder = distribution("scikit-learn").locate_file("sklearn/datasets/data")
     files = f"{folder}/diabetes_data_raw.csv.gz", f"{folder}/diabetes_target.csv.gz"
     return Source(TensorDataset(*(torch.from_numpy(np.loadtxt(file)).float() for file in files)))
