@@ -11,6 +11,7 @@ cd "$work/../.." && source "$work/code/engine/sweeps/queue.sh" || exit
 IFS=$'\t' read -r index _ folder < <(sed -n "${row}p" "$work/queue")
 read_words "$index"
 mkdir -p "$folder"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SLURM_CPUS_ON_NODE} # not all Slurms keep jobs to theirs
 trap 'kill -USR1 "$pid" 2>/dev/null' USR1
 trap 'kill -TERM "$pid" 2>/dev/null' TERM
 attempt "$index" "$folder" ${args[@]+"${args[@]}"}
