@@ -47,10 +47,7 @@ def forward(
 
 
 def load(job: Job[Settings]) -> tuple[nn.Module, Batches, Batches | None, Batches | None]:
-    """Return the model and the training, validation and test batches (None: there are none).
-
-    Nothing of it is on the device yet.
-    """
+    """Return the model, on the CPU, and the training, validation and test batches, or None."""
     settings = job.settings
     parts = data.load(settings, job.runtime.data_root)
     job.save_spec(parts.spec)

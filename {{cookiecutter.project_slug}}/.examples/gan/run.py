@@ -54,10 +54,7 @@ def g_loss(model: models.GAN, batch: data.Batch, settings: Settings) -> Loss:
 
 
 def load(job: Job[Settings]) -> tuple[models.GAN, Batches, Batches | None, Batches | None]:
-    """Return the networks and the training, validation and test batches (None: there are none).
-
-    Nothing of it is on the device yet.
-    """
+    """Return the networks, on the CPU, and the training, validation and test batches, or None."""
     settings = job.settings
     parts = data.load(settings, job.runtime.data_root)
     job.save_spec(parts.spec)
