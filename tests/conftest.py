@@ -1,11 +1,9 @@
 """A clean copy of the template, and projects made from it."""
 
-import importlib
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from cookiecutter.main import cookiecutter
@@ -74,15 +72,3 @@ def make(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 def project(make: Callable[..., Path]) -> Project:
     """A generated project of the module's own: no jobs, no store."""
     return Project(make())
-
-
-@pytest.fixture(scope="session")
-def room() -> Callable[[str], ModuleType]:
-    """Imports modules of the engine; older tests ask for it, new ones import them themselves."""
-    return lambda name: importlib.import_module(f"engine.{name}")
-
-
-@pytest.fixture(scope="session")
-def checkpoints(room: Callable[[str], ModuleType]) -> ModuleType:
-    """The engine's checkpoints."""
-    return room("training.checkpoints")

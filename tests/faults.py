@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
+from engine.training import checkpoints
 
 POINTS = """
 SELECT metrics.key, metrics.step, metrics.value FROM metrics JOIN runs USING (run_uuid)
@@ -184,7 +184,7 @@ def assert_as_undisturbed(project: Project, job: str, wanted: Project, reference
     assert project.stored(job) == wanted.stored(reference)
 
 
-def assert_nothing_torn(checkpoints: ModuleType, folder: Path) -> None:
+def assert_nothing_torn(folder: Path) -> None:
     """Each file of a job is whole, but for half a line at the journal's end, which is cut off."""
     assert not list(folder.glob("*.part"))
     for path in folder.glob("*.pt"):

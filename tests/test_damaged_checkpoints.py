@@ -1,6 +1,6 @@
 """Checkpoints that are damaged or malicious: never loaded wrong, never opened as code.
 
-pytest -m slow -rP tests/test_damaged_checkpoints.py
+bash test.sh --all -rP tests/test_damaged_checkpoints.py
 """
 
 import hashlib
@@ -10,11 +10,12 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from engine.errors import JobError
+from engine.training import checkpoints
 from faults import (
     Project,
     assert_as_undisturbed,
@@ -26,7 +27,7 @@ from faults import (
     wait_until,
 )
 
-JOB = ("--epochs", "40", "--log-every", "1", "--checkpoint-minutes", "0.0001")
+JOB = ("--epochs", "20", "--log-every", "1", "--checkpoint-minutes", "0.0001")
 
 TIMES = 100
 """How often a checkpoint is cut short, and how often a bit of it is turned over."""
@@ -67,7 +68,7 @@ def again(stopped: Project, tmp_path: Path) -> Project:
     return Project(Path(shutil.copytree(stopped.root, tmp_path / "again")))
 
 
-def refused(checkpoints: ModuleType, path: Path, content: bytes) -> bool:
+def refused(path: Path, content: bytes) -> bool:
     """Whether bytes are not taken for a checkpoint."""
     path.write_bytes(content)
     try:
@@ -77,24 +78,22 @@ def refused(checkpoints: ModuleType, path: Path, content: bytes) -> bool:
     return False
 
 
-def test_damaged_checkpoints(
-    checkpoints: ModuleType, project: Project, reference: str, tmp_path: Path
-) -> None:
+def test_damaged_checkpoints(project: Project, reference: str, tmp_path: Path) -> None:
     """Cut short anywhere, or any one bit turned over: never taken for a checkpoint."""
     chance = random.Random(0)
     whole = (project.folder(reference) / "last.pt").read_bytes()
     path = tmp_path / "last.pt"
     lengths = [chance.randrange(len(whole)) for _ in range(TIMES)]
     bits = [chance.randrange(8 * len(whole)) for _ in range(TIMES)]
-    cut = sum(refused(checkpoints, path, whole[:length]) for length in lengths)
+    cut = sum(refused(path, whole[:length]) for length in lengths)
     turned = 0
     for bit in bits:
         content = bytearray(whole)
         content[bit // 8] ^= 1 << bit % 8
-        turned += refused(checkpoints, path, bytes(content))
+        turned += refused(path, bytes(content))
     print(f"{cut} of {TIMES} cut short and {turned} of {TIMES} with one bit turned were refused")
     assert (cut, turned) == (TIMES, TIMES)
-    assert not refused(checkpoints, path, whole)
+    assert not refused(path, whole)
 
 
 def spoil(path: Path) -> None:
@@ -104,20 +103,20 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_goes_on_from_the_previous_checkpoint(
-    project: Project, reference: str, again: Project, checkpoints: ModuleType
+def test_continues_from_the_previous_checkpoint(
+    project: Project, reference: str, again: Project
 ) -> None:
     spoil(again.folder(reference) / "last.pt")
     done = again.run(*JOB)
     assert done.returncode == 0, done
     lines = done.stdout.splitlines()
     assert "last.pt is damaged; it was put aside as last.damaged" in lines
-    assert "going on from previous.pt" in lines
-    assert_nothing_torn(checkpoints, again.folder(reference))
+    assert "continuing from previous.pt" in lines
+    assert_nothing_torn(again.folder(reference))
     assert_as_undisturbed(again, reference, project, reference)
 
 
-def test_begins_anew_without_a_whole_checkpoint(
+def test_starts_over_without_a_whole_checkpoint(
     project: Project, reference: str, again: Project, tmp_path: Path
 ) -> None:
     """One is cut short; in the place of the other is a pickle that runs code, without a seal."""
@@ -130,12 +129,12 @@ def test_begins_anew_without_a_whole_checkpoint(
     lines = done.stdout.splitlines()
     assert "last.pt is damaged; it was put aside as last.damaged" in lines
     assert "previous.pt is damaged; it was put aside as previous.damaged" in lines
-    assert "no checkpoint is left; beginning anew" in lines
+    assert "no checkpoint is left; starting over" in lines
     assert not trap.exists()
     assert_as_undisturbed(again, reference, project, reference)
 
 
-def seal(checkpoints: ModuleType, path: Path) -> None:
+def seal(path: Path) -> None:
     """Put the right seal behind any bytes."""
     content = path.read_bytes()
     path.write_bytes(content + checkpoints.MARK + hashlib.sha256(content).hexdigest().encode())
@@ -143,9 +142,7 @@ def seal(checkpoints: ModuleType, path: Path) -> None:
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("form", ["archive", "legacy", "pickle"])
-def test_malicious_pickles(
-    checkpoints: ModuleType, room: Callable[[str], ModuleType], tmp_path: Path, form: str, sealed
-) -> None:
+def test_malicious_pickles(tmp_path: Path, form: str, sealed: bool) -> None:
     """In each form that torch.load knows: not opened, and their code does not run."""
     path, trap = tmp_path / "last.pt", tmp_path / "trap"
     if form == "archive" and sealed:
@@ -158,17 +155,15 @@ def test_malicious_pickles(
         torch.load(path, weights_only=False)
         trap.rmdir()  # it would have worked
     if form != "archive" and sealed:
-        seal(checkpoints, path)
-    error = room("job").JobError if sealed else checkpoints.Damaged
+        seal(path)
+    error = JobError if sealed else checkpoints.Damaged
     with pytest.raises(error, match="holds more than data" if sealed else "is damaged"):
         checkpoints.load(path, torch.device("cpu"))
     assert not trap.exists()
 
 
-def test_malicious_last_checkpoint(
-    again: Project, reference: str, checkpoints: ModuleType, tmp_path: Path
-) -> None:
-    """With the right seal it was put there on purpose: the job does not go on by itself."""
+def test_malicious_last_checkpoint(again: Project, reference: str, tmp_path: Path) -> None:
+    """With the right seal it was put there on purpose: the job does not continue by itself."""
     path, trap = again.folder(reference) / "last.pt", tmp_path / "trap"
     checkpoints.save(path, {"model": Evil(trap)})
     line = one_line(again.run(*JOB), 1)
@@ -176,34 +171,28 @@ def test_malicious_last_checkpoint(
     assert not trap.exists()
 
 
-@pytest.fixture
-def exposed(project: Project, reference: str, tmp_path: Path) -> Project:
-    """A copy of the project whose jobs find $FOUND as best.pt when they come to test it."""
-    copy = project.copy(tmp_path / "exposed")
-    text = (copy.root / "run.py").read_text()
-    test = "    return save(job, test_batches,"
-    find = """    if found := __import__("os").environ.get("FOUND"):
-        __import__("shutil").copy(found, job.folder / "best.pt")
+LOAD = """
+import sys
+import jobs
+from engine.errors import JobError
+try:
+    jobs.load(sys.argv[1])
+except JobError as error:
+    print(error)
 """
-    assert test in text
-    (copy.root / "run.py").write_text(text.replace(test, find + test))
-    return copy
 
 
-def test_best_checkpoint_before_the_test(
-    project: Project, reference: str, exposed: Project, checkpoints: ModuleType, tmp_path: Path
+def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(
+    project: Project, reference: str, tmp_path: Path
 ) -> None:
-    """One that runs code and one that is damaged are not tested; the best weights are not lost."""
-    trap, damaged = tmp_path / "trap", tmp_path / "damaged.pt"
-    checkpoints.save(tmp_path / "evil.pt", {"model": Evil(trap)})
-    line = one_line(exposed.run(*JOB, FOUND=str(tmp_path / "evil.pt")), 1)
-    assert "best.pt holds more than data and was not opened: delete it" in line
+    copy = Project(Path(shutil.copytree(project.root, tmp_path / "copy")))
+    path, trap = copy.folder(reference) / "best.pt", tmp_path / "trap"
+    load = ("python", "-c", LOAD, reference)
+    spoil(path)
+    said = copy.do(*load).stdout
+    assert said == f"runs/{reference}/best.pt is damaged; --force makes the job start over\n"
+    checkpoints.save(path, {"models": Evil(trap)})
+    assert "best.pt holds more than data and was not opened: delete it" in copy.do(*load).stdout
+    path.unlink()
+    assert "best.pt: there is no such file" in copy.do(*load).stdout
     assert not trap.exists()
-    shutil.copy(project.folder(reference) / "best.pt", damaged)
-    spoil(damaged)
-    done = exposed.run(*JOB, FOUND=str(damaged))
-    assert "best.pt is damaged; give the same command again" in one_line(done, 1)
-    assert "going on from last.pt" in done.stdout
-    done = exposed.run(*JOB)
-    assert done.returncode == 0, done
-    assert_as_undisturbed(exposed, reference, project, reference)

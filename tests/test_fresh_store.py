@@ -1,6 +1,6 @@
 """Many jobs at once on a store that does not exist yet: none crashes, none is lost.
 
-    pytest -m slow -rP tests/test_fresh_store.py --fresh-stores 20
+    bash test.sh --all -rP tests/test_fresh_store.py
 
 What races is the making of the store: its tables and the project's experiment. So most of the times
 it is done by processes that have all imported before and begin together; one time in five by whole
@@ -23,7 +23,7 @@ PROCESSES = 8
 MAKER = """
 import os, sys
 import mlflow
-from engine import store
+from engine.tracking import store
 print("ready", flush=True)
 for uri in sys.stdin:
     os.environ["MLFLOW_TRACKING_URI"] = uri.strip()

@@ -20,4 +20,7 @@ def best(folder: Path) -> dict[str, Any]:
     path = folder / "best.pt"
     if not path.exists():
         raise JobError(f"{shown(path)}: there is no such file; the job has kept no weights")
-    return checkpoints.load(path, CPU)
+    try:
+        return checkpoints.load(path, CPU)
+    except checkpoints.Damaged as error:
+        raise JobError(f"{shown(path)} is damaged; --force makes the job start over") from error
