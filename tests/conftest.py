@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from cookiecutter.main import cookiecutter
 from faults import Project
+from repository import REPOSITORY
 
 # Under nohup, and in a shell's background, what the tests start would ignore these.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 # What working in the template's inner folder leaves there.
 LEFTOVERS = [
     "__pycache__",

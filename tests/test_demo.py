@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 
 import pytest
-from conftest import REPOSITORY
+from repository import REPOSITORY
 
 KEPT = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # where the network has its own certificates
 

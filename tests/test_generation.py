@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 import yaml
-from conftest import REPOSITORY
+from repository import REPOSITORY
 
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
 RENDERED = {".python-version", "CITATION.cff", "README.md", "pyproject.toml"}

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 from faults import Project, courier_of, ended, job_of, kill, same
+from repository import REPOSITORY
 
 pytestmark = pytest.mark.full
 

@@ -7,24 +7,25 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import random_figures
+from engine.results import figures, pdf_check, print_check, venues
 
 FAULTS = random_figures.FAULTS
 
 
 @pytest.fixture
-def right(room, request):
+def right(request):
     """Random figures that print right, of which each fault has its own."""
 
     def right(index):
         of_each = request.config.getoption("figures") // len(FAULTS)
         for seed in range(index * of_each, (index + 1) * of_each):
             draw = np.random.default_rng(seed)
-            known = [venue for venue in room("venues").VENUES.values() if venue.height < math.inf]
+            known = [venue for venue in venues.VENUES.values() if venue.height < math.inf]
             venue = known[draw.integers(len(known))]
-            room("figures").use(venue)
-            fig = random_figures.figure(draw, room("figures"))
+            figures.use(venue)
+            fig = random_figures.figure(draw, figures)
             if random_figures.shares_ink(fig):  # a fault that nobody has planted
-                assert "overlap by" in "".join(room("print_check").check(fig, venue)), seed
+                assert "overlap by" in "".join(print_check.check(fig, venue)), seed
             else:
                 yield draw, venue, fig
 
@@ -38,27 +39,25 @@ def pdf(fig):
 
 
 @pytest.mark.parametrize("index", range(len(FAULTS)), ids=[fault.__name__ for fault in FAULTS])
-def test_only_what_is_planted_is_found(room, right, index):
-    printing = room("print_check")
+def test_only_what_is_planted_is_found(right, index):
     for draw, venue, fig in right(index):
-        assert printing.check(fig, venue) == []
-        assert room("pdf_check").check(pdf(fig), *fig.get_size_inches(), venue.least) == []
+        assert print_check.check(fig, venue) == []
+        assert pdf_check.check(pdf(fig), *fig.get_size_inches(), venue.least) == []
         texts, said = FAULTS[index](draw, fig, venue)
-        found = printing.check(fig, venue)
+        found = print_check.check(fig, venue)
         names = [f'"{line}"' for text in texts for line in text.get_text().splitlines()]
         named = [line for line in found if not texts or any(name in line for name in names)]
         assert any(said in line for line in named), found
         assert named == found
 
 
-def test_faults_of_a_pdf_are_found(room, right):
-    check = room("pdf_check").check
+def test_faults_of_a_pdf_are_found(right):
     for _, venue, fig in right(0):
         size = fig.get_size_inches()
         with mpl.rc_context({"pdf.fonttype": 3}):
-            assert check(pdf(fig), *size, venue.least)[0].startswith("the PDF has Type 3")
+            assert pdf_check.check(pdf(fig), *size, venue.least)[0].startswith("the PDF has Type 3")
         file = io.BytesIO()
         fig.savefig(file, format="pdf", bbox_inches="tight")
-        assert "page is not" in check(file.getvalue(), *size, venue.least)[0]
+        assert "page is not" in pdf_check.check(file.getvalue(), *size, venue.least)[0]
         fig.text(0.5, 0.5, "small", fontsize=0.6 * venue.least)
-        assert "text of" in check(pdf(fig), *size, venue.least)[0]
+        assert "text of" in pdf_check.check(pdf(fig), *size, venue.least)[0]

@@ -9,7 +9,7 @@ import sys
 import debian
 import pytest
 import servers
-from conftest import REPOSITORY
+from repository import REPOSITORY
 
 SWEEP = (
     "import os, test_figures as t; t.sweep(os.environ['MLFLOW_TRACKING_URI'], t.experiment_name())"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import REPOSITORY
+from repository import REPOSITORY
 
 WORKFLOW = REPOSITORY / "{{cookiecutter.project_slug}}" / ".github" / "workflows" / "tests.yml"
 STEPS = [
