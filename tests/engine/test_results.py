@@ -14,6 +14,7 @@ from engine.results.metrics import NoResults
 from stored import CLASSIFIER, REGRESSION
 
 ACCURACY = metrics.Measured("accuracy", CLASSIFIER["accuracy"], "val")
+MINUS, DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 SAME = {"model": "mlp", "monitor": "val_accuracy"}
 
 
@@ -209,10 +210,9 @@ def test_the_best_come_first_and_what_diverged_last(store, better):
     diverged = {"lr": 1, "seed": 1, "metrics": {"accuracy": Metric(better=better)}}
     one(store, better, [0.2], status="FAILED", **diverged)
     jobs = tables.jobs(better)
+    rates = [3, 2, 1] if better == "lower" else [2, 3, 1]
     ranked = groups.samples(jobs, ["lr"], metrics.chooser(jobs))
-    assert [*ranked] == (
-        ["lr 3", "lr 2", "lr 1"] if better == "lower" else ["lr 2", "lr 3", "lr 1"]
-    )
+    assert [*ranked] == [f"lr {rate}" for rate in rates]
     best = jobs.set_index("job_id").loc[groups.best(jobs)]
     assert best["lr"] == (1 if better == "lower" else 2)
 
@@ -302,10 +302,10 @@ def test_results_have_the_digits_that_tell_them_apart():
     assert style.numbers([0.9512, 0.94871, 0.9]) == ["0.951", "0.949", "0.900"]
     assert style.numbers([0.95121, 0.95122]) == ["0.95121", "0.95122"]
     assert style.numbers([4.51e-5, 1.27e-4]) == ["4.51e-5", "1.27e-4"]
-    assert style.numbers([-0.5, math.nan, math.inf]) == ["−0.500", "–", "inf"]
+    assert style.numbers([-0.5, math.nan, math.inf]) == [f"{MINUS}0.500", DASH, "inf"]
     assert style.numbers([0.0, 0.0]) == ["0.00", "0.00"]
     assert style.with_interval(0.91234, 0.90111, 0.92333) == "0.912 (0.901 to 0.923)"
-    assert style.with_interval(-1e-7, -2e-7, 0) == "−1.00e-7 (−2.00e-7 to 0.00e0)"
+    assert style.with_interval(-1e-7, -2e-7, 0) == (f"{MINUS}1.00e-7 ({MINUS}2.00e-7 to 0.00e0)")
     assert style.with_interval(0.5, math.nan, math.nan) == "0.500"
 
 

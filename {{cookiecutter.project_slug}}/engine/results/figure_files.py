@@ -8,6 +8,7 @@ its figure: `\input` it.
 import io
 import json
 import unicodedata
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,8 @@ def _drawn(fig: "Figure", kind: str, title: str, source: str) -> bytes:
     elif kind in TIMES:
         options["metadata"][TIMES[kind]] = None
     file = io.BytesIO()
-    fig.savefig(file, format=kind, **options)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # print_check reports them
+        fig.savefig(file, format=kind, **options)
     return file.getvalue()
 
 

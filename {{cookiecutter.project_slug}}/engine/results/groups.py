@@ -65,7 +65,7 @@ def apart(
                 part.append(name)
                 left.remove(name)
     if sum(map(bool, parts)) < needed:
-        raise NoResults(f"{settings(left)} with too many values to tell apart; {CURE}")
+        raise NoResults(f"too many values of {settings(left)} to tell apart; {CURE}")
     return parts
 
 

@@ -31,6 +31,9 @@ SLACK = 0.5
 INTERLOCKED = 0.2
 """How far a text may reach into another's box, to its size, if their ink stays apart."""
 
+WARNINGS = ("Glyph", "constrained_layout")
+"""How matplotlib's warnings begin that concern print: missing characters, axes without a size."""
+
 DPI = 300
 """Dots per inch at which the figure is drawn for the check."""
 
@@ -152,7 +155,7 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
         figure.draw_without_rendering()  # the layout comes to rest by the second time
         figure.draw(Recorder())
     said = {str(each.message) for each in warned}
-    return pieces, sorted(line for line in said if line.startswith("Glyph"))
+    return pieces, sorted(line for line in said if line.startswith(WARNINGS))
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises SettingsError if the file does not say, OSError if it cannot be read.
     """
     try:
-        return dict(json.loads(_kept(path)))
+        return {**json.loads(_kept(path))}
     except (ValueError, TypeError, KeyError) as error:
         raise SettingsError(f"--provenance {path}: does not say where it comes from") from error
 

@@ -45,6 +45,7 @@ class LogTicks(LogLocator):
                 break
         if len(places) < LEAST:
             places = MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10]).tick_values(low, high)
+            places = places[(low <= places) & (places <= high)]
         return places[:: -(-len(places) // MOST)]
 
 

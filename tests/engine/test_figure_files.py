@@ -1,0 +1,238 @@
+"""The command line of a plot.py, from a store to the files: with figures of the tests' own."""
+
+import html
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+import stored
+from engine.results import figure_files, figures, plotting, provenance, venues
+from engine.results.metrics import NoResults
+from engine.results.predictions import predictions
+
+ICML = venues.VENUES["icml"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store with a sweep of twelve classifiers."""
+    store = stored.fresh(tmp_path_factory.mktemp("store"))
+    store.classifiers("sweep")
+    store.keep_predictions()
+    return store
+
+
+@pytest.fixture
+def draw(store, monkeypatch, capsys, tmp_path):
+    """`plot.py` with flags and figures: its exit status, output and complaints."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+
+    def draw(*flags, of_all=None, of_one=None, only=None):
+        where = ("--experiment", "sweep", "--out", tmp_path)
+        monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, where + flags)])
+        status = plotting.main(of_all or {}, of_one or {}, only or {}, {"lr": "learning rate"})
+        return status, *capsys.readouterr()
+
+    return draw
+
+
+def plain(jobs):
+    """A figure of a line, whose caption says how many jobs there are."""
+    fig, ax = figures.figure()
+    ax.plot([1, 2])
+    return fig, f"Of {len(jobs)} jobs."
+
+
+def missing(jobs):
+    raise NoResults("nothing to draw; draw something")
+
+
+def crowded(jobs):
+    """A figure with seven faults."""
+    fig, ax = figures.figure("column", 2.0)
+    ax.set_title("tiny", fontsize=6)
+    ax.text(0.5, 0.5, "one over", transform=ax.transAxes)
+    ax.text(0.5, 0.5, "another", transform=ax.transAxes)
+    fig.text(0.95, 0.01, "beyond the edge")
+    fig.text(0.1, 0.5, "学")
+    beyond = fig.add_axes((0.9, 0.6, 0.2, 0.2), xticks=[], yticks=[])
+    beyond.set_title("outside", color="none")
+    beyond.text(1, 0.8, "clipped", transform=fig.transFigure, ha="center", clip_on=True)
+    return fig, ""
+
+
+def test_each_file_is_printed_with_its_size(draw, tmp_path):
+    status, out, said = draw(of_all={"one": plain, "two": plain})
+    assert (status, said) == (0, "")
+    sizes = f"{ICML.column:g} x {0.62 * ICML.column:g} in"
+    names = ("one.pdf", "one.png", "two.pdf", "two.png")
+    assert out.splitlines() == [f"{tmp_path / name}  {sizes}" for name in names]
+
+
+def test_every_format_has_the_same_bytes_again_and_says_where_it_comes_from(draw, tmp_path):
+    flags = ("--format", "pdf,png,svg,tiff")
+    figures_drawn = {"one": plain}
+    assert draw(*flags, of_all=figures_drawn)[0] == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {*before} == {f"one.{kind}" for kind in ("pdf", "png", "svg", "tiff", "json", "tex")}
+    assert draw(*flags, of_all=figures_drawn)[0] == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "one.json").rename(tmp_path / "moved.json")
+    for path in (tmp_path / "moved.json", *tmp_path.glob("one.[pst][dnvi]*")):
+        status, said, _ = draw("--provenance", path)
+        assert status == 0
+        assert "commits: abc\nshared: dataset digits, epochs 20, monitor val_accuracy" in said
+        assert said.count("model=") == 12
+        assert "varied: lr 0.001 0.01, model convnet mlp, seed 0 1 2\n" in said
+        assert re.search(r"newest: 20..-..-..T..:..:..\+00:00\nvenue: icml\n$", said)
+
+
+@pytest.mark.parametrize("name", ["x.pdf", "x.svg", "x.tex"])
+def test_a_foreign_file_does_not_say_where_it_comes_from(draw, tmp_path, name):
+    (tmp_path / name).write_text("%PDF")
+    (tmp_path / "x.json").write_text("[]")
+    status, _, said = draw("--provenance", tmp_path / name)
+    assert (status, said.count("\n")) == (2, 1)
+    assert "does not say where it comes from" in said
+
+
+def test_text_in_provenance_survives_every_format(tmp_path):
+    about = {"shared": {"note": html.escape('<a> & (b) \\ "c" ä 学')}}
+    fig, _ = figures.figure()
+    kinds = list(provenance.METADATA)
+    files = figure_files.save(fig, tmp_path / "x", "", about, ICML, kinds=kinds)
+    for file in files:
+        assert provenance.read(file.path) == about, file.path
+
+
+def test_captions_are_latex(tmp_path):
+    figures.use(ICML)
+    fig, _ = figures.figure()
+    said = "50 % of a_b & c: \N{GREEK SMALL LETTER ALPHA} ≤ 0.1, R²\n\n→ λ"
+    figure_files.save(fig, tmp_path / "x", said, {}, ICML)
+    told = r"50 \% of a\_b \& c: $\alpha$ $\leq$ 0.1, R$^2$ $\to$ $\lambda$"
+    assert f"\\caption{{{told}}}" in (tmp_path / "x.tex").read_text()
+
+
+def test_what_would_not_print_right_is_named_and_not_written(draw, tmp_path):
+    status, _, said = draw(of_all={"crowded": crowded})
+    *faults, last = said.splitlines()
+    assert status == 1
+    assert faults[0].startswith("crowded: Glyph 23398 ")
+    assert faults[1] == 'crowded: "tiny" (title of "tiny") is 6 pt, under 8'
+    assert re.match(r'crowded: "clipped" .+ is cut by \d+.\d pt at the page.s edge', faults[2])
+    assert re.match(r'crowded: "beyond the edge" \(in the figure\) is cut by \d+', faults[3])
+    assert re.match(r'crowded: "one over" .+ and "another" .+ overlap by \d', faults[-2])
+    assert faults[-1] == 'crowded: the axes "outside" reach beyond the page\'s edge'
+    assert last == "crowded: not written; --unchecked writes it as it is"
+    assert not list(tmp_path.iterdir())
+    assert draw("--unchecked", of_all={"crowded": crowded})[0] == 0
+    assert (tmp_path / "crowded.pdf").exists()
+
+
+def test_a_fault_is_found_whatever_the_format(draw):
+    status, _, said = draw("--format", "png", of_all={"crowded": crowded})
+    assert status == 1 and "crowded: not written" in said
+
+
+def test_what_is_left_out_for_one_reason_is_one_line(draw):
+    drawn = {"one": missing, "two": missing, "three": plain}
+    status, out, said = draw(of_all=drawn)
+    assert (status, said) == (0, "left out one, two: nothing to draw; draw something\n")
+    assert "three.pdf" in out
+    assert draw(of_all={"one": missing})[0] == 1
+
+
+def test_only_the_jobs_asked_for_are_drawn(draw, tmp_path):
+    draw(of_all={"one": plain}, only={"model": "mlp", "lr": [0.01]})
+    assert r"\caption{Of 3 jobs.}" in (tmp_path / "one.tex").read_text()
+    assert len(json.loads((tmp_path / "one.json").read_text())["jobs"]) == 3
+    status, _, said = draw(of_all={"one": plain}, only={"modle": "mlp"})
+    assert status == 2
+    assert said == "plot.py: ONLY in plot.py: the jobs have no setting modle; did you mean model?\n"
+
+
+def test_the_chosen_job_else_the_best(draw, store, tmp_path):
+    def about(job):
+        fig, _ = figures.figure()
+        return fig, job.attrs["about"]
+
+    assert draw(of_one={"one": about})[0] == 0
+    best, words = re.fullmatch(
+        r"\\caption\{job (.+), the best of 12 by validation accuracy \((.+)\)\}",
+        (tmp_path / "one.tex").read_text().splitlines()[1].replace("\\_", "_"),
+    ).groups()
+    run = max(
+        store.client.search_runs([store.client.get_experiment_by_name("sweep").experiment_id]),
+        key=lambda run: run.data.metrics["best_val_accuracy"],
+    )
+    params = run.data.params
+    assert best == run.data.tags["job_id"]
+    assert words == f"{params['model']}, learning rate {params['lr']}, seed {params['seed']}"
+    other = best.replace(f"seed={params['seed']}", f"seed={(int(params['seed']) + 1) % 3}")
+    assert draw("--job", other, of_one={"one": about})[0] == 0
+    assert json.loads((tmp_path / "one.json").read_text())["jobs"] == [other]
+    status, _, said = draw("--job", "nosuch", of_one={"one": about})
+    assert (status, said) == (2, "plot.py: --job nosuch: no finished job has this id\n")
+
+
+def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path):
+    def kept(job):
+        found = predictions(job.assign(job_folder=str(tmp_path)))
+        return plain(found.classes)
+
+    def said():
+        return draw(of_one={"one": kept})[2]
+
+    file = tmp_path / "predictions.npz"
+    for content in (None, b"", b"PK", b"no archive"):
+        if content is not None:
+            file.write_bytes(content)
+        assert said().startswith("left out one: no predicted classes of the job ")
+        assert said().count("\n") == 1
+    np.savez(file, label=np.zeros(3), predicted=np.zeros(3))
+    assert "does not have a class for each example" in said()
+    np.savez(file, label=np.zeros(3, int), predicted=np.full(3, 5000))
+    assert "5001 classes are too many for a figure" in said()
+    np.savez(file, label=np.zeros(3, int), predicted=np.ones(3, int))
+    assert said() == ""
+    (tmp_path / "spec.json").write_text('{"classes": ["cat", "dog"]}')
+    assert predictions_of(store, tmp_path).classes == ["cat", "dog"]
+
+
+def predictions_of(store, folder):
+    import pandas as pd
+
+    return predictions(pd.DataFrame([{"job_id": "x", "run_id": "", "job_folder": str(folder)}]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--venue", "neurip"), "--venue neurip: not known; did you mean neurips?"),
+        (("--format", "pdf,jpg"), "--format pdf,jpg: there is no 'jpg'; did you mean"),
+        (("--format", ""), "--format : there is no ''; known: pdf, png, svg, tiff"),
+        (("--experiment", "nosuch"), "no experiment 'nosuch' in the tracking store; it has "),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(draw, tmp_path, flags, said):
+    status, out, error = draw(*flags, of_all={"one": plain})
+    assert (status, out) == (1 if flags[0] == "--experiment" else 2, "")
+    assert error.startswith(f"plot.py: {said}") and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_venues_are_listed_and_give_their_widths(draw):
+    status, out, _ = draw("--venue", "list")
+    assert status == 0 and len(out.splitlines()) == 1 + len(venues.VENUES)
+    _, out, _ = draw("--venue", "nature", of_all={"one": plain})
+    assert f"  {venues.VENUES['nature'].column:g} x " in out
+
+
+def test_a_store_that_cannot_be_read_is_one_line(draw, tmp_path, monkeypatch):
+    (tmp_path / "mlflow.db").write_text("not a database " * 100)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    status, _, said = draw(of_all={"one": plain})
+    assert (status, said.count("\n")) == (1, 1)

@@ -1,0 +1,91 @@
+"""Reading finished jobs from a store: by SQL, by MLflow's client, and where that cannot be."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import engine
+import pytest
+import stored
+from engine.tracking import database, reading, stored_jobs
+
+CODE = Path(engine.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store with four classifiers in it, one deleted, and jobs that never finished."""
+    store = stored.fresh(tmp_path_factory.mktemp("store"))
+    store.classifiers("sweep", seeds=1)
+    for status in ("FAILED", "KILLED", "FINISHED", "RUNNING"):
+        store.job("sweep", {"val_loss": [1.0]}, status=status, mark=False, note=status)
+    deleted = store.job("sweep", {"val_loss": [1.0]}, note="deleted")
+    store.client.delete_run(deleted)
+    return store
+
+
+@pytest.fixture(autouse=True)
+def default_store(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+
+
+def test_finished_jobs_and_no_others():
+    assert len(stored_jobs.jobs("sweep")) == 4
+
+
+def test_both_ways_of_reading_agree(store, monkeypatch):
+    far = store.job("far", {"val_loss": [math.inf, -math.inf, math.nan]})
+    jobs = stored_jobs.jobs("sweep")
+    runs = [far, *(job["run_id"] for job in jobs)]
+    by_sql = reading.known("sweep"), stored_jobs.histories(runs, "val_loss")
+    monkeypatch.setattr(database, "kind", lambda: "")
+    monkeypatch.setattr(reading, "LONGEST_QUERY", 600.0)  # the machine may be busy
+    assert stored_jobs.jobs("sweep") == jobs
+    assert reading.known("sweep") == by_sql[0]
+    assert str(stored_jobs.histories(runs, "val_loss")) == str(by_sql[1])
+    assert {math.inf, -math.inf} < {value for _, _, value in by_sql[1]}
+
+
+def test_a_file_from_the_jobs_folder_else_from_its_run(store, tmp_path):
+    run = store.job("files", {}, seed=1)
+    (tmp_path / "kept.txt").write_text("in the folder")
+    store.client.log_text(run, "with the run", "kept.txt")
+    assert stored_jobs.file(run, str(tmp_path), "kept.txt") == b"in the folder"
+    assert stored_jobs.file(run, str(tmp_path / "moved"), "kept.txt") == b"with the run"
+    for folder in (tmp_path, tmp_path / "moved"):
+        with pytest.raises(OSError):
+            stored_jobs.file(run, str(folder), "other.txt")
+
+
+def test_reads_a_store_whose_writer_was_killed(store, tmp_path, monkeypatch):
+    path = tmp_path / "mlflow.db"
+    path.write_bytes((store.folder / "mlflow.db").read_bytes())
+    killed = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("UPDATE metrics SET value = 0")
+os._exit(9)
+"""
+    subprocess.run([sys.executable, "-c", killed, path])
+    assert path.with_name("mlflow.db-journal").stat().st_size
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{path}")
+    assert len(reading.known("sweep").finished) == 4
+
+
+def test_a_store_that_cannot_be_read(tmp_path, monkeypatch):
+    (tmp_path / "mlflow.db").write_text("not a database " * 100)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with pytest.raises(ConnectionError, match=r"cannot be read: .*file is not a database"):
+        stored_jobs.jobs("sweep")
+
+
+def test_asking_for_what_is_known_imports_nothing_heavy():
+    code = (
+        "import sys; from engine.tracking.reading import known; assert known('sweep').finished; "
+        "assert not {'mlflow', 'torch', 'pandas', 'numpy'} & set(sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(CODE)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)

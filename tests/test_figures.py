@@ -1,0 +1,274 @@
+"""What `python plot.py` of a new project draws of jobs of many kinds, and what its captions say."""
+
+import json
+import math
+import re
+import runpy
+import shutil
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+import stored
+from engine.results import venues
+from repository import REPOSITORY
+from stored import CLASSIFIER
+
+PLOT = REPOSITORY / "{{cookiecutter.project_slug}}" / "plot.py"
+ALL = (
+    "learning-curves",
+    "metric-vs-setting",
+    "metric-map",
+    "ranking",
+    "time-to-target",
+    "throughput",
+    "confusion",
+)
+DPI = 300
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store with the default sweep in it."""
+    store = stored.fresh(tmp_path_factory.mktemp("store"))
+    store.classifiers("sweep")
+    store.keep_predictions()
+    return store
+
+
+class Drawn:
+    """What a command has drawn: its exit status, complaints, sizes of files, and captions."""
+
+    def __init__(self, status, out, said, folder):
+        self.status, self.said, self.folder = status, said, folder
+        lines = re.findall(r"^(.+)  ([\d.]+) x ([\d.]+) in$", out, re.MULTILINE)
+        assert len(lines) == len(out.splitlines())
+        self.files = [(Path(path), float(width), float(height)) for path, width, height in lines]
+        self.names = [path.stem for path, _, _ in self.files if path.suffix == ".pdf"]
+
+    def caption(self, name):
+        """The caption of a figure, as it would be read."""
+        text = (self.folder / f"{name}.tex").read_text().split("\\caption{")[1].rsplit("}\n", 2)[0]
+        for latex, plain in (("--", "\N{EN DASH}"), (r"$\geq$", "≥"), (r"$\leq$", "≤"), ("\\", "")):
+            text = text.replace(latex, plain)
+        return text
+
+
+@pytest.fixture
+def draw(store, monkeypatch, capsys, tmp_path):
+    """`python plot.py`, in this process."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+
+    def draw(experiment, *flags, plot=PLOT):
+        words = ("--experiment", experiment, "--out", tmp_path, *flags)
+        monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(plot), run_name="__main__")
+        return Drawn(end.value.code, *capsys.readouterr(), tmp_path)
+
+    return draw
+
+
+def assert_prints_right(path, width, height):
+    """Page or pixels as printed; in a PDF TrueType fonts only and no text under 8 pt."""
+    data = path.read_bytes()
+    if path.suffix == ".png":
+        pixels = [int.from_bytes(data[i : i + 4]) for i in (16, 20)]
+        assert pixels == [round(width * DPI), round(height * DPI)]
+        return
+    (page,) = re.findall(rb"/MediaBox \[([^]]+)\]", data)
+    assert [float(side) for side in page.split()] == pytest.approx([0, 0, 72 * width, 72 * height])
+    assert b"/Type3" not in data
+    assert b"/FontFile2" in data
+    streams = [zlib.decompress(s) for s in re.findall(rb"stream\r?\n(x.+?)endstream", data, re.S)]
+    sizes = [float(size) for s in streams for size in re.findall(rb"/F\S+ ([\d.]+) Tf", s)]
+    assert min(sizes) >= 8
+
+
+def test_the_default_sweep(draw):
+    drawn = draw("sweep")
+    assert (drawn.status, drawn.said) == (0, "")
+    assert tuple(drawn.names) == ALL
+    for file in drawn.files:
+        assert_prints_right(*file)
+    assert drawn.caption("learning-curves").startswith(
+        "Validation accuracy by optimizer step: mean of 3 seeds, 95% t interval; thin lines are "
+        "single jobs."
+    )
+    assert drawn.caption("metric-map") == (
+        "Validation accuracy of the weights kept: mean of 3 seeds; brighter is better."
+    )
+    assert "36 of 360 are wrong: job dataset=digits" in drawn.caption("confusion")
+    assert "accuracy of ≥ 0.9" in drawn.caption("time-to-target")
+
+
+def test_a_ranking_goes_by_validation_and_says_so(draw, store):
+    for lr, val, test in ((0.1, 0.8, 0.5), (0.2, 0.7, 0.9)):
+        for seed in range(2):
+            tests = {"test_accuracy": test}
+            curves = {"val_accuracy": [val + 0.01 * lr * seed]}
+            how = {"monitor": "val_accuracy", "lr": lr, "seed": seed}
+            store.job("ranked", curves, tests=tests, **how)
+    drawn = draw("ranked")
+    caption = drawn.caption("ranking")
+    assert caption.startswith("Validation accuracy of all 2 settings: mean of 2 seeds, 95% t")
+    assert "Nothing is chosen by test results." in caption
+    gain = re.search(r"First minus second: ([\d.]+) \(.+\), 95% t interval of 2 pairs", caption)
+    assert float(gain[1]) == pytest.approx(0.1, abs=1e-3)
+    assert "lr=0.1 " in drawn.caption("confusion")
+
+
+def test_the_same_jobs_give_the_same_bytes_whatever_else_is_in_the_store(draw, store, tmp_path):
+    before = {path.name: path.read_bytes() for path, _, _ in draw("sweep").files}
+    settings = {"monitor": "val_accuracy", "model": "mlp", "lr": 1e-3, "seed": 5}
+    for status in ("FAILED", "KILLED", "FINISHED"):
+        store.job("sweep", {"val_accuracy": [0.1]}, status=status, mark=False, **settings)
+    store.client.delete_run(store.job("sweep", {"val_accuracy": [0.1]}, **settings))
+    assert {path.name: path.read_bytes() for path, _, _ in draw("sweep").files} == before
+
+
+@pytest.mark.parametrize("declared", [{}, {"scale": "log"}, {"unit": 1e-6, "target": 5e-6}])
+def test_a_regression(draw, store, declared):
+    experiment = f"regression {declared}"
+    store.regressions(experiment, **declared)
+    drawn = draw(experiment)
+    assert drawn.status == 0
+    assert tuple(drawn.names) == ALL
+    for file in drawn.files:
+        assert_prints_right(*file)
+    mean = "geometric mean" if "scale" in declared else "mean"
+    of_log = " of the logarithm" if "scale" in declared else ""
+    assert drawn.caption("learning-curves").startswith(
+        f"Validation mean absolute error by optimizer step: {mean} of 3 seeds, 95% t interval"
+        f"{of_log}; thin"
+    )
+    goal = "≤ 5e-6 mmHg" if "unit" in declared else "≤ 5 mmHg"
+    assert goal in drawn.caption("time-to-target")
+    assert "0.000" not in drawn.caption("ranking")
+    best = json.loads((drawn.folder / "confusion.json").read_text())["jobs"]
+    assert "lr=0.001 weight_decay=0.0" in best[0]
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_gan_that_monitors_nothing(draw, store, validated):
+    experiment = f"gan {validated}"
+    store.gans(experiment, validated=validated)
+    drawn = draw(experiment)
+    assert drawn.status == 0
+    part = "Validation" if validated else "Training"
+    assert drawn.caption("learning-curves").startswith(f"{part} energy distance by optimizer step:")
+    assert "time-to-target: no validation metric has a target; declare one" in drawn.said
+    if not validated:
+        why = "no validation values to choose by; hold out a part of the data for them"
+        assert f"left out metric-vs-setting, ranking, confusion: {why}\n" in drawn.said
+        assert drawn.names == ["learning-curves", "throughput"]
+
+
+def test_a_third_setting_in_the_grid(draw, store):
+    store.classifiers("third", batch_size=(32, 64), seeds=2)
+    drawn = draw("third")
+    assert (drawn.status, drawn.said, tuple(drawn.names)) == (0, "", ALL)
+    for name in ALL[:4]:
+        assert "mean of 2 seeds" in drawn.caption(name)
+        assert "Shown are" not in drawn.caption(name)
+    assert "all 8 settings" in drawn.caption("ranking")
+    assert "Shown are the values of" in drawn.caption("time-to-target")
+
+
+def test_more_settings_than_a_figure_can_tell_apart(draw, store):
+    more = {"batch_size": (32, 64, 128), "augment": ("none", "flip")}
+    store.classifiers("many", seeds=1, evaluations=5, **more)
+    drawn = draw("many")
+    assert (drawn.status, tuple(drawn.names)) == (0, ALL)
+    for name in ("metric-vs-setting", "time-to-target"):
+        said = (
+            r"Shown are the values of .+ with the best validation accuracy for each of the others"
+        )
+        assert re.search(said, drawn.caption(name)), name
+    assert "Shown are" not in drawn.caption("ranking")
+    for file in drawn.files:
+        assert_prints_right(*file)
+
+
+def test_one_job(draw, store):
+    store.classifiers("one", models=["mlp"], lrs=[1e-3], seeds=1)
+    drawn = draw("one")
+    assert drawn.status == 0
+    assert drawn.names == ["learning-curves", "time-to-target", "throughput", "confusion"]
+    assert "left out metric-map, ranking: no setting varies among the jobs" in drawn.said
+    assert "one seed" in drawn.caption("learning-curves")
+
+
+def test_a_random_search(draw, store):
+    rates = [1.3 ** -(i + 5) for i in range(20)]
+    store.classifiers("search", models=["mlp"], lrs=rates, seeds=1)
+    drawn = draw("search")
+    assert drawn.status == 0
+    assert {"learning-curves", "metric-vs-setting", "ranking"} < {*drawn.names}
+    assert "the best 12 of 20 settings" in drawn.caption("ranking")
+    assert "left out metric-map: only learning rate varies among the jobs" in drawn.said
+
+
+def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):
+    settings = {"monitor": "val_accuracy", "model": "mlp"}
+    for seed in range(3):
+        curves = {"val_accuracy": [0.5, 0.6, math.nan if seed == 2 else 0.7]}
+        store.job("lost", curves, lr=0.1, seed=seed, **settings)
+        store.job("lost", {"val_accuracy": [0.1]}, status="FAILED", lr=1.0, seed=seed, **settings)
+    drawn = draw("lost")
+    assert drawn.status == 0
+    gone = "3 of 3 jobs of learning rate 1, which diverged"
+    for name in ALL[:4]:
+        if name in drawn.names:
+            assert gone in drawn.caption(name), name
+    assert "crosses those that diverged" in drawn.caption("metric-vs-setting")
+    store.classifiers("nan", models=["mlp"], lrs=[0.1])
+    for seed in range(2):
+        curves = {"val_accuracy": [math.nan] * 3}
+        store.job("nothing", curves, lr=0.1, seed=seed, **settings)
+    drawn = draw("nothing")
+    assert "no finished job has a finite best_val_accuracy" in drawn.said
+    assert drawn.names == ["throughput"]
+
+
+def test_without_a_finished_job_one_line(draw, store, tmp_path):
+    store.job("begun", {"val_accuracy": [0.1]}, status="FAILED", mark=False)
+    store.job("all lost", {"val_accuracy": [0.1]}, status="FAILED")
+    for experiment in ("begun", "all lost", "nosuch"):
+        drawn = draw(experiment)
+        assert (drawn.status, drawn.files, drawn.said.count("\n")) == (1, [], 1)
+
+
+def test_two_directions_of_one_name_are_refused_in_one_line(draw, store):
+    from engine.cli import Metric
+
+    settings = {"monitor": "val_accuracy"}
+    for seed, better in enumerate(("higher", "higher", "lower")):
+        metrics = CLASSIFIER | {"accuracy": Metric(better=better)}
+        store.job("two", {"val_accuracy": [0.5]}, metrics, seed=seed, **settings)
+    drawn = draw("two")
+    assert (drawn.status, drawn.files) == (1, [])
+    assert drawn.said.startswith("plot.py: lower accuracy is better in 1 of the jobs, higher in 2;")
+    assert drawn.said.count("\n") == 1
+
+
+@pytest.mark.parametrize("venue", ["nature", pytest.param("eccv", marks=pytest.mark.slow)])
+def test_other_venues(draw, venue):
+    drawn = draw("sweep", "--venue", venue)
+    assert (drawn.status, drawn.said, tuple(drawn.names)) == (0, "", ALL)
+    at = venues.VENUES[venue]
+    widths = {float(f"{at.column:g}"), float(f"{at.full:g}")}
+    assert {width for _, width, _ in drawn.files} <= widths
+
+
+def test_adding_a_figure_takes_a_function_and_a_line(draw, store, tmp_path):
+    """By the text alone: whatever plot.py is, its figures stand in a literal dict of functions."""
+    text = PLOT.read_text()
+    function = 'def mine(jobs):\n    fig, ax = figures.figure()\n    return fig, "Mine."\n\n\n'
+    text = text.replace("FIGURES = {\n", f'{function}FIGURES = {{\n    "mine": mine,\n', 1)
+    project = tmp_path / "project"
+    shutil.copytree(PLOT.parent / "engine", project / "engine")
+    (project / "plot.py").write_text(text)
+    store.gans("mine", validated=False)
+    assert draw("mine", plot=project / "plot.py").names[0] == "mine"
