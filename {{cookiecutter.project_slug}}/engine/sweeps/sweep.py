@@ -20,6 +20,7 @@ from engine.cli.metrics import Metric
 from engine.errors import SettingsError, cause
 from engine.job import interruption, provenance
 from engine.job.folder import JobFolder
+from engine.job.identity import identity
 from engine.job.runtime import Runtime
 from engine.job.terminal import leave
 from engine.paths import CODE
@@ -89,12 +90,17 @@ class Grid(Generic[S]):
         # Where Slurm's jobs are submitted there may be no GPU, so each asks for its own by itself.
         device = torch.device("meta") if self._flags.slurm else None
         at_once: list[int] = []
+        checked: set[tuple[str, Runtime]] = set()
 
         def act(folder: JobFolder[S] | None) -> None:
-            if folder:
-                job = Job(folder, device)
+            if folder is None:
+                return
+            job = Job(folder, device)
+            unseeded = identity(folder.settings) | {"seed": None}  # can run whatever the seed is
+            if (what := (str(unseeded), folder.runtime)) not in checked:
                 check(job)
-                at_once.append(slots.at_once(job.device.type, folder.runtime.threads))
+                checked.add(what)
+            at_once.append(slots.at_once(job.device.type, folder.runtime.threads))
 
         self._each(act, self._left)
         self._slots = self._slots or slots.on_cpu(self._flags.per_gpu or min(at_once))

@@ -7,6 +7,7 @@ for 32×32 images of He et al. 2016 (arxiv.org/abs/1512.03385, section 4.2).
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -88,7 +89,7 @@ def torchvision_classifier(
         hint = did_you_mean(name, [*others, *known])
         hint = hint if hint.startswith("did") else f"known: {', '.join(others)} and torchvision's"
         raise SettingsError(f"--model {name}: no such model; {hint}")
-    _check_size(name, spec, pretrained)
+    _check_size(name, spec, pretrained)  # type: ignore[arg-type] # mypy: no Hashable
     network, mean, std = _network(name, spec, pretrained), spec.mean, spec.std
     if pretrained and spec.shape[0] == 3:
         mean, std = IMAGENET
@@ -97,6 +98,7 @@ def torchvision_classifier(
     return Normalized(network, spec.shape, mean, std)
 
 
+@cache  # many jobs of a grid have the same
 def _check_size(name: str, spec: ImageSpec, pretrained: bool) -> None:
     """Try a network on the meta device, where shapes are worked out but nothing is computed."""
     try:
