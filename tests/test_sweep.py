@@ -178,9 +178,8 @@ def test_states_and_ctrl_c(lab: Lab) -> None:
     os.killpg(sweep.pid, signal.SIGINT)  # what a terminal does
     stopped = ended(sweep)
     assert stopped.returncode == 130
-    stopping, interrupted = stopped.stderr.splitlines()
-    assert stopping == "run.sh: stopping the jobs because of Ctrl-C; Ctrl-C kills them"
-    assert interrupted.startswith(f"job {job} ended with status 143: ")
+    said = "run.sh: stopping the jobs because of Ctrl-C; Ctrl-C kills them\n"
+    assert stopped.stderr == said
     last = "0 of 2 jobs finished, 0 of them now; 1 interrupted, 1 not started"
     assert stopped.stdout.splitlines()[-1] == last
     found = json.loads(lab.sweep("--list", "--json").stdout)
@@ -188,6 +187,18 @@ def test_states_and_ctrl_c(lab: Lab) -> None:
     assert found[0] | {"id": job, "about": "step 2/12, 20 s left"} == found[0]
     assert found[0]["settings"]["seed"] == 2
     assert Path(found[0]["folder"]) == folder
+
+
+def test_slurm_gives_what_is_not_here(lab: Lab, project: Project, tmp_path: Path) -> None:
+    """Jobs are checked without the devices that they will have."""
+    for name, said in (("sbatch", "17"), ("scontrol", "MaxArraySize = 9"), ("squeue", "")):
+        (lab.machine / name).write_text(f"#!/bin/sh\necho {said}\n")
+        (lab.machine / name).chmod(0o755)
+    whole = project.copy(tmp_path / "whole")
+    write_grid(whole.root, "--precision fp16 --model convnet", "--device cuda:3")
+    done = ended(start(whole.root, lab.env, "--slurm"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 jobs handed to Slurm as 17" in done.stdout
 
 
 def test_results_that_the_store_lacks(lab: Lab, tmp_path: Path) -> None:

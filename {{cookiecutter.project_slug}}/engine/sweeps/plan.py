@@ -59,12 +59,16 @@ def _lines(rows: Iterable[Iterable[object]]) -> str:
     return "".join("\t".join(map(str, row)) + "\n" for row in rows)
 
 
-def summary(rows: Sequence[Row], codes: Mapping[int, int]) -> int:
-    """Print what became of the jobs, given the exit statuses of those that have run, by index;
-    returns the sweep's exit status."""
+def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> int:
+    """Print what became of the jobs; returns the sweep's exit status.
+
+    `codes` has the exit statuses of the jobs that have run, by index; `stopped` is the status of a
+    sweep that was stopped, jobs and all.
+    """
     states = [_state(row, codes.get(index)) for index, row in enumerate(rows, start=1)]
+    named = {"failed", "diverged"} if stopped else {"failed", "diverged", "interrupted"}
     for index, (row, state) in enumerate(zip(rows, states, strict=True), start=1):
-        if state in {"failed", "diverged", "interrupted"}:
+        if state in named:
             leave(1, _ending(row, codes.get(index)))
     count = Counter(state for state in states if state not in {"repeated", "skipped"})
     now = sum(states[index - 1] == "finished" for index in codes)
@@ -73,7 +77,7 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int]) -> int:
     leave(0, line + (others and f"; {others}"))
     if count["unsent"]:
         leave(3, "run.sh: what is unsent waits for the tracking store; the same command sends it")
-    return 1 if LEFT & count.keys() else 3 if count["unsent"] else 0
+    return stopped or (1 if LEFT & count.keys() else 3 if count["unsent"] else 0)
 
 
 def _state(row: Row, code: int | None) -> str:
@@ -108,9 +112,8 @@ def main(folder: Path) -> int:
     """Print the summary of a sweep that is over; returns the exit status."""
     rows = [Row(*row) for row in files.read_json(folder / "plan.json")["jobs"]]
     codes = {int(path.name): int(path.read_text()) for path in (folder / "codes").iterdir()}
-    status = summary(rows, codes)
     stop = folder / "stop"
-    return int(stop.read_text()) if stop.exists() else status
+    return summary(rows, codes, int(stop.read_text()) if stop.exists() else 0)
 
 
 if __name__ == "__main__":

@@ -51,10 +51,11 @@ SWEEPS = PROJECT / ".sweeps"
 
 
 class State(NamedTuple):
-    """A job's state, and more about it."""
+    """A job's state, more about it, and for how many seconds it will train, if that is known."""
 
     word: str
     about: str = ""
+    left: float | None = None
 
 
 class View:
@@ -81,7 +82,7 @@ class View:
         if known and not job.runtime.force:
             return State("finished")
         if locks.held(job.path / "lock"):
-            return State("running", progress(job.path))
+            return State("running", *progress(job.path))
         if lease := self._lease(job.id, job.path):
             return State("running", f"on {lease.host}")
         if job.id in self._queued:
@@ -109,8 +110,8 @@ class View:
         if status in ("failed", "diverged"):
             return State(status, said)
         if status == "paused" and outcome.get("pause_after") == job.pause_after:
-            return State("paused", progress(job.path))
-        return State("interrupted", progress(job.path))
+            return State("paused", *progress(job.path))
+        return State("interrupted", *progress(job.path))
 
     def _lease(self, job_id: str, folder: Path) -> reading.Lease | None:
         leases = self._known.leases.get(job_id, [])
@@ -118,14 +119,15 @@ class View:
         return next((lease for lease in leases if lease.owner != owner), None)
 
 
-def progress(folder: Path) -> str:
-    """Return how far a job has come, such as `step 120/300, 40 s left`."""
+def progress(folder: Path) -> tuple[str, float | None]:
+    """Return how far a job has come, such as `step 120/300, 40 s left`, and those seconds."""
     match _last_evaluation(folder / journal.FILE):
         case {"step": int(step), "of": int(total), "metrics": {"elapsed_seconds": float(seconds)}}:
-            return f"step {step}/{total}, {duration(seconds / max(step, 1) * (total - step))} left"
+            left = seconds / max(step, 1) * (total - step)
+            return f"step {step}/{total}, {duration(left)} left", left
         case {"step": int(step)}:
-            return f"step {step}"
-    return ""
+            return f"step {step}", None
+    return "", None
 
 
 def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
@@ -134,8 +136,8 @@ def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
     unlike = {job.id: job for job in jobs}
     rows = []
     for job_id, job in unlike.items():
-        state, about = view.state(job)
-        row = {"id": job_id, "state": state, "about": about, "folder": str(job.path)}
+        word, about, _ = view.state(job)
+        row = {"id": job_id, "state": word, "about": about, "folder": str(job.path)}
         rows.append(row | {"settings": identity(job.settings)})
     print(json.dumps(rows, indent=2))
     view.warn()
@@ -146,18 +148,27 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
     view = View()
     unlike = {job.id: job for job in jobs}
     states = {job_id: view.state(job) for job_id, job in unlike.items()}
-    for job_id, (word, about) in states.items():
+    for job_id, (word, about, _) in states.items():
         if not brief or word in {"running", "failed", "diverged"}:
             print(f"{job_id}  {word:11}  {unlike[job_id].name}" + (about and f"  [{about}]"))
     count = Counter(state.word for state in states.values())
     print(f"{len(unlike)} jobs: " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
-    seconds = view.seconds(unlike.values())
-    if count["running"] and seconds:
-        rate = count["running"] / statistics.median(seconds)
-        left = sum(n for word, n in count.items() if word not in OVER)
-        print(f"{3600 * rate:.3g} jobs an hour, {duration(left / rate)} left")
+    if took := view.seconds(unlike.values()):
+        _print_left(list(states.values()), statistics.median(took))
+    sys.stdout.flush()
     view.warn()
     return count
+
+
+def _print_left(states: Sequence[State], each: float) -> None:
+    """Print how long it will be if a job takes so many seconds that does not say itself."""
+    running = [
+        each if state.left is None else state.left for state in states if state.word == "running"
+    ]
+    waiting = sum(state.word not in OVER | {"running"} for state in states)
+    if running:
+        left = max(*running, (sum(running) + waiting * each) / len(running))
+        print(f"about {duration(left)} left, if as many run at once as now")
 
 
 def watch(jobs: Sequence[JobFolder[Any]]) -> None:

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from engine.cli import parser
 from engine.cli.metrics import Metric
-from engine.errors import SettingsError, cause
+from engine.errors import JobError, SettingsError, cause
 from engine.job import interruption, provenance
 from engine.job.folder import JobFolder
 from engine.job.identity import identity
@@ -134,11 +135,11 @@ class Grid(Generic[S]):
                 act(item)
             except Exception as error:
                 wrong += 1
-                leave(2, f"job {number}, {self._script} {shlex.join(words)}: {cause(error)}")
+                why = f"{cause(error)}{_place(error)}"
+                leave(2, f"job {number}, {self._script} {shlex.join(words)}: {why}")
         if wrong:
-            sys.exit(
-                leave(2, f"run.sh: {wrong} of {len(items)} jobs are wrong; nothing was started")
-            )
+            line = f"run.sh: {wrong} of {len(items)} jobs are wrong; nothing was started"
+            sys.exit(leave(2, line))
 
     def _ask_states(self) -> None:
         """Find the state of each job (`repeated` if it is in the grid before, `skipped` by --only)
@@ -154,7 +155,7 @@ class Grid(Generic[S]):
         self._rows = []
         self._left: list[JobFolder[S] | None] = []
         for job in self._jobs:
-            state, about = view.state(job)
+            state, about, _ = view.state(job)
             if job.id in seen:
                 state = "repeated"
             elif self._flags.only and state in to_run - {self._flags.only}:
@@ -171,6 +172,15 @@ class Grid(Generic[S]):
         except SettingsError as error:
             return leave(1 if slurm.was_given(self._folder) else 2, f"run.sh: {error}")
         return leave(0, line)
+
+
+def _place(error: Exception) -> str:
+    """Where in the project's files an error is from that has no text of the engine's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).parent == CODE]
+    if isinstance(error, SettingsError | JobError) or not own:
+        return ""
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
 
 
 def _has_store() -> bool:

@@ -24,7 +24,8 @@ class Precision:
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
-        if name in ("fp16", "tf32") and device.type != "cuda":
+        unknown_yet = device.type == "meta"  # Slurm will give a GPU
+        if name in ("fp16", "tf32") and device.type != "cuda" and not unknown_yet:
             raise SettingsError(
                 f"--precision {name}: needs a CUDA GPU, this job runs on {device.type}"
             )
