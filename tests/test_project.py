@@ -42,16 +42,6 @@ def test_own_tests(make):
     check("pytest", make(project_name=odd, description=odd, author=odd))
 
 
-def test_lines_to_read_are_as_many_as_the_readmes_say(make):
-    project = make()
-    lines = {
-        name: len((project / name).read_text().splitlines()) for name in ("models.py", "run.py")
-    }
-    assert f"`models.py`, {lines['models.py']} lines" in (REPOSITORY / "README.md").read_text()
-    assert f"`run.py`, {lines['run.py']} lines" in (REPOSITORY / "README.md").read_text()
-    assert f"file, {lines['models.py']} lines" in (project / "README.md").read_text()
-
-
 @pytest.mark.parametrize(
     "command",
     [

@@ -44,7 +44,8 @@ class LogTicks(LogLocator):
             if len(places) <= MOST:
                 break
         if len(places) < LEAST:
-            places = MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10]).tick_values(low, high)
+            linear = MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10])
+            places = np.asarray(linear.tick_values(low, high))
             places = places[(low <= places) & (places <= high)]
         return places[:: -(-len(places) // MOST)]
 
