@@ -1,0 +1,41 @@
+"""What a process may use of the machine."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import machine
+
+
+def test_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the process's own group and of each that it lies in; `max` is none."""
+    inner = tmp_path / "groups" / "user" / "job"
+    inner.mkdir(parents=True)
+    (tmp_path / "own").write_text("1:cpu:/elsewhere\n0::/user/job\n")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "own")
+    monkeypatch.delenv("JOBS_AT_ONCE", raising=False)
+    (inner / "cpu.max").write_text("max 100000\n")
+    (inner / "memory.max").write_text("5000000\n")
+    (inner.parent / "memory.max").write_text("max\n")
+    unlimited = machine.cores()
+    assert machine.memory() == 5_000_000
+    (inner.parent / "cpu.max").write_text("190000 100000\n")
+    assert machine.cores() == 1
+    (inner.parent / "cpu.max").write_text(f"{unlimited}00000 100000\n")
+    assert machine.cores() == unlimited
+
+
+def test_a_sweep_divides_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOBS_AT_ONCE", "1")
+    alone = machine.cores()
+    monkeypatch.setenv("JOBS_AT_ONCE", str(alone))
+    assert machine.cores() == 1
+    monkeypatch.setenv("JOBS_AT_ONCE", "1000000")
+    assert machine.cores() == 1
+
+
+def test_without_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "OWN_GROUP", tmp_path / "none")
+    assert machine.cores() >= 1
+    assert machine.memory() > 2**20
