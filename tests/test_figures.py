@@ -178,7 +178,7 @@ def test_a_third_setting_in_the_grid(draw, store):
 
 def test_more_settings_than_a_figure_can_tell_apart(draw, store):
     more = {"batch_size": (32, 64, 128), "augment": ("none", "flip")}
-    store.classifiers("many", seeds=1, evaluations=5, **more)
+    store.classifiers("many", seeds=1, evaluations=15, **more)
     drawn = draw("many")
     assert (drawn.status, tuple(drawn.names)) == (0, ALL)
     for name in ("metric-vs-setting", "time-to-target"):
@@ -253,7 +253,7 @@ def test_two_directions_of_one_name_are_refused_in_one_line(draw, store):
     assert drawn.said.count("\n") == 1
 
 
-@pytest.mark.parametrize("venue", ["nature", pytest.param("eccv", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("venue", ["nature", pytest.param("eccv", marks=pytest.mark.full)])
 def test_other_venues(draw, venue):
     drawn = draw("sweep", "--venue", venue)
     assert (drawn.status, drawn.said, tuple(drawn.names)) == (0, "", ALL)
