@@ -1,0 +1,238 @@
+"""`python run.py` of the template's own classifier: what it prints, leaves, stores and returns."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from faults import Project, ended, job_of, one_line, same, wait_until
+
+QUICK = ("--epochs", "2", "--batch-size", "256", "--augment", "crop-flip", "--log-every", "2")
+STEPS = [2, 4, 6, 8, 10, 12]
+"""1,294 examples in batches of 256, the last one smaller."""
+
+
+@pytest.fixture(scope="module")
+def finished(project: Project) -> subprocess.CompletedProcess[str]:
+    """A job run to its end, with something logged from the loop."""
+    script = project.root / "run.py"
+    text = script.read_text()
+    logged = '        job.log_epoch(metrics)\n        job.log_text("note", f"after {job.step}")\n'
+    assert text.count("        job.log_epoch(metrics)\n") == 1
+    script.write_text(text.replace("        job.log_epoch(metrics)\n", logged))
+    return project.run(*QUICK)
+
+
+def test_its_last_line_is_the_result_and_its_files_are_plain(
+    project: Project, finished: subprocess.CompletedProcess[str]
+) -> None:
+    assert finished.returncode == 0, finished.stderr
+    *_, second, last = finished.stdout.splitlines()
+    assert second.startswith("epoch 2/2: train_loss ") and " examples/s" in second
+    assert last.startswith("job ") and " finished: test_loss " in last
+    folder = project.folder(job_of(finished))
+    assert {file.name for file in folder.iterdir()} == {
+        *("settings.json", "spec.json", "log.txt", "metrics.jsonl", "outcome.json", "logged"),
+        *("best.pt", "last.pt", "predictions.npz", "lock", "courier.lock", "sent.json"),
+    }
+    best = torch.load(folder / "best.pt", weights_only=True)
+    assert best["settings"]["epochs"] == 2 and set(best["models"]["model"]) >= {"mean", "std"}
+    with np.load(folder / "predictions.npz") as kept:
+        right = (kept["label"] == kept["predicted"]).mean()
+        assert len(kept["label"]) == 359
+    assert f"test_accuracy {right:.4g}" in last
+    assert second in (folder / "log.txt").read_text()
+
+
+def test_its_model_comes_back(project: Project, finished: subprocess.CompletedProcess[str]) -> None:
+    code = f"""
+import jobs, torch
+job = jobs.load({job_of(finished)!r})
+print(job.model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape, job.settings.epochs)
+print(round(job.metrics["val_loss"], 3))
+"""
+    shape, loss = project.do("python", "-c", code).stdout.splitlines()
+    assert shape == "torch.Size([2, 10]) 2"
+    assert f"best_val_loss {float(loss):.2g}"[:-1] in finished.stdout.splitlines()[-1]
+
+
+def test_the_store_has_one_run_with_everything(
+    project: Project, finished: subprocess.CompletedProcess[str]
+) -> None:
+    job = job_of(finished)
+    ((run, status),) = project.runs(job)
+    assert status == "FINISHED"
+    tags = dict(project.ask("SELECT key, value FROM tags WHERE run_uuid = ?", run))
+    assert tags["finished"] == "true" and tags["diverged"] == "false" and tags["torch"]
+    assert tags["precision"] == "fp32" and tags["device"] == "cpu"
+    assert json.loads(str(tags["metrics"]))["loss"]["better"] == "lower"
+    params = dict(project.ask("SELECT key, value FROM params WHERE run_uuid = ?", run))
+    settings = json.loads((project.folder(job) / "settings.json").read_text())["settings"]
+    assert params.keys() == settings.keys()
+    assert params["lr"] == "0.001" and params["batch_size"] == "256"
+    query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
+    steps = {
+        key: [step for (step,) in project.ask(query, run, key)]
+        for (key,) in project.ask("SELECT DISTINCT key FROM metrics WHERE run_uuid = ?", run)
+    }
+    for key in ("train_loss", "train_accuracy", "lr"):
+        assert steps[key] == STEPS, key
+    for key in ("val_loss", "val_accuracy", "epoch", "elapsed_seconds", "examples_per_second"):
+        assert steps[key] == [6, 12], key
+    for key in ("test_loss", "test_accuracy", "best_val_loss", "best_val_accuracy", "best_step"):
+        assert len(steps[key]) == 1, key
+    artifacts = project.root / "mlruns"
+    assert {path.read_text() for path in artifacts.rglob("note-*.txt")} == {"after 6", "after 12"}
+
+
+def test_force_starts_it_over_in_one_run_and_another_loader_gives_the_same_bits(
+    project: Project, finished: subprocess.CompletedProcess[str]
+) -> None:
+    job = job_of(finished)
+    before, learnt = project.runs(job), project.tensors(job)
+    flags = ("--loader", "workers", "--workers", "2", "--force", "--quiet")
+    again = project.run(*QUICK, *flags)
+    assert (again.returncode, again.stderr) == (0, "")
+    after = project.runs(job)
+    assert len(before) == len(after) == 1 and before != after
+    assert again.stdout.splitlines() == [finished.stdout.splitlines()[-1]]
+    assert same(project.tensors(job)["best"], learnt["best"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--modle", "mlp"), "--modle: no such flag; did you mean --model?"),
+        (("--model", "mpl"), "--model mpl: no such model; did you mean mlp?"),
+        (("--lr", "fast"), "--lr fast: "),
+        (("--epochs", "2", "--steps", "5"), "--epochs"),
+        (("--warmup", "1e3"), "--warmup 1e3: "),
+        (("--precision", "fp16"), "--precision fp16: needs a CUDA GPU"),
+        (("--monitor", "val_mae"), "--monitor val_mae: "),
+        (("--val-fraction", "0"), "--monitor none"),
+        (("--dataset", "image-folder", "--data-root", "nowhere"), "no folder nowhere"),
+        (("--sync", "--lr", "1"), "--sync: goes with --runs-root alone"),
+        (("--sync", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
+    ],
+)
+def test_wrong_settings_are_one_line_and_leave_nothing(
+    project: Project, flags: tuple[str, ...], said: str
+) -> None:
+    runs = set(project.root.glob("runs/*"))
+    done = project.run(*flags)
+    line = one_line(done, 2)
+    assert line.startswith("run.py: ") and said in line
+    assert done.stdout == "" and set(project.root.glob("runs/*")) == runs
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("foo://x", "must begin with one of"), ("sqlite:////nowhere/x.db", "no folder /nowhere")],
+)
+def test_an_address_of_no_store_is_refused(project: Project, address: str, said: str) -> None:
+    for flags in ((*QUICK, "--note", "nowhere"), ("--sync",)):
+        line = one_line(project.run(*flags, MLFLOW_TRACKING_URI=address), 2)
+        assert line.startswith(f"run.py: MLFLOW_TRACKING_URI {address}: ") and said in line
+
+
+def test_another_python_is_told_what_it_lacks(project: Project) -> None:
+    done = ended(project.command(sys.executable, "-S", "run.py"))
+    said = "missing packages; README.md says how to install them"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{sys.executable}: {said}\n"
+
+
+def begun(job: subprocess.Popen[str]) -> str:
+    """Return the id of a job that has trained for an epoch."""
+    assert job.stdout
+    first = next(job.stdout).split()[1].rstrip(":")
+    next(line for line in job.stdout if line.startswith("epoch "))
+    return first
+
+
+def test_killed_it_is_marked_by_its_courier_and_interrupted_it_ends_in_order(
+    project: Project,
+) -> None:
+    flags = ("--epochs", "5000", "--loader", "workers", "--workers", "1")
+    job = project.start(*flags)
+    job_id = begun(job)
+    job.kill()
+    job.wait()
+    wait_until(lambda: [status for _, status in project.runs(job_id)] == ["KILLED"])
+    again = project.start(*flags)
+    assert begun(again) == job_id
+    wait_until(lambda: [status for _, status in project.runs(job_id)] == ["RUNNING"])
+    os.killpg(again.pid, signal.SIGINT)  # what a terminal does: its loader's process gets it too
+    line = one_line(ended(again), 130)
+    assert line == f"job {job_id} interrupted: by SIGINT; the same command continues it"
+    assert [status for _, status in project.runs(job_id)] == ["KILLED"]
+
+
+def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(
+    project: Project, tmp_path: Path
+) -> None:
+    faulty = project.copy(tmp_path / "faulty")
+    models = faulty.root / "models.py"
+    models.write_text(models.read_text().replace("MLP(spec.shape, len", "MLP(spec.shape, ln"))
+    done = faulty.run(*QUICK, "--quiet")
+    line = one_line(done, 1)
+    assert "failed: NameError: name 'ln' is not defined (full trace: " in line
+    assert "Traceback" in (faulty.folder(job_of(done)) / "log.txt").read_text()
+
+
+def test_with_the_store_away_results_are_safe_and_uploaded_later(
+    project: Project, tmp_path: Path
+) -> None:
+    fresh = project.copy(tmp_path / "fresh")
+    address = "http://127.0.0.1:9"
+    away = fresh.run(*QUICK, "--quiet", MLFLOW_TRACKING_URI=address)
+    line = one_line(away, 3)
+    assert "finished: test_loss" in line
+    missing = f"not everything has been uploaded ({address}: Connection refused)"
+    assert line.endswith(f"{missing}: python run.py --sync uploads what is left")
+    best = fresh.folder(job_of(away)) / "best.pt"
+    written = best.stat().st_mtime_ns
+    damaged = fresh.folder("000000000000")
+    damaged.mkdir()
+    (damaged / "metrics.jsonl").write_text("no line of a journal\n")
+    sync = fresh.run("--sync")
+    shutil.rmtree(damaged)
+    assert sync.returncode == 1
+    assert sync.stdout.startswith(f"job {job_of(away)} ")
+    wrong, said = sync.stderr.splitlines()
+    assert wrong.startswith("job 000000000000 cannot be ")
+    assert said.startswith("1 of 2 jobs ")
+    back = fresh.run(*QUICK)
+    assert back.returncode == 0 and "already finished" in back.stdout
+    assert [status for _, status in fresh.runs(job_of(away))] == ["FINISHED"]
+    assert best.stat().st_mtime_ns == written  # nothing was trained again
+
+
+def test_evaluated_in_the_background_with_workers_it_ends_quietly_with_the_same_results(
+    project: Project, finished: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    """By the recipe of docs/recipes.md; it once ended with a trace of torch's DataLoader."""
+    changed = project.copy(tmp_path / "changed")
+    recipes = (changed.root / "docs" / "recipes.md").read_text()
+    section = recipes.split("## Evaluation in the background")[1]
+    recipe = section.split("```python\n")[1].split("```")[0]
+    script = changed.root / "run.py"
+    text = script.read_text()
+    begin = text.index('        metrics = evaluate(job, forward, ema.model, val, "val")')
+    end = text.index("            break\n", begin) + len("            break\n")
+    script.write_text(text[:begin] + recipe + text[end:])
+    done = changed.run(*QUICK, "--loader", "workers", "--workers", "1", "--ema", "0.5")
+    assert (done.returncode, done.stderr) == (0, "")
+    synchronous = project.run(*QUICK, "--ema", "0.5")
+    job = job_of(done)
+    assert job == job_of(synchronous)
+    assert same(changed.tensors(job)["best"], project.tensors(job)["best"])
+    curves = changed.journalled(job)
+    for name in ("val_loss", "val_accuracy", "test_loss"):
+        assert curves[name] == project.journalled(job)[name]
