@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Toy
+from attempts import Toy
 
 torch.set_num_threads(1)  # tests run side by side
 

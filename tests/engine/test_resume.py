@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from attempts import At
 from engine.cli import Span
 from engine.training.length import TIMED, WARM_UP
 from engine.training.meters import UNKNOWN
-from engine.training.seeding import GlobalStreams
 from torch import nn
-from toy import STEPS, At, Loop, network
+from toy import STEPS, Loop, network
 
 ALL = {"accumulate": 3, "ema": 0.9, "clip_norm": 0.5, "precision": "bf16", "decay": "linear"}
 VAL_BATCHES = 3
@@ -156,14 +156,6 @@ class Draws(Loop):
 @pytest.mark.parametrize("stop", [At("step", 9), At("batch", 2), At("batch", 8)])
 def test_random_numbers_go_on(toy, stop):
     assert_continues(toy, stop, loop=Draws())
-
-
-def test_random_numbers_go_on_on_another_kind_of_device():
-    streams = GlobalStreams(0, torch.device("cpu"))
-    state = streams.state_dict() | {"device": {"cuda": torch.zeros(16, dtype=torch.uint8)}}
-    drawn = torch.rand(3)
-    streams.load_state_dict(state)
-    assert torch.equal(torch.rand(3), drawn)
 
 
 class Scaled(Loop):

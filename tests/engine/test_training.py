@@ -9,6 +9,7 @@ from engine.errors import Diverged, JobError, SettingsError
 from engine.loop import EMA, EarlyStopping, clip_gradients
 from engine.training import stopwatch
 from engine.training.precision import Precision
+from engine.training.seeding import GlobalStreams
 from engine.training.stopwatch import Stopwatch
 from torch import nn
 
@@ -107,6 +108,14 @@ def test_precision_on_the_cpu(name, meant):
     assert precision.name == meant
     assert logits.dtype == (torch.bfloat16 if meant == "bf16" else torch.float32)
     assert model.weight.dtype == torch.float32
+
+
+def test_random_numbers_go_on_on_another_kind_of_device():
+    streams = GlobalStreams(0, torch.device("cpu"))
+    state = streams.state_dict() | {"device": {"cuda": torch.zeros(16, dtype=torch.uint8)}}
+    drawn = torch.rand(3)
+    streams.load_state_dict(state)
+    assert torch.equal(torch.rand(3), drawn)
 
 
 class Clock:

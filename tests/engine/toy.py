@@ -1,32 +1,20 @@
-"""A job of the tests' own, run in this process by the engine alone: no file of a project is read.
+"""A project of the tests' own: settings, data, a network and a loop with all that there is.
 
-toy = Toy(tmp_path)
-whole = toy.run(epochs=3, ema=0.9)          # a job to its end
-toy.run("again", epochs=3, stop=At("step", 5))  # the same in another folder, until a signal
+attempts.py runs its jobs; tests vary the loop.
 """
 
-import json
-import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from engine.attempt import Attempt, NoCourier
 from engine.cli import Metric, Span, setting
-from engine.job import journal
-from engine.job.folder import JobFolder
-from engine.job.interruption import handle
-from engine.job.runtime import Runtime
 from engine.loop import EMA, EarlyStopping, Job, Means, clip_gradients
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
 
 METRICS = {"loss": Metric(better="lower"), "accuracy": Metric(better="higher")}
-TIMES = {"elapsed_seconds", "examples_per_second", "data_wait_fraction"}
 EXAMPLES, FEATURES, CLASSES = 51, 6, 3
 STEPS = 7
 """Steps in an epoch: batches of 8, the last of 3."""
@@ -54,28 +42,8 @@ class Settings:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class At:
-    """A moment of a job: the `number`th "step", or "batch" of an evaluation, counted from 1."""
-
-    what: str
-    number: int
-
-
 Hook = Callable[[str, Job[Settings]], None]
 """Called at each "step", and each "batch" of an evaluation."""
-
-
-def signals(at: At | None) -> Hook:
-    """Return a hook that sends this process a TERM at a moment."""
-    seen: dict[str, int] = {}
-
-    def hook(what: str, _job: Job[Settings]) -> None:
-        seen[what] = seen.get(what, 0) + 1
-        if at and (what, seen[what]) == (at.what, at.number):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return hook
 
 
 def examples(count: int, seed: int = 0) -> TensorDataset:
@@ -201,93 +169,3 @@ class Loop:
             if part == "test":
                 job.keep_outputs(label=batch[1])
         return {f"{part}_{name}": value for name, value in means.read().items()}
-
-
-class Here(Attempt[Settings]):
-    """An attempt without a store and a courier."""
-
-    def _begin(self) -> None:
-        self._folder.make()
-        self._take()
-        self._courier = NoCourier()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a job ended, and what it left."""
-
-    status: int
-    said: str
-    folder: Path
-
-    def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """Return (step, value) of each metric in the journal, but for times."""
-        found: dict[str, list[tuple[int, float]]] = {}
-        for line in self.journal():
-            for name, value in line.get("metrics", {}).items():
-                if name not in TIMES:
-                    found.setdefault(name, []).append((line["step"], value))
-        return found
-
-    def journal(self) -> list[dict[str, Any]]:
-        """Return the lines of the journal."""
-        with (self.folder / journal.FILE).open("rb") as file:
-            return journal.read(file)
-
-    def checkpoint(self, name: str) -> dict[str, Any]:
-        """Return what best.pt or last.pt holds, but for times and the code's hash."""
-        content: dict[str, Any] = torch.load(self.folder / name, weights_only=True)
-        content.get("parts", {}).pop("job.stopwatch", None)
-        content.pop("code", None)  # somebody may be at work on it
-        return content
-
-    def content(self) -> Any:
-        """Return weights, state and curves in a form whose == compares tensors bit for bit."""
-        return plain([self.checkpoint("best.pt"), self.checkpoint("last.pt"), self.curves()])
-
-    @property
-    def log(self) -> str:
-        """What the job logged."""
-        return (self.folder / "log.txt").read_text()
-
-
-def plain(value: Any) -> Any:
-    """Return nested values with each tensor as its bytes."""
-    if isinstance(value, Tensor):
-        return value.dtype, tuple(value.shape), value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-class Toy:
-    """Jobs of the toy project, with their folders in one place."""
-
-    def __init__(self, root: Path, capture: Callable[[], str]) -> None:
-        self._root, self._capture = root, capture
-
-    def run(
-        self,
-        name: str = "whole",
-        loop: Loop | None = None,
-        stop: At | None = None,
-        runtime: Mapping[str, Any] | None = None,
-        **settings: Any,
-    ) -> Ended:
-        """Run a job to its end, or until a signal comes at a moment."""
-        how = Runtime(**{"device": "cpu", "runs_root": self._root / name, **(runtime or {})})
-        loop = loop or Loop()
-        if stop:
-            loop = replace(loop, hook=signals(stop))
-        folder = JobFolder(Settings(**settings), how, METRICS)
-        try:
-            status = Here(folder).run(loop.main, lambda job: None)
-        finally:
-            handle(signal.SIG_DFL)
-            folder._lock.close()
-        return Ended(status, self._capture(), folder.path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return what a file of a job holds."""
-    return dict(json.loads(path.read_text()))

@@ -1,0 +1,135 @@
+"""Attempts at the jobs of toy.py, in this process: without a store, a courier and a project.
+
+toy = Toy(tmp_path, said)
+whole = toy.run(epochs=3, ema=0.9)              # a job to its end
+toy.run("again", epochs=3, stop=At("step", 5))  # the same in another folder, until a signal
+"""
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine.attempt import Attempt, NoCourier
+from engine.job import journal
+from engine.job.folder import JobFolder
+from engine.job.interruption import handle
+from engine.job.runtime import Runtime
+from engine.loop import Job
+from torch import Tensor
+from toy import METRICS, Hook, Loop, Settings
+
+TIMES = {"elapsed_seconds", "examples_per_second", "data_wait_fraction"}
+
+
+@dataclass(frozen=True)
+class At:
+    """A moment of a job: the `number`th "step", or "batch" of an evaluation, counted from 1."""
+
+    what: str
+    number: int
+
+
+def signals(at: At | None) -> Hook:
+    """Return a hook that sends this process a TERM at a moment."""
+    seen: dict[str, int] = {}
+
+    def hook(what: str, _job: Job[Settings]) -> None:
+        seen[what] = seen.get(what, 0) + 1
+        if at and (what, seen[what]) == (at.what, at.number):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return hook
+
+
+class Here(Attempt[Settings]):
+    """An attempt without a store and a courier."""
+
+    def _begin(self) -> None:
+        self._folder.make()
+        self._take()
+        self._courier = NoCourier()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended, and what it left."""
+
+    status: int
+    said: str
+    folder: Path
+
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Return (step, value) of each metric in the journal, but for times."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for line in self.journal():
+            for name, value in line.get("metrics", {}).items():
+                if name not in TIMES:
+                    found.setdefault(name, []).append((line["step"], value))
+        return found
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Return the lines of the journal."""
+        with (self.folder / journal.FILE).open("rb") as file:
+            return journal.read(file)
+
+    def checkpoint(self, name: str) -> dict[str, Any]:
+        """Return what best.pt or last.pt holds, but for times and the code's hash."""
+        content: dict[str, Any] = torch.load(self.folder / name, weights_only=True)
+        content.get("parts", {}).pop("job.stopwatch", None)
+        content.pop("code", None)  # somebody may be at work on it
+        return content
+
+    def content(self) -> Any:
+        """Return weights, state and curves in a form whose == compares tensors bit for bit."""
+        return plain([self.checkpoint("best.pt"), self.checkpoint("last.pt"), self.curves()])
+
+    @property
+    def log(self) -> str:
+        """What the job logged."""
+        return (self.folder / "log.txt").read_text()
+
+
+def plain(value: Any) -> Any:
+    """Return nested values with each tensor as its bytes."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+class Toy:
+    """Jobs of the toy project, with their folders in one place."""
+
+    def __init__(self, root: Path, capture: Callable[[], str]) -> None:
+        self._root, self._capture = root, capture
+
+    def run(
+        self,
+        name: str = "whole",
+        loop: Loop | None = None,
+        stop: At | None = None,
+        runtime: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Ended:
+        """Run a job to its end, or until a signal comes at a moment."""
+        how = Runtime(**{"device": "cpu", "runs_root": self._root / name, **(runtime or {})})
+        loop = loop or Loop()
+        if stop:
+            loop = replace(loop, hook=signals(stop))
+        folder = JobFolder(Settings(**settings), how, METRICS)
+        try:
+            status = Here(folder).run(loop.main, lambda job: None)
+        finally:
+            handle(signal.SIG_DFL)
+            folder._lock.close()
+        return Ended(status, self._capture(), folder.path)
+
+
+def steps_of(done: Ended, metric: str) -> list[int]:
+    """Return the steps under which a metric was logged."""
+    return [step for step, _ in done.curves().get(metric, [])]

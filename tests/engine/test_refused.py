@@ -1,0 +1,198 @@
+"""What a loop cannot be right with: said in one line, and in no checkpoint."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attempts import At, steps_of
+from toy import Loop
+
+
+class Wrong(Loop):
+    """A loop with one mistake, by its name."""
+
+    def __init__(self, mistake):
+        super().__init__()
+        self.mistake = mistake
+
+    def train(self, job, forward, model, batches, val):
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        if self.mistake == "two calls":
+            job.resume(model=model)
+        if self.mistake != "no resume":
+            job.resume(model=model, optimizer=optimizer)
+        for _ in job.epochs():
+            if self.mistake == "no steps":
+                continue
+            for batch in job.steps(batches):
+                if self.mistake == "break" and job.step == 2:
+                    break
+                self.step(job, forward, model, batch, optimizer)
+            if self.mistake == "other batches":
+                list(job.steps(val))
+            metrics = self.evaluate(model, job, forward, val, "val")
+            job.log_epoch(metrics)
+            if self.mistake != "nothing kept":
+                job.keep_best(metrics, network=model)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("no resume", "job.resume(…) has to be called first, with all that has a state"),
+        ("no steps", "job.epochs(): its body has to run job.steps(batches) to the end"),
+        ("break", "job.epochs(): its body has to run job.steps(batches) to the end"),
+        ("other batches", "job.steps(batches): a job has one set of training batches"),
+        ("two calls", "job.resume: was called before; name all parts in one call"),
+        ("nothing kept", "no best weights of model: call job.keep_best(metrics, model=…)"),
+        ("another name kept", "no best weights of model: call job.keep_best(metrics, model=…)"),
+    ],
+)
+def test_a_loop_that_cannot_be_right_is_refused_in_one_line(toy, mistake, said):
+    done = toy.run(loop=Wrong(mistake))
+    assert done.status == 1
+    assert f"failed: {said} (full trace: " in done.said.splitlines()[-1]
+
+
+class Spoiled(Loop):
+    """A loop with a second model, whose weights are not finite from the ninth step on."""
+
+    def train(self, job, forward, model, batches, val):
+        self.other = torch.nn.Linear(2, 2)
+        resume, keep_best = job.resume, job.keep_best
+        job.resume = lambda **parts: resume(**parts, other=self.other)
+        job.keep_best = lambda metrics, model: keep_best(metrics, model=model, other=self.other)
+        super().train(job, forward, model, batches, val)
+
+    def step(self, job, *others):
+        super().step(job, *others)
+        if job.step >= 8:
+            self.other.weight.data.fill_(math.inf)
+
+
+@pytest.mark.parametrize("minutes", [1e-9, 10])
+def test_weights_of_each_model_are_finite_in_every_checkpoint(toy, minutes):
+    done = toy.run(loop=Spoiled(), runtime={"checkpoint_minutes": minutes}, monitor="none")
+    assert done.status == 1
+    assert "diverged: weights of other are no longer finite (weight); lower --lr" in done.said
+    for file in done.folder.glob("*.pt"):
+        kept = torch.load(file, weights_only=True)
+        assert kept.get("parts", kept.get("models"))["other"]["weight"].isfinite().all()
+
+
+class Loss(Loop):
+    """A declared metric, the loss, or another one is NaN from the ninth step on."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def step(self, job, forward, model, batch, optimizer):
+        super().step(job, forward, model, batch, optimizer)
+        job.log({self.name: torch.tensor(math.nan if job.step >= 8 else 1.0)})
+
+
+def test_a_declared_metric_that_is_not_finite_ends_the_job_with_its_step(toy):
+    done = toy.run(loop=Loss("loss"), runtime={"log_every": 1})
+    assert done.status == 1
+    assert "diverged: train_loss was not finite by optimizer step 9; lower --lr" in done.said
+    again = toy.run(loop=Loss("loss"))
+    assert again.status == 1
+    assert steps_of(done, "train_loss")[-1] >= 9
+
+
+def test_another_metric_may_be_anything(toy):
+    done = toy.run(loop=Loss("extra"), runtime={"log_every": 1})
+    assert done.status == 0, done.said
+    assert math.isnan(done.curves()["train_extra"][8][1])
+
+
+class NotFinite(Loop):
+    """Validation results are not finite in the second evaluation."""
+
+    def evaluate(self, model, job, *others):
+        metrics = super().evaluate(model, job, *others)
+        return metrics if job.step < 14 else dict.fromkeys(metrics, math.nan)
+
+
+def test_a_monitored_metric_that_is_not_finite_ends_the_job(toy):
+    done = toy.run(loop=NotFinite())
+    assert done.status == 1
+    assert "diverged: val_loss was not finite; lower --lr" in done.said
+
+
+class OtherNumbers(Loop):
+    """Logs numbers of other libraries."""
+
+    def step(self, job, forward, model, batch, optimizer):
+        super().step(job, forward, model, batch, optimizer)
+        job.log(beta=np.float32(0.5), rounds=3, norm=torch.tensor(2.0), ok=np.int64(1))
+
+    def evaluate(self, *args):
+        metrics = super().evaluate(*args)
+        return metrics | {"val_other": np.float32(0.25), "val_tensor": torch.tensor(0.5)}
+
+
+def test_numbers_of_other_kinds_are_logged_as_numbers(toy):
+    done = toy.run(loop=OtherNumbers(), epochs=1, runtime={"log_every": 7})
+    assert done.status == 0, done.said
+    curves = done.curves()
+    assert (
+        curves["beta"] == [(7, 0.5)] and curves["rounds"] == [(7, 3)] and curves["ok"] == [(7, 1)]
+    )
+    assert curves["train_norm"] == [(7, 2.0)]
+    assert curves["val_other"] == [(7, 0.25)] and curves["val_tensor"] == [(7, 0.5)]
+
+
+class Clock:
+    """A part whose state is a number, first of one kind, then of another."""
+
+    def __init__(self, first, then):
+        self.value, self.then = first, then
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+@dataclass
+class WithState(Loop):
+    """A loop with a part of the student's own."""
+
+    part: Any = None
+
+    def train(self, job, forward, model, batches, val):
+        resume = job.resume
+        job.resume = lambda **parts: resume(**parts, part=self.part)
+        super().train(job, forward, model, batches, val)
+
+    def step(self, *others):
+        super().step(*others)
+        self.part.value = self.part.then
+
+
+def test_a_part_may_hold_numpys_numbers(toy):
+    part = Clock(np.float64(1.0), np.float32(0.5))
+    stopped = toy.run(loop=WithState(part=part), stop=At("step", 5))
+    assert stopped.status == 143, stopped.said
+    again = WithState(part=Clock(0.0, 0.0))
+    assert toy.run(loop=again).status == 0
+    assert toy.run(loop=again).checkpoint("last.pt")["parts"]["part"] == {"value": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "kind"),
+    [({"a": [slice(1)]}, 0, "slice"), (0, slice(1), "slice"), (0, np.zeros(2), "ndarray")],
+)
+def test_a_state_that_could_not_be_read_again_is_refused(toy, first, then, kind):
+    """At once, or when it comes up."""
+    part = Clock(first, then)
+    done = toy.run(loop=WithState(part=part), runtime={"checkpoint_minutes": 1e-9})
+    assert done.status == 1
+    said = f"the state of part holds a {kind}; only tensors and plain values can be read again"
+    assert f"failed: job.resume: {said} (full trace: " in done.said
