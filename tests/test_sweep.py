@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from faults import Project, ended, wait_until
+from faults import Project, ended, one_line, wait_until
 from sweeps import Lab, light, start, write_grid
 
 QUICK = "--epochs 1 --batch-size 256 --device cpu"
@@ -71,6 +71,16 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:
         "job 4, run.py --help: --help: not in a grid",
         "run.sh: 3 of 4 jobs are wrong; nothing was started",
     ]
+    script = lab.project.root / "run.py"
+    right = script.read_text()
+    script.write_text(right.replace("seed: int = 0", "seed: int"))
+    assert one_line(lab.sweep(), 2) == "run.sh: Settings.seed: needs a default"
+    script.write_text(right.replace("def check(job):", "def check(job):\n    job.settings.sede"))
+    lab.write_grid("--seed 9")
+    fault = lab.sweep()
+    assert fault.returncode == 2
+    assert re.match(r"job 1, .*: AttributeError: .* \(run.py, line \d+\)\n", fault.stderr)
+    script.write_text(right)
     lab.write_grid("--seed 9", "--note wrong")
     checked = lab.sweep()
     assert (checked.returncode, checked.stdout) == (2, "")

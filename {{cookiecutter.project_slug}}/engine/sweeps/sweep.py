@@ -13,10 +13,12 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from engine.cli import parser
+from engine.cli.flags import of as settings_flags
 from engine.cli.metrics import Metric
 from engine.errors import JobError, SettingsError, cause
 from engine.job import interruption, provenance
@@ -35,6 +37,17 @@ NO_JOB = {"-h", "--help", "--sync", "--scratch"}
 """Flags of run.py with which it does something other than a job."""
 
 
+@dataclass
+class Entry(Generic[S]):
+    """A job of the grid; `number` is its place there, from 1."""
+
+    number: int
+    words: list[str]
+    job: JobFolder[S] = field(init=False)
+    state: str = ""
+    about: str = ""
+
+
 class Grid(Generic[S]):
     """All jobs of a sweep; ends the process if one is wrong (status 2) or none is left to run."""
 
@@ -48,23 +61,23 @@ class Grid(Generic[S]):
     ) -> None:
         self._script, self._folder = script, folder
         self._flags = flags.read(words)
-        self._commands = list(_commands(folder / "grid"))
-        if not self._commands:
+        settings_flags(kind)  # a mistake in settings.py is said once
+        self._entries: list[Entry[S]] = list(_entries(folder / "grid"))
+        if not self._entries:
             raise SettingsError("the grid names no job")
-        self._jobs: list[JobFolder[S]] = []
 
-        def add(words: list[str]) -> None:
-            if found := NO_JOB & set(words):
+        def read(entry: Entry[S]) -> None:
+            if found := NO_JOB & set(entry.words):
                 raise SettingsError(f"{min(found)}: not in a grid")
-            settings, runtime = parser.parse(kind, Runtime, words)
-            self._jobs.append(JobFolder(settings, runtime, metrics, Path(script).stem))
+            settings, runtime = parser.parse(kind, Runtime, entry.words)
+            entry.job = JobFolder(settings, runtime, metrics, Path(script).stem)
 
-        self._each(add, self._commands)
+        self._each(self._entries, read)
         self._look()
         snapshot.clear(folder)
         self._slots = slots.on_gpus(self._flags.gpus, self._flags.per_gpu or 1)
         self._ask_states()
-        if not any(self._left):
+        if not self._left:
             self._leave_it()
         snapshot.take(self._folder / "code")
         self._store = None if _has_store() else _make_store()
@@ -72,15 +85,14 @@ class Grid(Generic[S]):
     def run(self, _main: object, check: Callable[[Any], object]) -> int:
         """Check the jobs that are left, now that torch can be asked; returns the exit status."""
         self._check(check)
-        self._each(lambda job: job.make() if job else None, self._left)
+        self._each(self._left, lambda entry: entry.job.make())
         if self._store:
             _wait_for(self._store)
         if not provenance.version()["commit"]:
             print("no git repository here, so no commit is recorded", flush=True)
-        left = enumerate(zip(self._left, self._commands, strict=True), start=1)
-        words = {index: words for index, (job, words) in left if job}
-        plan.write(self._folder, self._rows, words, self._slots, self._flags)
-        return self._submit(len(words)) if self._flags.slurm else 0
+        left = {entry.number: entry.words for entry in self._left}
+        plan.write(self._folder, self._rows, left, self._slots, self._flags)
+        return self._submit() if self._flags.slurm else 0
 
     def _check(self, check: Callable[[Any], object]) -> None:
         """Check each job that is left, and find out how many at once the CPU serves."""
@@ -93,23 +105,24 @@ class Grid(Generic[S]):
         at_once: list[int] = []
         checked: set[tuple[str, Runtime]] = set()
 
-        def act(folder: JobFolder[S] | None) -> None:
-            if folder is None:
-                return
-            job = Job(folder, device)
-            unseeded = identity(folder.settings) | {"seed": None}  # can run whatever the seed is
-            if (what := (str(unseeded), folder.runtime)) not in checked:
+        def act(entry: Entry[S]) -> None:
+            settings, runtime = entry.job.settings, entry.job.runtime
+            job = Job(entry.job, device)
+            unseeded = str(
+                identity(settings) | {"seed": None}
+            )  # a job can run whatever its seed is
+            if (unseeded, runtime) not in checked:
                 check(job)
-                checked.add(what)
-            at_once.append(slots.at_once(job.device.type, folder.runtime.threads))
+                checked.add((unseeded, runtime))
+            at_once.append(slots.at_once(job.device.type, runtime.threads))
 
-        self._each(act, self._left)
+        self._each(self._left, act)
         self._slots = self._slots or slots.on_cpu(self._flags.per_gpu or min(at_once))
 
     def _leave_it(self) -> NoReturn:
         """End the process: there is nothing to run."""
         if self._flags.slurm:
-            count = Counter(row.state for row in self._rows)
+            count = Counter(entry.state for entry in self._entries)
             held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
             sys.exit(leave(0, f"nothing handed to Slurm: {held}"))
         sys.exit(plan.summary(self._rows, {}))
@@ -117,29 +130,30 @@ class Grid(Generic[S]):
     def _look(self) -> None:
         """If that is all there is to do, show the jobs' states and end the process."""
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `--list | head` no trace
+        jobs = [entry.job for entry in self._entries]
         if self._flags.json:
-            states.print_json(self._jobs)
+            states.print_json(jobs)
         elif self._flags.list:
-            states.show(self._jobs)
+            states.show(jobs)
         elif self._flags.watch:
-            states.watch(self._jobs)
+            states.watch(jobs)
         else:
             return
         sys.exit(0)
 
-    def _each(self, act: Callable[[Any], Any], items: list[Any]) -> None:
-        """Act on every job's item; name all that are wrong, then leave."""
+    def _each(self, entries: list[Entry[S]], act: Callable[[Entry[S]], object]) -> None:
+        """Act on each entry; name all that are wrong, then leave."""
         wrong = 0
-        for number, (words, item) in enumerate(zip(self._commands, items, strict=True), start=1):
+        for entry in entries:
             try:
-                act(item)
+                act(entry)
             except Exception as error:
                 wrong += 1
-                why = f"{cause(error)}{_place(error)}"
-                leave(2, f"job {number}, {self._script} {shlex.join(words)}: {why}")
+                command = f"{self._script} {shlex.join(entry.words)}"
+                leave(2, f"job {entry.number}, {command}: {cause(error)}{_place(error)}")
         if wrong:
-            line = f"run.sh: {wrong} of {len(items)} jobs are wrong; nothing was started"
-            sys.exit(leave(2, line))
+            line = f"{wrong} of {len(self._entries)} jobs are wrong; nothing was started"
+            sys.exit(leave(2, f"run.sh: {line}"))
 
     def _ask_states(self) -> None:
         """Find the state of each job (`repeated` if it is in the grid before, `skipped` by --only)
@@ -152,26 +166,34 @@ class Grid(Generic[S]):
         if view.store_is_away:
             to_run.remove("unsent")
         seen: set[str] = set()
-        self._rows = []
-        self._left: list[JobFolder[S] | None] = []
-        for job in self._jobs:
-            state, about, _ = view.state(job)
-            if job.id in seen:
-                state = "repeated"
-            elif self._flags.only and state in to_run - {self._flags.only}:
-                state = "skipped"
-            seen.add(job.id)
-            self._rows.append(plan.Row(state, about, job.id, str(job.path)))
-            self._left.append(job if state in to_run else None)
+        for entry in self._entries:
+            entry.state, entry.about, _ = view.state(entry.job)
+            if entry.job.id in seen:
+                entry.state = "repeated"
+            elif self._flags.only and entry.state in to_run - {self._flags.only}:
+                entry.state = "skipped"
+            seen.add(entry.job.id)
+        self._left = [entry for entry in self._entries if entry.state in to_run]
 
-    def _submit(self, count: int) -> int:
-        sbatch, at_most = self._flags.sbatch, self._flags.at_most
+    @property
+    def _rows(self) -> list[plan.Row]:
+        return [plan.Row(e.state, e.about, e.job.id, str(e.job.path)) for e in self._entries]
+
+    def _submit(self) -> int:
+        count, at_most, sbatch = len(self._left), self._flags.at_most, self._flags.sbatch
         interruption.handle(signal.SIG_IGN)  # or Slurm would have jobs whose folder is gone
         try:
             line = slurm.submit(self._folder, count, at_most, sbatch, experiment_name())
         except SettingsError as error:
             return leave(1 if slurm.was_given(self._folder) else 2, f"run.sh: {error}")
         return leave(0, line)
+
+
+def _entries(grid: Path) -> Iterator[Entry[Any]]:
+    """The jobs in the file: for each the number of its words, and the words, each ended by NUL."""
+    words = iter(grid.read_text(errors="surrogateescape").split("\0")[:-1])
+    for number, count in enumerate(words, start=1):
+        yield Entry(number, [next(words) for _ in range(int(count))])
 
 
 def _place(error: Exception) -> str:
@@ -202,10 +224,3 @@ def _wait_for(store: subprocess.Popen[str]) -> None:
         why = errors.strip().splitlines()[-1]
         line = f"the tracking store is away ({why}); results wait in the jobs' folders"
         leave(1, f"run.sh: {line}")
-
-
-def _commands(grid: Path) -> Iterator[list[str]]:
-    """The words of each job: in the file, their number and then the words, each ended by NUL."""
-    words = iter(grid.read_text(errors="surrogateescape").split("\0")[:-1])
-    for count in words:
-        yield [next(words) for _ in range(int(count))]
