@@ -1,40 +1,45 @@
-"""Count the lines that make an example out of the template.
+"""Count the lines that make an example out of the template, and those of the same without it.
 
-    python examples/count.py
+    python examples/count.py    the tables of docs/compared.md
 
 Counted are the lines of code that are new or changed in the student's files, plot.py and run.sh
-included. Not counted are deleted and blank lines, comments, docstrings, and the network: classes of
-nn.Module and the table MODELS. The second column has the docstrings, too.
+included; of the scripts in `compared`, all. Not counted are deleted and blank lines, comments,
+docstrings, and the network: classes of nn.Module and the table MODELS, which the scripts import.
 """
 
 import ast
 import io
 import sys
 import tokenize
+from collections.abc import Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from merge import EXAMPLES, TEMPLATE, names
+from merge import EXAMPLES, HERE, TEMPLATE, names
 
 
-def counts(example: str) -> dict[str, tuple[int, int]]:
-    """Return by file how many lines an example adds and changes, without and with docstrings."""
-    found = {}
-    for file in sorted([*(EXAMPLES / example).glob("*.py"), *(EXAMPLES / example).glob("*.sh")]):
-        before = TEMPLATE / file.name
-        found[file.name] = changed(before, file, False), changed(before, file, True)
-    return found
+def counts(example: str) -> dict[str, int]:
+    """Return by file how many lines an example adds and changes."""
+    files = sorted([*(EXAMPLES / example).glob("*.py"), *(EXAMPLES / example).glob("*.sh")])
+    return {file.name: changed(TEMPLATE / file.name, file) for file in files}
 
 
-def changed(before: Path, after: Path, docstrings: bool) -> int:
+def whole(example: str) -> int:
+    """Return how many lines the student's files have in a project made from an example."""
+    files = [*TEMPLATE.glob("*.py"), *TEMPLATE.glob("*.sh")]
+    own = [EXAMPLES / example / file.name for file in files]
+    pairs = zip(own, files, strict=True)
+    return sum(len(code(mine if mine.exists() else file)) for mine, file in pairs)
+
+
+def changed(before: Path, after: Path) -> int:
     """Return how many lines of a file are new or changed."""
-    old = code(before, docstrings) if before.exists() else []
-    new = code(after, docstrings)
-    edits = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    old = code(before) if before.exists() else []
+    edits = SequenceMatcher(None, old, code(after), autojunk=False).get_opcodes()
     return sum(last - first for kind, _, _, first, last in edits if kind in ("insert", "replace"))
 
 
-def code(file: Path, docstrings: bool = False) -> list[str]:
+def code(file: Path) -> list[str]:
     """Return the lines of a file that count, without their comments."""
     text = file.read_text()
     lines = text.splitlines()
@@ -45,7 +50,7 @@ def code(file: Path, docstrings: bool = False) -> list[str]:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column].rstrip()
     for node in ast.walk(ast.parse(text)):
-        if is_network(node) or (is_docstring(node) and not docstrings):
+        if is_network(node) or is_docstring(node):
             lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
     return [line for line in lines if line]
 
@@ -62,14 +67,30 @@ def is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
+def rows(cells: Iterable[Iterable[object]]) -> str:
+    """Return lines of a Markdown table."""
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in cells)
+
+
 def main() -> int:
-    """Print a table for each example."""
-    for example in names():
-        found = counts(example)
-        found["sum"] = tuple(map(sum, zip(*found.values(), strict=True)))
-        print(f"{example:15} code  with docstrings")
-        for name, (lines, documented) in found.items():
-            print(f"  {name:13} {lines:4}  {documented:15}")
+    """Print the tables."""
+    examples = names()
+    found = {example: counts(example) for example in examples}
+    ways = {"lightning": "Lightning", "plain": "plain script with MLflow"}
+    scripts = {
+        name: [len(code(HERE / "compared" / f"{example}_{way}.py")) for example in examples]
+        for way, name in ways.items()
+    }
+    files = sorted({file for each in found.values() for file in each})
+    head = [["lines", *examples], ["---"] * (1 + len(examples))]
+    here = [
+        ["this template, new and changed", *(sum(each.values()) for each in found.values())],
+        ["this template, all in the student's files", *map(whole, examples)],
+    ]
+    there = [[name, *counted] for name, counted in scripts.items()]
+    print(rows([*head, *here, *there]), end="\n\n")
+    of_files = [[f"`{file}`", *(each.get(file, 0) for each in found.values())] for file in files]
+    print(rows([["new and changed in", *examples], head[1], *of_files]))
     return 0
 
 

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"
+HERE = Path(__file__).resolve().parent
+TEMPLATE = HERE.parent / "{{cookiecutter.project_slug}}"
 EXAMPLES = TEMPLATE / ".examples"
 BASE = EXAMPLES / "base"
 

@@ -118,7 +118,7 @@ def shares_ink(fig):
 
 
 def corner(fig, text):
-    """The lower left corner of a text and the middle of it, as shares of the page."""
+    """The lower left corner of a text and the middle of it, as fractions of the page."""
     box = text.get_window_extent().transformed(fig.transFigure.inverted())
     return box.x0, box.y0, (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
 

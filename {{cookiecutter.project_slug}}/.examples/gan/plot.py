@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from engine.results import figures, metrics, plots, plotting, tables
 from engine.results.comparison import compare
 from engine.results.groups import numeric
-from engine.results.predictions import predictions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,19 +127,6 @@ def hardware(jobs: "pd.DataFrame") -> str:
     return ", ".join(sorted(jobs["hardware"].unique()))
 
 
-def confusion(job: "pd.DataFrame") -> "Drawn":
-    """The predicted classes of one job's test examples."""
-    kept = predictions(job)
-    fig, ax = figures.figure("column", 3.1)
-    plots.confusion(ax, *kept)
-    ax.set(xlabel="predicted class", ylabel="true class")
-    wrong = (kept.label != kept.predicted).sum()
-    return fig, (
-        f"Test examples by true and predicted class; {wrong} of {len(kept.label)} are wrong: "
-        f"{job.attrs['about']}."
-    )
-
-
 FIGURES = {
     "learning-curves": learning_curves,
     "metric-vs-setting": metric_vs_setting,
@@ -150,9 +136,6 @@ FIGURES = {
     "throughput": throughput,
 }
 
-OF_ONE_JOB = {"confusion": confusion}
-"""Figures of the job of --job, or the best on validation data."""
-
 
 if __name__ == "__main__":
-    sys.exit(plotting.main(FIGURES, OF_ONE_JOB, ONLY, LABELS))
+    sys.exit(plotting.main(FIGURES, {}, ONLY, LABELS))

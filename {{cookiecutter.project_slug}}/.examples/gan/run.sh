@@ -6,7 +6,7 @@ source "$(dirname "$0")/engine/sweeps/sweep.sh"
 
 grid() {
   for model in convnet mlp; do
-    for lr in 1e-3 1e-2; do
+    for lr in 5e-4 2e-3; do
       for seed in 0 1 2; do
         job --model "$model" --lr "$lr" --seed "$seed"
       done
