@@ -1,11 +1,12 @@
-"""The default grid by run.sh, by GNU parallel and by Hydra's joblib launcher, side by side.
+"""The default grid by run.sh, by GNU parallel and by Hydra's joblib launcher, side by side, and by
+run.sh with other numbers of jobs at once.
 
     pip install hydra-core hydra-joblib-launcher    # and GNU parallel, by your system's packages
     python benchmarks/sweeps.py > benchmarks/sweeps.md
 
-All three run the same 12 jobs of a fresh project, one at a time on the CPU, in turn in each round.
-GNU parallel runs the commands that run.sh would; the script for Hydra does in each job what run.py
-does, in the launcher's process, which imports torch once.
+All run the same 12 jobs of a fresh project on the CPU, in turn in each round. GNU parallel runs the
+commands that run.sh would; the script for Hydra does in each job what run.py does, in the
+launcher's processes, which import torch once each.
 """
 
 import argparse
@@ -15,68 +16,91 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 
 from pages import machine, page, spread
 from projects import make
 
-GRID = list(product(("mlp", "convnet"), ("1e-3", "1e-2"), ("0", "1", "2")))
+CORES = len(os.sched_getaffinity(0))
+JOBS = 12
 
 HYDRA = """
 import sys
 import hydra
 import run
-from engine import cli
-from engine.launch import OneJob
+from engine.attempt import Attempt
+from engine.cli.parser import parse
+from engine.job.folder import JobFolder
+from engine.job.runtime import Runtime
+from settings import METRICS, Settings
 
 @hydra.main(version_base=None, config_path=None, config_name=None)
 def main(config):
     words = [word for key, value in config.items() for word in (f"--{key}", str(value))]
-    if OneJob(cli.parse(run.Settings, words)).run(run.check, run.main):
+    if Attempt(JobFolder(*parse(Settings, Runtime, words), METRICS)).run(run.main, run.check):
         raise SystemExit(1)
 
 main()
 """
 
+Command = Callable[[Path, str], list[str]]
+"""From a project and a number of epochs to a command that does the grid."""
 
-def run_sh(project: Path, epochs: str) -> list[str]:
+
+def run_sh(*flags: str) -> Command:
     """The sweep as a user has it."""
-    script = project / "run.sh"
-    script.write_text(script.read_text().replace("job --model", f"job --epochs {epochs} --model"))
-    return ["bash", "run.sh"]
+
+    def command(project: Path, epochs: str) -> list[str]:
+        script = project / "run.sh"
+        grid = script.read_text().replace("job --model", f"job --epochs {epochs} --model")
+        script.write_text(grid)
+        return ["bash", "run.sh", *flags]
+
+    return command
 
 
 def parallel(_project: Path, epochs: str) -> list[str]:
     """GNU parallel over the same commands."""
     flags = ["--epochs", epochs, "--model", "{1}", "--lr", "{2}", "--seed", "{3}"]
     grid = [":::", "mlp", "convnet", ":::", "1e-3", "1e-2", ":::", "0", "1", "2"]
-    return ["parallel", "--jobs", "1", sys.executable, "run.py", *flags, *grid]
+    return ["parallel", "--jobs", str(CORES), sys.executable, "run.py", *flags, *grid]
 
 
 def hydra(project: Path, epochs: str) -> list[str]:
     """Hydra's joblib launcher over a script that does the same."""
     (project / "hydra_run.py").write_text(HYDRA)
-    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
+    launcher = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={CORES}"]
     grid = ["+model=mlp,convnet", "+lr=1e-3,1e-2", "+seed=0,1,2", f"+epochs={epochs}"]
     return [sys.executable, "hydra_run.py", "--multirun", *launcher, *grid]
 
 
-WAYS = {"run.sh": run_sh, "GNU parallel": parallel, "Hydra, joblib launcher": hydra}
+WAYS: dict[str, tuple[Command, int]] = {  # with so many threads a job; 0: as run.sh chooses
+    "run.sh": (run_sh(), 0),
+    "GNU parallel": (parallel, 1),
+    "Hydra, joblib launcher": (hydra, 1),
+    f"run.sh --per-gpu 1, {CORES} threads": (run_sh("--per-gpu", "1"), CORES),
+    "run.sh --per-gpu 1, 1 thread": (run_sh("--per-gpu", "1"), 1),
+    f"run.sh --per-gpu {CORES}, {CORES} threads": (run_sh("--per-gpu", str(CORES)), CORES),
+    f"run.sh --per-gpu {2 * CORES}, 1 thread": (run_sh("--per-gpu", str(2 * CORES)), 1),
+}
 
 
 def seconds(way: str, epochs: str) -> float:
     """Wall time of the grid in a fresh project."""
     with tempfile.TemporaryDirectory() as folder:
         project = make(folder)
-        command = WAYS[way](project, epochs)
-        env = os.environ | {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+        made, threads = WAYS[way]
+        command = made(project, epochs)
+        env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+        env |= {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+        env |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
         begun = time.perf_counter()
         done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
         took = time.perf_counter() - begun
         assert done.returncode == 0, done.stdout + done.stderr
         finished = [p for p in project.glob("runs/*/outcome.json") if "finished" in p.read_text()]
-        assert len(finished) == len(GRID)
+        assert len(finished) == JOBS
         return took
 
 
@@ -91,13 +115,14 @@ def main() -> None:
         {way: seconds(way, arguments.epochs) for way in WAYS} for _ in range(arguments.rounds)
     ]
     about = (
-        f"{machine('torch', 'hydra-core')}; n = {len(rounds)} rounds, in turn; 12 jobs of "
-        f"{arguments.epochs} epochs, one at a time. Wall time as a ratio to run.sh's in the same "
-        "round: median (least to most). run.sh checks the whole grid before the first job starts, "
-        "in a process that imports torch once more. Hydra's launcher runs the jobs one after "
-        "another in a process of its own, which imports torch once for all of them; so what one "
-        f"job leaves behind, the next one has. `python benchmarks/sweeps.py --epochs "
-        f"{arguments.epochs}` makes this page."
+        f"{machine('torch', 'hydra-core')}; n = {len(rounds)} rounds, in turn; {JOBS} jobs of "
+        f"{arguments.epochs} epochs. Wall time as a ratio to run.sh's in the same round: median "
+        f"(least to most). By itself run.sh does {CORES} jobs at once here, one for each core, "
+        "with one thread each, and the other two programs were told to do the same. run.sh checks "
+        "the whole grid before the first job starts, in a process that imports torch once more. "
+        "Hydra's launcher runs the jobs one after another in processes of its own, which import "
+        "torch once for all of theirs; so what one job leaves behind, the next one has. `python "
+        f"benchmarks/sweeps.py --epochs {arguments.epochs}` makes this page."
     )
     rows = [[way, spread([each[way] / each["run.sh"] for each in rounds])] for way in WAYS]
     page("A sweep by run.sh and by others", about, ["", "wall time"], rows)
