@@ -40,13 +40,14 @@ class Job(TrainingLoop, Generic[S]):
     def start(self) -> None:
         """Take the device and this job's threads, and seed all random numbers."""
         devices.use(self.device, self.runtime.deterministic)
-        threads = self.runtime.threads
+        wanted = self.runtime.threads
         most = min(torch.get_num_threads(), machine.cores())
-        torch.set_num_threads(most if threads == "auto" else threads)
+        torch.set_num_threads(most if wanted == "auto" else wanted)
         self._random = GlobalStreams(self._seed, self.device)
         self._whole = torch.ones((), device=self.device)  # the fraction of a batch in one part
         folder = self._folder
-        folder.journal.tags(devices.tags(self.device))
+        threads = str(torch.get_num_threads())  # on a CPU they change the last digits
+        folder.journal.tags(devices.tags(self.device) | {"threads": threads})
         if count := self.runtime.profile:
             from engine.profiling.profile import Profile  # slow to import
 
