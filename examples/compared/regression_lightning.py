@@ -5,6 +5,8 @@
 The same command goes on from the last checkpoint, if there is one.
 """
 
+from typing import Literal
+
 import lightning as L
 import torch
 from jsonargparse import auto_cli
@@ -57,7 +59,7 @@ class Regression(L.LightningModule):
 
 
 def main(
-    model: str = "mlp",
+    model: Literal["mlp", "linear"] = "mlp",
     lr: float = 1e-3,
     epochs: int = 30,
     batch_size: int = 64,
