@@ -101,17 +101,16 @@ def _ending(row: Row, code: int | None) -> str:
     if code is None:
         return f"job {row.id} {row.state} before: {row.about}; --force starts it over"
     output = Path(row.folder) / "output.txt"
-    printed = output.read_text(errors="replace").splitlines() if output.exists() else []
-    last = printed[-1] if printed else "it has printed nothing"
-    if not last.startswith(f"job {row.id} "):
-        last = f"job {row.id} ended with status {code}: {last}"
-    return f"{last} [{shown(output)}]"
+    if not output.exists():  # it was run by hand
+        return f"job {row.id} ended with status {code} [{shown(output.parent)}]"
+    return f"{output.read_text(errors='replace').splitlines()[-1]} [{shown(output)}]"
 
 
 def main(folder: Path) -> int:
     """Print the summary of a sweep that is over; returns the exit status."""
     rows = [Row(*row) for row in files.read_json(folder / "plan.json")["jobs"]]
-    codes = {int(path.name): int(path.read_text()) for path in (folder / "codes").iterdir()}
+    written = {int(path.name): path.read_text() for path in (folder / "codes").iterdir()}
+    codes = {index: int(code) for index, code in written.items() if code}  # none: killed meanwhile
     stop = folder / "stop"
     return summary(rows, codes, int(stop.read_text()) if stop.exists() else 0)
 

@@ -6,8 +6,9 @@
 # until the job itself ends, whatever becomes of run.sh. A process that takes no part in the locks is
 # known by the memory that it takes on the GPU.
 #
-# The cores are divided among the jobs that run at once, as threads. Libraries size their pools of
-# threads when they are loaded, before run.py could tell them anything, so the environment does.
+# The cores are divided among the jobs that run at once, as threads. Libraries (OpenMP's, OpenBLAS,
+# MKL) size their pools of threads when they are loaded, before run.py could tell them anything, so
+# the environment does.
 #
 # That no job runs twice is run.py's promise. One that another sweep runs has status 4, or none if the
 # worker that started it was killed: it is waited for, and its outcome is taken.
@@ -74,14 +75,19 @@ say_once() {
 
 # Runs one job on a slot, again if it may do better the next time; its last line is shown.
 run_job() {
-  local slot=$1 index=$2 id=$3 folder=$4 try=0
+  local slot=$1 index=$2 id=$3 folder=$4 try=0 last
   if [[ $slot != cpu ]]; then export CUDA_VISIBLE_DEVICES=$slot; fi
   mkdir -p "$folder" && echo "started on $slot, $(date)" >>"$folder/output.txt"
   while
     read_words "$index"
     echo "[$index/$count] job $id started on $slot: ${args[*]-}"
     attempt "$index" "$folder" ${args[@]+"${args[@]}"}
-    echo "[$index/$count] $(tail -n 1 "$folder/output.txt")"
+    last=$(tail -n 1 "$folder/output.txt")
+    if [[ $last != "job $id "* ]]; then # it was killed, or crashed
+      last="job $id ended with status $code: $last"
+      echo "$last" >>"$folder/output.txt"
+    fi
+    echo "[$index/$count] $last"
     ((try++ < retries)) && may_do_better "$folder" && goes_on
   do wait_for_strangers "$slot"; done
   echo "$code" >"$work/codes/$index"
