@@ -59,7 +59,7 @@ def row_names(names: Sequence[str], inches: float) -> list[str]:
 def name_rows(ax: "Axes", names: Sequence[str]) -> None:
     """Name the rows at 0, 1, …"""
     texts = row_names(names, _figure(ax).get_figwidth())
-    ax.set_yticks(range(len(texts)), texts, linespacing=1.0)
+    ax.set_yticks(range(len(texts)), texts, linespacing=1.1)
 
 
 def named(count: int) -> range:

@@ -26,7 +26,7 @@ hold() {
     say_once "$slot" "nobody, but its lock $lock is gone; another run.sh makes it" && sleep 2
   elif ! "$flock" --wait 1 9 || ! "$flock" --wait 1 $kind 8; then
     say_once "$slot" "a job of another sweep"
-  elif "$flock" --nonblock --exclusive 8 && is_busy "$slot"; then # alone, so it is a stranger
+  elif "$flock" --nonblock --exclusive 8 && is_busy "$slot"; then # no job of a sweep's
     say_once "$slot" "another process ($usage)" && sleep 2
   elif "$flock" --nonblock $kind 8 && are_in_place "$lock.0" "$lock.$place"; then
     return 0
@@ -63,7 +63,7 @@ is_busy() {
 }
 
 # Before a job that ran out of memory tries again: another process may have that memory.
-wait_for_strangers() {
+wait_until_free() {
   while [[ $1 != cpu ]] && ((per_gpu == 1)) && is_busy "$1" && goes_on; do
     say_once "$1" "another process ($usage)" && sleep 2
   done
@@ -89,7 +89,7 @@ run_job() {
     fi
     echo "[$index/$count] $last"
     ((try++ < retries)) && may_do_better "$folder" && goes_on
-  do wait_for_strangers "$slot"; done
+  do wait_until_free "$slot"; done
   echo "$code" >"$work/codes/$index"
   if [[ -n $fail_fast && $code == [12] && ! -e $work/stop ]]; then
     if [[ $(outcome "$folder") != diverged ]]; then stop_jobs 1 "--fail-fast"; fi

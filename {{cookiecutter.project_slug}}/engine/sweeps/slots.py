@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
 
 def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
-    """The slots on the GPUs named, else on those that CUDA_VISIBLE_DEVICES allows, else on all.
+    """Return the slots on the GPUs named, else on what CUDA_VISIBLE_DEVICES allows, else on all.
 
     Raises SettingsError for a GPU that is not there.
     """
@@ -56,14 +56,16 @@ def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
 
 
 def on_cpu(count: int) -> list[Slot]:
-    """So many slots where there is no GPU that nvidia-smi knows."""
+    """Return so many slots where there is no GPU that nvidia-smi knows."""
     return [Slot("cpu", "-", k) for k in range(1, count + 1)]
 
 
 def at_once(device: str, threads: int | str) -> int:
-    """How many jobs like one that takes so many threads (or `auto`) serve the CPU best.
+    """Return how many jobs like one of so many threads (or `auto`) the CPU serves best at once.
 
-    One where the job's device is a GPU that nvidia-smi does not know.
+    One for each core: the threads of one small network wait for each other more than they compute,
+    and much of a short job (imports, evaluation) has only one, as benchmarks/sweeps.py measures.
+    One in all where the job's device is a GPU that nvidia-smi does not know.
     """
     if device != "cpu":
         return 1

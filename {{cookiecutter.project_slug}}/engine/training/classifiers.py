@@ -89,39 +89,40 @@ def torchvision_classifier(
         hint = did_you_mean(name, [*others, *known])
         hint = hint if hint.startswith("did") else f"known: {', '.join(others)} and torchvision's"
         raise SettingsError(f"--model {name}: no such model; {hint}")
-    _check_size(name, spec, pretrained)  # type: ignore[arg-type] # mypy: no Hashable
-    network, mean, std = _network(name, spec, pretrained), spec.mean, spec.std
+    shape, classes = tuple(spec.shape), len(spec.classes)
+    _check_size(name, shape, classes, pretrained)
+    network, mean, std = _network(name, shape, classes, pretrained), spec.mean, spec.std
     if pretrained and spec.shape[0] == 3:
         mean, std = IMAGENET
     if pretrained and not next(network.parameters()).is_meta:
         _load_published(network, name)
-    return Normalized(network, spec.shape, mean, std)
+    return Normalized(network, shape, mean, std)
 
 
 @cache  # many jobs of a grid have the same
-def _check_size(name: str, spec: ImageSpec, pretrained: bool) -> None:
+def _check_size(name: str, shape: tuple[int, ...], classes: int, pretrained: bool) -> None:
     """Try a network on the meta device, where shapes are worked out but nothing is computed."""
     try:
         with torch.device("meta"):
-            _network(name, spec, pretrained).eval()(torch.zeros(2, *spec.shape))
+            _network(name, shape, classes, pretrained).eval()(torch.zeros(2, *shape))
     except (RuntimeError, ValueError, AssertionError) as error:
-        size = f"{spec.shape[1]}×{spec.shape[2]}"
+        size = f"{shape[1]}×{shape[2]}"
         raise SettingsError(
             f"--model {name}: cannot take {size} images ({first_line(error)}); "
             "try another --image-size"
         ) from error
 
 
-def _network(name: str, spec: ImageSpec, pretrained: bool) -> nn.Module:
+def _network(name: str, shape: tuple[int, ...], classes: int, pretrained: bool) -> nn.Module:
     """Return a network with new weights; if pretrained, in the published shape but for its ends."""
-    channels, height, width = spec.shape
+    channels, height, width = shape
     extra: dict[str, object] = {}
     if name in ("googlenet", "inception_v3"):
         published = pretrained and channels == 3  # which rescale their colours first
         extra = {"aux_logits": False, "init_weights": True, "transform_input": published}
     if name.startswith("vit_") and not pretrained:
         extra = {"image_size": height}
-    network = _made(name, num_classes=len(spec.classes), **extra)
+    network = _made(name, num_classes=classes, **extra)
     _fit_first(network, channels, keep_size=max(height, width) <= SMALL and not pretrained)
     return network
 

@@ -1,0 +1,191 @@
+"""The examples: up to date with the template, small, and projects like any other."""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from faults import Project, ended, job_of, one_line, same, wait_until
+from repository import REPOSITORY
+from test_project import check
+
+INNER = "{{cookiecutter.project_slug}}"
+MOST_LINES = {"regression": 40, "gan": 90}
+
+
+class Example(NamedTuple):
+    """What is special about an example."""
+
+    short: tuple[str, ...]  # flags of a job that takes seconds
+    jobs: tuple[str, ...]  # a grid
+    metric: str  # by which jobs are chosen
+    caption: str  # what figures call it
+
+
+EXAMPLES = {
+    "regression": Example(
+        ("--epochs", "60", "--patience", "0", "--lr", "1e-2"),
+        ("--model linear --lr 1e-1", "--model linear --lr 1e-4"),
+        "mae",
+        "Validation mean absolute error",
+    ),
+    "gan": Example(
+        ("--epochs", "30", "--model", "mlp"),
+        ("--model mlp --epochs 10 --lr 2e-3", "--model mlp --epochs 10 --lr 1e-5"),
+        "distance",
+        "Validation energy distance",
+    ),
+}
+
+
+# How examples are kept
+
+
+def script(root: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of a template's examples."""
+    command = [sys.executable, str(root / "examples" / name), *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture
+def copy(template: Path, tmp_path: Path) -> Path:
+    """A copy of the template to change."""
+    return shutil.copytree(template, tmp_path / "template")
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    """Replace a text that a file has once."""
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+
+
+def test_examples_are_merged_with_today_s_template(template: Path) -> None:
+    done = script(template, "merge.py", "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_change_of_the_template_is_merged_into_the_examples(copy: Path) -> None:
+    edit(copy / INNER / "run.py", "\nimport sys\n", "\nimport os\nimport sys\n")
+    found = script(copy, "merge.py", "--check")
+    assert found.returncode == 1
+    assert found.stderr.splitlines() == [
+        f".examples/{name}/run.py: the template's file has changed; type python examples/merge.py"
+        for name in sorted(EXAMPLES)
+    ]
+    assert script(copy, "merge.py").returncode == 0
+    for name in EXAMPLES:
+        text = (copy / INNER / ".examples" / name / "run.py").read_text()
+        assert "\nimport os\nimport sys\n" in text
+    assert "r2" in (copy / INNER / ".examples" / "regression" / "run.py").read_text()
+    assert script(copy, "merge.py", "--check").returncode == 0
+
+
+def test_a_conflict_with_the_template_is_refused_until_it_is_resolved(copy: Path) -> None:
+    """Where the template and the example have changed the same line."""
+    edit(copy / INNER / "settings.py", '= setting("digits", ', '= setting("mnist", ')
+    mine = copy / INNER / ".examples" / "regression" / "settings.py"
+    for words in ((), ("--check",)):
+        done = one_line(script(copy, "merge.py", *words), 1)
+        assert done.startswith(".examples/regression/settings.py: conflicts with the template")
+    resolved = re.sub(
+        r"<<<<<<< .*\n(.*\n)\|{7}(?s:.*?)>>>>>>> .*\n", lambda found: found[1], mine.read_text()
+    )
+    mine.write_text(resolved)
+    assert script(copy, "merge.py", "--check").returncode == 0
+    assert 'setting("diabetes", ' in resolved
+
+
+def test_the_examples_are_as_small_as_the_docs_say(template: Path) -> None:
+    counted = script(template, "count.py")
+    assert counted.returncode == 0, counted.stderr
+    assert counted.stdout in (REPOSITORY / "docs" / "compared.md").read_text()
+    head, _, here, *_ = counted.stdout.splitlines()
+    names, lines = ([cell.strip() for cell in row.split("|")[2:-1]] for row in (head, here))
+    assert {*names} == {*EXAMPLES}
+    for name, count in zip(names, map(int, lines), strict=True):
+        assert 0 < count <= MOST_LINES[name]
+
+
+# Projects made from them
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def project(make: Callable[..., Path], name: str) -> Project:
+    return Project(make(example=name))
+
+
+def test_a_project_has_the_example_s_files(project: Project, name: str, template: Path) -> None:
+    assert not (project.root / ".examples").exists()
+    files = [path for path in (template / INNER / ".examples" / name).rglob("*.*")]
+    assert files
+    for file in files:
+        relative = file.relative_to(template / INNER / ".examples" / name)
+        if file.suffix in (".py", ".sh"):
+            assert (project.root / relative).read_bytes() == file.read_bytes()
+        assert (project.root / relative).exists()
+
+
+@pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "mypy"])
+def test_checks(project: Project, command: str) -> None:
+    check(command, project.root)
+
+
+@pytest.fixture(scope="module")
+def job(project: Project, name: str) -> str:
+    """The id of a short job that nobody disturbed."""
+    done = project.run(*EXAMPLES[name].short)
+    assert done.returncode == 0, done
+    return job_of(done)
+
+
+def test_a_job_learns(project: Project, job: str, name: str) -> None:
+    curves, metric = project.stored(job), EXAMPLES[name].metric
+    assert not [key for key in curves if "accuracy" in key]
+    (_, first), *_, (_, last) = curves[f"val_{metric}"]
+    ((_, tested),) = curves[f"test_{metric}"]
+    assert last < 0.7 * first
+    assert tested < 0.9 * first
+
+
+def test_an_interrupted_job_ends_as_if_nothing_had_happened(
+    project: Project, job: str, name: str, tmp_path: Path
+) -> None:
+    fresh, flags = project.copy(tmp_path / "copy"), EXAMPLES[name].short
+    journal = fresh.folder(job) / "metrics.jsonl"
+    process = fresh.start(*flags)
+    wait_until(lambda: journal.exists() and f"val_{EXAMPLES[name].metric}" in journal.read_text())
+    process.send_signal(signal.SIGTERM)
+    assert ended(process).returncode == 128 + signal.SIGTERM
+    assert f"test_{EXAMPLES[name].metric}" not in journal.read_text()
+    done = fresh.run(*flags)
+    assert done.returncode == 0, done
+    assert same(fresh.tensors(job), project.tensors(job))
+    assert fresh.stored(job) == project.stored(job)
+
+
+def test_a_sweep_is_drawn_the_right_way_up(project: Project, name: str, tmp_path: Path) -> None:
+    fresh, example = project.copy(tmp_path / "copy"), EXAMPLES[name]
+    grid = "".join(f"  job {job}\n" for job in example.jobs)
+    text = (fresh.root / "run.sh").read_text()
+    (fresh.root / "run.sh").write_text(
+        re.sub(r"(?s)\ngrid\(\) \{\n.*?\n\}\n", f"\ngrid() {{\n{grid}}}\n", text)
+    )
+    swept = fresh.do("bash", "run.sh")
+    assert swept.returncode == 0, swept
+    drawn = fresh.do("python", "plot.py")
+    assert drawn.returncode == 0, drawn
+    captions = {path.stem: path.read_text() for path in (fresh.root / "figures").glob("*.tex")}
+    assert {"learning-curves", "metric-vs-setting", "ranking"} <= {*captions}
+    for figure in ("learning-curves", "metric-vs-setting", "ranking"):
+        assert example.caption in captions[figure]
