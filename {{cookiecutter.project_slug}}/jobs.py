@@ -13,8 +13,6 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import models
-from engine.job.identity import restore
-from engine.paths import PROJECT
 from engine.training import kept
 from settings import Settings
 
@@ -32,14 +30,13 @@ class Loaded:
     model: nn.Module
 
 
-def load(job_id: str, runs_root: Path = PROJECT / "runs") -> Loaded:
+def load(job_id: str, runs_root: Path | None = None) -> Loaded:
     """Return a job with the model of its best evaluation, on the CPU, without data and run.py.
 
     Raises JobError if there is no such job or it has kept no weights.
     """
-    best = kept.best(runs_root / job_id)
-    settings = restore(Settings, best["settings"])
-    spec = models.Spec(**best["spec"])
-    model = models.make(settings, spec)
-    model.load_state_dict(best["models"]["model"])
-    return Loaded(settings, spec, best["models"], best["metrics"], model.eval())
+    best = kept.best(job_id, Settings, runs_root)
+    spec = models.Spec(**best.spec)
+    model = models.make(best.settings, spec)
+    model.load_state_dict(best.weights["model"])
+    return Loaded(best.settings, spec, best.weights, best.metrics, model.eval())

@@ -8,7 +8,7 @@ import pytest
 import stored
 from engine.cli import Metric, SettingsError
 from engine.cli.metrics import as_plain
-from engine.results import captions, groups, metrics, style, tables
+from engine.results import captions, comparison, groups, metrics, style, tables
 from engine.results.comparison import compare
 from engine.results.metrics import NoResults
 from stored import CLASSIFIER, REGRESSION
@@ -165,7 +165,7 @@ def test_what_varies_most_comes_first_and_numbers_before_words(sweep):
     stray = sweep.copy()
     stray.loc[0, "epochs"] = 2
     assert groups.varied(stray) == ["lr", "model", "epochs"]
-    assert groups.numeric(stray) == "lr"
+    assert comparison.numeric(stray) == "lr"
 
 
 def test_parts_of_a_figure_take_what_they_can_tell_apart(store):

@@ -37,7 +37,7 @@ TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset with the parts that it has; those that are None can be held out of `train`."""
+    """A dataset with the splits that it has; those that are None can be held out of `train`."""
 
     train: Examples
     classes: Sequence[str]
@@ -46,7 +46,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Splits:
     """What a job is trained, validated and tested on, and what its network has to know of it."""
 
     train: Examples
@@ -55,8 +55,8 @@ class Parts:
     spec: Spec
 
 
-def load(settings: Settings, data_root: Path) -> Parts:
-    """Return the parts of the dataset that the settings name.
+def load(settings: Settings, data_root: Path) -> Splits:
+    """Return the splits of the dataset that the settings name.
 
     Raises SettingsError if the dataset is missing, damaged or too small, JobError for a damaged
     image.
@@ -73,7 +73,7 @@ def load(settings: Settings, data_root: Path) -> Parts:
     if len(shape) != 3 and (settings.augment != "none" or settings.image_size != "auto"):
         raise SettingsError(f"--augment, --image-size: --dataset {settings.dataset} has no images")
     mean, std = channel_statistics(train, settings.split_seed)
-    return Parts(train, val, test, Spec(shape, tuple(source.classes), mean, std))
+    return Splits(train, val, test, Spec(shape, tuple(source.classes), mean, std))
 
 
 @cache  # many jobs of a grid read the same

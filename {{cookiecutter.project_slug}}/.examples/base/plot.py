@@ -12,10 +12,7 @@ among them; settings are ranked and chosen by validation results, never by those
 import sys
 from typing import TYPE_CHECKING
 
-from engine.results import figures, metrics, plots, plotting, tables
-from engine.results.comparison import compare
-from engine.results.groups import numeric
-from engine.results.predictions import predictions
+from engine.results import comparison, figures, metrics, plots, plotting, tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +33,7 @@ RANKED = 12
 def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
     """The monitored metric by optimizer step: a line for each value of the setting that varies
     most, a panel for each of the others."""
-    shown = compare(jobs, 6, 6, metric=metrics.monitored(jobs))
+    shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs))
     curves = shown.curves()
     fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
     for ax, lines in zip(axes, curves.values(), strict=True):
@@ -52,8 +49,8 @@ def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
 
 def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     """Validation results by the number that varies most: a line for each value of the others."""
-    x = numeric(jobs)
-    shown = compare(jobs, 6, along=[x])
+    x = comparison.numeric(jobs)
+    shown = comparison.compare(jobs, 6, along=[x])
     fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
     figures.value_axis(ax.yaxis, shown.metric)
     plots.points(ax, shown.lines, x, shown.metric)
@@ -67,7 +64,7 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
 
 def metric_map(jobs: "pd.DataFrame") -> "Drawn":
     """Validation results for each value of the setting that varies most, and of the others."""
-    shown = compare(jobs, 20, 20, needed=2)
+    shown = comparison.compare(jobs, 20, 20, needed=2)
     (x,), _ = shown.parts
     fig, ax = figures.rows([*shown.rows], 0.4)
     plots.heatmap(ax, shown.rows, x, shown.metric)
@@ -78,7 +75,7 @@ def metric_map(jobs: "pd.DataFrame") -> "Drawn":
 
 def ranking(jobs: "pd.DataFrame") -> "Drawn":
     """Settings by their validation results, the best first, and their test results below these."""
-    shown = compare(jobs, len(jobs), needed=1)
+    shown = comparison.compare(jobs, len(jobs), needed=1)
     best = shown.results(RANKED)
     fig, ax = figures.rows([*best], 0.45)
     figures.value_axis(ax.xaxis, shown.metric.of(None))
@@ -93,7 +90,7 @@ def ranking(jobs: "pd.DataFrame") -> "Drawn":
 def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
     """Kaplan–Meier curves: the fraction of jobs that has reached a metric's target, by time."""
     metric = metrics.with_target(jobs)
-    shown = compare(tables.times_to(jobs, metric), 6, metric=metric)
+    shown = comparison.compare(tables.times_to(jobs, metric), 6, metric=metric)
     fig, ax = figures.figure("column", 2.2 + 0.17 * len(shown.lines))
     for name, alike in shown.lines.items():
         plots.reached(ax, alike["reached"], alike["lasted"], name, shown.looks[name])
@@ -111,7 +108,7 @@ def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
 def throughput(jobs: "pd.DataFrame") -> "Drawn":
     """Training examples per second with different settings, on each kind of device."""
     devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
-    shown = compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
+    shown = comparison.compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
     fastest = shown.results(RANKED)
     fig, ax = figures.rows([*fastest], 0.3)
     figures.value_axis(ax.xaxis, shown.metric)
@@ -130,7 +127,7 @@ def hardware(jobs: "pd.DataFrame") -> str:
 
 def confusion(job: "pd.DataFrame") -> "Drawn":
     """The predicted classes of one job's test examples."""
-    kept = predictions(job)
+    kept = tables.predictions(job)
     fig, ax = figures.figure("column", 3.1)
     plots.confusion(ax, *kept)
     ax.set(xlabel="predicted class", ylabel="true class")

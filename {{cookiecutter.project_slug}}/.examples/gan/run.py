@@ -5,7 +5,8 @@
     python run.py --dataset fashion-mnist --epochs 20 --precision bf16
     python run.py --help
 
-The same settings are the same job: its files lie in runs/<job id>/, its metrics in MLflow.
+A job is identified by its settings: run again with the same ones, it continues where it was
+interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in MLflow.
 """
 
 import sys
@@ -14,7 +15,8 @@ from engine import launch
 from settings import METRICS, Settings
 
 if __name__ == "__main__":
-    command = launch.begin(Settings, METRICS)  # --help, wrong flags, finished jobs end here, fast
+    # Before torch is imported, which is slow: --help, wrong flags and finished jobs end here.
+    command = launch.begin(Settings, METRICS)
 
 import torch
 from torch import Tensor, cdist, nn
@@ -33,7 +35,7 @@ Loss = tuple[Tensor, dict[str, Tensor]]  # and what is measured: a value for eac
 def d_loss(model: models.GAN, batch: data.Batch, settings: Settings) -> Loss:
     """Return the discriminator's loss: how badly it tells real images from generated ones.
 
-    Runs under autocast, and with --compile as one region with the models.
+    Runs under autocast; with --compile it is compiled together with the models.
     """
     real, _ = batch
     with torch.no_grad():
@@ -54,15 +56,18 @@ def g_loss(model: models.GAN, batch: data.Batch, settings: Settings) -> Loss:
 
 
 def load(job: Job[Settings]) -> tuple[models.GAN, Batches, Batches | None, Batches | None]:
-    """Return the networks, on the CPU, and the training, validation and test batches, or None."""
+    """Return the networks, on the CPU, and the batches to train, validate and test on.
+
+    They are None for a split that the data does not have.
+    """
     settings = job.settings
-    parts = data.load(settings, job.runtime.data_root)
-    job.save_spec(parts.spec)
+    splits = data.load(settings, job.runtime.data_root)
+    job.save_spec(splits.spec)  # with it, jobs.load() makes the model without the data
     return (
-        models.make(settings, parts.spec),
-        job.batches(parts.train, settings.batch_size, shuffle=True),
-        job.batches(parts.val, settings.batch_size),
-        job.batches(parts.test, settings.batch_size),
+        models.make(settings, splits.spec),
+        job.batches(splits.train, settings.batch_size, shuffle=True),
+        job.batches(splits.val, settings.batch_size),
+        job.batches(splits.test, settings.batch_size),
     )
 
 
@@ -75,8 +80,9 @@ def train(job: Job[Settings], model: models.GAN, batches: Batches, val: Batches 
     d_optimizer, g_optimizer = (optimizers.make(network, settings) for network in networks)
     players = [*zip(losses, networks, (d_optimizer, g_optimizer), strict=True)]
     scaler = torch.amp.GradScaler(job.device.type, enabled=settings.precision == "fp16")
-    ema = EMA(model.generator, settings.ema)  # ema.model is the generator itself if that is 0
+    ema = EMA(model.generator, settings.ema)  # with --ema 0, ema.model is the generator
     stopping = EarlyStopping(METRICS, settings.monitor, settings.patience)
+    # What a checkpoint holds. If there is one, training continues from there.
     job.resume(
         discriminator=model.discriminator,
         generator=model.generator,
@@ -87,15 +93,15 @@ def train(job: Job[Settings], model: models.GAN, batches: Batches, val: Batches 
         stopping=stopping,
     )
 
-    for _ in job.epochs():  # once for each evaluation
+    for _ in job.epochs():  # each ends with an evaluation: --eval-every
         model.train()
-        for batch in map(augment, job.steps(batches)):  # checkpoints, Ctrl-C, --profile
+        for batch in map(augment, job.steps(batches)):  # saves checkpoints, profiles
             for forward, network, optimizer in players:
                 lr = optimizers.set_lr(optimizer, settings, job, stopping)
-                for part, fraction in job.parts(batch):  # --accumulate
+                for part, fraction in job.parts(batch):  # --accumulate of them
                     loss, measured = forward(model, part, settings)
-                    scaler.scale(loss).backward(fraction)
-                    job.log(measured, lr=lr)  # nothing here waits for the device
+                    scaler.scale(loss).backward(fraction)  # as (loss * fraction).backward()
+                    job.log(measured, lr=lr)  # stays on the device and is written later
                 if settings.clip_norm:
                     scaler.unscale_(optimizer)
                     clip_gradients(network.parameters(), settings.clip_norm)
@@ -125,7 +131,7 @@ def generated(generator: nn.Module, count: int) -> Tensor:
     return images / 255
 
 
-def evaluate(generator: nn.Module, batches: Batches | None, part: str) -> Metrics:
+def evaluate(generator: nn.Module, batches: Batches | None, split: str) -> Metrics:
     """Return the energy distance between real images and 1,000 generated ones, 0 if they are alike.
 
     Source: Székely & Rizzo 2013, doi.org/10.1016/j.jspi.2013.03.018.
@@ -137,22 +143,23 @@ def evaluate(generator: nn.Module, batches: Batches | None, part: str) -> Metric
     real = interpolate(pixels, fake.shape[-2:], mode="bilinear", antialias=True).flatten(1)
     fake = fake.flatten(1)
     distance = 2 * cdist(real, fake).mean() - cdist(real, real).mean() - cdist(fake, fake).mean()
-    return {f"{part}_distance": distance.item()}
+    return {f"{split}_distance": distance.item()}
 
 
 def main(job: Job[Settings]) -> Metrics:
-    """Return the results of one job: those of its best weights on the test examples, used once."""
+    """Train, and return the test results of the best weights; the test data has no other use."""
     model, batches, val, test = load(job)
-    train(job, model.to(job.device), batches, val)
+    model.to(job.device)
+    train(job, model, batches, val)
     job.load_best(generator=model.generator)
     return evaluate(model.generator, test, "test")
 
 
 def check(job: Job[Settings]) -> None:
-    """Raise SettingsError for a job that cannot run. run.sh asks for all before it starts one."""
+    """Raise SettingsError if the job could not run; run.sh checks all jobs before it starts one."""
     job.prepare(g_loss, job.settings.precision)
     spec = data.load(job.settings, job.runtime.data_root).spec
-    with torch.device("meta"):  # shapes alone, which take neither time nor memory
+    with torch.device("meta"):  # shapes only: no weights are made
         models.make(job.settings, spec)
 
 

@@ -35,7 +35,7 @@ TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset with the parts that it has; those that are None can be held out of `train`."""
+    """A dataset with the splits that it has; those that are None can be held out of `train`."""
 
     train: Examples
     test: Examples | None = None
@@ -43,7 +43,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Splits:
     """What a job is trained, validated and tested on, and what its network has to know of it."""
 
     train: Examples
@@ -52,8 +52,8 @@ class Parts:
     spec: Spec
 
 
-def load(settings: Settings, data_root: Path) -> Parts:
-    """Return the parts of the dataset that the settings name.
+def load(settings: Settings, data_root: Path) -> Splits:
+    """Return the splits of the dataset that the settings name.
 
     Raises SettingsError if the dataset is missing, damaged or too small.
     """
@@ -68,7 +68,7 @@ def load(settings: Settings, data_root: Path) -> Parts:
     features, targets = fetch(*whole(train))
     mean, std = tuple(features.mean(0).tolist()), tuple(features.std(0).tolist())
     target = targets.mean().item(), targets.std().item()
-    return Parts(train, val, test, Spec(mean, std, target))
+    return Splits(train, val, test, Spec(mean, std, target))
 
 
 @cache  # many jobs of a grid read the same

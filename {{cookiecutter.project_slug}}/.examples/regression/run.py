@@ -4,7 +4,8 @@
     python run.py --model linear --lr 1e-2 --seed 1
     python run.py --help
 
-The same settings are the same job: its files lie in runs/<job id>/, its metrics in MLflow.
+A job is identified by its settings: run again with the same ones, it continues where it was
+interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in MLflow.
 """
 
 import sys
@@ -13,7 +14,8 @@ from engine import launch
 from settings import METRICS, Settings
 
 if __name__ == "__main__":
-    command = launch.begin(Settings, METRICS)  # --help, wrong flags, finished jobs end here, fast
+    # Before torch is imported, which is slow: --help, wrong flags and finished jobs end here.
+    command = launch.begin(Settings, METRICS)
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +31,10 @@ Metrics = dict[str, float]
 def forward(
     model: nn.Module, batch: data.Batch, settings: Settings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss to train on, and what is measured: a value for each example.
+    """Return the mean loss, and by name what is measured: a value for each example.
 
-    Runs under autocast, and with --compile as one region with the model.
+    Runs under autocast; with --compile it is compiled together with the model. In evaluation the
+    predictions come along, which evaluate() takes out.
     """
     features, targets = batch
     predicted = model(features)
@@ -44,38 +47,45 @@ def forward(
 
 
 def load(job: Job[Settings]) -> tuple[nn.Module, Batches, Batches | None, Batches | None]:
-    """Return the model, on the CPU, and the training, validation and test batches, or None."""
+    """Return the model, on the CPU, and the batches to train, validate and test on.
+
+    They are None for a split that the data does not have.
+    """
     settings = job.settings
-    parts = data.load(settings, job.runtime.data_root)
-    job.save_spec(parts.spec)
+    splits = data.load(settings, job.runtime.data_root)
+    job.save_spec(splits.spec)  # with it, jobs.load() makes the model without the data
     return (
-        models.make(settings, parts.spec),
-        job.batches(parts.train, settings.batch_size, shuffle=True),
-        job.batches(parts.val, settings.batch_size),
-        job.batches(parts.test, settings.batch_size),
+        models.make(settings, splits.spec),
+        job.batches(splits.train, settings.batch_size, shuffle=True),
+        job.batches(splits.val, settings.batch_size),
+        job.batches(splits.test, settings.batch_size),
     )
 
 
 def train(
     job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches, val: Batches | None
 ) -> None:
-    """Fit the model; the weights of the best evaluation are kept in best.pt."""
+    """Fit the model; the weights of the best evaluation are kept in best.pt.
+
+    `forward` is the function above, as job.prepare() returns it.
+    """
     settings = job.settings
     augment = data.augmentation(settings)
     optimizer = optimizers.make(model, settings)
     scaler = torch.amp.GradScaler(job.device.type, enabled=settings.precision == "fp16")
-    ema = EMA(model, settings.ema)  # ema.model is the model itself if that is 0
+    ema = EMA(model, settings.ema)  # with --ema 0, ema.model is model
     stopping = EarlyStopping(METRICS, settings.monitor, settings.patience)
+    # What a checkpoint holds. If there is one, training continues from there.
     job.resume(model=model, optimizer=optimizer, scaler=scaler, ema=ema, stopping=stopping)
 
-    for _ in job.epochs():  # once for each evaluation
+    for _ in job.epochs():  # each ends with an evaluation: --eval-every
         model.train()
-        for batch in job.steps(batches):  # between steps: checkpoints, Ctrl-C, --profile
+        for batch in job.steps(batches):  # saves checkpoints, stops at Ctrl-C, profiles
             lr = optimizers.set_lr(optimizer, settings, job, stopping)
-            for part, fraction in job.parts(augment(batch)):  # --accumulate
+            for part, fraction in job.parts(augment(batch)):  # --accumulate of them
                 loss, measured = forward(model, part, settings)
-                scaler.scale(loss).backward(fraction)
-                job.log(measured, lr=lr)  # nothing here waits for the device
+                scaler.scale(loss).backward(fraction)  # as (loss * fraction).backward()
+                job.log(measured, lr=lr)  # stays on the device and is written later
             if settings.clip_norm:
                 scaler.unscale_(optimizer)
                 clip_gradients(model.parameters(), settings.clip_norm)
@@ -94,41 +104,43 @@ def train(
 
 @torch.no_grad()
 def evaluate(
-    job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches | None, part: str
+    job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches | None, split: str
 ) -> Metrics:
     """Return the means over all examples of what forward() measures, and R², which is no mean.
 
-    The target and the prediction of each test example are kept.
+    The target and the prediction of each test example are kept in predictions.npz.
     """
+    if batches is None:
+        return {}
     model.eval()
     means, targets = Means(), []
-    for batch in batches or ():
+    for batch in batches:
         _, measured = forward(model, batch, job.settings)
         predicted = measured.pop("predicted")
         means.add(measured)
         targets.append(batch[1])
-        if part == "test":
+        if split == "test":
             job.keep_outputs(target=batch[1], predicted=predicted)
     metrics = means.read()
-    if targets:
-        metrics["r2"] = 1 - metrics["loss"] / torch.cat(targets).var(correction=0).item()
-    return {f"{part}_{name}": value for name, value in metrics.items()}
+    metrics["r2"] = 1 - metrics["loss"] / torch.cat(targets).var(correction=0).item()
+    return {f"{split}_{name}": value for name, value in metrics.items()}
 
 
 def main(job: Job[Settings]) -> Metrics:
-    """Return the results of one job: those of its best weights on the test examples, used once."""
+    """Train, and return the test results of the best weights; the test data has no other use."""
     model, batches, val, test = load(job)
-    prepared = job.prepare(forward, job.settings.precision)  # autocast, and compiled if it pays
-    train(job, prepared, model.to(job.device), batches, val)
+    model.to(job.device)
+    prepared = job.prepare(forward, job.settings.precision)  # with autocast and --compile
+    train(job, prepared, model, batches, val)
     job.load_best(model=model)
     return evaluate(job, prepared, model, test, "test")
 
 
 def check(job: Job[Settings]) -> None:
-    """Raise SettingsError for a job that cannot run. run.sh asks for all before it starts one."""
+    """Raise SettingsError if the job could not run; run.sh checks all jobs before it starts one."""
     job.prepare(forward, job.settings.precision)
     spec = data.load(job.settings, job.runtime.data_root).spec
-    with torch.device("meta"):  # shapes alone, which take neither time nor memory
+    with torch.device("meta"):  # shapes only: no weights are made
         models.make(job.settings, spec)
 
 

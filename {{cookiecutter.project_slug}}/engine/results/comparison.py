@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from engine.results import captions, tables
-from engine.results.groups import CURE, apart, groups, ranked, samples, varied
+from engine.results.groups import CURE, apart, groups, is_numeric, ranked, samples, varied
 from engine.results.metrics import Measured, NoResults, Part, chooser
 from engine.results.style import Look, looks, settings
 
@@ -122,6 +122,15 @@ def compare(
     by = [*along, *(name for part in parts for name in part)]
     shown, chosen = _best_of_rest(jobs, by)
     return Comparison(shown, metric or chooser(jobs), parts, [*along], chosen)
+
+
+def numeric(jobs: "pd.DataFrame") -> str:
+    """Return the setting that is a number in all jobs and varies most. Raises NoResults where no
+    number varies."""
+    for name in varied(jobs):
+        if is_numeric(jobs, name):
+            return name
+    raise NoResults("no setting that is a number varies among the jobs; vary one in run.sh")
 
 
 def _best_of_rest(jobs: "pd.DataFrame", by: Sequence[str]) -> tuple["pd.DataFrame", str]:

@@ -30,18 +30,9 @@ def varied(jobs: "pd.DataFrame") -> list[str]:
 
     def rank(name: str) -> tuple[int, bool, str]:
         commonest = jobs[name].value_counts(dropna=False).max()
-        return int(commonest), not _is_numeric(jobs, name), name
+        return int(commonest), not is_numeric(jobs, name), name
 
     return sorted(differing, key=rank)
-
-
-def numeric(jobs: "pd.DataFrame") -> str:
-    """Return the setting that is a number in all jobs and varies most. Raises NoResults where no
-    number varies."""
-    for name in varied(jobs):
-        if _is_numeric(jobs, name):
-            return name
-    raise NoResults("no setting that is a number varies among the jobs; vary one in run.sh")
 
 
 def apart(
@@ -160,6 +151,7 @@ def having(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
     return found
 
 
-def _is_numeric(jobs: "pd.DataFrame", name: str) -> bool:
+def is_numeric(jobs: "pd.DataFrame", name: str) -> bool:
+    """Return whether a setting is a number in all jobs."""
     values = jobs[name].tolist()
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

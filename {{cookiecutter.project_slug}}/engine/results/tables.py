@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import SettingsError, did_you_mean
 from engine.results.metrics import DECLARED, Measured, NoResults
+from engine.results.predictions import predictions
 from engine.tracking import reading, stored_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
+
+__all__ = ["curves", "jobs", "only", "predictions", "times_to"]
 
 WORDS = {"True": True, "False": False, "None": None}
 
