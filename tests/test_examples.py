@@ -29,7 +29,7 @@ class Example(NamedTuple):
 
 EXAMPLES = {
     "regression": Example(
-        ("--epochs", "60", "--patience", "0", "--lr", "1e-2"),
+        ("--epochs", "60", "--patience", "0"),
         ("--model linear --lr 1e-1", "--model linear --lr 1e-4"),
         "mae",
         "Validation mean absolute error",

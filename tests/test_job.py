@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -226,7 +227,7 @@ def test_evaluated_in_the_background_with_workers_it_ends_quietly_with_the_same_
     text = script.read_text()
     begin = text.index('        metrics = evaluate(job, forward, ema.model, val, "val")')
     end = text.index("            break\n", begin) + len("            break\n")
-    script.write_text(text[:begin] + recipe + text[end:])
+    script.write_text(text[:begin] + textwrap.indent(recipe, 8 * " ") + text[end:])
     done = changed.run(*QUICK, "--loader", "workers", "--workers", "1", "--ema", "0.5")
     assert (done.returncode, done.stderr) == (0, "")
     synchronous = project.run(*QUICK, "--ema", "0.5")

@@ -352,8 +352,10 @@ def test_secret_files_are_neither_noted_nor_copied(with_secrets: Project, tmp_pa
 
 
 def files_with(text: str, root: Path) -> Iterator[Path]:
-    """The files below a folder that hold a text or have it in their names."""
+    """The files below a folder that hold a text or are named with it; no compiled code."""
     for path in root.rglob("*"):
+        if path.parent.name == "__pycache__":
+            continue
         if text in path.name or (path.is_file() and text.encode() in path.read_bytes()):
             yield path
 

@@ -76,10 +76,26 @@ def test_images_of_any_layout(toy, tmp_path, image, mode):
         assert np.abs(np.asarray(drawn).astype(int) - 128).max() <= 1
 
 
+def test_several_images_are_laid_out_in_a_grid(toy, tmp_path):
+    loop = Logging(torch.linspace(0.2, 1, 5).view(5, 1, 1, 1).expand(5, 3, 4, 6))
+    loop.file = tmp_path / "file.txt"
+    loop.file.write_text("")
+    done = toy.run(loop=loop, epochs=2)
+    assert done.status == 0, done.said
+    (file,) = (done.folder / "logged").glob("*.png")
+    with Image.open(file) as drawn:
+        pixels = np.asarray(drawn)
+    assert pixels.shape == (2 * 6, 3 * 8, 3)
+    cells = [pixels[y : y + 6, x : x + 8] for y in (0, 6) for x in (0, 8, 16)]
+    for cell, grey in zip(cells, (51, 102, 153, 204, 255, 0), strict=True):
+        assert (cell[1:-1, 1:-1] == grey).all()
+        assert not cell[[0, -1]].any()
+
+
 @pytest.mark.parametrize(
     ("image", "name", "said"),
     [
-        (torch.zeros(2, 3, 4, 5), "grid", "image 'grid': has the shape (2, 3, 4, 5), not (H, W)"),
+        (torch.zeros(5), "grid", "image 'grid': has the shape (5,), not (H, W), (C, H, W) or (N"),
         (None, "../grid", "'../grid' is no name for a file"),
         (None, "", "'' is no name for a file"),
     ],

@@ -76,8 +76,10 @@ class MLPGenerator(nn.Sequential):
     def __init__(self, latent: int, shape: tuple[int, ...]) -> None:
         super().__init__(
             nn.Linear(latent, 128),
+            nn.BatchNorm1d(128),
             nn.ReLU(),
             nn.Linear(128, 128),
+            nn.BatchNorm1d(128),
             nn.ReLU(),
             nn.Linear(128, prod(shape)),
             nn.Sigmoid(),

@@ -21,7 +21,6 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor, cdist, nn
 from torch.nn.functional import interpolate, softplus
-from torchvision.utils import make_grid
 
 import data
 import models
@@ -112,7 +111,7 @@ def train(job: Job[Settings], model: models.GAN, batches: Batches, val: Batches 
 
         metrics = evaluate(ema.model, val, "val")
         job.log_epoch(metrics)
-        job.log_image("samples", make_grid(generated(ema.model, 64)))
+        job.log_image("samples", generated(ema.model, 64))
         if stopping.improved(metrics):
             job.keep_best(metrics, generator=ema.model)
         if stopping.due:

@@ -9,8 +9,6 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision import datasets
-from torchvision.transforms import v2
 
 from engine.data import trees
 from engine.data.order import fetch, whole
@@ -25,10 +23,11 @@ STATISTICS_FROM = 500
 """Images, drawn by a seed, from which mean and standard deviation are taken."""
 
 
-class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
+class ImageFolder(Dataset[tuple[Tensor, int]]):
     """A dataset of (image, label) from one folder per class, `<root>/<class>/*.jpg`.
 
-    Images are uint8 (3, size, size): scaled, then the middle square. Raises SettingsError if there
+    Images are uint8 (3, size, size): scaled, then the middle square. `classes`, `samples` and
+    `targets` are as in torchvision's class of that name. Raises SettingsError if there
     are fewer than two classes, one without images, or other classes than expected; when an example
     is read, JobError for a file that is no 8-bit image.
     """
@@ -38,22 +37,32 @@ class ImageFolder(datasets.ImageFolder):  # type: ignore[misc]
     ) -> None:
         if not root.is_dir():
             raise SettingsError(f"--data-root: there is no folder {root}")
+        from torchvision import datasets  # slow to import, and needed for files alone
+        from torchvision.transforms import v2
+
         size = size or SIZE
         steps = [v2.PILToTensor(), v2.Resize(size, antialias=True), v2.CenterCrop(size)]
         try:
-            super().__init__(root, transform=v2.Compose(steps), loader=_open)
+            self._files = datasets.ImageFolder(root, v2.Compose(steps), loader=_open)
         except FileNotFoundError as error:
             wanted = "wanted: one folder of images per class"
             raise SettingsError(f"--data-root: {first_line(error)}; {wanted}") from error
+        self.root = root
+        self.classes: list[str] = self._files.classes
+        self.samples: list[tuple[str, int]] = self._files.samples
+        self.targets: list[int] = self._files.targets
         if len(self.classes) < 2:
             raise SettingsError(f"--data-root: {root} has only one class, {self.classes[0]}")
         if classes is not None and self.classes != classes:
             raise SettingsError(f"--data-root: {root} has other classes than train")
 
+    def __len__(self) -> int:
+        return len(self._files)
+
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return an image (3, size, size) and its label."""
         try:
-            image, label = super().__getitem__(index)
+            image, label = self._files[index]
         except Exception as error:  # there is no end to what a damaged file makes its reader raise
             file = self.samples[index][0]
             raise JobError(f"{file} cannot be read as an image: {first_line(error)}") from error

@@ -5,6 +5,7 @@ job's run.
 """
 
 import csv
+import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ from engine.job.journal import Journal
 
 FOLDER = "logged"
 
+GAP = 1
+"""Black pixels around each image of a grid."""
+
 
 class Artifacts:
     """The files that a job logs."""
@@ -29,7 +33,10 @@ class Artifacts:
         self._folder, self._journal = folder, journal
 
     def image(self, name: str, step: int, image: Any) -> None:
-        """Log an image: (H, W), (C, H, W) or (H, W, C), uint8 or floats in [0, 1]."""
+        """Log an image, (H, W), (C, H, W) or (H, W, C), or several in a grid, (N, C, H, W).
+
+        Pixels are uint8, or floats in [0, 1].
+        """
         from PIL import Image
 
         png = BytesIO()
@@ -71,15 +78,29 @@ class Artifacts:
 def _pixels(name: str, image: Any) -> Any:
     """An image as uint8, (H, W) or (H, W, C)."""
     array = image.detach().float().cpu().numpy() if _is_float(image) else np.asarray(_host(image))
+    if array.ndim == 4:
+        array = _grid(array)
     if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (3, 4):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.ndim not in (2, 3):
-        raise JobError(f"image {name!r}: has the shape {array.shape}, not (H, W) or (C, H, W)")
+        wanted = "(H, W), (C, H, W) or (N, C, H, W)"
+        raise JobError(f"image {name!r}: has the shape {array.shape}, not {wanted}")
     if array.dtype != np.uint8:
         array = (np.clip(array, 0, 1) * 255).round().astype(np.uint8)
     return array
+
+
+def _grid(images: Any) -> Any:
+    """Images (N, C, H, W) in about as many rows as columns: (C, H, W)."""
+    count, channels, height, width = images.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    padded = np.pad(images, ((0, rows * columns - count), (0, 0), (GAP, GAP), (GAP, GAP)))
+    height, width = height + 2 * GAP, width + 2 * GAP
+    grid = padded.reshape(rows, columns, channels, height, width).transpose(2, 0, 3, 1, 4)
+    return grid.reshape(channels, rows * height, columns * width)
 
 
 def _is_float(image: Any) -> bool:

@@ -8,10 +8,9 @@ for 32×32 images of He et al. 2016 (arxiv.org/abs/1512.03385, section 4.2).
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
@@ -84,7 +83,7 @@ def torchvision_classifier(
     (`others` are known as well, for the hint) or it cannot take images of that size, JobError if
     published weights cannot be had.
     """
-    known = torchvision.models.list_models(module=torchvision.models)
+    known = _models().list_models(module=_models())
     if name not in known:
         hint = did_you_mean(name, [*others, *known])
         hint = hint if hint.startswith("did") else f"known: {', '.join(others)} and torchvision's"
@@ -97,6 +96,13 @@ def torchvision_classifier(
     if pretrained and not next(network.parameters()).is_meta:
         _load_published(network, name)
     return Normalized(network, shape, mean, std)
+
+
+def _models() -> Any:
+    """Return torchvision.models. To import it takes as long as torch, and few networks need it."""
+    import torchvision
+
+    return torchvision.models
 
 
 @cache  # many jobs of a grid have the same
@@ -130,10 +136,10 @@ def _network(name: str, shape: tuple[int, ...], classes: int, pretrained: bool) 
 def _made(name: str, **options: object) -> nn.Module:
     """Return a network of torchvision's on the default device."""
     try:
-        network: nn.Module = torchvision.models.get_model(name, **options)
+        network: nn.Module = _models().get_model(name, **options)
     except NotImplementedError:  # RegNets work out their widths with tensors, not on meta
         with torch.device("cpu"):
-            network = torchvision.models.get_model(name, **options).to("meta")
+            network = _models().get_model(name, **options).to("meta")
     return network
 
 
@@ -155,10 +161,10 @@ def _fit_first(network: nn.Module, channels: int, keep_size: bool) -> None:
 def _load_published(network: nn.Module, name: str) -> None:
     """Take over published weights, from torch's cache or fetched. The last layer stays new; the
     first is summed over colours if the data has another number of channels."""
-    weights = torchvision.models.get_model_weights(name).DEFAULT
+    weights = _models().get_model_weights(name).DEFAULT
     try:
         weights.get_state_dict(weights_only=True, check_hash=True)  # refuses a file with code in it
-        published = torchvision.models.get_model(name, weights=weights).state_dict()
+        published = _models().get_model(name, weights=weights).state_dict()
     except Exception as error:  # no network, or any kind of damage to the file
         file = f"{torch.hub.get_dir()}/checkpoints/{weights.url.split('/')[-1]}"
         raise JobError(

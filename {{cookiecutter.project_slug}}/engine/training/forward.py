@@ -15,8 +15,9 @@ from engine.training import compilation
 from engine.training.measures import Measured, Sum, summed, sums_of
 from engine.training.precision import Precision
 
-Forward = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any]]]
-"""From a model, a batch and the settings to a loss () and what was measured, by name."""
+Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
+"""From a model, a batch and the settings to a loss () and what was measured, by name. The model may
+be any module, such as one that holds several."""
 
 Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]]
 

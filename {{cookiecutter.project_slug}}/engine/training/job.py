@@ -113,7 +113,10 @@ class Job(TrainingLoop, Generic[S]):
         self._folder.journal.files(["spec.json"])
 
     def log_image(self, name: str, image: Any) -> None:
-        """Log an image: (H, W), (C, H, W) or (H, W, C), uint8 or floats in [0, 1]."""
+        """Log an image, (H, W), (C, H, W) or (H, W, C), or several as a grid, (N, C, H, W).
+
+        Pixels are uint8, or floats in [0, 1].
+        """
         self._artifacts.image(name, self.step, image)
 
     def log_text(self, name: str, text: str) -> None:
