@@ -52,10 +52,10 @@ class Turns:
     """A loop and the loop by hand in turn, so many steps each; `ratios` is an epoch's time to that
     of as many steps by hand, epoch by epoch."""
 
-    def __init__(self, epochs: int, clip: bool) -> None:
+    def __init__(self, epochs: int, clip: bool, measure: bool) -> None:
         self.ratios: list[float] = []
         self.epochs = epochs
-        self._by_hand = by_hand(clip)
+        self._by_hand = by_hand(clip, measure=measure)
         self._own = self._other = 0.0
 
     def begin(self) -> None:
@@ -85,8 +85,11 @@ def parts() -> tuple[nn.Module, Tensor, Tensor]:
     return models.make(settings, loaded.spec), images[indices], labels[indices]
 
 
-def by_hand(clip: bool = False, log: Log | None = None) -> Iterator[float]:
-    """A loop with nothing around it; seconds of a step, every so many steps."""
+def by_hand(clip: bool = False, log: Log | None = None, measure: bool = False) -> Iterator[float]:
+    """A loop with nothing around it; seconds of a step, every so many steps.
+
+    With `measure` the mean loss and accuracy of each step are read, together, at the end.
+    """
     model, images, labels = parts()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     step = 0
@@ -94,8 +97,15 @@ def by_hand(clip: bool = False, log: Log | None = None) -> Iterator[float]:
         batches = torch.randperm(len(images)).split(BATCH)
         for first in range(0, len(batches) - TURN, TURN):
             begun = time.perf_counter()
+            measured = []
             for batch in batches[first : first + TURN]:
-                loss = cross_entropy(model(images[batch]), labels[batch])
+                logits = model(images[batch])
+                if measure:
+                    losses = cross_entropy(logits, labels[batch], reduction="none")
+                    measured += losses.detach(), (logits.argmax(1) == labels[batch]).float()
+                    loss = losses.mean()
+                else:
+                    loss = cross_entropy(logits, labels[batch])
                 loss.backward()
                 if clip:
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -104,6 +114,8 @@ def by_hand(clip: bool = False, log: Log | None = None) -> Iterator[float]:
                 step += 1
                 if log:
                     log(loss, step)
+            if measured:
+                torch.stack(measured).mean(1).tolist()
             yield (time.perf_counter() - begun) / TURN
 
 
@@ -239,6 +251,7 @@ def lightning(turns: Turns, logger: str = "") -> None:
 
 WAYS: dict[str, Callable[[Turns], None]] = {
     "ours": lambda turns: ours(turns, *EVERY),
+    "ours-measured": lambda turns: ours(turns, *EVERY),
     "ours-all": lambda turns: ours(turns, *EVERY, *ALL, *OFTEN),
     "accelerate": accelerate,
     "lightning": lightning,
@@ -254,7 +267,7 @@ def main() -> None:
     way, epochs = sys.argv[1], int(sys.argv[2])
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{Path.cwd()}/{way}.db"
     torch.set_num_threads(1)
-    turns = Turns(epochs, clip=way == "ours-all")
+    turns = Turns(epochs, clip=way == "ours-all", measure=way == "ours-measured")
     WAYS[way](turns)
     print(json.dumps(turns.ratios[1:]), flush=True)
 

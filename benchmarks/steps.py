@@ -38,6 +38,7 @@ DATASETS["random"] = _random
 """
 WAYS = {
     "ours": "run.py: its loader, its progress bar, every step's loss and accuracy logged",
+    "ours-measured": "the same, to a loop by hand that measures both too",
     "ours-all": "run.py: also clipping, EMA, schedule, early stopping, a checkpoint every 3 s",
     "accelerate": "Accelerate, nothing logged",
     "lightning": "Lightning, barebones",

@@ -46,11 +46,13 @@ class Resident:
     """Picks batches by index from what lies on the device: nothing is copied while training."""
 
     def __init__(self, stored: Stored, order: Order, device: torch.device) -> None:
-        self._stored, self._order, self._device = stored, order, device
+        self._order, self._device = order, device
+        self._stored = stored  # kept alive
         leaves = trees.leaves(stored.examples)
         batch = order.batch_size * sum(leaf[:1].nbytes for leaf in leaves)
         self._at_once = order.batch_size * max(1, GATHERED // max(1, batch))
         self._leaves: list[Tensor] = leaves
+        self._filled = trees.filler(stored.examples)
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Yield the batches of one epoch but the first `done`."""
@@ -59,8 +61,7 @@ class Resident:
         for first in range(done * size, len(indices), self._at_once):
             several = indices[first : first + self._at_once]
             picked = [leaf.index_select(0, several).split(size) for leaf in self._leaves]
-            for leaves in zip(*picked, strict=True):
-                yield trees.filled(self._stored.examples, leaves)
+            yield from map(self._filled, zip(*picked, strict=True))
 
     def close(self) -> None:
         """Do nothing: there are no processes to end."""

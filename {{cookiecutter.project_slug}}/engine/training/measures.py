@@ -39,8 +39,13 @@ class Measured(dict[str, Any]):
 
 def sums_of(measured: Mapping[str, Any]) -> dict[str, Sum]:
     """Return each measurement as a sum; nothing is computed."""
-    made = measured.sums if isinstance(measured, Measured) else {}
+    made = sums_made(measured)
     return {name: made.get(name) or sum_of(value) for name, value in measured.items()}
+
+
+def sums_made(measured: Mapping[str, Any]) -> Mapping[str, Sum]:
+    """Return the sums that were made together with the measurements."""
+    return measured.sums if isinstance(measured, Measured) else {}
 
 
 def sum_of(value: Any) -> Sum:
@@ -49,7 +54,7 @@ def sum_of(value: Any) -> Sum:
         numerator, denominator = value
         known = isinstance(denominator, int)
         return Sum(numerator.detach(), denominator if known else denominator.detach())
-    return Sum(value.detach(), value.numel())
+    return Sum(value.detach() if value.requires_grad else value, value.numel())
 
 
 def summed(measurement: Sum) -> Sum:

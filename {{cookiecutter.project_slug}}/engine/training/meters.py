@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.errors import Diverged
 from engine.job.journal import Journal, now
 from engine.training import devices
-from engine.training.measures import Sum, sums_of, totals, wide
+from engine.training.measures import Sum, sum_of, sums_made, totals, wide
 
 POINTS = 1000
 """Points of a training curve that --log-every auto aims at."""
@@ -30,6 +30,9 @@ STEPS = 64
 
 VALUES = 2**20
 """Measured values that wait on the device at most."""
+
+ON_DEVICE = (Tensor, tuple)
+"""Kinds of measurements; all else is a number."""
 
 INTERVAL = 1.0
 """Seconds between two copies to the host, at most."""
@@ -75,13 +78,14 @@ class TrainMeter:
 
     def add(self, measured: Mapping[str, Any]) -> None:
         """Add measurements of this step, several times if need be; numbers are kept as they are."""
-        tensors = {k: v for k, v in measured.items() if isinstance(v, Tensor | tuple)}
-        if len(tensors) < len(measured):
-            self._numbers |= {k: float(v) for k, v in measured.items() if k not in tensors}
-            measured = tensors
-        for name, each in sums_of(measured).items():
-            self._of_step.append((name, each))
-            self._values += each.numerator.numel()
+        made = sums_made(measured)
+        for name, value in measured.items():
+            if isinstance(value, ON_DEVICE):
+                each = made.get(name) or sum_of(value)
+                self._of_step.append((name, each))
+                self._values += each.numerator.numel()
+            else:
+                self._numbers[name] = float(value)
 
     def end_step(self, step: int) -> None:
         """A step is whole. Raises Diverged, some steps later, for a metric that is not finite."""
