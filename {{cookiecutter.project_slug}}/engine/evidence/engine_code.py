@@ -1,0 +1,146 @@
+"""The engine's modules as evidence: their results versions, or their code if edited locally.
+
+versions.json beside this file holds, for each engine module that can change a job's results:
+
+    results  its results version; a maintainer raises it when the same job gives other results
+    code     the hash of its canonical text
+    text     the hash of its text, which is quicker to compare
+    imports  those of these modules that it imports
+"""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from engine.evidence import canonical
+from engine.evidence.project_files import UNREADABLE, parents
+
+CAN_CHANGE_RESULTS = (
+    *("engine.training", "engine.data", "engine.stateful"),
+    *("engine.launch", "engine.attempt", "engine.loop"),
+    *("engine.cli.spans", "engine.cli.metrics"),  # lengths, and which of two values is better
+)
+"""All others never do: the command line, identity, tracking, sweeps, results, profiling, …"""
+
+FACADES = ("engine.loop", "engine.cli")
+"""Modules that pass names on."""
+
+MANIFEST = Path(__file__).with_name("versions.json")
+
+
+def counts(module: str) -> bool:
+    """Return whether a module of the engine can change results."""
+    return any(name in CAN_CHANGE_RESULTS for name in parents(module))
+
+
+def text_hash(data: bytes) -> str:
+    """Return the hash of a file, whichever way its lines end."""
+    return short(b"\n".join(data.splitlines()))
+
+
+def code_hash(data: bytes) -> str:
+    """Return the hash of a module's code, or of its bytes if it cannot be read."""
+    try:
+        return short(canonical.whole(ast.parse(data)).encode())
+    except UNREADABLE:
+        return text_hash(data)
+
+
+def short(data: bytes) -> str:
+    """Return 16 hex digits of a SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+class EngineCode:
+    """The engine below a project's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._hashes: dict[str, str] = {}
+
+    @cached_property
+    def known(self) -> dict[str, dict[str, Any]]:
+        """What versions.json holds of each module."""
+        held = json.loads(MANIFEST.read_bytes()) if MANIFEST.exists() else {}
+        modules: dict[str, dict[str, Any]] = held.get("modules", {})
+        return modules
+
+    @cached_property
+    def facades(self) -> dict[str, str]:
+        """Where the names come from that the engine passes on."""
+        found = {}
+        for facade in FACADES:
+            for statement in self._tree(facade).body:
+                if isinstance(statement, ast.ImportFrom):
+                    for name in statement.names:
+                        found[f"{facade}.{name.name}"] = f"{statement.module}.{name.name}"
+        return found
+
+    def file(self, module: str) -> Path | None:
+        """Return the file of a module of the engine."""
+        path = self._folder.joinpath(*module.split("."))
+        files = (path.with_suffix(".py"), path / "__init__.py")
+        return next((file for file in files if file.is_file()), None)
+
+    def reached(self, paths: set[str]) -> dict[str, str]:
+        """Return the modules behind some names, with all that they import: their results versions,
+        or the hash of their code if it was edited."""
+        waiting = [module for path in paths for module in parents(path) if self.file(module)]
+        found: dict[str, str] = {}
+        while waiting:
+            module = waiting.pop()
+            if module not in found and counts(module):
+                found[module] = self._evidence(module)
+                waiting.extend(self._imports(module))
+        return found
+
+    def _data(self, module: str) -> bytes:
+        file = self.file(module)
+        try:
+            return file.read_bytes() if file else b""
+        except OSError:
+            return b""
+
+    def _evidence(self, module: str) -> str:
+        if module not in self._hashes:
+            known, data = self.known.get(module, {}), self._data(module)
+            is_known = known.get("text") == text_hash(data) or known.get("code") == code_hash(data)
+            self._hashes[module] = f"v{known['results']}" if is_known else code_hash(data)
+        return self._hashes[module]
+
+    def is_edited(self, module: str) -> bool:
+        """Return whether a module's code is other than the template's."""
+        return not self._evidence(module).startswith("v")
+
+    def source(self, module: str) -> str:
+        """Return the source of a module that was edited, else a line with its results version."""
+        if self.is_edited(module):
+            return self._data(module).decode(errors="replace")
+        return f"{module}: results version {self._evidence(module)[1:]}\n"
+
+    def _imports(self, module: str) -> list[str]:
+        if not self.is_edited(module):
+            return list(self.known[module]["imports"])
+        return sorted(set(imports(self._tree(module), self)))
+
+    def _tree(self, module: str) -> ast.Module:
+        try:
+            return ast.parse(self._data(module))
+        except UNREADABLE:
+            return ast.Module([], [])
+
+
+def imports(tree: ast.Module, engine: EngineCode) -> Iterator[str]:
+    """Yield the modules of the engine that a module imports and that can change results."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{name.name}" for name in node.names]
+        for name in names:
+            yield from (m for m in parents(name) if counts(m) and engine.file(m))

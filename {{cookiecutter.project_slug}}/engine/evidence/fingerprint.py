@@ -1,0 +1,138 @@
+"""The code fingerprint of a job: which definitions its results depend on, and their hashes."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from engine.evidence.canonical import SCHEME
+from engine.evidence.closure import Cache, Closure
+from engine.evidence.engine_code import EngineCode, short
+from engine.evidence.evidence_files import Files
+from engine.evidence.project_code import ProjectCode
+from engine.evidence.project_files import Modules
+
+TOKEN = re.compile("\x01([^\x02]*)\x02")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The code that a job's results depend on.
+
+    Parts are named "models:ConvNet" (a definition), "models:MODELS[mlp]" (an entry of a registry),
+    "models:<module>" (what importing a module does), "models:<file>" (a module that cannot be
+    read), "file:kernels/a.cu" and "engine.training.ema" (its results version, or a hash if it was
+    edited).
+    """
+
+    digest: str
+    """SHA-256 over the scheme's number and the parts, without the modules that they stand in."""
+
+    parts: Mapping[str, str]
+    """The hash of each part."""
+
+    advice: Sequence[str]
+    """A line for each module that had to be taken whole, with the reason."""
+
+    _sources: Mapping[str, Callable[[], str]] = field(repr=False, compare=False)
+    _reached_from: Mapping[str, str] = field(repr=False, compare=False)
+
+    def source(self, part: str) -> str:
+        """Return the source text of a part; KeyError if the job has no such part."""
+        return self._sources[part]()
+
+    def why(self, part: str) -> str:
+        """Return by what a part was reached: "models:block <- models:ConvNet <- run:main"."""
+        path = [part]
+        while (by := self._reached_from.get(path[-1])) and by not in path:
+            path.append(by)
+        return " <- ".join(path)
+
+
+class Project:
+    """A project's code, read once; answers for thousands of jobs.
+
+    `folder` is the project's, `entry` the module whose `main` does the job. Never raises for what
+    it finds there: what cannot be read counts as a whole file.
+    """
+
+    def __init__(self, folder: Path, entry: str = "run") -> None:
+        self._entry = entry
+        self._files = Files(folder)
+        self._code = ProjectCode(Modules(folder, entry), EngineCode(folder))
+        self._written: Cache = {}
+        self._known: dict[tuple[Any, ...], Fingerprint] = {}
+
+    def fingerprint(self, settings: Mapping[str, Any]) -> Fingerprint:
+        """Return the fingerprint of the job with these settings, as plain values by their names.
+
+        They are all that its identity has; settings that were added later have their neutral
+        values there.
+        """
+        key = self._key(settings)
+        if key not in self._known:
+            self._known[key] = self._find(settings)
+        return self._known[key]
+
+    @cached_property
+    def _conditions(self) -> list[str]:
+        """The settings whose values may decide a branch."""
+        return sorted(self._code.use.conditions)
+
+    @cached_property
+    def _keys(self) -> set[str]:
+        return self._code.registries.keys()
+
+    def _key(self, settings: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return what matters of the settings: two jobs with the same have one fingerprint."""
+        values = [repr(settings.get(name, KeyError)) for name in self._conditions]
+        words = [v for v in settings.values() if self._is_word(v)]
+        return (*values, *sorted(map(str, words)))
+
+    def _is_word(self, value: object) -> bool:
+        """Whether a setting's value may be the key of a registry or the name of a file."""
+        if isinstance(value, str):
+            keys = self._keys
+            return value in keys or value.removeprefix("val_") in keys or "." in value
+        return isinstance(value, list | tuple) and bool(value)
+
+    def _find(self, settings: Mapping[str, Any]) -> Fingerprint:
+        closure = Closure(self._code, self._files, settings, self._written)
+        closure.find(self._entry)
+        labels = _labels(closure.texts)
+        parts = {part: short(_named(text, labels).encode()) for part, text in closure.texts.items()}
+        for part in parts:
+            if ":" not in part:  # of the engine
+                parts[part] = closure.texts[part]
+        lines = sorted(f"{labels[part]} {found}" for part, found in parts.items())
+        text = "\n".join([f"scheme {SCHEME}", *lines])
+        return Fingerprint(
+            digest=hashlib.sha256(text.encode()).hexdigest(),
+            parts=parts,
+            advice=tuple(closure.advice.values()),
+            _sources=closure.sources,
+            _reached_from=closure.reached_from,
+        )
+
+
+def _labels(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return how parts are called in what is hashed: without their module, so that moving a
+    definition changes nothing, unless another one that the job reaches has the same name."""
+    full = {*texts, *(name for text in texts.values() for name in TOKEN.findall(text))}
+    bare = {part: part.partition(":")[2] if part[:5] != "file:" else part for part in full}
+    count: dict[str, int] = {}
+    for part, name in bare.items():
+        registry = name.partition("[")[0]
+        if name == registry:
+            count[name] = count.get(name, 0) + 1
+    return {
+        part: name if name and count.get(name.partition("[")[0], 1) == 1 else part
+        for part, name in bare.items()
+    }
+
+
+def _named(text: str, labels: Mapping[str, str]) -> str:
+    return TOKEN.sub(lambda token: labels[token.group(1)], text)
