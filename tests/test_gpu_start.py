@@ -4,6 +4,7 @@ runs, under torch's own Python code. By that nothing has run on a GPU."""
 import json
 import os
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,11 +130,13 @@ def test_evaluation_in_the_background_by_its_recipe(
 ) -> None:
     other = machine.host(project.copy(tmp_path / "project"))
     recipe = (other.root / "docs" / "recipes.md").read_text()
-    lines = recipe.split("## Evaluation in the background\n")[1].split("```")[1]
+    lines = (
+        recipe.split("## Evaluation in the background\n")[1].split("```python\n")[1].split("```")[0]
+    )
     script = (other.root / "run.py").read_text()
     before, after = script.split("        metrics = evaluate(", 1)
     (other.root / "run.py").write_text(
-        before + lines.removeprefix("python\n") + after.split("            break\n", 1)[1]
+        before + textwrap.indent(lines, 8 * " ") + after.split("            break\n", 1)[1]
     )
     assert same(Done(other, *JOBS["cuda:0"]).best, job("cuda:0").best)
 
