@@ -92,6 +92,8 @@ class Closure:
         self._take_dependencies(module, module.lines_outside(), part)
         if effects := self._code.effects.of(module):
             self._take(part, [(module, statement) for statement in effects], by)
+            before = sum(other.endswith(":<module>") for other in self.texts)
+            self.texts[part] += f"\n{before}"  # their order matters
 
     def _take_unreadable(self, name: str, by: str) -> None:
         path = self._code.modules.path(name)
@@ -116,15 +118,24 @@ class Closure:
         """Take a definition; of a registry, note which entries are asked for."""
         self._import(use.module, by)
         module = self._code.modules.get(use.module)
-        part = f"{use.module}:{use.name}"
-        name = (use.module, use.name)
-        if module and name not in self._code.registries:
+        if module and (use.module, use.name) not in self._code.registries:
+            part = f"{use.module}:{use.name}"
             self._take(part, [(module, node) for node in module.definitions[use.name]], by)
         elif module:
             self._wanted.add(use, by)
-            if use.how in ("names", "definition"):
-                keys = "\n".join(entry.key for entry in self._code.registries.of(name))
-                self._put(part, keys, lambda: keys, by)
+            self._take_registry(module, use, by)
+
+    def _take_registry(self, module: Module, use: Use, by: str) -> None:
+        """Take what there is to a registry besides its entries."""
+        registries, name = self._code.registries, (use.module, use.name)
+        if registries.has_code(name):
+            self._take(f"{use.module}:{use.name}", [(module, module.definitions[use.name][0])], by)
+        for other in registries.included.get(name, []):
+            if other.kind == "definition" and (other.module, other.name) not in registries:
+                self._reach(Use("definition", other.module, other.name), by)
+        if use.how in ("names", "definition"):
+            keys = "\n".join(entry.key for entry in registries.of(name))
+            self._put(f"{use.module}:{use.name}[*]", keys, lambda: keys, by)
 
     def _take(self, part: str, places: Sequence[Place], by: str) -> None:
         """Take a part, and note what it uses."""

@@ -19,7 +19,7 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-class Undecided(Exception):  # noqa: N818
+class Undecided(Exception):
     """A condition depends on more than the values of settings."""
 
 

@@ -27,6 +27,10 @@ class Effects:
         return [s for s in module.statements if s in again or self._counts(module, s)]
 
     def _counts(self, module: Module, statement: ast.stmt) -> bool:
+        for name in _defined(statement):
+            key = (module.name, name)
+            if key in self._registries and self._registries.has_code(key):
+                return False  # an object, which counts where it is used
         if statement not in self._registries.later:
             return self._does_something(module, statement)
         return isinstance(statement, Definition) and self._body(module, statement)
@@ -100,6 +104,11 @@ class Effects:
             and not any(isinstance(f, ast.FunctionDef) and f.name.startswith("__") for f in s.body)
             for s in statements
         )
+
+
+def _defined(statement: ast.stmt) -> list[str]:
+    targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _is_name(target: ast.expr) -> bool:

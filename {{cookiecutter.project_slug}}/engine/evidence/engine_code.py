@@ -61,6 +61,7 @@ class EngineCode:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._hashes: dict[str, str] = {}
+        self._imported: dict[str, list[str]] = {}
 
     @cached_property
     def known(self) -> dict[str, dict[str, Any]]:
@@ -123,9 +124,11 @@ class EngineCode:
         return f"{module}: results version {self._evidence(module)[1:]}\n"
 
     def _imports(self, module: str) -> list[str]:
-        if not self.is_edited(module):
-            return list(self.known[module]["imports"])
-        return sorted(set(imports(self._tree(module), self)))
+        if module not in self._imported:
+            edited = self.is_edited(module)
+            found = imports(self._tree(module), self) if edited else self.known[module]["imports"]
+            self._imported[module] = sorted(set(found))
+        return self._imported[module]
 
     def _tree(self, module: str) -> ast.Module:
         try:

@@ -89,8 +89,8 @@ class Project:
     def _key(self, settings: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return what matters of the settings: two jobs with the same have one fingerprint."""
         values = [repr(settings.get(name, KeyError)) for name in self._conditions]
-        words = [v for v in settings.values() if self._is_word(v)]
-        return (*values, *sorted(map(str, words)))
+        words = [f"{name}={value}" for name, value in settings.items() if self._is_word(value)]
+        return (*values, *sorted(words), *sorted(self._code.use.fields - settings.keys()))
 
     def _is_word(self, value: object) -> bool:
         """Whether a setting's value may be the key of a registry or the name of a file."""
@@ -105,7 +105,7 @@ class Project:
         labels = _labels(closure.texts)
         parts = {part: short(_named(text, labels).encode()) for part, text in closure.texts.items()}
         for part in parts:
-            if ":" not in part:  # of the engine
+            if ":" not in part:  # of the engine: a version, or a hash already
                 parts[part] = closure.texts[part]
         lines = sorted(f"{labels[part]} {found}" for part, found in parts.items())
         text = "\n".join([f"scheme {SCHEME}", *lines])
@@ -121,17 +121,17 @@ class Project:
 def _labels(texts: Mapping[str, str]) -> dict[str, str]:
     """Return how parts are called in what is hashed: without their module, so that moving a
     definition changes nothing, unless another one that the job reaches has the same name."""
-    full = {*texts, *(name for text in texts.values() for name in TOKEN.findall(text))}
-    bare = {part: part.partition(":")[2] if part[:5] != "file:" else part for part in full}
-    count: dict[str, int] = {}
-    for part, name in bare.items():
-        registry = name.partition("[")[0]
-        if name == registry:
-            count[name] = count.get(name, 0) + 1
-    return {
-        part: name if name and count.get(name.partition("[")[0], 1) == 1 else part
-        for part, name in bare.items()
-    }
+    named = {name for text in texts.values() for name in TOKEN.findall(text)}
+    modules: dict[str, set[str]] = {}
+    for part in {*texts, *named}:
+        module, _, name = part.partition(":")
+        modules.setdefault(name.partition("[")[0], set()).add(module)
+    labels = {}
+    for part in {*texts, *named}:
+        module, _, name = part.partition(":")
+        is_alone = len(modules[name.partition("[")[0]]) == 1
+        labels[part] = name if name and module != "file" and is_alone else part
+    return labels
 
 
 def _named(text: str, labels: Mapping[str, str]) -> str:

@@ -4,11 +4,10 @@ import ast
 from collections.abc import Callable
 
 BUILT_IN = (
-    *(
-        "bool bytes complex dict enumerate filter float frozenset getattr int isinstance len"
-    ).split(),
-    *("list map max min object print range reversed round set sorted str sum super").split(),
-    *("tuple type zip abs all any property staticmethod classmethod").split(),
+    *("abs", "all", "any", "bool", "bytes", "classmethod", "complex", "dict", "enumerate"),
+    *("filter", "float", "frozenset", "getattr", "int", "isinstance", "len", "list", "map", "max"),
+    *("min", "object", "print", "property", "range", "reversed", "round", "set", "sorted"),
+    *("staticmethod", "str", "sum", "super", "tuple", "type", "zip"),
 )
 
 HARMLESS = {

@@ -53,7 +53,7 @@ class Module:
         found = {self.imported(s).get(name) for s in bound[name]}
         return found.pop() if len(found) == 1 else None
 
-    def imported(self, statement: ast.stmt) -> dict[str, Alias]:
+    def imported(self, statement: ast.AST) -> dict[str, Alias]:
         """Return the names that an import statement binds; nothing for another statement."""
         match statement:
             case ast.Import(names=names):

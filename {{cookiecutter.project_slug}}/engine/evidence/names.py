@@ -39,7 +39,9 @@ class NameWriter(Canonical):
 
     def _Name(self, node: ast.Name) -> None:
         target = self.target(node)
-        if target:
+        if not self.scope and isinstance(node.ctx, ast.Store):  # the definition of the name
+            self.out.append(TOKEN.format(self.module.name, node.id))
+        elif target:
             self._write(target, [node.id])
         elif self.scope and (owner := self.scope.owner(node.id)):
             self._local(owner, node.id)

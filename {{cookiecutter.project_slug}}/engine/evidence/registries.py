@@ -46,6 +46,12 @@ class Registries:
         """Return the entries of a registry, in the order of the source."""
         return self._entries.get(name, [])
 
+    def has_code(self, name: tuple[str, str]) -> bool:
+        """Return whether a registry is more than a dict: an object of a class, say."""
+        module = self._resolver.modules.get(name[0])
+        first = module.definitions[name[1]][0] if module else None
+        return not isinstance(getattr(first, "value", None), ast.Dict)
+
     def keys(self) -> set[str]:
         """Return the keys of all registries."""
         return {entry.key for entries in self._entries.values() for entry in entries}
@@ -167,16 +173,20 @@ class Registries:
 
 
 def is_registry(value: ast.Dict) -> bool:
-    """Return whether a dict has keys of text, and code under them."""
+    """Return whether a dict has keys of text, or `**OTHER`, and code under them."""
     names = (ast.Lambda, ast.Name, ast.Attribute)
     return all(
-        key is None or (isinstance(key, ast.Constant) and isinstance(key.value, str))
-        for key in value.keys
+        isinstance(key, ast.Constant) and isinstance(key.value, str) if key else chain_of(part)
+        for key, part in zip(value.keys, value.values, strict=True)
     ) and any(isinstance(node, names) for part in value.values for node in ast.walk(part))
 
 
 def only_stores(function: ast.stmt) -> bool:
-    """Return whether a function has nothing but definitions, assignments, tests and returns."""
+    """Return whether a function calls nothing, but to raise an error, and has nothing besides
+    definitions, assignments, tests and returns."""
+    raised = {id(n) for r in ast.walk(function) if isinstance(r, ast.Raise) for n in ast.walk(r)}
+    if any(isinstance(n, ast.Call) and id(n) not in raised for n in ast.walk(function)):
+        return False
     plain = (ast.FunctionDef, ast.Assign, ast.Return, ast.If, ast.Raise, ast.Assert, ast.Expr)
     statements = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
     return all(

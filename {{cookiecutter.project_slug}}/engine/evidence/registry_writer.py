@@ -13,9 +13,9 @@ from engine.evidence.uses import TOKEN, Use
 class RegistryWriter(NameWriter):
     """Writes code; a registry that is asked for a key that can be known gives one entry."""
 
-    def _registry(self, node: ast.AST | None) -> Target | None:
+    def _registry(self, node: ast.AST) -> Target | None:
         """Return the registry that an expression names."""
-        target = self.target(node) if node else None
+        target = self.target(node)
         return target if target and self.code.is_registry(target, node) else None
 
     def _by_key(self, target: Target, key: ast.expr) -> bool:
@@ -35,8 +35,13 @@ class RegistryWriter(NameWriter):
             self.use(Use(how, target.module, target.name))
 
     def _Subscript(self, node: ast.Subscript) -> None:
+        """`MODELS[name]`, or `MODELS[name] = …`, which looks at no entry."""
         target = self._registry(node.value)
-        if target and self._by_key(target, node.slice):
+        if target and not isinstance(node.ctx, ast.Load):
+            self._names(target, "")
+            self.out.append("=")
+            self.write(node.slice)
+        elif target and self._by_key(target, node.slice):
             self.out.append("[")
             self.write(node.slice)
             self.out.append("]")

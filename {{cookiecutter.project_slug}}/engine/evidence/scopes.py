@@ -97,7 +97,7 @@ def outside(node: ast.AST) -> list[ast.AST]:
 def children(node: ast.AST) -> list[ast.AST]:
     """Return the nodes in the fields of a node."""
     found: list[ast.AST] = []
-    for name in _fields(type(node)):
+    for name in _fields(type(node)):  # type: ignore[arg-type]  # mypy: no type can be hashed
         value = getattr(node, name, None)
         if isinstance(value, ast.AST):
             found.append(value)

@@ -77,7 +77,7 @@ class SettingsUse:
         chain = chain_of(call.func)
         if isinstance(call.func, ast.Call):  # type(settings)(…)
             return any(is_settings(argument) for argument in call.func.args)
-        if chain and chain[-1] in self._classes or chain[-1:] == ["__class__"]:
+        if (chain and chain[-1] in self._classes) or chain[-1:] == ["__class__"]:
             return True
         replaces = chain and self._resolver.resolve(module, chain).path in REPLACES
         return bool(replaces) and (None in names or names <= self.fields)

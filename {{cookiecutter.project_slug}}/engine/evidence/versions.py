@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.evidence import engine_code
+from engine.evidence.canonical import SCHEME
 from engine.evidence.engine_code import MANIFEST, EngineCode
 from engine.paths import CODE
 
@@ -40,7 +41,7 @@ def record(folder: Path, raised: list[str]) -> dict[str, Any]:
             "text": engine_code.text_hash(data),
             "imports": sorted(imported),
         }
-    return {"scheme": engine_code.canonical.SCHEME, "modules": found}
+    return {"scheme": SCHEME, "modules": found}
 
 
 def main() -> int:

@@ -1,0 +1,194 @@
+"""Random changes of the template's own code, and a tiny job in this process to see what they do."""
+
+import ast
+import copy
+import json
+import random
+import sys
+import tempfile
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import settings  # noqa: F401, which the mutants replace for a moment
+import torch
+from attempts import Here, plain
+from code_edits import INNER, student_files, write
+from engine.evidence import Project
+from engine.job.folder import JobFolder
+from engine.job.identity import identity
+from engine.job.runtime import Runtime
+
+MODULES = ("settings", "models", "data", "optimizers", "run")
+"""In an order in which they can be imported."""
+
+SETTINGS = {
+    "dataset": "digits",
+    "augment": "crop-flip",
+    "steps": 3,
+    "eval_every": "2",
+    "batch_size": 16,
+    "accumulate": 2,
+    "optimizer": "adamw",
+    "weight_decay": 0.01,
+    "schedule": "step",
+    "warmup": "1",
+    "label_smoothing": 0.1,
+    "clip_norm": 1.0,
+    "ema": 0.9,
+    "patience": 5,
+    "val_fraction": 0.5,
+}
+"""A tiny job that has nearly everything switched on."""
+
+OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow)
+COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+Place = tuple[ast.AST, str]
+
+
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax trees of the template's modules."""
+    return {name: ast.parse((INNER / f"{name}.py").read_text()) for name in MODULES}
+
+
+def mutant(chance: random.Random) -> tuple[str, str, str]:
+    """Return a module's name, its source after a random change, and what was changed."""
+    while True:
+        name = chance.choice(MODULES)
+        tree = trees()[name]
+        node = chance.choice([n for s in tree.body for n in _code_in(name, s)])
+        before = ast.unparse(node)
+        if _mutate(node, chance):
+            ast.fix_missing_locations(tree)
+            source = ast.unparse(tree)
+            return name, source, f"{name}.py: {before[:60]!r} became {ast.unparse(node)[:60]!r}"
+
+
+def _code_in(module: str, statement: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the nodes of a statement that are code; of settings.py, those in functions."""
+    if isinstance(statement, ast.If):  # the lines that begin and end run.py
+        return
+    for node in ast.walk(statement):
+        if isinstance(node, ast.FunctionDef) or module != "settings":
+            docstrings = [n.value for n in ast.walk(node) if isinstance(n, ast.Expr)]
+            yield from (n for n in ast.walk(node) if n not in docstrings)
+
+
+def _mutate(node: ast.AST, chance: random.Random) -> bool:
+    """Change a node; returns whether there was something to change."""
+    if isinstance(getattr(node, "body", None), list) and chance.random() < 0.7:
+        return _mutate_block(node.body, chance)  # type: ignore[attr-defined]
+    match node:
+        case ast.Constant(value=bool()):
+            node.value = not node.value
+        case ast.Constant(value=int() | float()):
+            node.value = chance.choice([node.value + 1, -node.value - 1, node.value / 2])
+        case ast.Constant(value=str()):
+            node.value += "x"
+        case ast.BinOp():
+            node.op = chance.choice(OPERATORS)()
+        case ast.Compare():
+            node.ops[0] = chance.choice(COMPARISONS)()
+        case ast.BoolOp():
+            node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        case ast.If() | ast.IfExp():
+            node.test = ast.UnaryOp(ast.Not(), node.test)
+        case ast.Return() if node.value:
+            node.value = ast.Tuple([node.value, node.value], ast.Load())
+        case ast.Call() if node.keywords and chance.random() < 0.5:
+            del node.keywords[chance.randrange(len(node.keywords))]
+        case ast.Call(args=[_, _, *_]) | ast.Tuple(elts=[_, _, *_]):
+            chance.shuffle(node.args if isinstance(node, ast.Call) else node.elts)
+        case ast.Dict(values=[_, _, *_]):
+            chance.shuffle(node.values)
+        case ast.FunctionDef() | ast.ClassDef() if node.decorator_list:
+            node.decorator_list.pop()
+        case ast.arguments(defaults=[_, *_]):
+            node.defaults[0] = ast.Constant(chance.randrange(100))
+        case _:
+            return False
+    return True
+
+
+def _mutate_block(body: list[ast.stmt], chance: random.Random) -> bool:
+    """Remove, double, exchange or move statements."""
+    place = chance.randrange(len(body))
+    kind = chance.choice(["remove", "double", "exchange"])
+    if kind == "remove":
+        body[place] = ast.Pass()
+    elif kind == "double":
+        body.insert(place, copy.deepcopy(body[place]))
+    elif place:
+        body[place - 1], body[place] = body[place], body[place - 1]
+    return True
+
+
+def settings_of(model: str) -> Any:
+    """Return the tiny job's settings, from the settings.py that is imported."""
+    settings = sys.modules["settings"]
+    spans = {name: settings.Span(SETTINGS[name]) for name in ("eval_every", "warmup")}
+    return settings.Settings(**{**SETTINGS, **spans, "model": model})
+
+
+def result(changed: Mapping[str, str], model: str, root: Path) -> Any:
+    """Run the tiny job with other sources of some modules; return its weights and metrics, bit for
+    bit, or None if it failed."""
+    kept = {name: sys.modules.get(name) for name in MODULES}
+    try:
+        for name in MODULES:
+            source = changed.get(name) or (INNER / f"{name}.py").read_text()
+            module = sys.modules[name] = types.ModuleType(name)
+            exec(compile(source, f"{name}.py", "exec"), module.__dict__)
+        return _job(model, root)
+    except Exception:
+        return None
+    finally:
+        for name, module_before in kept.items():
+            sys.modules.pop(name, None)
+            if module_before:
+                sys.modules[name] = module_before
+
+
+def _job(model: str, root: Path) -> Any:
+    run, metrics = sys.modules["run"], sys.modules["settings"].METRICS
+    runtime = Runtime(device="cpu", runs_root=root, quiet=True)
+    folder = JobFolder(settings_of(model), runtime, metrics)
+    try:
+        status = Here(folder).run(run.main, run.check)
+        if status:
+            return None
+        best = torch.load(folder.path / "best.pt", weights_only=True)
+        said = json.loads((folder.path / "outcome.json").read_text())["said"]
+    finally:
+        folder._lock.close()
+    return plain([best["models"], best["metrics"], best["step"]]), said
+
+
+class Mutations:
+    """Mutants of the template's code, against the code as it is."""
+
+    def __init__(self, root: Path, model: str) -> None:
+        self._root, self._model = root, model
+        self._settings = identity(settings_of(model))
+        self._files = student_files()
+        self._digest = self._fingerprint(self._files)
+        self._result = self.result({})
+
+    def _fingerprint(self, files: Mapping[str, str]) -> str:
+        with tempfile.TemporaryDirectory(dir=self._root) as folder:
+            return Project(write(Path(folder), files)).fingerprint(self._settings).digest
+
+    def result(self, changed: Mapping[str, str]) -> Any:
+        """Return the result of the tiny job with other sources of some modules."""
+        with tempfile.TemporaryDirectory(dir=self._root) as folder:
+            return result(changed, self._model, Path(folder))
+
+    def is_noticed(self, module: str, source: str) -> bool:
+        """Return whether the fingerprint changes with a module's source."""
+        return self._fingerprint({**self._files, f"{module}.py": source}) != self._digest
+
+    def changes_result(self, module: str, source: str) -> bool:
+        """Return whether the tiny job has another result; a job that fails has none."""
+        return self.result({module: source}) not in (self._result, None)

@@ -1,0 +1,172 @@
+"""The code fingerprint of a job: its parts, where they come from, and what cannot be read."""
+
+import json
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from code_edits import INNER, JOBS, student_files, write
+from engine.evidence import Fingerprint, Project
+from engine.evidence.versions import COMMAND, MANIFEST, record
+from engine.job.identity import identity
+from settings import Settings
+
+JOB = {**identity(Settings()), **JOBS["C"]}
+FILES = student_files()
+
+SMALL = {
+    "settings.py": """from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    net: str = "small"
+    big: bool = False
+""",
+    "run.py": '''"""A job."""
+import nets
+from nets import *
+from settings import Settings
+
+def main(job):
+    """Do it."""
+    if job.settings.big:
+        return nets.NETS["large"]
+    sizes = [f"{size:>{3}}" for size in range(2)]
+    return nets.NETS[job.settings.net](*sizes, scale=1e-3), unknown, helper(b"x", 2**70, ...)
+
+if __name__ == "__main__":
+    main(None)
+''',
+    "nets.py": """NETS = {"small": lambda *sizes, scale: sizes, "large": dict}
+
+def helper(a, /, b, *, c=None):
+    try:
+        return [x for x in a if x] if b else {**c}
+    except* ValueError:
+        pass
+    match b:
+        case {"k": [1, *rest], **more}:
+            return rest, more
+""",
+}
+
+
+def fingerprint(folder: Path, files: Mapping[str, str], **settings: object) -> Fingerprint:
+    """Return the fingerprint of a job of a project."""
+    return Project(write(folder, files)).fingerprint({**JOB, **settings})
+
+
+@pytest.fixture(scope="module")
+def found() -> Fingerprint:
+    """The fingerprint of a job of the template's own code that trains the convnet."""
+    return Project(INNER).fingerprint(JOB)
+
+
+def test_parts_are_what_the_job_uses(found: Fingerprint) -> None:
+    assert {"models:ConvNet", "models:block", "models:MODELS[convnet]", "data:digits"} < {
+        *found.parts
+    }
+    others = {"models:MLP", "models:GPT", "data:mnist", "run:check", "engine.data.published"}
+    assert not others & {*found.parts}
+    assert found.parts["engine.training.ema"].startswith("v")
+    assert not [part for part in found.parts if part.startswith(("engine.results", "plot"))]
+    assert not found.advice
+
+
+def test_a_part_says_what_it_is_and_by_what_it_was_reached(found: Fingerprint) -> None:
+    assert found.source("models:block").startswith("def block(")
+    assert found.source("models:MODELS[convnet]").strip().startswith('"convnet": lambda')
+    assert found.source("engine.training.ema").startswith("engine.training.ema: results version")
+    assert found.why("models:block") == (
+        "models:block <- models:ConvNet <- models:MODELS[convnet] <- models:make <- run:load"
+        " <- run:main <- run:<module>"
+    )
+    with pytest.raises(KeyError):
+        found.source("models:MLP")
+
+
+def test_it_is_the_same_on_each_version_of_python(tmp_path: Path) -> None:
+    """If these have to change, raise SCHEME in engine/evidence/canonical.py."""
+    small, large = (
+        Project(write(tmp_path / net, SMALL)).fingerprint({"net": net, "big": False}).digest[:12]
+        for net in ("small", "large")
+    )
+    assert (small, large) == ("", "")
+
+
+def test_branches_that_a_job_does_not_take_are_no_part_of_it(tmp_path: Path) -> None:
+    project = Project(write(tmp_path, SMALL))
+    parts = {big: project.fingerprint({"net": "small", "big": big}).parts for big in (False, True)}
+    assert [("nets:NETS[large]" in parts[big]) for big in (False, True)] == [False, True]
+
+
+def test_a_module_that_counts_as_a_whole_is_said_in_one_line(tmp_path: Path) -> None:
+    run = FILES["run.py"].replace("models.make(settings, ", "getattr(models, 'make')(settings, ")
+    found = fingerprint(tmp_path, {**FILES, "run.py": run})
+    assert found.advice == ("models.py counts as a whole: run.py uses models as a value",)
+    assert "models:GPT" in found.parts
+
+
+@pytest.mark.parametrize(
+    ("what", "content"),
+    [
+        ("a syntax error", b"def f(:\n"),
+        ("not UTF-8", b'name = "\xff"\n'),
+        ("zeros", b"x = 1\0\n"),
+        ("nested too deeply", b"x = " + b"(" * 3000 + b")" * 3000),
+        ("nested deeply", b"x = " + b"-" * 800 + b"1\n\nx.y\n"),
+        ("a long chain", b"x = a" + b".b" * 3000 + b"\nx()\n"),
+    ],
+)
+def test_what_cannot_be_read_counts_as_a_whole(tmp_path: Path, what: str, content: bytes) -> None:
+    files = {**FILES, "run.py": FILES["run.py"].replace("import data\n", "import data\nimport x\n")}
+    digests = []
+    for name, more in (("one", b""), ("other", b"\ny()")):
+        folder = write(tmp_path / name, files)
+        (folder / "x.py").write_bytes(content + more)
+        digests.append(Project(folder).fingerprint(JOB).digest)
+    assert digests[0] != digests[1]
+
+
+def test_a_project_without_code_has_a_fingerprint_too(tmp_path: Path) -> None:
+    assert Project(tmp_path).fingerprint(JOB).parts == {}
+    (tmp_path / "run.py").mkdir()
+    assert Project(tmp_path).fingerprint(JOB).digest
+
+
+def test_damaged_code_is_never_a_fault(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    for number in range(30):
+        name = chance.choice(["run.py", "models.py", "data.py", "settings.py"])
+        lines = FILES[name].splitlines(keepends=True)
+        for _ in range(3):
+            lines.pop(chance.randrange(len(lines)))
+        found = fingerprint(tmp_path / str(number), {**FILES, name: "".join(lines)})
+        assert all(found.source(part) is not None and found.why(part) for part in found.parts)
+
+
+def edited(root: Path, change: bytes, line_end: bytes = b"\n") -> Fingerprint:
+    """Return the fingerprint in a project whose engine.training.ema has more lines."""
+    folder = write(root, FILES)
+    shutil.copytree(INNER / "engine", folder / "engine")
+    file = folder / "engine/training/ema.py"
+    file.write_bytes((file.read_bytes() + change).replace(b"\n", line_end))
+    return Project(folder).fingerprint(JOB)
+
+
+def test_an_engine_that_was_edited_counts_as_code(tmp_path: Path, found: Fingerprint) -> None:
+    new = edited(tmp_path / "new", b"\nEMA.decay = 1\n")
+    assert [p for p in found.parts if found.parts[p] != new.parts[p]] == ["engine.training.ema"]
+    assert new.source("engine.training.ema").endswith("EMA.decay = 1\n")
+    for name, change, line_end in (("comment", b"# !\n", b"\n"), ("ends", b"", b"\r\n")):
+        assert edited(tmp_path / name, change, line_end).digest == found.digest
+
+
+def test_the_results_versions_are_recorded() -> None:
+    assert record(INNER, []) == json.loads(MANIFEST.read_text()), (
+        f"engine modules changed: in the template's inner folder, run `{COMMAND}`, with --raise and"
+        " their names if the same job gives other results now"
+    )

@@ -1,0 +1,24 @@
+"""Random changes of the template's code: none that changes a result may go unnoticed.
+
+`python tests/mutate_code.py` makes as many as you like.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+from mutations import Mutations, mutant
+
+COUNT = 16
+
+
+def test_no_change_of_a_result_goes_unnoticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda file: None)
+    mutations, chance = Mutations(tmp_path, "mlp"), random.Random(0)
+    mutants = [mutant(chance) for _ in range(COUNT)]
+    unnoticed = [m for m in mutants if not mutations.is_noticed(*m[:2])]
+    assert 0 < len(unnoticed) < COUNT
+    missed = [what for name, source, what in unnoticed if mutations.changes_result(name, source)]
+    assert missed == []
