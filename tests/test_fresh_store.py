@@ -23,11 +23,11 @@ PROCESSES = 8
 MAKER = """
 import os, sys
 import mlflow
-from engine.tracking import store
+from engine.tracking import experiment
 print("ready", flush=True)
 for uri in sys.stdin:
     os.environ["MLFLOW_TRACKING_URI"] = uri.strip()
-    print(store.prepare(), flush=True)
+    print(experiment.prepare(), flush=True)
 """
 """Makes one store after another, each when it is told to."""
 

@@ -423,11 +423,11 @@ FORMS = [
 ASKS = """
 import os, sys
 from engine.errors import SettingsError
-from engine.tracking import address, database, reading, store
+from engine.tracking import address, database, experiment, reading
 for line in sys.stdin:
     os.environ["MLFLOW_TRACKING_URI"] = line.rstrip("\\n")
     print(address.shown(), address.fingerprint())
-    for ask in (address.check, store.prepare, *[reading.experiments] * bool(database.kind())):
+    for ask in (address.check, experiment.prepare, *[reading.experiments] * bool(database.kind())):
         try:
             ask()
         except (SettingsError, ConnectionError) as error:

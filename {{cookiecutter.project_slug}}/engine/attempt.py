@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine.cli.metrics import as_plain
 from engine.errors import Diverged, JobError, SettingsError, cause
-from engine.job import identity, interruption, provenance
+from engine.job import identity, interruption, project, provenance
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
 from engine.paths import shown
-from engine.tracking import reading, store
+from engine.tracking import reading
 from engine.tracking.courier import IMPATIENCE, PATIENCE, Courier
+from engine.tracking.experiment import experiment_name
+from engine.tracking.store import LEASE
 
 if TYPE_CHECKING:
     from engine.training.job import Job
@@ -50,6 +52,8 @@ class Attempt(Generic[S]):
         return self._folder.label
 
     def _begin(self) -> None:
+        project.project_id()
+        project.share_with_group(self._folder.runtime.runs_root)
         known = self._ask_store()
         if not self._folder.runtime.force:
             self._leave_if_finished(self._folder.id in known.finished)
@@ -60,7 +64,7 @@ class Attempt(Generic[S]):
                 line = (
                     f"{self._label} is running already (on {lease.host}, says the tracking store)"
                 )
-                sys.exit(leave(4, f"{line}; if it is not, try again in {store.LEASE:.0f} s"))
+                sys.exit(leave(4, f"{line}; if it is not, try again in {LEASE:.0f} s"))
         self._courier = Courier()
 
     def run(self, main: Main, check: Check) -> int:
@@ -98,7 +102,7 @@ class Attempt(Generic[S]):
 
     def _ask_store(self) -> reading.Known:
         try:
-            return reading.known(store.experiment_name())
+            return reading.known(experiment_name())
         except ConnectionError as error:
             self._store_is_away = str(error)
             return reading.Known({}, {})
@@ -114,7 +118,7 @@ class Attempt(Generic[S]):
         if last.get("status") == "diverged":
             line = f"diverged before: {last.get('said')}; --force starts it over"
             sys.exit(leave(1, f"{self._label} {line}"))
-        if last.get("status") == "finished":
+        if self._folder.finished():
             self._take()
             self._courier = Courier()
             self._courier.carry(self._folder.path)

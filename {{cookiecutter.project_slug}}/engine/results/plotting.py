@@ -10,7 +10,8 @@ from engine.errors import SettingsError, did_you_mean
 from engine.paths import PROJECT
 from engine.results import figure_files, figures, groups, provenance, style, tables, venues
 from engine.results.metrics import NoResults, chooser, declared
-from engine.tracking.store import experiment_name
+from engine.tracking import reading
+from engine.tracking.experiment import experiment_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,8 @@ def _draw_all(
 ) -> int:
     venue, kinds = venues.named(args.venue), _kinds(args.format)
     style.label_settings(labels)
+    if args.experiment == experiment_name():
+        reading.settle(args.experiment)
     every = tables.jobs(args.experiment)
     jobs = tables.only(every, only)
     declared(jobs)  # two directions of one metric let no figure be true

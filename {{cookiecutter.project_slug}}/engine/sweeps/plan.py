@@ -85,7 +85,7 @@ def _state(row: Row, code: int | None) -> str:
     if code is None:
         started = {*STARTED, "running"} - {"unsent"}
         return "not started" if row.state in started else row.state
-    wrote = files.read_json(Path(row.folder) / "outcome.json").get("status")
+    wrote = files.read_record(Path(row.folder) / "outcome.json").get("status")
     match code:
         case 0:
             return "paused" if wrote == "paused" else "finished"

@@ -14,6 +14,7 @@ pending      it has not begun
 """
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -24,16 +25,16 @@ from typing import Any, NamedTuple
 
 from engine import locks
 from engine.errors import SettingsError
-from engine.files import read_json
-from engine.job import journal
-from engine.job.folder import JobFolder
+from engine.files import read_record
+from engine.job import lines
+from engine.job.folder import JobFolder, owner_of
 from engine.job.identity import identity
 from engine.job.terminal import duration, leave
 from engine.paths import PROJECT
 from engine.sweeps import slurm
 from engine.tracking import reading
 from engine.tracking.delivery import delivered
-from engine.tracking.store import experiment_name
+from engine.tracking.experiment import experiment_name
 
 LOOK = 2.0
 """Seconds between two looks."""
@@ -100,7 +101,7 @@ class View:
 
     def _by_folder(self, job: JobFolder[Any]) -> State:
         """The state of a job that nobody trains and that the store does not have."""
-        if not (job.path / journal.FILE).exists():
+        if not (job.path / lines.FILE).exists():
             return State("pending")
         outcome = job.outcome()
         status, said = outcome.get("status"), str(outcome.get("said", ""))
@@ -115,13 +116,13 @@ class View:
 
     def _lease(self, job_id: str, folder: Path) -> reading.Lease | None:
         leases = self._known.leases.get(job_id, [])
-        owner = read_json(folder / "lock").get("owner") if leases else None
+        owner = owner_of(folder) if leases else ""
         return next((lease for lease in leases if lease.owner != owner), None)
 
 
 def progress(folder: Path) -> tuple[str, float | None]:
     """Return how far a job has come, such as `step 120/300, 40 s left`, and those seconds."""
-    match _last_evaluation(folder / journal.FILE):
+    match _last_evaluation(folder):
         case {"step": int(step), "of": int(total), "metrics": {"elapsed_seconds": float(seconds)}}:
             left = seconds / max(step, 1) * (total - step)
             return f"step {step}/{total}, {duration(left)} left", left
@@ -181,15 +182,17 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
         time.sleep(LOOK)
 
 
-def _last_evaluation(path: Path) -> object:
-    """The journal's last line of an evaluation, if it has one that can be read."""
+def _last_evaluation(folder: Path) -> dict[str, Any]:
+    """The journal's last line of an evaluation; empty if it has none or that is damaged."""
+    start = read_record(folder / "settings.json").get("journal", {})
+    seed = lines.seed_of(start.get("journal", ""))
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = [line for line in file.read().splitlines() if b'"elapsed_seconds"' in line]
-        return json.loads(lines[-1]) if lines else None
-    except (OSError, ValueError):
-        return None
+        with (folder / lines.FILE).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            found = [line for line in file if b'"elapsed_seconds"' in line]
+    except OSError:
+        return {}
+    return lines.decoded(found[-1], seed) if found else {}
 
 
 def _wait_for(folder: Path) -> None:
@@ -201,7 +204,7 @@ def _wait_for(folder: Path) -> None:
             known = reading.known(experiment_name())
         except ConnectionError:
             return
-        owner = read_json(folder / "lock").get("owner")
+        owner = owner_of(folder)
         if all(lease.owner == owner for lease in known.leases.get(folder.name, [])):
             return
         time.sleep(LOOK)

@@ -29,7 +29,7 @@ from engine.job.terminal import leave
 from engine.paths import CODE
 from engine.sweeps import flags, plan, slots, slurm, snapshot, states
 from engine.tracking import database, reading
-from engine.tracking.store import experiment_name
+from engine.tracking.experiment import experiment_name
 
 S = TypeVar("S")
 
@@ -214,7 +214,7 @@ def _has_store() -> bool:
 
 def _make_store() -> subprocess.Popen[str]:
     """Make the store ready, once: many jobs that open a new one together would crash it."""
-    command = [sys.executable, "-m", "engine.tracking.store"]
+    command = [sys.executable, "-m", "engine.tracking.experiment"]
     return subprocess.Popen(command, cwd=CODE, stderr=subprocess.PIPE, text=True)
 
 

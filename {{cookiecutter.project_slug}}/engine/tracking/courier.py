@@ -23,10 +23,12 @@ from pathlib import Path
 
 from engine import locks
 from engine.errors import cause
+from engine.job.lines import Damaged
 from engine.paths import CODE
 from engine.tracking import address
 from engine.tracking.delivery import Delivery
-from engine.tracking.store import Elsewhere, prepare
+from engine.tracking.experiment import prepare
+from engine.tracking.store import Elsewhere
 
 INTERVAL = 1.0
 """Seconds between two looks at the journal."""
@@ -108,9 +110,9 @@ def turn(folder: Path) -> Iterator[Callable[[], bool]]:
 
     What it gives says whether the next one waits for its turn.
     """
-    path, me = folder / "courier.lock", f"{platform.node()} {os.getpid()}"
-    with locks.waiting(path, note=me) as file:
-        yield lambda: os.pread(file.fileno(), 512, 0).decode() != me
+    path, me = folder / "courier.lock", f"{platform.node()} {os.getpid()}".encode()
+    with locks.waiting(path, note=me.decode()) as file:
+        yield lambda: os.pread(file.fileno(), 512, 0) != me
 
 
 def carry(
@@ -133,7 +135,7 @@ def carry(
                 delivery.end(delivery.status or "KILLED")
                 return
             pause, problem = INTERVAL, ""
-        except Elsewhere:
+        except (Elsewhere, Damaged):
             raise
         except Exception as error:
             if over and next_waits():
@@ -171,7 +173,7 @@ def main() -> None:
             os.kill(parent, signal.SIGTERM)
         print(error, file=sys.stderr)
         sys.exit(DISPLACED)
-    except OSError as error:  # of the job's own files
+    except (OSError, Damaged) as error:  # of the job's own files
         sys.exit(cause(error))
 
 

@@ -1,17 +1,17 @@
 """A job's journal on its way to the tracking store.
 
-`sent.json` in the job's folder says how far it has come: into which run, up to which byte of the
-journal. It saves work and no more: what is sent twice is stored once.
+`sent.json` in the job's folder says how far it has come: into which run, up to which line of which
+journal. It saves work and no more: what is sent twice is stored once. A damaged journal is not
+sent: the job's next attempt mends it.
 """
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.files import read_json, write_json
-from engine.job import journal
+from engine.files import read_record, write_record
+from engine.job import lines
 from engine.tracking.address import fingerprint
 from engine.tracking.store import Run
 
@@ -20,25 +20,33 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """A journal on its way to the store. `status` is its word for how the job ended, if it has."""
+    """A journal on its way to the store. `status` is its word for how the job ended, if it has.
+
+    Raises Damaged if the journal or the settings beside it are.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._about = json.loads((folder / "settings.json").read_text())
-        self._file = (folder / journal.FILE).open("rb")
+        self._about = read_record(folder / "settings.json")
+        if not self._about:
+            raise lines.Damaged(f"settings.json is damaged or missing; {lines.MENDS}")
+        self._file = (folder / lines.FILE).open("rb")
+        self._reader = lines.Reader(self._file)
         self._run: Run | None = None
         self._id = ""
         self._unsent: list[dict[str, Any]] = []
         self._counters: Counters | None = None
         self.status = ""
         self.read()
-        self._journal = self._unsent[0]["start"]["journal"]
+        if not self._unsent:
+            raise lines.Damaged(f"{lines.FILE} is empty; {lines.MENDS}")
+        self._journal = str(self._reader.start["journal"])
 
     def read(self) -> None:
-        """Take in what the job has written since."""
-        lines = journal.read(self._file)
-        self._unsent += lines
-        for line in lines:
+        """Take in what the job has written since. Raises Damaged for what is not as it was."""
+        new = self._reader.read()
+        self._unsent += new
+        for line in new:
             if "start" in line:
                 self._counters = None  # the last attempt's
             if gpu := line.get("tags", {}).get("gpu"):
@@ -79,20 +87,23 @@ class Delivery:
         self._run = Run(self._about, self._journal, tags)
         if self._run.id != self._id:
             self._id = self._run.id
-            noted = _noted(self._folder)
-            self._file.seek(noted["bytes"] if noted.get("run") == self._id else 0)
-            self._unsent = []
+            self._reader, self._unsent = lines.Reader(self._file), []
             self.read()
+            noted = _noted(self._folder)
+            if (noted.get("run"), noted.get("journal")) == (self._id, self._journal):
+                self._unsent = [line for line in self._unsent if line["line"] > noted["lines"]]
 
     def _note(self, status: str) -> None:
         noted = {
             "store": fingerprint(),
             "run": self._id,
+            "journal": self._journal,
+            "lines": self._reader.line,
             "bytes": self._file.tell(),
             "status": status,
         }
         with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
-            write_json(self._folder / "sent.json", noted)
+            write_record(self._folder / "sent.json", noted)
 
 
 def _counters(gpu: str) -> "Counters":
@@ -104,9 +115,10 @@ def _counters(gpu: str) -> "Counters":
 def delivered(folder: Path) -> bool:
     """Whether the store, when last heard of, had all that there is in a job's journal."""
     noted = _noted(folder)
-    all_of_it = fingerprint(), (folder / journal.FILE).stat().st_size
-    return (noted.get("store"), noted.get("bytes")) == all_of_it and bool(noted["status"])
+    if noted.get("store") != fingerprint() or not noted["status"]:
+        return False
+    return bool((folder / lines.FILE).stat().st_size <= noted["bytes"])  # less: it was damaged
 
 
 def _noted(folder: Path) -> dict[str, Any]:
-    return read_json(folder / "sent.json")
+    return read_record(folder / "sent.json")

@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from engine.errors import SettingsError
+from engine.job.project import existing_id
 from engine.paths import CODE
 from engine.tracking import address, database
+from engine.tracking.client import client
 from engine.tracking.database import AWAY, select
-from engine.tracking.store import client, fresh
+from engine.tracking.experiment import PROJECT_ID, belongs_to_another
+from engine.tracking.store import fresh
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,8 +43,18 @@ JOIN tags AS host ON host.run_uuid = runs.run_uuid AND host.key = 'host'
 JOIN tags AS beat ON beat.run_uuid = runs.run_uuid AND beat.key = 'heartbeat'
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active' AND runs.status = 'RUNNING'
 """
+OWNERS = f"""
+SELECT experiments.name, tags.value FROM experiments
+LEFT JOIN experiment_tags AS tags
+    ON tags.experiment_id = experiments.experiment_id AND tags.key = '{PROJECT_ID}'
+WHERE experiments.lifecycle_stage = 'active'
+    AND (experiments.name = :experiment OR tags.value = :project)
+"""
 LEASED = "attributes.status = 'RUNNING'"
 MARKED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
+
+WRONG = 2
+"""Exit status of the process that asks MLflow's client, if the experiment is another project's."""
 
 LONGEST_QUERY = 20.0
 """Seconds after which a store that a job asks counts as away."""
@@ -69,14 +83,40 @@ def experiments() -> list[str]:
         return sorted(experiment.name for experiment in client.search_experiments())
 
 
+def settle(experiment: str) -> None:
+    """Make sure that the project's experiment is its own and has its present name.
+
+    Raises SettingsError if it belongs to another project.
+    """
+    owners = _owners(experiment)
+    owner = owners.get(experiment)
+    if owner and owner != existing_id():
+        raise belongs_to_another(experiment)
+    if experiment not in owners and existing_id() in owners.values():
+        subprocess.run([sys.executable, "-m", "engine.tracking.experiment"], cwd=CODE)
+
+
+def _owners(experiment: str) -> dict[str, str | None]:
+    """The ids of projects by experiment: of this one, and of those that are this project's."""
+    own = existing_id() or "none"
+    if database.kind():
+        return dict(select(OWNERS, LONGEST_QUERY, experiment=experiment, project=own))
+    with asked() as client:
+        found = client.search_experiments(filter_string=f"tags.{PROJECT_ID} = '{own}'")
+        named = client.get_experiment_by_name(experiment)
+    return {each.name: each.tags.get(PROJECT_ID) for each in [*found, named] if each}
+
+
 def known(experiment: str) -> Known:
     """What the store knows of all jobs; nothing where the experiment or the store is not there yet.
 
     MLflow's client, where it is needed, is kept to a process of its own: a job that asks this goes
-    on to train. Raises SettingsError where there can be no store.
+    on to train. Raises SettingsError where there can be no store, or the experiment is another
+    project's.
     """
     address.check()
     if database.kind() == "sqlite":
+        settle(experiment)
         finished = select(FINISHED, LONGEST_QUERY, experiment=experiment)
         running = select(RUNNING, LONGEST_QUERY, experiment=experiment)
         took = {job_id: (end - start) / 1000 for job_id, _, end, start in finished}
@@ -89,6 +129,8 @@ def known(experiment: str) -> Known:
     except subprocess.TimeoutExpired as error:
         why = f"no answer in {LONGEST_QUERY:.0f} s"
         raise ConnectionError(f"{AWAY}: {address.shown()}: {why}") from error
+    if answer.returncode == WRONG:
+        raise SettingsError(address.last_line(answer.stderr))
     if answer.returncode:
         raise ConnectionError(address.last_line(answer.stderr))
     took, running = json.loads(answer.stdout)
@@ -105,6 +147,7 @@ def _leases(rows: list[Any]) -> dict[str, list[Lease]]:
 
 
 def _known_by_client(experiment: str) -> tuple[dict[str, float], list[list[str]]]:
+    settle(experiment)
     with asked() as client:
         finished = all_runs(client, experiment, MARKED)
         running = [run.data.tags for run in all_runs(client, experiment, LEASED)]
@@ -141,5 +184,8 @@ def asked() -> Iterator["MlflowClient"]:
 if __name__ == "__main__":
     try:
         print(json.dumps(_known_by_client(sys.argv[1])))
+    except SettingsError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(WRONG)
     except ConnectionError as problem:
         sys.exit(str(problem))

@@ -1,30 +1,23 @@
 """The tracking store, as written to: MLflow's client, used by the courier's process alone.
 
-Many processes that open a new store at once crash it, so `python -m engine.tracking.store` makes it
-ready under a lock. Reading is in reading.py.
+Reading is in reading.py.
 
 A job has one run. Its tags say whose it is: `owner` (the job's folder), `journal` (what it is
 written from) and `heartbeat`, the time at which its courier was last alive. A run that is RUNNING
 with a young heartbeat and belongs to another folder is a lease: someone else trains that job.
 """
 
-import os
-import sys
 import time
-import tomllib
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from engine import locks
-from engine.paths import CODE, PROJECT
 from engine.tracking import address
+from engine.tracking.client import client
+from engine.tracking.experiment import prepare
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run as StoredRun
 
 BATCH = 1000
@@ -36,54 +29,9 @@ BEAT = 20.0
 LEASE = 120.0
 """Seconds after its last heartbeat for which a run is its owner's."""
 
-ATTEMPTS = 3
-"""Times that MLflow tries to reach a database in one call, for 0.4 s in all; its own 10 take 100 s,
-in which nothing else is tried."""
-
 
 class Elsewhere(Exception):
     """The job is trained from another folder, by this store's account. Its text says where."""
-
-
-@cache
-def experiment_name() -> str:
-    """The project's name, from pyproject.toml: all its jobs lie in the experiment of that name."""
-    with (CODE / "pyproject.toml").open("rb") as file:
-        return str(tomllib.load(file)["project"]["name"])
-
-
-def prepare() -> str:
-    """Make the store and the project's experiment if they are not there; the experiment's id."""
-    with _alone():
-        _make_whole(address.sqlite_path())
-        found = client().get_experiment_by_name(experiment_name())
-        if found:
-            return str(found.experiment_id)
-        root = None if address.uri().startswith("http") else (PROJECT / "mlruns").as_uri()
-        return str(client().create_experiment(experiment_name(), artifact_location=root))
-
-
-def _make_whole(path: Path | None) -> None:
-    """Make a sqlite store beside its place: killed meanwhile, MLflow leaves a broken one."""
-    if path and not path.exists():
-        with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
-            part = Path(folder) / path.name
-            client(f"sqlite:///{part}").search_experiments(max_results=1)
-            part.replace(path)
-
-
-def client(uri: str = "") -> "MlflowClient":
-    """MLflow's client, with a patience of seconds: whoever calls it tries again by itself."""
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # it raises what it would print
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # --sync has its lines
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its own 7 take four minutes
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    from mlflow import MlflowClient
-    from mlflow.store.db import utils
-
-    utils.MAX_RETRY_COUNT = ATTEMPTS
-    return MlflowClient(uri or address.uri())
 
 
 def fresh(status: str, heartbeat: str) -> bool:
@@ -91,12 +39,6 @@ def fresh(status: str, heartbeat: str) -> bool:
     with suppress(ValueError):  # others may have written it
         return status == "RUNNING" and time.time() - float(heartbeat) < LEASE
     return False
-
-
-def _alone() -> AbstractContextManager[TextIO]:
-    """Keep other processes of this machine from opening the store meanwhile."""
-    file = address.sqlite_path() or PROJECT / f"mlflow-{address.fingerprint()}"
-    return locks.waiting(file.with_name(file.name + ".lock"))
 
 
 class Run:
@@ -214,12 +156,3 @@ class Run:
         self._client.log_batch(self.id, params=params, tags=[RunTag(k, v) for k, v in tags.items()])
         if run.info.status != "RUNNING":
             self._client.update_run(self.id, status="RUNNING")
-
-
-if __name__ == "__main__":
-    made = address.sqlite_path()
-    try:
-        if not (made and made.exists()):
-            prepare()
-    except Exception as problem:
-        sys.exit(address.reason(problem))

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypedDict
 
+from engine.paths import PROJECT
 from engine.tracking import database
 from engine.tracking.database import select
 from engine.tracking.reading import MARKED, all_runs, asked
@@ -86,8 +87,10 @@ def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
 def file(run_id: str, folder: str, name: str) -> bytes:
     """Return what is in a file that a job has kept: in its folder, or if that is not on this
     machine, with its run. Raises OSError if it cannot be read."""
-    if Path(folder).is_dir():
-        return (Path(folder) / name).read_bytes()
+    moved = PROJECT / "runs" / Path(folder).name  # as after a move or a copy of the project
+    for place in (moved, Path(folder)):
+        if place.is_dir():
+            return (place / name).read_bytes()
     with asked() as client, TemporaryDirectory() as copy:
         return Path(client.download_artifacts(run_id, name, copy)).read_bytes()
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from engine import locks
 from engine.errors import JobError, SettingsError, cause
-from engine.job import journal
+from engine.job import lines
+from engine.job.lines import Damaged
 from engine.job.terminal import leave
 from engine.tracking import address
 from engine.tracking.courier import turn
@@ -21,7 +22,7 @@ def sync(runs_root: Path) -> int:
     address.check()
     if not runs_root.expanduser().is_dir():
         raise SettingsError(f"--runs-root: there is no folder {runs_root}")
-    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/{journal.FILE}"))]
+    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/{lines.FILE}"))]
     left = [folder for folder in folders if not delivered(folder)]
     left = [folder for folder in left if not locks.held(folder / "lock")]
     sent = 0
@@ -54,6 +55,6 @@ def _open(folder: Path, held: ExitStack) -> Delivery:
             held.enter_context(lock)
             held.enter_context(turn(folder))
             return Delivery(folder)
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, Damaged) as error:
         raise JobError(f"cannot be sent: {cause(error)}") from error
     raise JobError("is running: its own courier sends it")

@@ -1,0 +1,124 @@
+"""A project is itself: whatever its name, wherever it lies, whoever else uses the store."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults import Project, one_line
+
+SHORT = ("--epochs", "1", "--quiet")
+PLACES = "SELECT artifact_uri FROM runs UNION SELECT artifact_location FROM experiments"
+NAMES = "SELECT name FROM experiments WHERE name != 'Default'"
+
+
+@pytest.fixture
+def project(make: Callable[..., Path], tmp_path: Path) -> Project:
+    """A project of its own, that has made no job yet."""
+    return Project(make(project_name="Alpha")).copy(tmp_path / "alpha")
+
+
+def ran(project: Project, *flags: str) -> str:
+    """What a job says that ends well."""
+    done = project.run(*SHORT, *flags)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def rename(project: Project, old: str, new: str) -> None:
+    file = project.root / "pyproject.toml"
+    text = file.read_text()
+    assert text.count(f'\nname = "{old}"\n') == 1
+    file.write_text(text.replace(f'\nname = "{old}"\n', f'\nname = "{new}"\n'))
+
+
+def test_another_project_of_the_same_name_is_refused_and_renamed_it_runs(
+    project: Project, make: Callable[..., Path], tmp_path: Path
+) -> None:
+    ran(project)
+    other = Project(make(project_name="Alpha")).copy(tmp_path / "other")
+    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{project.root}/mlflow.db"}
+    for words in (
+        ("python", "run.py", *SHORT),
+        ("python", "plot.py"),
+        ("bash", "run.sh", "--list"),
+    ):
+        said = one_line(other.do(*words, **store), 2)
+        assert "the experiment 'alpha' in the tracking store belongs to another project" in said
+        assert "change the name in pyproject.toml" in said
+    assert not (other.root / "runs").exists()
+    rename(other, "alpha", "gamma")
+    done = other.run(*SHORT, **store)
+    assert (done.returncode, "already" in done.stdout) == (0, False), done
+    assert sorted(project.ask(NAMES)) == [("alpha",), ("gamma",)]
+
+
+def test_a_clone_shares_the_results(project: Project, tmp_path: Path) -> None:
+    ran(project)
+    clone = project.copy(tmp_path / "clone")
+    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{project.root}/mlflow.db"}
+    assert "already finished" in clone.run(*SHORT, **store).stdout
+
+
+def test_renamed_it_still_has_its_results(project: Project) -> None:
+    ran(project)
+    rename(project, "alpha", "beta")
+    assert "already finished" in ran(project)
+    assert project.ask(NAMES) == [("beta",)]
+
+
+def test_moved_it_finds_its_files_and_writes_none_in_the_old_place(
+    project: Project, tmp_path: Path
+) -> None:
+    ran(project)
+    moved = Project(Path(shutil.move(project.root, tmp_path / "moved to")))
+    assert "already finished" in ran(moved)
+    ran(moved, "--seed", "1")
+    shutil.rmtree(moved.root / "runs")  # what is left is with the runs
+    drawn = moved.do("python", "plot.py", "--format", "png")
+    assert drawn.returncode == 0, drawn
+    assert (moved.root / "figures" / "confusion.png").exists()
+    assert not project.root.exists()
+    for (place,) in moved.ask(f"{PLACES} WHERE name = 'alpha'"):
+        assert str(place).startswith((moved.root / "mlruns").as_uri())
+
+
+def test_jobs_that_start_together_make_one_id(project: Project) -> None:
+    code = "from engine.job.project import project_id; print(project_id())"
+    command = [sys.executable, "-c", code]
+    several = [
+        subprocess.Popen(command, cwd=project.root, stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    ids = {process.communicate()[0].strip() for process in several}
+    assert ids == {(project.root / ".project-id").read_text().strip()}
+    assert not [*project.root.glob(".project-id.*")]
+
+
+def test_an_id_that_is_damaged_is_said_in_one_line(project: Project) -> None:
+    (project.root / ".project-id").write_bytes(b"\xff\x00")
+    assert ".project-id: " in one_line(project.run(*SHORT), 2)
+    (project.root / ".project-id").write_text("<<<<<<< HEAD\n")
+    said = one_line(project.run(*SHORT), 2)
+    assert ".project-id: holds no project id; restore it from version control" in said
+
+
+def test_in_a_folder_shared_by_a_group_its_members_can_write_each_other_s_files(
+    project: Project,
+) -> None:
+    runs = project.root / "runs"
+    runs.mkdir(mode=0o770)
+    runs.chmod(0o2770)
+    before = os.umask(0o022)
+    try:
+        ran(project)
+    finally:
+        os.umask(before)
+    made = [*runs.rglob("*")]
+    assert made
+    for path in made:
+        assert path.stat().st_mode & stat.S_IWGRP, path

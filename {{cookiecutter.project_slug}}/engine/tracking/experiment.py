@@ -1,0 +1,117 @@
+"""The project's experiment in the tracking store: made, known for its own, renamed, moved.
+
+An experiment has the project's name and, as a tag, the project's id. Many processes that open a new
+store at once crash it, so `python -m engine.tracking.experiment` makes it ready under a lock.
+"""
+
+import sqlite3
+import sys
+import tomllib
+from contextlib import AbstractContextManager, closing
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, TextIO
+
+from engine import locks
+from engine.errors import SettingsError
+from engine.job.project import project_id
+from engine.paths import CODE, PROJECT
+from engine.tracking import address
+from engine.tracking.client import client
+
+if TYPE_CHECKING:
+    from mlflow.entities import Experiment
+
+PROJECT_ID = "project_id"
+"""The tag of an experiment that says whose it is."""
+
+ARTIFACTS = PROJECT / "mlruns"
+"""Where files go that belong to runs, unless a server keeps them."""
+
+
+@cache
+def experiment_name() -> str:
+    """The project's name, from pyproject.toml: all its jobs lie in the experiment of that name."""
+    with (CODE / "pyproject.toml").open("rb") as file:
+        return str(tomllib.load(file)["project"]["name"])
+
+
+def prepare() -> str:
+    """Return the id of the project's experiment, which is made or renamed if need be.
+
+    Raises SettingsError if an experiment of this name belongs to another project.
+    """
+    with _alone():
+        _make_whole(address.sqlite_path())
+        found = client().get_experiment_by_name(experiment_name()) or _renamed()
+        if not found:
+            root = None if address.uri().startswith("http") else ARTIFACTS.as_uri()
+            tags = {PROJECT_ID: project_id()}
+            return str(client().create_experiment(experiment_name(), root, tags))
+        owner = found.tags.get(PROJECT_ID)
+        if not owner:
+            client().set_experiment_tag(found.experiment_id, PROJECT_ID, project_id())
+        elif owner != project_id():
+            raise belongs_to_another(experiment_name())
+        _follow_move(found)
+        return str(found.experiment_id)
+
+
+def belongs_to_another(experiment: str) -> SettingsError:
+    """Return what to tell a project whose name is another one's in the store."""
+    return SettingsError(
+        f"the experiment {experiment!r} in the tracking store belongs to another project; change "
+        "the name in pyproject.toml, or if this is a copy of that project, give it the same "
+        ".project-id"
+    )
+
+
+def _renamed() -> "Experiment | None":
+    """The project's experiment under a former name of the project; it gets the present one."""
+    query = f"tags.{PROJECT_ID} = '{project_id()}'"
+    for found in client().search_experiments(filter_string=query):
+        client().rename_experiment(found.experiment_id, experiment_name())
+        return found
+    return None
+
+
+def _follow_move(experiment: "Experiment") -> None:
+    """Have files go to, and be looked for in, the folder that the project now lies in.
+
+    MLflow notes absolute paths, and has no call to change them. They are changed in a sqlite store
+    that lies in the project itself, and so was moved or copied with it.
+    """
+    path, old, new = address.sqlite_path(), experiment.artifact_location, ARTIFACTS.as_uri()
+    if not path or path.parent != PROJECT or not old.startswith("file:") or old.startswith(new):
+        return
+    old = old.removesuffix(f"/{experiment.experiment_id}")
+    with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+            connection.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
+                f"WHERE experiment_id = ? AND substr({column}, 1, ?) = ?",
+                (new, len(old) + 1, experiment.experiment_id, len(old), old),
+            )
+
+
+def _make_whole(path: Path | None) -> None:
+    """Make a sqlite store beside its place: killed meanwhile, MLflow leaves a broken one."""
+    if path and not path.exists():
+        with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
+            part = Path(folder) / path.name
+            client(f"sqlite:///{part}").search_experiments(max_results=1)
+            part.replace(path)
+
+
+def _alone() -> AbstractContextManager[TextIO]:
+    """Keep other processes of this machine from opening the store meanwhile."""
+    file = address.sqlite_path() or PROJECT / f"mlflow-{address.fingerprint()}"
+    return locks.waiting(file.with_name(file.name + ".lock"))
+
+
+if __name__ == "__main__":
+    try:
+        prepare()
+    except Exception as problem:
+        sys.exit(address.reason(problem))
