@@ -109,10 +109,10 @@ class Project:
         return curves([(k, p["step"], v) for p in points for k, v in p["metrics"].items()])
 
     def tensors(self, job_id: str) -> dict[str, dict[str, Any]]:
-        """Return what best.pt and last.pt hold, but for times."""
+        """Return what best.pt and last.pt hold, but for times and the journal's length."""
         best = torch.load(self.folder(job_id) / "best.pt", weights_only=True)
         last = torch.load(self.folder(job_id) / "last.pt", weights_only=True)
-        del last["parts"]["job.stopwatch"]
+        del last["parts"]["job.stopwatch"], last["lines"]
         return {"best": best, "last": last}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from engine.attempt import Attempt, NoCourier
-from engine.job import journal
+from engine.job import lines
 from engine.job.folder import JobFolder
 from engine.job.interruption import handle
 from engine.job.runtime import Runtime
@@ -73,14 +73,15 @@ class Ended:
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the lines of the journal."""
-        with (self.folder / journal.FILE).open("rb") as file:
-            return journal.read(file)
+        with (self.folder / lines.FILE).open("rb") as file:
+            return lines.Reader(file).read()
 
     def checkpoint(self, name: str) -> dict[str, Any]:
         """Return what best.pt or last.pt holds, but for times and the code's hash."""
         content: dict[str, Any] = torch.load(self.folder / name, weights_only=True)
         content.get("parts", {}).pop("job.stopwatch", None)
         content.pop("code", None)  # somebody may be at work on it
+        content.pop("lines", None)  # of the journal, which has some for each attempt
         return content
 
     def content(self) -> Any:

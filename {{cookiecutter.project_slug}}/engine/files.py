@@ -1,10 +1,18 @@
-"""Small files that are written whole or not at all, and read whatever is in them."""
+"""Small files that are written whole or not at all, and read whatever is in them.
+
+What an attempt keeps of itself is sealed: the last field of its JSON, `crc`, is the CRC-32 of all
+the text before it. So a flipped bit is noticed, and people and json.loads read it as before.
+"""
 
 import json
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+SEAL = b',\n  "crc": "%08x"\n}\n'
+"""The end of a record; that of a journal's line is in one line."""
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
@@ -44,3 +52,32 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def write_record(path: Path, content: dict[str, Any]) -> None:
+    """Write a dictionary, which is not empty, as sealed JSON, whole or not at all."""
+    write(path, lambda file: file.write(record(content)))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the dictionary in a sealed file; an empty one if the file is missing or damaged."""
+    try:
+        return opened(path.read_bytes().rstrip(b" "))  # which a lock file is filled up with
+    except OSError:
+        return {}
+
+
+def record(content: dict[str, Any]) -> bytes:
+    """Return a dictionary as sealed JSON."""
+    return sealed(json.dumps(content, indent=2, default=str)[:-2].encode())
+
+
+def sealed(text: bytes, seal: bytes = SEAL, seed: int = 0) -> bytes:
+    """Return the text of a JSON object, without its end, with a checksum and an end."""
+    return text + seal % zlib.crc32(text, seed)
+
+
+def opened(data: bytes, seal: bytes = SEAL, seed: int = 0) -> dict[str, Any]:
+    """Return the object that was sealed; an empty one if it is not as it was."""
+    text = data[: -len(seal % 0)]
+    return dict(json.loads(data)) if data and sealed(text, seal, seed) == data else {}

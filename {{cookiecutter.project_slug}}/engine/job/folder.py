@@ -10,7 +10,6 @@ The lock is held by the process that trains, so a job has one owner on this disk
 known at once. The `owner` in the lock file tells the tracking store which folder a run is from.
 """
 
-import json
 import logging
 import os
 import platform
@@ -23,17 +22,19 @@ from uuid import uuid4
 from engine import locks
 from engine.cli.metrics import Metric, as_plain
 from engine.errors import JobError, SettingsError
-from engine.files import read_json, write_json, write_text
-from engine.job import identity, journal
+from engine.files import opened, read_record, record, write_record, write_text
+from engine.job import identity, journal, lines
 from engine.job.interruption import Interruption
 from engine.job.runtime import Runtime
 from engine.job.terminal import Terminal, log
-from engine.paths import shown
 
 S = TypeVar("S")
 
 WIDTH = 512
 """Bytes of a lock file."""
+
+RECORDS = ("settings.json", "outcome.json")
+"""Sealed files that say what the journal must hold."""
 
 STATUS = {
     "finished": "FINISHED",
@@ -83,10 +84,11 @@ class JobFolder(Generic[S]):
         """Become the job's owner on this disk; raises JobError if another process is."""
         lock = locks.take(self.path / "lock")
         if lock is None:
-            held = read_json(self.path / "lock")
-            raise JobError(f"is running already (process {held.get('pid')} on {held.get('host')})")
+            held = read_record(self.path / "lock")
+            who = f"process {held['pid']} on {held['host']}" if held else "its lock says not where"
+            raise JobError(f"is running already ({who})")
         self._lock = lock
-        self.owner = _owner(lock)
+        self.owner = _owner(lock, self.path)
 
     def discard(self) -> None:
         """Remove the folder again if there is nothing in it."""
@@ -97,21 +99,23 @@ class JobFolder(Generic[S]):
     def open(self) -> None:
         """Begin, or continue what an earlier attempt left; with --force, start over.
 
-        Raises JobError if what it left is damaged.
+        What is damaged is mended, and said in the log.
         """
-        if self.runtime.force or self.outcome().get("status") == "finished":
-            for name in (journal.FILE, "best.pt", "last.pt", "previous.pt"):
-                (self.path / name).unlink(missing_ok=True)
-        (self.path / "outcome.json").unlink(missing_ok=True)
         self._open_log()
+        if self.runtime.force or self.finished():
+            for name in (lines.FILE, *RECORDS, "best.pt", "last.pt", "previous.pt"):
+                (self.path / name).unlink(missing_ok=True)
+        for name in RECORDS:
+            if (self.path / name).exists() and not read_record(self.path / name):
+                log.warning("%s was damaged; it is written again", name)
         log_every = self.runtime.log_every
-        try:
-            self.journal = journal.Journal(self.path, log_every)
-        except ValueError as error:
-            raise JobError(f"{error}; delete {shown(self.path)} to start over") from error
+        self.journal = journal.Journal(self.path, log_every)
+        if self.journal.damage:
+            log.warning("%s", self.journal.damage)
+        (self.path / "outcome.json").unlink(missing_ok=True)
         if log_every not in ("auto", self.journal.log_every):
             log.warning("--log-every stays %s, as this job began", self.journal.log_every)
-        write_json(self.path / "settings.json", self._about())
+        write_record(self.path / "settings.json", self._about())
         log.info("%s: %s", self.label, self.name)
 
     def _about(self) -> dict[str, Any]:
@@ -123,6 +127,7 @@ class JobFolder(Generic[S]):
             "settings": identity.identity(self.settings),
             "metrics": as_plain(self.metrics),
             "owner": self.owner,
+            "journal": self.journal.start,
         }
 
     def keep_changes(self, diff: str) -> None:
@@ -139,12 +144,24 @@ class JobFolder(Generic[S]):
             "said": said,
             "data_root": str(self.runtime.data_root),
             "pause_after": self.pause_after,
+            "journal": self.journal.start["journal"],
+            "lines": self.journal.lines,
         }
-        write_json(self.path / "outcome.json", outcome)
+        write_record(self.path / "outcome.json", outcome)
 
     def outcome(self) -> dict[str, Any]:
         """How the job's last attempt ended; empty if it has not, or that cannot be read."""
-        return read_json(self.path / "outcome.json")
+        return read_record(self.path / "outcome.json")
+
+    def finished(self) -> bool:
+        """Whether the last attempt finished the job and its journal is whole."""
+        outcome = self.outcome()
+        if outcome.get("status") != "finished":
+            return False
+        try:
+            return lines.count(self.path / lines.FILE) == int(outcome["lines"])
+        except (OSError, JobError):
+            return False
 
     def _open_log(self) -> None:
         file = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
@@ -159,16 +176,23 @@ def _absolute(runs_root: Path) -> Path:
     return runs_root.expanduser().resolve()
 
 
-def _owner(lock: TextIO) -> str:
-    """The folder's word for itself, made once; notes in the lock file who holds it now."""
-    lock.seek(0)
-    try:
-        owner = str(json.loads(lock.read())["owner"])
-    except (ValueError, KeyError, TypeError):
-        owner = uuid4().hex
-    held = {"owner": owner, "pid": os.getpid(), "host": platform.node()}
-    lock.seek(0)
-    lock.write(json.dumps(held).ljust(WIDTH))  # in one write, over the old: never half of either
-    lock.flush()
-    os.fsync(lock.fileno())
+def owner_of(folder: Path) -> str:
+    """The word for itself of a job's folder whose lock this process does not hold; empty if it has
+    none yet."""
+    records = (read_record(folder / name) for name in ("lock", "settings.json"))
+    return next((str(each["owner"]) for each in records if each), "")
+
+
+def _owner(lock: TextIO, folder: Path) -> str:
+    """The folder's word for itself, made once; notes in the lock file who holds it now.
+
+    If the lock file is damaged, settings.json has the word too.
+    """
+    file = lock.fileno()
+    held = opened(os.pread(file, WIDTH, 0).rstrip(b" "))
+    owner = str((held or read_record(folder / "settings.json")).get("owner") or uuid4().hex)
+    now = record({"owner": owner, "pid": os.getpid(), "host": platform.node()})
+    os.pwrite(file, now.ljust(WIDTH), 0)  # in one write, over the old: never half of either
+    os.ftruncate(file, WIDTH)
+    os.fsync(file)
     return owner

@@ -2,11 +2,14 @@
 
 `metrics.jsonl` is only ever added to, by one attempt at the job after another:
 
-    {"start": {"journal": "5f1c…", "log_every": "auto"}}
-    {"tags": {"commit": "…"}}
-    {"time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31, "lr": 0.001}}
-    {"files": ["profile.txt"]}
-    {"end": "FINISHED"}
+    {"line": 1, "start": {"journal": "5f1c…", "log_every": "auto"}, "crc": "0c85d0bb"}
+    {"line": 2, "tags": {"commit": "…"}, "crc": "91f4e2d7"}
+    {"line": 3, "time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31}, "crc": "…"}
+    {"line": 4, "files": ["profile.txt"], "crc": "…"}
+    {"line": 5, "end": "FINISHED", "crc": "…"}
+
+Each line has a number and a checksum (lines.py), so that no damage is taken for what was measured;
+mending.py says what is done about it.
 
 Times are milliseconds since 1970. They make a replay harmless: MLflow stores a point that it
 already has, same step, value and time, only once. What an attempt does over again, because the one
@@ -19,10 +22,10 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
-from uuid import uuid4
+from typing import Any
 
-FILE = "metrics.jsonl"
+from engine.job import lines, mending
+from engine.job.lines import FILE
 
 
 def now() -> int:
@@ -38,19 +41,23 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 class Journal:
     """The writing end, in the training process; several threads may write at once.
 
-    `log_every` is that of the first attempt, so that the curve stays one curve. Raises ValueError
-    for a journal that is damaged.
+    What is there already is mended; `damage` says in one line what was wrong with it. `log_every`
+    is that of the first attempt, so that the curve stays one curve. `lines` is the last number.
     """
 
     def __init__(self, folder: Path, log_every: int | str) -> None:
-        path = folder / FILE
-        first, self._last, size = _sum_up(path)
-        first = first or {"journal": uuid4().hex, "log_every": log_every}
-        self.log_every = first["log_every"]
-        self._file = path.open("ab", buffering=0)
-        self._file.truncate(size)  # half a line, if the process was killed while writing
+        found = mending.mend(folder, log_every)
+        self.start, self.log_every = found.start, found.start["log_every"]
+        self.damage, self._lost = found.damage, found.lost
+        self.lines = self._before = found.last
+        self._last, self._there = found.last_steps, found.points
+        self._seed = lines.seed_of(self.start["journal"])
+        self._file = (folder / FILE).open("ab", buffering=0)
         self._unwritten, self._one_thread = b"", threading.Lock()
-        self._write({"start": first})
+        self._write({"start": self.start})
+        if self.damage:
+            self.tags({"damaged": self.damage})
+            self.files([f"logged/{file.name}" for file in sorted(folder.glob("logged/*"))])
         self.flush()
 
     def metrics(
@@ -62,11 +69,11 @@ class Journal:
     ) -> None:
         """Add the metrics of an optimizer step, at a time if not now; `of` so many steps in all.
 
-        A metric's steps only ever rise: one that is not above the last is left out.
+        A metric's steps only ever rise, but where lines were lost: a point that is there is left
+        out.
         """
-        new = {name: value for name, value in values.items() if step > self._last.get(name, -1)}
+        new = {name: value for name, value in values.items() if self._is_new(name, step)}
         if new:
-            self._last.update(dict.fromkeys(new, step))
             total = {} if of is None else {"of": of}
             self._write({"time": at or now(), "step": step, **total, "metrics": new})
 
@@ -77,6 +84,20 @@ class Journal:
     def files(self, names: list[str]) -> None:
         """Add files in the job's folder that the run is to have as well."""
         self._write({"files": names})
+
+    def go_on_from(self, count: int) -> str:
+        """Say, in the run too, what becomes of lines that were lost; empty if none were.
+
+        Training goes on from a checkpoint that was made when there were `count` lines.
+        """
+        if count > self._before:
+            self.damage = f"the end of {FILE} is lost"
+        elif not (self.damage and self._lost):
+            return ""
+        passed = count > self._before or any(first <= count for first, _ in self._lost)
+        about = "points of its curves are missing" if passed else "its points are measured again"
+        self.tags({"damaged": f"{self.damage}; {about}"})
+        return about
 
     def flush(self) -> None:
         """Hand what was added to the operating system; from then on it outlives this process.
@@ -98,33 +119,16 @@ class Journal:
         self.sync()
 
     def _write(self, line: dict[str, Any]) -> None:
-        added = json.dumps(line).encode() + b"\n"
+        text = json.dumps(line)
         with self._one_thread:
-            self._unwritten += added
+            self.lines += 1
+            self._unwritten += lines.encoded(self.lines, text, self._seed)
 
-
-def read(file: BinaryIO) -> list[dict[str, Any]]:
-    """The whole lines from the file's position on, which moves behind them.
-
-    Raises ValueError, and stays before it, at a line that is damaged.
-    """
-    lines, end = [], file.tell()
-    while (line := file.readline()).endswith(b"\n"):
-        try:
-            lines.append(json.loads(line))
-        except ValueError as error:
-            file.seek(end)
-            raise ValueError(f"{FILE} is damaged at byte {end}") from error
-        end += len(line)
-    file.seek(end)
-    return lines
-
-
-def _sum_up(path: Path) -> tuple[dict[str, Any], dict[str, int], int]:
-    """How a journal starts, the last step of each metric, and the size of its whole lines."""
-    if not path.exists():
-        return {}, {}, 0
-    with path.open("rb") as file:
-        lines = read(file)
-        last = {name: line["step"] for line in lines for name in line.get("metrics", ())}
-        return (lines[0].get("start", {}) if lines else {}), last, file.tell()
+    def _is_new(self, name: str, step: int) -> bool:
+        last = self._last.get(name, -1)
+        if step <= last and (not self._lost or (name, step) in self._there):
+            return False
+        self._last[name] = max(step, last)
+        if self._lost:
+            self._there.add((name, step))
+        return True

@@ -61,7 +61,7 @@ class TrainingState:
         content = checkpoints.on_host(
             {"schema": SCHEMA, "code": provenance.code(), "parts": states | dict(changed or {})}
         )
-        content["best"] = self.best
+        content |= {"best": self.best, "lines": self._journal.lines}
         self._journal.flush()
         self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
         finite = {name: content["parts"][name] for name in models}
@@ -89,6 +89,7 @@ class TrainingState:
         """
         content = self._read()
         if not content:
+            self._journal.go_on_from(0)
             return
         if content.get("code") != provenance.code():
             log.warning("the code has changed since this job began; --force starts it over")
@@ -103,6 +104,8 @@ class TrainingState:
                     f"its checkpoint does not fit the code ({name}: {_first_line(error)}); "
                     f"--force starts over, or delete {shown(self._folder)}"
                 ) from error
+        if lost := self._journal.go_on_from(content.get("lines", 0)):
+            log.warning("%s", lost)
         if content.get("best"):
             self.keep_best(content["best"])
 

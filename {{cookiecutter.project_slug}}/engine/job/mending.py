@@ -1,0 +1,133 @@
+"""A damaged journal is mended before a job goes on with it, and the damage is said.
+
+Whole lines are put in order, and each is kept once. What is no whole line of this journal goes to
+`metrics.damaged`. In the place of lines that are gone comes one with the number of the last of
+them, so that the numbers stay what they were:
+
+    {"line": 7, "lost": 3, "crc": "…"}
+
+How a journal starts is in settings.json too, and how many lines there must be in what was written
+after them. Half a line at the end is no damage: a process was killed while it wrote.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from engine import files
+from engine.job import lines
+
+ASIDE = "metrics.damaged"
+
+
+class Mended(NamedTuple):
+    """A journal that is whole: how it starts, and the number of its last line.
+
+    `lost` are the first and last number of lines that are gone, `damage` says what was wrong just
+    now. The last step of each metric, and if lines are gone, (name, step) of each point.
+    """
+
+    start: dict[str, Any]
+    last: int
+    lost: list[tuple[int, int]]
+    damage: str
+    last_steps: dict[str, int]
+    points: set[tuple[str, int]]
+
+
+class _Sorted(NamedTuple):
+    """The lines in a journal's file."""
+
+    whole: dict[int, bytes]
+    said: dict[int, dict[str, Any]]
+    foreign: list[bytes]
+    known_lost: int
+    last: int
+
+
+def mend(folder: Path, log_every: int | str) -> Mended:
+    """Make a job's journal whole; `log_every` is for one that begins.
+
+    Raises OSError if it cannot be read or written.
+    """
+    path = folder / lines.FILE
+    *ended, half = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    start = _start(folder, ended) or {"journal": uuid4().hex, "log_every": log_every}
+    found = _sort(ended, lines.seed_of(start["journal"]), _expected(folder, start))
+    text, lost = _in_order(found, start)
+    damage = ""
+    if text != b"".join(line + b"\n" for line in ended):
+        damage = _about(found, lost)
+        with (folder / ASIDE).open("ab") as aside:
+            aside.writelines(found.foreign)
+        files.write(path, lambda file: file.write(text))
+    elif half:
+        os.truncate(path, len(text))
+    return Mended(start, found.last, lost, damage, *_points(found.said, bool(lost)))
+
+
+def _start(folder: Path, ended: Sequence[bytes]) -> dict[str, Any]:
+    """How the journal starts: as noted with the settings, else in one of its lines."""
+    noted = files.read_record(folder / "settings.json").get("journal")
+    return noted or next(filter(None, (lines.start_in(line + b"\n") for line in ended)), {})
+
+
+def _expected(folder: Path, start: Mapping[str, Any]) -> int:
+    """How many lines there were when the last attempt ended, or was sent."""
+    records = [files.read_record(folder / name) for name in ("outcome.json", "sent.json")]
+    of_this = [each for each in records if each.get("journal") == start["journal"]]
+    return max((int(each["lines"]) for each in of_this), default=0)
+
+
+def _sort(ended: Sequence[bytes], seed: int, expected: int) -> _Sorted:
+    whole: dict[int, bytes] = {}
+    said: dict[int, dict[str, Any]] = {}
+    foreign: list[bytes] = []
+    known_lost = last = unreadable = 0
+    for line in (each + b"\n" for each in ended):
+        if not (content := lines.decoded(line, seed)):
+            foreign.append(line)
+            unreadable += 1  # as far as is known, lines that were the last
+            continue
+        unreadable, number = 0, content["line"]
+        last = max(last, number)
+        if "lost" in content:
+            known_lost += content["lost"]
+        else:
+            whole[number], said[number] = line, content
+    return _Sorted(whole, said, foreign, known_lost, max(last + unreadable, expected))
+
+
+def _in_order(found: _Sorted, start: Mapping[str, Any]) -> tuple[bytes, list[tuple[int, int]]]:
+    """The text of a whole journal, and the first and last of lines that are gone."""
+    seed, whole = lines.seed_of(start["journal"]), dict(found.whole)
+    if found.last and 1 not in whole:
+        whole[1] = lines.encoded(1, json.dumps({"start": start}), seed)
+    parts, lost = [], []
+    for before, number in pairwise([0, *sorted(whole), found.last + 1]):
+        if number - before > 1:
+            lost.append((before + 1, number - 1))
+            gone = json.dumps({"lost": number - before - 1})
+            parts.append(lines.encoded(number - 1, gone, seed))
+        parts.append(whole.get(number, b""))
+    return b"".join(parts), lost
+
+
+def _about(found: _Sorted, lost: Sequence[tuple[int, int]]) -> str:
+    """What is wrong with a journal, in one line."""
+    gone = sum(last - first + 1 for first, last in lost) - found.known_lost
+    what = f"{gone} of its {found.last} lines" if gone > 0 else "nothing"
+    aside = f"; what was not in order is kept in {ASIDE}" if found.foreign else ""
+    return f"{lines.FILE} was damaged and has lost {what}{aside}"
+
+
+def _points(
+    said: Mapping[int, Mapping[str, Any]], lost: bool
+) -> tuple[dict[str, int], set[tuple[str, int]]]:
+    points = [(line["step"], name) for line in said.values() for name in line.get("metrics", ())]
+    last_steps = {name: step for step, name in sorted(points)}
+    return last_steps, {(name, step) for step, name in points} if lost else set()
