@@ -167,7 +167,7 @@ def test_malicious_last_checkpoint(again: Project, reference: str, tmp_path: Pat
     path, trap = again.folder(reference) / "last.pt", tmp_path / "trap"
     checkpoints.save(path, {"model": Evil(trap)})
     line = one_line(again.run(*JOB), 1)
-    assert f"failed: runs/{reference}/last.pt holds more than data and was not opened" in line
+    assert f"failed: runs/{reference}/last.pt holds more than plain data and was not opened" in line
     assert not trap.exists()
 
 
@@ -192,7 +192,9 @@ def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(
     said = copy.do(*load).stdout
     assert said == f"runs/{reference}/best.pt is damaged; --force makes the job start over\n"
     checkpoints.save(path, {"models": Evil(trap)})
-    assert "best.pt holds more than data and was not opened: delete it" in copy.do(*load).stdout
+    assert (
+        "best.pt holds more than plain data and was not opened: delete it" in copy.do(*load).stdout
+    )
     path.unlink()
     assert "best.pt: there is no such file" in copy.do(*load).stdout
     assert not trap.exists()

@@ -118,7 +118,7 @@ def test_force_starts_it_over_in_one_run_and_another_loader_gives_the_same_bits(
         (("--monitor", "val_mae"), "--monitor val_mae: "),
         (("--val-fraction", "0"), "--monitor none"),
         (("--dataset", "image-folder", "--data-root", "nowhere"), "no folder nowhere"),
-        (("--sync", "--lr", "1"), "--sync: goes with --runs-root alone"),
+        (("--sync", "--lr", "1"), "--sync: can only be combined with --runs-root"),
         (("--sync", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
     ],
 )

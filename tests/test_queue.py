@@ -145,7 +145,7 @@ def test_the_gpus_that_are_allowed_are_passed_on_as_they_are(lab: Lab) -> None:
     assert {path.name for path in (lab.machine / "locks").iterdir()} >= {"GPU-3.0", "MIG-a-1.1"}
     wrong = lab.sweep("--gpus", "7")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "run.sh: --gpus 7: nvidia-smi knows no such GPU\n"
+    assert wrong.stderr == "run.sh: --gpus 7: nvidia-smi does not list this GPU\n"
 
 
 def test_retries_help_against_want_of_memory_alone(lab: Lab) -> None:

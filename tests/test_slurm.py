@@ -60,9 +60,9 @@ def sweeping(root: Path, env: dict[str, str]) -> "Iterator[subprocess.Popen[str]
 
 
 def arrays(done: "subprocess.CompletedProcess[str]", count: int) -> list[str]:
-    """The arrays that so many jobs were handed to Slurm as."""
+    """The arrays that so many jobs were submitted to Slurm as."""
     assert (done.returncode, done.stderr) == (0, "")
-    begun, ids = f"{count} jobs handed to Slurm as ", done.stdout.splitlines()[-1].split("; ")[0]
+    begun, ids = f"{count} jobs submitted to Slurm as ", done.stdout.splitlines()[-1].split("; ")[0]
     assert ids.startswith(begun)
     return ids.removeprefix(begun).split(", ")
 
@@ -203,7 +203,7 @@ def disturbed(there: Project, cluster: Cluster) -> list[str]:
     assert {job: states[job] for job in jobs[2:]} == waiting
     again = run(there.root, env, "--slurm")
     assert (again.returncode, again.stderr) == (0, "")
-    assert again.stdout == f"nothing handed to Slurm: {len(jobs) - 2} queued, 2 running\n"
+    assert again.stdout == f"nothing submitted to Slurm: {len(jobs) - 2} queued, 2 running\n"
 
     cluster.preempt()
     held.sent_back("SIGUSR1")
@@ -231,7 +231,7 @@ def test_more_jobs_than_an_array_holds(lab: Lab, cluster: Cluster) -> None:
         assert set(listed(lab.sweep("--list")).values()) == named
         again = lab.sweep("--slurm")
         assert (again.returncode, again.stderr) == (0, "")
-        assert again.stdout == "nothing handed to Slurm: 10 queued\n"
+        assert again.stdout == "nothing submitted to Slurm: 10 queued\n"
     watched = lab.sweep("--watch")
     assert (watched.returncode, watched.stderr) == (0, "")
     assert watched.stdout.splitlines()[-1] == "10 jobs: 10 unsent"

@@ -68,7 +68,7 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:
     assert syntax.stderr.splitlines() == [
         "job 2, run.py --seed fast: --seed fast: must be a whole number",
         "job 3, run.py --sede 3: --sede: no such flag; did you mean --seed?",
-        "job 4, run.py --help: --help: not in a grid",
+        "job 4, run.py --help: --help: cannot be used in a grid",
         "run.sh: 3 of 4 jobs are wrong; nothing was started",
     ]
     script = lab.project.root / "run.py"
@@ -108,7 +108,7 @@ def test_a_misspelt_grid_starts_nothing(lab: Lab, line: str, said: str) -> None:
 def test_an_empty_grid_is_refused(lab: Lab) -> None:
     write_loop(lab, ":")
     done = lab.sweep()
-    assert (done.returncode, done.stderr) == (2, "run.sh: the grid names no job\n")
+    assert (done.returncode, done.stderr) == (2, "run.sh: the grid has no jobs\n")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_empty_grid_is_refused(lab: Lab) -> None:
         ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
         ("--retries -1", "--retries -1: must be 0 or more"),
         ("--per-gpu none", "--per-gpu: invalid int value: 'none'"),
-        ("--gpus 3", "--gpus 3: nvidia-smi knows no such GPU"),
+        ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
         ("--at-most 3", "--at-most: only with --slurm"),
         ("-- --partition gpu", "--: only with --slurm"),
         ("--slurm --retries 2", "--retries: not with --slurm"),
@@ -208,7 +208,7 @@ def test_slurm_gives_what_is_not_here(lab: Lab, project: Project, tmp_path: Path
     write_grid(whole.root, "--precision fp16 --model convnet", "--device cuda:3")
     done = ended(start(whole.root, lab.env, "--slurm"))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 jobs handed to Slurm as 17" in done.stdout
+    assert "2 jobs submitted to Slurm as 17" in done.stdout
 
 
 def test_results_that_the_store_lacks(lab: Lab, tmp_path: Path) -> None:
@@ -221,9 +221,7 @@ def test_results_that_the_store_lacks(lab: Lab, tmp_path: Path) -> None:
     assert away.stdout == "0 of 1 jobs finished, 0 of them now; 1 unsent\n"
     problem, hint = away.stderr.splitlines()
     assert "the tracking store cannot be read" in problem
-    assert hint == (
-        "run.sh: what is unsent waits for the tracking store; the same command sends it"
-    )
+    assert hint == ("run.sh: some results are not uploaded yet; the same command uploads them")
     assert len(lab.intervals()) == 1
 
 

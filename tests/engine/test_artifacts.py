@@ -96,8 +96,8 @@ def test_several_images_are_laid_out_in_a_grid(toy, tmp_path):
     ("image", "name", "said"),
     [
         (torch.zeros(5), "grid", "image 'grid': has the shape (5,), not (H, W), (C, H, W) or (N"),
-        (None, "../grid", "'../grid' is no name for a file"),
-        (None, "", "'' is no name for a file"),
+        (None, "../grid", "'../grid' is not a valid file name"),
+        (None, "", "'' is not a valid file name"),
     ],
 )
 def test_what_cannot_be_logged_is_refused_in_one_line(toy, tmp_path, image, name, said):

@@ -42,7 +42,9 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_does_not_run(tmp_path):
     with pytest.raises(checkpoints.Damaged):
         checkpoints.load(tmp_path / "plain.pt", CPU)
     checkpoints.save(tmp_path / "sealed.pt", content)
-    with pytest.raises(JobError, match=r"holds more than data and was not opened: delete it$"):
+    with pytest.raises(
+        JobError, match=r"holds more than plain data and was not opened: delete it$"
+    ):
         checkpoints.load(tmp_path / "sealed.pt", CPU)
     assert not (tmp_path / "ran").exists()
 

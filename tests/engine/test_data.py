@@ -49,7 +49,7 @@ def test_the_same_split_is_made_once():
 def test_no_part_is_empty(count, fraction):
     with pytest.raises(SettingsError) as caught:
         split(TensorDataset(torch.zeros(count)), fraction, 0)
-    line = f"--dataset: has too few examples ({count}) to hold out a fraction of {fraction}"
+    line = f"--dataset: {count} examples are too few to hold out a fraction of {fraction}"
     assert str(caught.value) == line
 
 

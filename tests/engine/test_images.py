@@ -158,7 +158,7 @@ def other_classes(root):
         (Path.mkdir, "any class folder"),
         (one_class, "has only one class, cat"),
         (no_image, "no valid file for the classes dog"),
-        (other_classes, "has other classes than train"),
+        (other_classes, "does not have the same classes as train"),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_path, prepare, words):

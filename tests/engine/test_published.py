@@ -132,7 +132,7 @@ def batch_of(content):
 @pytest.mark.parametrize(
     ("name", "prepare", "words"),
     [
-        ("MNIST", Path.mkdir, "--data-root: the dataset could not be fetched into, or read from,"),
+        ("MNIST", Path.mkdir, "--data-root: the dataset could not be downloaded to, or read from,"),
         ("CIFAR100", Path.mkdir, "no network"),
         ("CIFAR10", truncated, "data_batch_3 is not plain data"),
         ("CIFAR10", batch_of({"data": pixels(4, 3072), "labels": [1]}), "--data-root"),

@@ -42,11 +42,11 @@ class Wrong(Loop):
 @pytest.mark.parametrize(
     ("mistake", "said"),
     [
-        ("no resume", "job.resume(…) has to be called first, with all that has a state"),
-        ("no steps", "job.epochs(): its body has to run job.steps(batches) to the end"),
-        ("break", "job.epochs(): its body has to run job.steps(batches) to the end"),
-        ("other batches", "job.steps(batches): a job has one set of training batches"),
-        ("two calls", "job.resume: was called before; name all parts in one call"),
+        ("no resume", "call job.resume(…) first, with everything that has a state"),
+        ("no steps", "job.epochs(): its body must run job.steps(batches) to the end"),
+        ("break", "job.epochs(): its body must run job.steps(batches) to the end"),
+        ("other batches", "job.steps(batches): a job can train on one set of batches only"),
+        ("two calls", "job.resume: was already called; pass all parts in one call"),
         ("nothing kept", "no best weights of model: call job.keep_best(metrics, model=…)"),
         ("another name kept", "no best weights of model: call job.keep_best(metrics, model=…)"),
     ],
@@ -194,5 +194,5 @@ def test_a_state_that_could_not_be_read_again_is_refused(toy, first, then, kind)
     part = Clock(first, then)
     done = toy.run(loop=WithState(part=part), runtime={"checkpoint_minutes": 1e-9})
     assert done.status == 1
-    said = f"the state of part holds a {kind}; only tensors and plain values can be read again"
+    said = f"the state of part holds a {kind}; only tensors and plain values can be restored"
     assert f"failed: job.resume: {said} (full trace: " in done.said

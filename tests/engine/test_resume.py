@@ -246,4 +246,4 @@ class Forgetful(Loop):
 def test_a_part_without_a_state_is_refused(toy):
     done = toy.run(loop=Forgetful())
     assert done.status == 1
-    assert "job.resume: lr has no state_dict and load_state_dict" in done.said
+    assert "job.resume: lr needs state_dict() and load_state_dict()" in done.said

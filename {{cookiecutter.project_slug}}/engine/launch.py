@@ -55,5 +55,5 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Grid[S]:
 def _sync(runtime: Runtime, words: list[str]) -> int:
     flags = {word.split("=")[0] for word in words if word.startswith("--")}
     if flags - {*WITH_SYNC}:
-        raise SettingsError("--sync: goes with --runs-root alone")
+        raise SettingsError("--sync: can only be combined with --runs-root")
     return sync(runtime.runs_root)

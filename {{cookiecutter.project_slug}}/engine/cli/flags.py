@@ -140,7 +140,7 @@ def _flag(field: Field[Any], annotation: Any) -> Flag:
     if default is MISSING:
         raise ValueError("needs a default")
     if not field.init:
-        raise ValueError("what follows from other settings is a property, not a field")
+        raise ValueError("a value computed from other settings must be a property, not a field")
     flag = Flag(field.name, default, rules, reader(annotation), _names(rules))
     _check_in_code(flag, "default", default)
     if "neutral" in rules:
@@ -179,14 +179,16 @@ def _check_together(kind: str, flags: Flags) -> None:
     if not isinstance(flags.former, Mapping):
         raise SettingsError(f"{kind}.FORMER: must be a dict of deleted settings")
     for name in flags.keys() & flags.former.keys():
-        raise SettingsError(f"{kind}.{name}: stands in FORMER, among the deleted settings")
+        raise SettingsError(f"{kind}.{name}: is in FORMER as well, among the deleted settings")
     for name, before in flags.formerly.items():
         if before in flags or before in flags.former:
-            taken = "is a setting, or stands in FORMER"
+            taken = "is a setting, or is in FORMER"
             raise SettingsError(f'{kind}.{name}: formerly="{before}" {taken}')
     for replaced, names in flags.replacing.items():
         if replaced not in flags:
-            raise SettingsError(f'{kind}.{names[0]}: replaces="{replaced}" is no setting')
+            raise SettingsError(
+                f'{kind}.{names[0]}: replaces="{replaced}", but there is no such setting'
+            )
         on = [f"{kind}.{name}" for name in names if flags[name].default]
         if len(on) > 1:
             raise SettingsError(f"{' and '.join(on)}: only one may have a default above 0")

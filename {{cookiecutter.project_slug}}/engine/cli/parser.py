@@ -95,7 +95,7 @@ def _choose_length(settings: Flags, values: dict[str, Any]) -> None:
     for replaced, names in settings.replacing.items():
         given = [name for name in (replaced, *names) if values.get(name)]
         if len(given) > 1:
-            raise SettingsError(f"{' and '.join(map(option, given))}: give one of them")
+            raise SettingsError(f"{' and '.join(map(option, given))}: give only one of them")
         if given:
             off = [name for name in names if name not in given]
             values |= {name: settings[name].reader("0") for name in off}

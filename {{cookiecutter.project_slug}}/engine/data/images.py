@@ -54,7 +54,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         if len(self.classes) < 2:
             raise SettingsError(f"--data-root: {root} has only one class, {self.classes[0]}")
         if classes is not None and self.classes != classes:
-            raise SettingsError(f"--data-root: {root} has other classes than train")
+            raise SettingsError(f"--data-root: {root} does not have the same classes as train")
 
     def __len__(self) -> int:
         return len(self._files)

@@ -31,7 +31,7 @@ def published(name: str, root: Path) -> tuple[TensorDataset, list[str], TensorDa
         raise
     except Exception as error:  # there is no end to what a damaged file makes its reader raise
         raise SettingsError(
-            f"--data-root: the dataset could not be fetched into, or read from, {root} "
+            f"--data-root: the dataset could not be downloaded to, or read from, {root} "
             f"({first_line(error)}); put its files there, or name their folder"
         ) from error
 

@@ -22,7 +22,7 @@ def split(dataset: Dataset[Any], fraction: float, seed: int) -> tuple[Subset[Any
     held_out = round(fraction * count)
     if not 0 < held_out < count:
         raise SettingsError(
-            f"--dataset: has too few examples ({count}) to hold out a fraction of {fraction}"
+            f"--dataset: {count} examples are too few to hold out a fraction of {fraction}"
         )
     order = torch.randperm(count, generator=generator(seed, "split", count))
     chosen, rest = (part.sort().values.tolist() for part in order.tensor_split([held_out]))

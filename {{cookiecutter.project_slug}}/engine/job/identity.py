@@ -81,7 +81,9 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
         elif name in known.neutral:
             values[name] = flag.rules["neutral"]
         elif name not in known.replacing:
-            raise SettingsError(f"the job is older than {name}, which has no neutral value")
+            raise SettingsError(
+                f"the job ran before the setting {name} existed, which has no neutral value"
+            )
     for name, value in left.items():
         raise SettingsError(f"{name}={as_text(value)}: no longer a setting of this project")
     return kind(**values)

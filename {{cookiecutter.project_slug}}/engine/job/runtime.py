@@ -12,55 +12,57 @@ from engine.paths import PROJECT
 class Runtime:
     """The engine's flags, beside the project's settings."""
 
-    # How it runs (the same job, whatever these are)
+    # Runtime (no part of the job's id)
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps."""
+    """Device to train on: auto, cpu, cuda, cuda:1 or mps. auto: a GPU if there is one."""
 
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; auto: on a CUDA GPU, for jobs long enough to earn it back."""
+    """Whether to use torch.compile. auto: on a CUDA GPU, if the job is so long that it saves more
+    time than it takes."""
 
     loader: Literal["auto", "resident", "workers"] = "auto"
-    """resident = all data on the device; workers = read in the background; auto: by size."""
+    """How batches are read. resident: all data is kept on the device; workers: processes read it in
+    the background; auto: by the size of the data."""
 
     workers: int | Literal["auto"] = setting("auto", at_least=0, at_most=1024)
-    """Processes that read data for --loader workers; auto: by this job's fraction of the cores."""
+    """Processes that read data with --loader workers. auto: by this job's fraction of the cores."""
 
     threads: int | Literal["auto"] = setting("auto", at_least=1, at_most=1024)
-    """Threads that torch computes with on the CPU; auto: this job's fraction of the cores."""
+    """CPU threads that torch uses. auto: this job's fraction of the cores."""
 
     data_root: Path = PROJECT / "data"
-    """Folder of the datasets."""
+    """Folder that contains the datasets."""
 
     runs_root: Path = PROJECT / "runs"
-    """Folder of the jobs' folders."""
+    """Folder in which each job has its own folder."""
 
     log_every: int | Literal["auto"] = setting("auto", at_least=1)
-    """Optimizer steps between two points of the training metrics, each the mean over these steps;
-    auto: about 1,000 points a job."""
+    """Optimizer steps between two logged points of the training metrics, each the mean over these
+    steps. auto: about 1,000 points per job."""
 
     checkpoint_minutes: float = setting(10.0, above=0, at_most=10_000)
-    """Minutes between two checkpoints; one is also made when the job is interrupted."""
+    """Minutes between two checkpoints. One is also written when the job is interrupted."""
 
     pause_after: Span | None = setting(None, above=0)
-    """Pause the job here, in steps (500) or epochs (2e) from its beginning; the same command
-    without this flag continues it."""
+    """Pause the job after this many steps (500) or epochs (2e), counted from its beginning. The
+    same command without this flag continues it."""
 
     deterministic: bool = False
-    """Only operations that give the same bits each time, on a GPU too; slower."""
+    """Use only deterministic operations, so that a GPU gives the same bits each time. Slower."""
 
     profile: int = setting(0, at_least=0, at_most=10_000, alone=20)
-    """Steps to watch, 20 if no number is given; profile.txt in the job's folder then tells where
-    their time goes and what to change. 0: none."""
+    """Steps to profile, 20 if no number is given. profile.txt in the job's folder then shows where
+    their time goes and what to change. 0: off."""
 
     quiet: bool = False
-    """Print nothing but the last line."""
+    """Print only the last line."""
 
     # Actions
     force: bool = False
-    """Start over, though the job is finished."""
+    """Start over, even if the job is finished or diverged."""
 
     scratch: bool = False
-    """Try it out: no job, and nothing is left behind."""
+    """Run without a job id and leave nothing behind."""
 
     sync: bool = False
-    """Train nothing: upload what the tracking store lacks of all jobs in --runs-root."""
+    """Do not train: upload what the tracking store lacks of all jobs in --runs-root."""

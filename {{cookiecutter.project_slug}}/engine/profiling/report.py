@@ -129,7 +129,7 @@ def advice(seen: Watched) -> Iterator[Advice]:
             text = f"{read.place} reads a tensor in every step ({read.what}): keep it on the device"
             yield Advice(read.seconds / seen.seconds, text)
     if seen.compiling:
-        text = "torch.compile starts again or gives up on some lines, named below: change those"
+        text = "torch.compile recompiles, or gives up, at the lines named below: change those"
         yield Advice(seen.fraction("forward"), text)
     for part, change in (
         ("evaluation", "--eval-every larger, or in the background (job.in_background)"),
@@ -154,7 +154,7 @@ def _for_gpu(seen: Watched) -> Iterator[Advice]:
     idle = 1 - seen.busy - seen.waiting
     if idle > WORTH:
         change = "--batch-size larger" if seen.compiled else "--compile on, or --batch-size larger"
-        yield Advice(idle, f"the GPU waits for the host to tell it what to do: {change}")
+        yield Advice(idle, f"the GPU waits for the host to launch work: {change}")
     half = seen.busy / 2  # which 16 bits save at least, where the GPU multiplies matrices
     if seen.precision == "fp32" and half > WORTH:
         yield Advice(half, "the GPU computes in 32 bits: --precision bf16 (or tf32)")

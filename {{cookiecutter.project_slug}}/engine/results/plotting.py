@@ -105,14 +105,19 @@ def _draw(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Draw the figures from finished jobs.")
     add = parser.add_argument
-    add("--out", type=Path, default=PROJECT / "figures", help="folder for them; default: figures")
+    add(
+        "--out",
+        type=Path,
+        default=PROJECT / "figures",
+        help="folder for the figures; default: figures",
+    )
     add("--experiment", default=experiment_name(), help="default: %(default)s")
     add("--venue", default=venues.DEFAULT, help="widths and sizes; `list` shows all")
     known = ", ".join(provenance.METADATA)
     add("--format", default="pdf,png", help=f"of {known}, with commas; default: %(default)s")
     add("--job", default="", metavar="ID", help="for figures of one job; default: the best")
-    add("--unchecked", action="store_true", help="write what would not print right, too")
-    add("--provenance", type=Path, metavar="FILE", help="say where a figure comes from")
+    add("--unchecked", action="store_true", help="write figures even if the print check fails")
+    add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     return parser
 
 
@@ -121,7 +126,7 @@ def _kinds(text: str) -> list[str]:
     for kind in kinds:
         if kind not in provenance.METADATA:
             known = did_you_mean(kind, provenance.METADATA)
-            raise SettingsError(f"--format {text}: there is no {kind!r}; {known}")
+            raise SettingsError(f"--format {text}: unknown format {kind!r}; {known}")
     return kinds
 
 

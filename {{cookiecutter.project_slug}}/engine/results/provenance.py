@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return {**json.loads(_kept(path))}
     except (ValueError, TypeError, KeyError) as error:
-        raise SettingsError(f"--provenance {path}: does not say where it comes from") from error
+        raise SettingsError(f"--provenance {path}: has no provenance information") from error
 
 
 def as_lines(about: dict[str, Any]) -> str:

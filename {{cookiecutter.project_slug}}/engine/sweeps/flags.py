@@ -24,7 +24,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     }
     | NUMBER,
     "--retries": {
-        "help": "run a job up to N times again that ran out of memory or was killed (default: 0)",
+        "help": "retry a job up to N times if it ran out of memory or was killed (default: 0)",
         "default": 0,
     }
     | NUMBER,
@@ -34,8 +34,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         "choices": STARTED,
         "metavar": "STATE",
     },
-    "--slurm": {"help": "hand the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
-    "--at-most": {"help": "with --slurm: jobs that run at once"} | NUMBER,
+    "--slurm": {"help": "submit the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
+    "--at-most": {"help": "with --slurm: the most jobs that run at once"} | NUMBER,
 }
 
 

@@ -76,7 +76,7 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> 
     line = f"{count['finished']} of {count.total()} jobs finished, {now} of them now"
     leave(0, line + (others and f"; {others}"))
     if count["unsent"]:
-        leave(3, "run.sh: what is unsent waits for the tracking store; the same command sends it")
+        leave(3, "run.sh: some results are not uploaded yet; the same command uploads them")
     return stopped or (1 if LEFT & count.keys() else 3 if count["unsent"] else 0)
 
 

@@ -23,7 +23,7 @@ hold() {
   if [[ $lock == - || -z $flock ]]; then return 0; fi
   if ((per_gpu > 1)); then kind=--shared; fi
   if ! open_locks "$lock.0" "$lock.$place"; then
-    say_once "$slot" "nobody, but its lock $lock is gone; another run.sh makes it" && sleep 2
+    say_once "$slot" "another run.sh, which makes its lock $lock again" && sleep 2
   elif ! "$flock" --wait 1 9 || ! "$flock" --wait 1 $kind 8; then
     say_once "$slot" "a job of another sweep"
   elif "$flock" --nonblock --exclusive 8 && is_busy "$slot"; then # no job of a sweep's

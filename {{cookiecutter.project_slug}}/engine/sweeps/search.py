@@ -80,9 +80,9 @@ def jobs(words: list[str]) -> Iterator[list[str]]:
         raise SettingsError("must begin with how many jobs to draw, such as `search 20 seed=0`")
     flags, texts = drawn[::2], drawn[1::2]
     if not flags or len(flags) != len(texts) or not all(flag.startswith("--") for flag in flags):
-        raise SettingsError("wants a flag and a range in turn, such as --lr 'log 1e-4 1e-1'")
+        raise SettingsError("expects pairs of a flag and a range, such as --lr 'log 1e-4 1e-1'")
     if len(flags) > len(PRIMES):
-        raise SettingsError(f"can draw {len(PRIMES)} settings at most")
+        raise SettingsError(f"can draw at most {len(PRIMES)} settings")
     draws = [draw(flag, text) for flag, text in zip(flags, texts, strict=True)]
     for point in points(int(count), int(seed), len(flags)):
         values = [value(u) for value, u in zip(draws, point, strict=True)]

@@ -45,7 +45,7 @@ def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
     if gpus is not None:
         devices = _uuids(gpus)
         if not devices:
-            raise SettingsError(f"--gpus {gpus}: nvidia-smi knows no such GPU")
+            raise SettingsError(f"--gpus {gpus}: nvidia-smi does not list this GPU")
     else:
         devices = _listed() if allowed is None else re.findall(r"[^\s,]+", allowed)
     if devices == ["-1"]:  # CUDA's word for none

@@ -46,7 +46,7 @@ def submit(folder: Path, count: int, at_most: int | None, options: list[str], na
         with (folder / "slurm").open("a") as file:
             print(ids[-1], start, file=file)
     arrays = ", ".join(ids)
-    return f"{count} jobs handed to Slurm as {arrays}; bash run.sh --list shows them"
+    return f"{count} jobs submitted to Slurm as {arrays}; bash run.sh --list shows them"
 
 
 def was_given(folder: Path) -> bool:

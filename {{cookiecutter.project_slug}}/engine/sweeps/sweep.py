@@ -64,11 +64,11 @@ class Grid(Generic[S]):
         settings_flags(kind)  # a mistake in settings.py is said once
         self._entries: list[Entry[S]] = list(_entries(folder / "grid"))
         if not self._entries:
-            raise SettingsError("the grid names no job")
+            raise SettingsError("the grid has no jobs")
 
         def read(entry: Entry[S]) -> None:
             if found := NO_JOB & set(entry.words):
-                raise SettingsError(f"{min(found)}: not in a grid")
+                raise SettingsError(f"{min(found)}: cannot be used in a grid")
             settings, runtime = parser.parse(kind, Runtime, entry.words)
             entry.job = JobFolder(settings, runtime, metrics, Path(script).stem)
 
@@ -124,7 +124,7 @@ class Grid(Generic[S]):
         if self._flags.slurm:
             count = Counter(entry.state for entry in self._entries)
             held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-            sys.exit(leave(0, f"nothing handed to Slurm: {held}"))
+            sys.exit(leave(0, f"nothing submitted to Slurm: {held}"))
         sys.exit(plan.summary(self._rows, {}))
 
     def _look(self) -> None:
@@ -222,5 +222,5 @@ def _wait_for(store: subprocess.Popen[str]) -> None:
     _, errors = store.communicate()
     if store.returncode:  # no reason not to train: the couriers will try again
         why = errors.strip().splitlines()[-1]
-        line = f"the tracking store is away ({why}); results wait in the jobs' folders"
+        line = f"the tracking store is unavailable ({why}); results wait in the jobs' folders"
         leave(1, f"run.sh: {line}")

@@ -57,4 +57,4 @@ def _open(folder: Path, held: ExitStack) -> Delivery:
             return Delivery(folder)
     except (OSError, Damaged) as error:
         raise JobError(f"cannot be sent: {cause(error)}") from error
-    raise JobError("is running: its own courier sends it")
+    raise JobError("is running and uploads its results itself")

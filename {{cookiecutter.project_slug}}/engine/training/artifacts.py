@@ -69,7 +69,9 @@ class Artifacts:
 
     def _target(self, name: str, step: int, kind: str) -> Path:
         if not re.fullmatch(r"[\w. -]+", name) or name.startswith("."):
-            raise JobError(f"{name!r} is no name for a file: use letters, digits, dots and dashes")
+            raise JobError(
+                f"{name!r} is not a valid file name: use letters, digits, dots and dashes"
+            )
         folder = self._folder / FOLDER
         folder.mkdir(exist_ok=True)
         return folder / f"{name}-{step:08d}.{kind}"

@@ -89,7 +89,7 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
         content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise JobError(
-            f"{shown(path)} holds more than data and was not opened: delete it"
+            f"{shown(path)} holds more than plain data and was not opened: delete it"
         ) from error
     return content
 

@@ -35,7 +35,7 @@ def best(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
     """
     path = (runs_root or PROJECT / "runs") / job_id / "best.pt"
     if not path.exists():
-        raise JobError(f"{shown(path)}: there is no such file; the job has kept no weights")
+        raise JobError(f"{shown(path)}: not found; the job has kept no weights")
     try:
         kept = checkpoints.load(path, CPU)
     except checkpoints.Damaged as error:

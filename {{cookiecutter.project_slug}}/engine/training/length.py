@@ -40,7 +40,7 @@ class Length(Stateful):
         """
         self.steps_per_epoch = steps or 0
         if self.in_epochs and not steps:
-            raise SettingsError("--epochs: this data has no end; give --steps or --minutes")
+            raise SettingsError("--epochs: this data has no length; use --steps or --minutes")
 
     @property
     def total(self) -> int | None:
@@ -54,7 +54,7 @@ class Length(Stateful):
             return self._steps
         if self.steps_per_epoch is None:
             raise JobError(
-                "the number of steps is known once job.batches(…, shuffle=True) was called"
+                "the number of steps is not known before job.batches(…, shuffle=True) is called"
             )
         return self.epochs * self.steps_per_epoch
 

@@ -39,13 +39,13 @@ class TrainingState:
     def add(self, parts: Mapping[str, Part]) -> None:
         """Register parts.
 
-        Raises JobError for one without a state that can be read again, or a name used twice.
+        Raises JobError for one without a state that can be restored, or a name used twice.
         """
         for name, part in parts.items():
             if name in self._parts:
-                raise JobError(f"job.resume: there are two parts called {name}")
+                raise JobError(f"job.resume: two parts are named {name}")
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-                raise JobError(f"job.resume: {name} has no state_dict and load_state_dict")
+                raise JobError(f"job.resume: {name} needs state_dict() and load_state_dict()")
             self._parts[name] = part
             self._state_of(name)
 
@@ -95,7 +95,7 @@ class TrainingState:
             log.warning("the code has changed since this job began; --force starts it over")
         for name, part in self._parts.items():
             if name not in content.get("parts", {}):
-                log.warning("the checkpoint has no %s: it begins anew", name)
+                log.warning("the checkpoint has no %s, which starts from its initial state", name)
                 continue
             try:
                 part.load_state_dict(content["parts"][name])

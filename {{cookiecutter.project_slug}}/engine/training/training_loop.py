@@ -80,7 +80,7 @@ class TrainingLoop:
         the code.
         """
         if self._state:
-            raise JobError("job.resume: was called before; name all parts in one call")
+            raise JobError("job.resume: was already called; pass all parts in one call")
         folder = self._folder
         folder.interruption.hold()
         self._meter = TrainMeter(folder.journal, self.device, folder.metrics)
@@ -108,7 +108,7 @@ class TrainingLoop:
             self._pause_if_due()
             yield position.interval + 1
             if not position.evaluating:
-                raise JobError("job.epochs(): its body has to run job.steps(batches) to the end")
+                raise JobError("job.epochs(): its body must run job.steps(batches) to the end")
             position.end_interval()
             self._save_if_due()
 
@@ -257,7 +257,7 @@ class TrainingLoop:
     @property
     def _saved_state(self) -> TrainingState:
         if self._state is None:
-            raise JobError("job.resume(…) has to be called first, with all that has a state")
+            raise JobError("call job.resume(…) first, with everything that has a state")
         return self._state
 
     def _now(self) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class TrainingLoop:
             stream = self._watch.waiting(self._endless(batches))
             self._open_stream = self._watcher.steps(stream, batches) if self._watcher else stream
         if batches is not self._streamed:
-            raise JobError("job.steps(batches): a job has one set of training batches")
+            raise JobError("job.steps(batches): a job can train on one set of batches only")
         return self._open_stream
 
     def _endless(self, batches: Batches) -> Iterator[tuple[Any, int]]:
