@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The jobs of this project. `bash run.sh` runs those that are not finished, one per GPU, or one per
-# core where there is none. Run it again after a crash, a power cut or with a longer grid: it does
-# what is left.
+# core if the machine has no GPU. Run it again after a crash or a power cut, or with a longer grid: it
+# does what is left.
 
 source "$(dirname "$0")/engine/sweeps/sweep.sh"
 

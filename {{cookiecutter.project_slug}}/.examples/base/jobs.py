@@ -1,4 +1,4 @@
-"""Finished jobs, as scripts and notebooks use them.
+"""Finished jobs, loaded in scripts and notebooks.
 
 import jobs
 
@@ -31,9 +31,10 @@ class Loaded:
 
 
 def load(job_id: str, runs_root: Path | None = None) -> Loaded:
-    """Return a job with the model of its best evaluation, on the CPU, without data and run.py.
+    """Return a job with the model of its best evaluation, on the CPU.
 
-    Raises JobError if there is no such job or it has kept no weights.
+    Needs neither the data nor run.py. Raises JobError if there is no such job or it has kept no
+    weights.
     """
     best = kept.best(job_id, Settings, runs_root)
     spec = models.Spec(**best.spec)

@@ -3,8 +3,8 @@
 An optimizer is a function of groups of parameters and the settings: a line in OPTIMIZERS. Each
 group may have a learning rate of its own; without one it has --lr.
 
-A schedule is a function of where training is, that returns what every group's learning rate is
-multiplied by: a line in SCHEDULES. The warm-up comes before it and is no part of it.
+A schedule is a function of the training progress. It returns the factor that every group's learning
+rate is multiplied by: a line in SCHEDULES. The warm-up comes before it and is no part of it.
 """
 
 import math

@@ -20,8 +20,8 @@ from settings import Settings
 
 @dataclass(frozen=True)
 class Spec:
-    """What a network has to know of the data: plain values, stored with each job, from which its
-    network can be made again without the data."""
+    """What a network needs to know about the data, as plain values. They are stored with each job,
+    so that its network can be made again without the data."""
 
     shape: tuple[int, ...]  # (C, H, W) of an image, (T,) of tokens
     classes: tuple[str, ...]  # for tokens, the vocabulary

@@ -28,7 +28,7 @@ class Settings:
 
     # Data
     dataset: str = setting("digits", names="data.DATASETS")
-    """What to learn from."""
+    """Dataset to train on."""
 
     image_size: int | Literal["auto"] = setting("auto", at_least=1, at_most=10_000)
     """Side that images are scaled to, in pixels. auto: the dataset's own."""
@@ -54,10 +54,10 @@ class Settings:
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
-    """Optimizer steps, in place of --epochs. 0: as --epochs says."""
+    """Optimizer steps, in place of --epochs. 0: use --epochs."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
-    """Minutes of training, in place of --epochs. 0: as --epochs says."""
+    """Minutes of training, in place of --epochs. 0: use --epochs."""
 
     eval_every: Span = setting(Span("5e"), above=0)
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
@@ -67,10 +67,10 @@ class Settings:
     """Examples per optimizer step."""
 
     accumulate: int = setting(1, at_least=1)
-    """Parts that each batch is computed in, one after another, to need less memory."""
+    """Parts into which each batch is split to save memory; they are computed one after another."""
 
     optimizer: str = setting("adam", names="optimizers.OPTIMIZERS")
-    """The optimizer; what is fixed, such as sgd's momentum, stands in optimizers.py."""
+    """The optimizer. Its fixed options, such as sgd's momentum, are in optimizers.py."""
 
     lr: float = setting(2e-3, above=0)
     """Highest learning rate."""
@@ -79,17 +79,17 @@ class Settings:
     """Weight decay of matrices and kernels; biases and norms have none."""
 
     schedule: str = setting("cosine", names="optimizers.SCHEDULES")
-    """Course of the learning rate after the warm-up."""
+    """Learning rate schedule after the warm-up."""
 
     warmup: Span = Span("0")
     """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
 
     clip_norm: float = setting(0.0, at_least=0)
-    """Largest norm of the gradient of all weights together. 0: no limit."""
+    """Largest allowed norm of the gradient over all weights. 0: no clipping."""
 
     ema: float = setting(0.995, at_least=0, below=1)
-    """Decay per step of an exponential moving average (EMA) of the generator's weights; the average
-    is what is evaluated and kept. 0: the weights themselves."""
+    """Decay per step of an exponential moving average (EMA) of the generator's weights; the EMA
+    is evaluated and kept. 0: use the weights themselves."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Number format of the forward pass. auto: bf16 on a GPU that has it, else fp32."""
@@ -103,10 +103,10 @@ class Settings:
 
     # Variant
     seed: int = setting(0, at_least=0)
-    """Seed of the first weights, the order of the examples, the noise and the augmentation."""
+    """Seed of the initial weights, the order of the examples, the noise and the augmentation."""
 
     note: str = ""
-    """Free words that tell apart what the other settings cannot."""
+    """Free text that tells apart jobs with otherwise equal settings."""
 
     def __post_init__(self) -> None:
         if self.accumulate > self.batch_size:

@@ -44,7 +44,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a job is trained, validated and tested on, and what its network has to know of it."""
+    """What a job is trained, validated and tested on, and what its network needs to know of it."""
 
     train: Examples
     val: Examples | None

@@ -15,8 +15,8 @@ from settings import Settings
 
 @dataclass(frozen=True)
 class Spec:
-    """What a network has to know of the data: plain values, stored with each job, from which its
-    network can be made again without the data."""
+    """What a network needs to know about the data, as plain values. They are stored with each job,
+    so that its network can be made again without the data."""
 
     mean: tuple[float, ...]  # of each feature
     std: tuple[float, ...]

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     Drawn = tuple[Figure, str]
 
 ONLY: dict[str, object] = {}
-"""Settings that jobs must have to be drawn, such as {"epochs": 30}; a list stands for any of it."""
+"""Settings that jobs must have to be drawn, such as {"epochs": 30}; a list allows several values."""
 
 LABELS = {"lr": "learning rate"}
 """What settings are called in figures, where that is not their name."""
 
 RANKED = 12
-"""Rows at most."""
+"""Largest number of rows in a ranking."""
 
 
 def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
