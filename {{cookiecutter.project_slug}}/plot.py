@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Drawn = tuple[Figure, str]
 
 ONLY: dict[str, object] = {}
-"""Settings that jobs must have to be drawn, such as {"epochs": 30}; a list allows several values."""
+"""Settings that jobs must have to be drawn: {"epochs": 30}; a list allows several values."""
 
 LABELS = {"lr": "learning rate"}
 """What settings are called in figures, where that is not their name."""
