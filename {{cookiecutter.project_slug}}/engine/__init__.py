@@ -1,6 +1,7 @@
 """The template's engine: everything around the training loop. It needs no change for an experiment.
 
     cli        the command line of a settings dataclass
+    evidence   the code that a job's results depend on
     job        a job from the command to its exit status: identity, folder, journal, signals
     tracking   the tracking store, MLflow
     data       datasets, splits, batches, augmentation

@@ -5,6 +5,7 @@ docstrings are not in the text, nor are fields that are empty.
 """
 
 import ast
+import hashlib
 from collections.abc import Iterable
 
 SCHEME = 1
@@ -102,3 +103,8 @@ def whole(tree: ast.Module) -> str:
     writer = Canonical()
     writer.block(tree.body)
     return writer.text()
+
+
+def short(data: bytes) -> str:
+    """Return 16 hex digits of a SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.evidence.conditions import Undecided
-from engine.evidence.evidence_files import Files, patterns
+from engine.evidence.evidence_files import Files
 from engine.evidence.modules import Module, extent
 from engine.evidence.project_code import ProjectCode
 from engine.evidence.project_files import parents
@@ -86,10 +86,10 @@ class Closure:
         if module is None:
             self._take_unreadable(name, by)
             return
-        for imported in module.imports():
+        for imported in module.imports:
             self._import(imported, by)
         part = f"{name}:<module>"
-        self._take_dependencies(module, module.lines_outside(), part)
+        self._take_dependencies(module, module.lines_outside, part)
         if effects := self._code.effects.of(module):
             self._take(part, [(module, statement) for statement in effects], by)
             before = sum(other.endswith(":<module>") for other in self.texts)
@@ -197,7 +197,7 @@ class Closure:
 
     def _take_dependencies(self, module: Module, lines: Sequence[int], by: str) -> None:
         """Take the files that `# depends:` names in some lines."""
-        for line, pattern in patterns(module.lines):
+        for line, pattern in module.dependencies:
             if line in lines:
                 found = self._files.matching(pattern)
                 for name in found:

@@ -15,9 +15,15 @@ class Effects:
 
     def __init__(self, resolver: Resolver, registries: Registries) -> None:
         self._resolver, self._registries = resolver, registries
+        self._found: dict[str, list[ast.stmt]] = {}
 
     def of(self, module: Module) -> list[ast.stmt]:
         """Return them in their order, with those that bind a name once more."""
+        if module.name not in self._found:
+            self._found[module.name] = self._find(module)
+        return self._found[module.name]
+
+    def _find(self, module: Module) -> list[ast.stmt]:
         again = {
             statement
             for name, statements in module.definitions.items()

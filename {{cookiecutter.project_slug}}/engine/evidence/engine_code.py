@@ -9,7 +9,6 @@ versions.json beside this file holds, for each engine module that can change a j
 """
 
 import ast
-import hashlib
 import json
 from collections.abc import Iterator
 from functools import cached_property
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.evidence import canonical
+from engine.evidence.canonical import short
 from engine.evidence.project_files import UNREADABLE, parents
 
 CAN_CHANGE_RESULTS = (
@@ -50,11 +50,6 @@ def code_hash(data: bytes) -> str:
         return text_hash(data)
 
 
-def short(data: bytes) -> str:
-    """Return 16 hex digits of a SHA-256."""
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
 class EngineCode:
     """The engine below a project's folder."""
 
@@ -62,6 +57,7 @@ class EngineCode:
         self._folder = folder
         self._hashes: dict[str, str] = {}
         self._imported: dict[str, list[str]] = {}
+        self._files: dict[str, Path | None] = {}
 
     @cached_property
     def known(self) -> dict[str, dict[str, Any]]:
@@ -82,10 +78,12 @@ class EngineCode:
         return found
 
     def file(self, module: str) -> Path | None:
-        """Return the file of a module of the engine."""
-        path = self._folder.joinpath(*module.split("."))
-        files = (path.with_suffix(".py"), path / "__init__.py")
-        return next((file for file in files if file.is_file()), None)
+        """Return the file of a module of the engine; None if there is no such module."""
+        if module not in self._files:
+            path = self._folder.joinpath(*module.split("."))
+            files = (path.with_suffix(".py"), path / "__init__.py")
+            self._files[module] = next((file for file in files if file.is_file()), None)
+        return self._files[module]
 
     def reached(self, paths: set[str]) -> dict[str, str]:
         """Return the modules behind some names, with all that they import: their results versions,

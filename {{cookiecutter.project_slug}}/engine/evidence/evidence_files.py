@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.evidence.engine_code import short
+from engine.evidence.canonical import short
 
 DEPENDS = re.compile(r"#\s*depends:\s*(.+)")
 LARGEST = 1_000_000

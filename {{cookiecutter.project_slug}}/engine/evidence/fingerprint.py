@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engine.evidence.canonical import SCHEME
+from engine.evidence.canonical import SCHEME, short
 from engine.evidence.closure import Cache, Closure
-from engine.evidence.engine_code import EngineCode, short
+from engine.evidence.engine_code import EngineCode
 from engine.evidence.evidence_files import Files
 from engine.evidence.project_code import ProjectCode
 from engine.evidence.project_files import Modules

@@ -37,7 +37,7 @@ REFLECTIVE = {
     *("eval", "exec", "importlib.reload", "importlib.util.spec_from_file_location"),
     *("runpy.run_path", "runpy.run_module", "sys.modules", "sys._getframe", "gc.get_objects"),
     *("inspect.currentframe", "inspect.stack", "pkgutil.iter_modules", "pkgutil.walk_packages"),
-    *("importlib.import_module", "__import__"),
+    *("importlib.import_module", "__import__", "sys.path", "site.addsitedir"),
 }
 
 IMPORTS = ("importlib.import_module", "__import__")

@@ -2,10 +2,12 @@
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from importlib.util import decode_source
 from typing import NamedTuple
 
 from engine.evidence import scopes
+from engine.evidence.evidence_files import patterns
 
 Import = ast.Import | ast.ImportFrom
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -92,11 +94,11 @@ class Module:
                 return name in listed
         return not name.startswith("_")
 
-    def imports(self) -> Iterator[str]:
-        """Yield the modules that are imported when the module is."""
-        for statement in self.statements:
-            for node in scopes.here(statement):
-                yield from self.modules_of(node)
+    @cached_property
+    def imports(self) -> list[str]:
+        """The modules that are imported when the module is."""
+        nodes = (node for statement in self.statements for node in scopes.here(statement))
+        return [name for node in nodes for name in self.modules_of(node)]
 
     def imports_anywhere(self) -> Iterator[str]:
         """Yield the modules that are imported anywhere in the module."""
@@ -113,12 +115,18 @@ class Module:
                 yield base
                 yield from (f"{base}.{name.name}" for name in names)
 
+    @cached_property
+    def dependencies(self) -> list[tuple[int, str]]:
+        """The patterns of files after `# depends:`, each with its line, counted from 0."""
+        return list(patterns(self.lines))
+
     def segment(self, node: ast.AST) -> str:
         """Return the lines of a statement, decorators included, or of an expression."""
         return "\n".join(self.lines[slice(*extent(node))])
 
+    @cached_property
     def lines_outside(self) -> list[int]:
-        """Return the lines, counted from 0, that are in no definition."""
+        """The lines, counted from 0, that are in no definition."""
         inside = {
             line
             for statements in self.definitions.values()

@@ -8,6 +8,7 @@ from engine.evidence import harmless
 from engine.evidence.canonical import Canonical
 from engine.evidence.modules import Module
 from engine.evidence.project_code import ProjectCode
+from engine.evidence.project_files import parents
 from engine.evidence.resolution import Target, chain_of, imported_as
 from engine.evidence.scopes import Comprehension, Function, Scope, annotations, outside
 from engine.evidence.uses import TOKEN, Use
@@ -91,7 +92,7 @@ class NameWriter(Canonical):
             self.use(Use("engine", path))
         elif path == "globals" or (path == "vars" and not self.scope):
             self.use(Use("whole", self.module.name, why=why))
-        elif path in harmless.REFLECTIVE:
+        elif harmless.REFLECTIVE.intersection(parents(path)):
             self.use(Use("everything", why=why))
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
