@@ -114,7 +114,7 @@ class JobFolder(Generic[S]):
             log.warning("%s", self.journal.damage)
         (self.path / "outcome.json").unlink(missing_ok=True)
         if log_every not in ("auto", self.journal.log_every):
-            log.warning("--log-every stays %s, as this job began", self.journal.log_every)
+            log.warning("--log-every stays %s, with which this job began", self.journal.log_every)
         write_record(self.path / "settings.json", self._about())
         log.info("%s: %s", self.label, self.name)
 
@@ -140,6 +140,7 @@ class JobFolder(Generic[S]):
         self.journal.close(STATUS[status])
         outcome = {
             "schema": 1,
+            "id": self.id,
             "status": status,
             "said": said,
             "data_root": str(self.runtime.data_root),
@@ -151,7 +152,8 @@ class JobFolder(Generic[S]):
 
     def outcome(self) -> dict[str, Any]:
         """How the job's last attempt ended; empty if it has not, or that cannot be read."""
-        return read_record(self.path / "outcome.json")
+        outcome = read_record(self.path / "outcome.json")
+        return outcome if outcome.get("id") == self.id else {}
 
     def finished(self) -> bool:
         """Whether the last attempt finished the job and its journal is whole."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.errors import JobError
-from engine.files import opened, sealed
+from engine.files import opened, read_record, sealed
 
 FILE = "metrics.jsonl"
 MENDS = "the job's own command mends it"
@@ -48,6 +48,12 @@ def start_in(line: bytes) -> dict[str, Any]:
         return dict(start) if decoded(line, seed_of(start["journal"])) else {}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """Return the settings.json of a job's folder; empty if it is damaged, or of another job."""
+    about = read_record(folder / "settings.json")
+    return about if about.get("id") == folder.name else {}
 
 
 def count(path: Path) -> int:

@@ -72,7 +72,7 @@ def mend(folder: Path, log_every: int | str) -> Mended:
 
 def _start(folder: Path, ended: Sequence[bytes]) -> dict[str, Any]:
     """How the journal starts: as noted with the settings, else in one of its lines."""
-    noted = files.read_record(folder / "settings.json").get("journal")
+    noted = lines.settings_of(folder).get("journal")
     return noted or next(filter(None, (lines.start_in(line + b"\n") for line in ended)), {})
 
 

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 from engine import locks
 from engine.errors import SettingsError
-from engine.files import read_record
 from engine.job import lines
 from engine.job.folder import JobFolder, owner_of
 from engine.job.identity import identity
@@ -184,7 +183,7 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
 
 def _last_evaluation(folder: Path) -> dict[str, Any]:
     """The journal's last line of an evaluation; empty if it has none or that is damaged."""
-    start = read_record(folder / "settings.json").get("journal", {})
+    start = lines.settings_of(folder).get("journal", {})
     seed = lines.seed_of(start.get("journal", ""))
     try:
         with (folder / lines.FILE).open("rb") as file:

@@ -27,7 +27,7 @@ class Delivery:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._about = read_record(folder / "settings.json")
+        self._about = lines.settings_of(folder)
         if not self._about:
             raise lines.Damaged(f"settings.json is damaged or missing; {lines.MENDS}")
         self._file = (folder / lines.FILE).open("rb")
@@ -36,6 +36,7 @@ class Delivery:
         self._id = ""
         self._unsent: list[dict[str, Any]] = []
         self._counters: Counters | None = None
+        self._mended = False
         self.status = ""
         self.read()
         if not self._unsent:
@@ -51,6 +52,7 @@ class Delivery:
                 self._counters = None  # the last attempt's
             if gpu := line.get("tags", {}).get("gpu"):
                 self._counters = _counters(gpu)
+            self._mended |= "lost" in line
             self.status = line.get("end", "" if "start" in line else self.status)
 
     def send(self, running: bool = False) -> None:
@@ -65,7 +67,7 @@ class Delivery:
             self._run.beat()
             if self._unsent:
                 os.fsync(self._file.fileno())  # what is sent must not be written a second time
-                self._run.log(self._unsent)
+                self._run.log(self._unsent, self._mended)
                 names = [name for line in self._unsent for name in line.get("files", ())]
                 self._run.add(self._folder, names)
                 self._unsent = []
@@ -114,8 +116,9 @@ def _counters(gpu: str) -> "Counters":
 
 def delivered(folder: Path) -> bool:
     """Whether the store, when last heard of, had all that there is in a job's journal."""
-    noted = _noted(folder)
-    if noted.get("store") != fingerprint() or not noted["status"]:
+    noted, start = _noted(folder), lines.settings_of(folder).get("journal", {})
+    all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
+    if all_of_it != (fingerprint(), start.get("journal"), True):
         return False
     return bool((folder / lines.FILE).stat().st_size <= noted["bytes"])  # less: it was damaged
 

@@ -55,6 +55,7 @@ class Run:
         self._client = client()
         self._job, self._owner, self._journal = about["id"], about["owner"], journal
         self._beaten = 0.0
+        self._stored: dict[str, set[int]] = {}
         self._settle()
         if not self.id:
             names = {"mlflow.runName": about["name"], "job_id": self._job}
@@ -71,14 +72,19 @@ class Run:
             self._client.set_tag(self.id, "heartbeat", str(time.time()))
             self._beaten = time.monotonic()
 
-    def log(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Send journal lines: metrics with the journal's own times, and tags."""
+    def log(self, lines: Sequence[dict[str, Any]], mended: bool = False) -> None:
+        """Send journal lines: metrics with the journal's own times, and tags.
+
+        Of a journal that was `mended`, steps that the store has already are left out: what the disk
+        had lost was measured again, at another time.
+        """
         from mlflow.entities import Metric, RunTag
 
         points = [
             Metric(name, value, line["time"], line["step"])
             for line in lines
             for name, value in line.get("metrics", {}).items()
+            if not (mended and line["step"] in self._steps(name))
         ]
         for start in range(0, len(points), BATCH):
             self._client.log_batch(self.id, metrics=points[start : start + BATCH])
@@ -110,6 +116,13 @@ class Run:
             for run in self._all():
                 if run.info.run_id != self.id and "finished" in run.data.tags:
                     self._client.delete_run(run.info.run_id)
+
+    def _steps(self, name: str) -> set[int]:
+        """The steps of a metric that the store had when this was first asked."""
+        if name not in self._stored:
+            history = self._client.get_metric_history(self.id, name)
+            self._stored[name] = {point.step for point in history}
+        return self._stored[name]
 
     def _all(self) -> "list[StoredRun]":
         """The job's runs, the oldest first."""
