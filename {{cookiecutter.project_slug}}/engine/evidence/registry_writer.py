@@ -66,7 +66,7 @@ class RegistryWriter(NameWriter):
         owner = self._registry(method.value) if method else None
         if path in harmless.METRIC:
             self._metric(node)
-        elif path in harmless.IMPORTS and isinstance(node.args[0], ast.Constant):
+        elif path in harmless.IMPORTS and node.args and isinstance(node.args[0], ast.Constant):
             self._import_by_name(str(node.args[0].value))
         elif not (method and owner and self._asks(owner, method.attr, node)):
             self.out.append("Call(")

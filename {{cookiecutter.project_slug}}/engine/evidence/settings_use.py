@@ -5,6 +5,7 @@ job's own settings, everywhere. Where code replaces settings or makes others, no
 """
 
 import ast
+import sys
 from collections.abc import Iterator
 
 from engine.evidence.modules import Module
@@ -21,10 +22,24 @@ def setting(node: ast.AST) -> str:
 
 
 def is_settings(node: ast.AST | None) -> bool:
-    """Return whether an expression is `settings`, or `settings` of something with a name."""
+    """Return whether an expression is `settings`, `job.settings` or `self.settings`."""
     match node:
-        case ast.Name(id="settings") | ast.Attribute(value=ast.Name(), attr="settings"):
+        case ast.Name(id="settings"):
             return True
+        case ast.Attribute(value=ast.Name(id="job" | "self"), attr="settings"):
+            return True
+        case ast.Attribute(value=ast.Attribute(attr="job"), attr="settings"):
+            return True
+    return False
+
+
+def names_others(node: ast.AST) -> bool:
+    """Return whether a name is that of other settings: `teacher.settings`, `old_settings`."""
+    match node:
+        case ast.Name(id=name):
+            return "settings" in name and name != "settings"
+        case ast.Attribute(attr="settings"):
+            return not is_settings(node)
     return False
 
 
@@ -61,7 +76,7 @@ class SettingsUse:
         for node in module.nodes:
             if isinstance(node, ast.Call):
                 yield from self._made(module, node)
-            elif not self._keeps(node):
+            elif not self._keeps(node) or names_others(node):
                 yield False
 
     def _made(self, module: Module, call: ast.Call) -> Iterator[bool]:
@@ -72,6 +87,22 @@ class SettingsUse:
             yield all(_is_written_out(v) for v in [*values, *call.args] if not is_settings(v))
         if any(k.arg == "settings" and not is_settings(k.value) for k in call.keywords):
             yield False
+        place = self._place_of_settings(module, call)
+        if place < len(call.args) and not is_settings(call.args[place]):
+            yield False
+
+    def _place_of_settings(self, module: Module, call: ast.Call) -> int:
+        """Return which argument a function of the project takes as `settings`; a large number if
+        none."""
+        chain = chain_of(call.func)
+        target = self._resolver.resolve(module, chain) if chain else None
+        home = self._resolver.modules.get(target.module) if target else None
+        if target and home and target.kind == "definition" and target.used == len(chain):
+            for function in home.definitions[target.name]:
+                if isinstance(function, ast.FunctionDef):
+                    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+                    return names.index("settings") if "settings" in names else sys.maxsize
+        return sys.maxsize
 
     def _makes(self, module: Module, call: ast.Call, names: set[str | None]) -> bool:
         chain = chain_of(call.func)
