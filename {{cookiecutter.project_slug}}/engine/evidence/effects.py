@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from engine.evidence import harmless, scopes
 from engine.evidence.modules import Definition, Module, is_guard
 from engine.evidence.registries import Registries
-from engine.evidence.resolution import Resolver, chain_of
+from engine.evidence.resolution import DEPTH, Resolver, chain_of
 from engine.evidence.settings_use import is_dataclass
 
 
@@ -43,8 +43,10 @@ class Effects:
 
     def _does_something(self, module: Module, statement: ast.stmt) -> bool:
         match statement:
-            case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Global() | ast.Assert():
+            case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Global():
                 return False
+            case ast.Assert(test=test):
+                return self._acts(module, test)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 return self._definition(module, statement)
             case ast.Assign(targets=targets, value=value):
@@ -64,7 +66,22 @@ class Effects:
 
     def _definition(self, module: Module, node: Definition) -> bool:
         decorates = any(self._decorates(module, decorator) for decorator in node.decorator_list)
-        return decorates or self._body(module, node)
+        is_noted = isinstance(node, ast.ClassDef) and self._is_noted(module, node)
+        return decorates or is_noted or self._body(module, node)
+
+    def _is_noted(self, module: Module, node: ast.ClassDef, depth: int = 0) -> bool:
+        """Whether a class, or one that it inherits from, acts on its subclasses."""
+        for base in node.bases:
+            chain = chain_of(base)
+            target = self._resolver.resolve(module, chain) if chain else None
+            home = self._resolver.modules.get(target.module) if target else None
+            if target and home and target.kind == "definition" and depth < DEPTH:
+                for found in home.definitions[target.name]:
+                    if isinstance(found, ast.ClassDef) and (
+                        acts_on_subclasses(found) or self._is_noted(home, found, depth + 1)
+                    ):
+                        return True
+        return False
 
     def _body(self, module: Module, node: Definition) -> bool:
         """Whether defaults, bases and the body of a class do something."""
@@ -110,6 +127,15 @@ class Effects:
             and not any(isinstance(f, ast.FunctionDef) and f.name.startswith("__") for f in s.body)
             for s in statements
         )
+
+
+def acts_on_subclasses(node: ast.ClassDef) -> bool:
+    """Return whether a class does something when a subclass is defined, such as to note it."""
+    hook = any(getattr(s, "name", "") == "__init_subclass__" for s in node.body)
+    return hook or any(
+        keyword.arg == "metaclass" and (chain_of(keyword.value) or [""])[-1] != "ABCMeta"
+        for keyword in node.keywords
+    )
 
 
 def _defined(statement: ast.stmt) -> list[str]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from engine.evidence import harmless
 from engine.evidence.canonical import Canonical
+from engine.evidence.effects import acts_on_subclasses
 from engine.evidence.modules import Module
 from engine.evidence.project_code import ProjectCode
 from engine.evidence.project_files import parents
@@ -148,7 +149,7 @@ class NameWriter(Canonical):
         with self._inside(node):
             self.block(self.code.body_of(self.module, node))
         self.out.append(")")
-        if self.code.collects_subclasses(node):
+        if acts_on_subclasses(node):
             self.use(Use("subclasses", self.module.name, node.name))
 
     def _comprehension_of(self, node: Comprehension) -> None:

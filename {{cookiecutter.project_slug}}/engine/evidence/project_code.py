@@ -102,14 +102,6 @@ class ProjectCode:
             return node.body
         return [s for s in node.body if not isinstance(s, ast.AnnAssign) or _is_class_variable(s)]
 
-    def collects_subclasses(self, node: ast.ClassDef) -> bool:
-        """Return whether a class may know its subclasses without naming them."""
-        hook = any(getattr(s, "name", "") == "__init_subclass__" for s in node.body)
-        return hook or any(
-            keyword.arg == "metaclass" and (chain_of(keyword.value) or [""])[-1] != "ABCMeta"
-            for keyword in node.keywords
-        )
-
     def without_check(self, guard: ast.If) -> ast.If:
         """Return `if __name__ == "__main__":` without the check of run(main, check): it decides
         whether a job starts, not what comes out."""
