@@ -1,7 +1,6 @@
 """The README's first command, on a machine that has nothing but Python and bash."""
 
 import os
-import re
 import sqlite3
 import statistics
 import subprocess
@@ -82,4 +81,4 @@ def test_the_sweep_again_runs_nothing_and_needs_no_torch(demo, tmp_path):
         text=True,
     )
     assert (again.returncode, again.stderr) == (0, "")
-    assert re.fullmatch("12 of 12 jobs finished, 0 of them now; .*\n", again.stdout)
+    assert again.stdout == "12 of 12 jobs finished, 0 of them now\n"

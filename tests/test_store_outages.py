@@ -32,6 +32,9 @@ FOREVER = 1_000_000
 SHORT = 300
 """Epochs of a job that ends soon, but not before the store has its first metrics."""
 
+EPOCHS = 3
+"""Epochs at least by which a pace is measured."""
+
 WINDOW = 4.0
 """Seconds with the store, and then without it, that are compared; at least three times."""
 
@@ -290,29 +293,27 @@ def compare_pace(trial: Trial, go: Action, come: Action, outage: float) -> None:
     windows = []
     for _ in range(max(3, round(outage / WINDOW))):
         trial.catch_up()
-        there = window(min(WINDOW, outage / 3))
+        there = pace(trial, min(WINDOW, outage / 3))
         go()
-        windows.append((there, window(min(WINDOW, outage / 3))))
+        windows.append((there, pace(trial, min(WINDOW, outage / 3))))
         come()
     trial.stop()
-    epochs = trial.epochs()
-    ratios = [pace(epochs, away) / pace(epochs, there) for there, away in windows]
+    ratios = [away / there for there, away in windows]
     figures = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}, n = {len(ratios)})"
     print(f"time of an epoch, store away : store there = {figures}")
     assert median(ratios) < 1.5
 
 
-def window(seconds: float) -> tuple[int, int]:
-    """Let time pass; its first and last moment."""
+def pace(trial: Trial, seconds: float) -> float:
+    """Let so many seconds pass and a few epochs; mean seconds of these."""
     begun = now()
+
+    def whole() -> list[float]:
+        return [took for at, took in trial.epochs() if at - 1000 * took > begun]
+
     time.sleep(seconds)
-    return begun, now()
-
-
-def pace(epochs: list[tuple[int, float]], within: tuple[int, int]) -> float:
-    """Mean seconds of the epochs that lie within."""
-    begun, ended = within
-    return mean(took for at, took in epochs if begun + 1000 * took < at < ended)
+    wait_until(lambda: len(whole()) >= EPOCHS)
+    return mean(whole())
 
 
 @contextmanager
