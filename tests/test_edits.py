@@ -13,6 +13,15 @@ from faults import Project, ended, job_of, kill, learnt, same, wait_until
 OFTEN = ("--checkpoint-minutes", "0.0001")
 GRID = "third setting in the grid"
 
+FIRST = ("default", "new flag", "own loss", "second metric", "own optimizer", "steps for epochs")
+"""Edits that `bash test.sh` makes; each takes half a minute, and .ci/run makes them all."""
+
+EACH = [
+    pytest.param(name, marks=() if name in FIRST else pytest.mark.full)
+    for name in EDITS
+    if name != GRID
+]
+
 
 @pytest.fixture(scope="module")
 def base(make: Callable[..., Path]) -> tuple[Project, str]:
@@ -46,7 +55,7 @@ def assert_drawn(project: Project, *figures: str) -> None:
     assert {*figures} <= found
 
 
-@pytest.mark.parametrize("name", [name for name in EDITS if name != GRID])
+@pytest.mark.parametrize("name", EACH)
 def test_edited_it_runs_is_killed_continues_and_is_drawn(
     base: tuple[Project, str], tmp_path: Path, name: str
 ) -> None:
