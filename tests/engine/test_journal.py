@@ -64,7 +64,7 @@ def written(tmp_path: Path) -> Path:
     for step in range(1, 11):
         made.metrics(step, {"a": step / 3}, at=1000 + step)
     made.flush()
-    files.write_record(tmp_path / "settings.json", {"id": tmp_path.name, "journal": made.start})
+    files.write_record(tmp_path / "settings.json", {"folder": tmp_path.name, "journal": made.start})
     return tmp_path / FILE
 
 
@@ -103,7 +103,7 @@ def test_a_damaged_line_is_cut_out_kept_and_said(written):
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "about"), [(0, "are measured again"), (4, "are measured again"), (5, "missing")]
+    ("checkpoint", "about"), [(0, "measured again"), (4, "measured again"), (5, "missing")]
 )
 def test_points_that_come_after_the_checkpoint_are_measured_again(written, checkpoint, about):
     """The checkpoint knows how many lines there were; the tag says what becomes of the points."""

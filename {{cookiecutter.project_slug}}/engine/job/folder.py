@@ -106,7 +106,7 @@ class JobFolder(Generic[S]):
             for name in (lines.FILE, *RECORDS, "best.pt", "last.pt", "previous.pt"):
                 (self.path / name).unlink(missing_ok=True)
         for name in RECORDS:
-            if (self.path / name).exists() and not read_record(self.path / name):
+            if (self.path / name).exists() and not lines.record_of(self.path, name):
                 log.warning("%s was damaged; it is written again", name)
         log_every = self.runtime.log_every
         self.journal = journal.Journal(self.path, log_every)
@@ -121,6 +121,7 @@ class JobFolder(Generic[S]):
     def _about(self) -> dict[str, Any]:
         return {
             "schema": 1,
+            "folder": self.path.name,
             "id": self.id,
             "name": self.name,
             "script": self.script,
@@ -140,7 +141,7 @@ class JobFolder(Generic[S]):
         self.journal.close(STATUS[status])
         outcome = {
             "schema": 1,
-            "id": self.id,
+            "folder": self.path.name,
             "status": status,
             "said": said,
             "data_root": str(self.runtime.data_root),
@@ -152,13 +153,12 @@ class JobFolder(Generic[S]):
 
     def outcome(self) -> dict[str, Any]:
         """How the job's last attempt ended; empty if it has not, or that cannot be read."""
-        outcome = read_record(self.path / "outcome.json")
-        return outcome if outcome.get("id") == self.id else {}
+        return lines.record_of(self.path, "outcome.json")
 
     def finished(self) -> bool:
-        """Whether the last attempt finished the job and its journal is whole."""
+        """Whether the last attempt finished the job, and what is sent of it is whole."""
         outcome = self.outcome()
-        if outcome.get("status") != "finished":
+        if outcome.get("status") != "finished" or not lines.record_of(self.path, "settings.json"):
             return False
         try:
             return lines.count(self.path / lines.FILE) == int(outcome["lines"])
@@ -181,7 +181,7 @@ def _absolute(runs_root: Path) -> Path:
 def owner_of(folder: Path) -> str:
     """The word for itself of a job's folder whose lock this process does not hold; empty if it has
     none yet."""
-    records = (read_record(folder / name) for name in ("lock", "settings.json"))
+    records = (lines.record_of(folder, name) for name in ("lock", "settings.json"))
     return next((str(each["owner"]) for each in records if each), "")
 
 
@@ -192,9 +192,11 @@ def _owner(lock: TextIO, folder: Path) -> str:
     """
     file = lock.fileno()
     held = opened(os.pread(file, WIDTH, 0).rstrip(b" "))
-    owner = str((held or read_record(folder / "settings.json")).get("owner") or uuid4().hex)
-    now = record({"owner": owner, "pid": os.getpid(), "host": platform.node()})
-    os.pwrite(file, now.ljust(WIDTH), 0)  # in one write, over the old: never half of either
+    if held.get("folder") != folder.name:
+        held = lines.record_of(folder, "settings.json")
+    owner = str(held.get("owner") or uuid4().hex)
+    now = {"folder": folder.name, "owner": owner, "pid": os.getpid(), "host": platform.node()}
+    os.pwrite(file, record(now).ljust(WIDTH), 0)  # over the old at once: never half of either
     os.ftruncate(file, WIDTH)
     os.fsync(file)
     return owner

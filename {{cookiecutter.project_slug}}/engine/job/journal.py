@@ -95,7 +95,8 @@ class Journal:
         elif not (self.damage and self._lost):
             return ""
         passed = count > self._before or any(first <= count for first, _ in self._lost)
-        about = "points of its curves are missing" if passed else "its points are measured again"
+        what = "missing in the curves" if passed else "measured again"
+        about = f"what was lost is {what}"
         self.tags({"damaged": f"{self.damage}; {about}"})
         return about
 

@@ -50,10 +50,17 @@ def start_in(line: bytes) -> dict[str, Any]:
         return {}
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
-    """Return the settings.json of a job's folder; empty if it is damaged, or of another job."""
-    about = read_record(folder / "settings.json")
-    return about if about.get("id") == folder.name else {}
+def record_of(folder: Path, name: str) -> dict[str, Any]:
+    """Return a record in a job's folder; empty if it is missing, damaged or of another folder."""
+    found = read_record(folder / name)
+    return found if found.get("folder") == folder.name else {}
+
+
+def expected(folder: Path, journal: str) -> int:
+    """Return how many lines a journal had when its last attempt ended, or was sent."""
+    records = [read_record(folder / name) for name in ("outcome.json", "sent.json")]
+    of_this = [each for each in records if each.get("journal") == journal]
+    return max((int(each["lines"]) for each in of_this), default=0)
 
 
 def count(path: Path) -> int:

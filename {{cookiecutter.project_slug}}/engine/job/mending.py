@@ -57,7 +57,7 @@ def mend(folder: Path, log_every: int | str) -> Mended:
     path = folder / lines.FILE
     *ended, half = (path.read_bytes() if path.exists() else b"").split(b"\n")
     start = _start(folder, ended) or {"journal": uuid4().hex, "log_every": log_every}
-    found = _sort(ended, lines.seed_of(start["journal"]), _expected(folder, start))
+    found = _sort(ended, lines.seed_of(start["journal"]), lines.expected(folder, start["journal"]))
     text, lost = _in_order(found, start)
     damage = ""
     if text != b"".join(line + b"\n" for line in ended):
@@ -72,15 +72,8 @@ def mend(folder: Path, log_every: int | str) -> Mended:
 
 def _start(folder: Path, ended: Sequence[bytes]) -> dict[str, Any]:
     """How the journal starts: as noted with the settings, else in one of its lines."""
-    noted = lines.settings_of(folder).get("journal")
+    noted = lines.record_of(folder, "settings.json").get("journal")
     return noted or next(filter(None, (lines.start_in(line + b"\n") for line in ended)), {})
-
-
-def _expected(folder: Path, start: Mapping[str, Any]) -> int:
-    """How many lines there were when the last attempt ended, or was sent."""
-    records = [files.read_record(folder / name) for name in ("outcome.json", "sent.json")]
-    of_this = [each for each in records if each.get("journal") == start["journal"]]
-    return max((int(each["lines"]) for each in of_this), default=0)
 
 
 def _sort(ended: Sequence[bytes], seed: int, expected: int) -> _Sorted:

@@ -183,7 +183,7 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
 
 def _last_evaluation(folder: Path) -> dict[str, Any]:
     """The journal's last line of an evaluation; empty if it has none or that is damaged."""
-    start = lines.settings_of(folder).get("journal", {})
+    start = lines.record_of(folder, "settings.json").get("journal", {})
     seed = lines.seed_of(start.get("journal", ""))
     try:
         with (folder / lines.FILE).open("rb") as file:

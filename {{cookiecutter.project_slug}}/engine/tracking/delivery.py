@@ -27,7 +27,7 @@ class Delivery:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._about = lines.settings_of(folder)
+        self._about = lines.record_of(folder, "settings.json")
         if not self._about:
             raise lines.Damaged(f"settings.json is damaged or missing; {lines.MENDS}")
         self._file = (folder / lines.FILE).open("rb")
@@ -42,6 +42,8 @@ class Delivery:
         if not self._unsent:
             raise lines.Damaged(f"{lines.FILE} is empty; {lines.MENDS}")
         self._journal = str(self._reader.start["journal"])
+        if self._reader.line < lines.expected(folder, self._journal):
+            raise lines.Damaged(f"the end of {lines.FILE} is lost; {lines.MENDS}")
 
     def read(self) -> None:
         """Take in what the job has written since. Raises Damaged for what is not as it was."""
@@ -116,7 +118,7 @@ def _counters(gpu: str) -> "Counters":
 
 def delivered(folder: Path) -> bool:
     """Whether the store, when last heard of, had all that there is in a job's journal."""
-    noted, start = _noted(folder), lines.settings_of(folder).get("journal", {})
+    noted, start = _noted(folder), lines.record_of(folder, "settings.json").get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (fingerprint(), start.get("journal"), True):
         return False

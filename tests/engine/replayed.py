@@ -1,0 +1,216 @@
+"""Attempts as they are, with stand-ins for what is slow: a training loop that logs known numbers, a
+store in memory and a courier in this process.
+
+Journal, records, locks and delivery are the engine's own.
+"""
+
+import logging
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from engine.attempt import Attempt
+from engine.job import lines
+from engine.job.folder import JobFolder
+from engine.job.interruption import handle
+from engine.job.runtime import Runtime
+from engine.job.terminal import log
+from engine.tracking import delivery
+from toy import METRICS, Settings
+
+TOTAL, EVERY = 24, 8
+"""Steps of the job, and steps from one evaluation to the next."""
+
+SEED = 0
+"""The job's seed, which is all that tells it from another."""
+
+
+class Killed(BaseException):
+    """The job was killed."""
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint knows: the steps that are done, and the journal's lines by then."""
+
+    step: int
+    lines: int
+
+
+@dataclass
+class Stored:
+    """One run in the store."""
+
+    points: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    files: set[str] = field(default_factory=set)
+    status: str = ""
+
+
+class Store:
+    """A store in memory: runs by job and journal, with what Delivery asks of them."""
+
+    def __init__(self) -> None:
+        self.runs: dict[tuple[str, str], Stored] = {}
+
+    def run(self, about: Mapping[str, Any], journal: str, tags: Mapping[str, str]) -> "Run":
+        """Return the run of a journal, the job's only one."""
+        key = about["id"], journal
+        for other in [each for each in self.runs if each[0] == key[0] and each != key]:
+            del self.runs[other]
+        return Run(key, self.runs.setdefault(key, Stored()))
+
+
+class Run:
+    """A run, as Delivery writes it."""
+
+    begun = 0
+
+    def __init__(self, key: tuple[str, str], stored: Stored) -> None:
+        self.id, self._stored = " ".join(key), stored
+
+    def beat(self) -> None:
+        """Be alive."""
+
+    def log(self, sent: Iterable[Mapping[str, Any]], mended: bool = False) -> None:
+        """Take points and tags; one point of the same step and time."""
+        there = {(name, step) for name, step, _ in self._stored.points if mended}
+        for line in sent:
+            for name, value in line.get("metrics", {}).items():
+                if (name, line["step"]) not in there:
+                    self._stored.points[name, line["step"], line["time"]] = value
+            self._stored.tags.update(line.get("tags", {}))
+
+    def add(self, folder: Path, names: Iterable[str]) -> None:
+        """Take files."""
+        self._stored.files.update(names)
+
+    def end(self, status: str) -> None:
+        """Be over."""
+        self._stored.status = status
+
+
+class Training:
+    """A stand-in for training.job.Job: logs known numbers from its checkpoint on."""
+
+    checkpoint = Checkpoint(0, 0)
+    checkpoint_at = 0
+    ends: BaseException | None = None
+    """What ends it in the middle."""
+
+    def __init__(self, folder: JobFolder[Settings]) -> None:
+        self.folder = folder
+
+    def start(self) -> None:
+        """Do nothing: there is no device."""
+
+    def train(self) -> dict[str, float]:
+        """Go on to the end, or until the job is killed."""
+        journal, begun = self.folder.journal, Training.checkpoint
+        if lost := journal.go_on_from(begun.lines):
+            log.warning("%s", lost)
+        for step in range(begun.step + 1, TOTAL + 1):
+            journal.metrics(step, {"train_loss": 1 / step, "lr": 0.1})
+            if step % EVERY == 0:
+                self.folder.path.joinpath("logged").mkdir(exist_ok=True)
+                self.folder.path.joinpath("logged", f"{step}.png").touch()
+                journal.files([f"logged/{step}.png"])
+                times = {"elapsed_seconds": float(step)}
+                journal.metrics(step, {"val_loss": 2 / step, **times}, of=TOTAL)
+            if step == Training.checkpoint_at:
+                Training.checkpoint = Checkpoint(step, journal.lines)
+            if Training.ends and step == TOTAL // 2:
+                journal.flush()
+                raise Training.ends
+        return {"test_loss": 0.5}
+
+    def finish(self, results: Mapping[str, float]) -> dict[str, float]:
+        """Log the results."""
+        self.folder.journal.metrics(EVERY, {**results, "best_val_loss": 2 / TOTAL})
+        return dict(results)
+
+    def stop(self, save: bool) -> None:
+        """Do nothing: no checkpoint is written."""
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""
+
+
+class Courier:
+    """A courier in this process; `away` while the store is."""
+
+    store, away, displaced = Store(), False, False
+    folder: Path | None = None
+
+    def carry(self, folder: Path) -> None:
+        """Begin to carry."""
+        self.folder = folder
+
+    def finish(self, seconds: float) -> str:
+        """Send all; return what went wrong."""
+        if self.folder is None:
+            return ""
+        if Courier.away:
+            return "the store is away"
+        try:
+            sent = delivery.Delivery(self.folder)
+            sent.send()
+            sent.end(sent.status or "KILLED")
+        except lines.Damaged as error:
+            return str(error)
+        return ""
+
+
+class Try(Attempt[Settings]):
+    """An attempt that asks no real store and leaves the template alone."""
+
+    def _begin(self) -> None:
+        done = [
+            run.status for (job, _), run in Courier.store.runs.items() if job == self._folder.id
+        ]
+        self._leave_if_finished("FINISHED" in done)
+        self._folder.make()
+        self._take()
+        self._courier = Courier()  # type: ignore[assignment]
+
+
+def command(runs: Path) -> tuple[int, str]:
+    """Give the job's command; return its exit status and what it printed."""
+    folder = job(runs)
+    with here() as said:
+        try:
+            status = Try(folder).run(lambda job: job.train(), lambda job: None)  # type: ignore
+        except SystemExit as left:
+            status = int(str(left.code))
+        finally:
+            handle(signal.SIG_DFL)
+            if hasattr(folder, "_lock"):
+                folder._lock.close()
+            for handler in list(log.handlers):
+                handler.close()
+            log.handlers = [logging.NullHandler()]
+    return status, said.getvalue()
+
+
+def job(runs: Path) -> JobFolder[Settings]:
+    """Return the job, in a folder of runs."""
+    return JobFolder(Settings(seed=SEED), Runtime(device="cpu", runs_root=runs), METRICS)
+
+
+@contextmanager
+def here() -> Iterator[StringIO]:
+    """Have the stand-ins take the places of what they stand for; yields what is printed."""
+    said = StringIO()
+    with (
+        patch("engine.attempt.Courier", Courier),
+        patch("engine.training.job.Job", Training),
+        patch("engine.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
+        patch.object(delivery, "Run", lambda *run: Courier.store.run(*run)),
+        redirect_stdout(said),
+        redirect_stderr(said),
+    ):
+        yield said

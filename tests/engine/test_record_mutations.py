@@ -1,0 +1,50 @@
+"""Random damage to a job's files: none is taken silently, none ends in a traceback.
+
+`python tests/mutate_records.py` makes as many as you like.
+"""
+
+import json
+import os
+import random
+from typing import Any
+
+import pytest
+from engine.job import lines
+from record_mutations import RECORDS, Damages
+
+COUNT = 500
+
+
+@pytest.fixture(scope="module")
+def damages(tmp_path_factory: pytest.TempPathFactory) -> Damages:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        return Damages(tmp_path_factory.mktemp("damages"))
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_no_damage_is_taken_silently_or_ends_in_a_traceback(
+    damages: Damages, record: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    chance = random.Random(record)
+    came = [damages.try_one(record, chance) for _ in range(COUNT // len(RECORDS))]
+    assert [each.about for each in came if each.word in ("silent", "traceback")] == []
+
+
+def test_without_a_checksum_some_would_be_taken(
+    damages: Damages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the others can fail."""
+
+    def unchecked(line: bytes, seed: int) -> dict[str, Any]:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) and "line" in found else {}
+
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(lines, "decoded", unchecked)
+    chance = random.Random(0)
+    assert any(damages.try_one(lines.FILE, chance).word == "silent" for _ in range(COUNT))
