@@ -69,7 +69,7 @@ class Ended:
             for name, value in line.get("metrics", {}).items():
                 if name not in TIMES:
                     found.setdefault(name, []).append((line["step"], value))
-        return found
+        return {name: sorted(points) for name, points in found.items()}
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the lines of the journal."""

@@ -1,4 +1,4 @@
-"""Random damage to the bytes of a file: of one that has some, given the same file of another job."""
+"""Random damage to the bytes of a file, given the same file of another job."""
 
 import random
 from collections.abc import Callable, Sequence
