@@ -1,8 +1,8 @@
 """An attempt at a job, from its start to its exit status.
 
 Exit status: 0 finished (now or before) or paused, 1 failed or diverged, 2 wrong settings, 3 not
-everything is uploaded yet, 4 running elsewhere, 128 + n interrupted by signal n (130 Ctrl-C, 143
-TERM, 138 USR1).
+everything is uploaded yet, 4 running elsewhere, 5 finished or begun by other code, 128 + n
+interrupted by signal n (130 Ctrl-C, 143 TERM, 138 USR1).
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine.cli.metrics import as_plain
 from engine.errors import Diverged, JobError, SettingsError, cause
-from engine.job import identity, interruption, project, provenance
+from engine.job import code, identity, interruption, project, provenance
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
@@ -56,7 +56,7 @@ class Attempt(Generic[S]):
         project.share_with_group(self._folder.runtime.runs_root)
         known = self._ask_store()
         if not self._folder.runtime.force:
-            self._leave_if_finished(self._folder.id in known.finished)
+            self._leave_if_finished(known.codes)
         self._folder.make()
         self._take()
         for lease in known.leases.get(self._folder.id, []):
@@ -105,17 +105,18 @@ class Attempt(Generic[S]):
             return reading.known(experiment_name())
         except ConnectionError as error:
             self._store_is_away = str(error)
-            return reading.Known({}, {})
+            return reading.Known({}, {}, {})
 
-    def _leave_if_finished(self, known: bool) -> None:
+    def _leave_if_finished(self, codes: Mapping[str, str]) -> None:
         last = self._folder.outcome()
         line = f"already finished: {last.get('said', 'see MLflow')}"
         root = last.get("data_root", str(self._folder.runtime.data_root))
         if root != str(self._folder.runtime.data_root):
             line += f" (on --data-root {root})"
-        if known:
+        if codes.get(self._folder.id) == self._folder.code.digest:
             sys.exit(leave(0, f"{self._label} {line}"))
-        if last.get("status") == "diverged":
+        self._leave_if_stale(self._folder.id in codes)
+        if last.get("status") == "diverged" and not self._folder.code_change:
             line = f"diverged before: {last.get('said')}; --force starts it over"
             sys.exit(leave(1, f"{self._label} {line}"))
         if self._folder.finished():
@@ -123,6 +124,20 @@ class Attempt(Generic[S]):
             self._courier = Courier()
             self._courier.carry(self._folder.path)
             sys.exit(self._delivered(line))
+
+    def _leave_if_stale(self, stored: bool) -> None:
+        """End the process if other code has finished the job, perhaps in another folder, or has
+        begun it and it would go on with this code."""
+        folder, change = self._folder, self._folder.code_change
+        status = folder.outcome().get("status")
+        if change and status in ("failed", "diverged"):
+            return  # it starts over
+        if (change and status == "finished") or (stored and not folder.begun):
+            line = f"was finished by other code ({change or 'in another folder'})"
+            sys.exit(leave(5, f"{self._label} {line}; --force runs it again with this code"))
+        if change and not folder.runtime.continue_anyway:
+            line = f"was begun by other code ({change}); --force starts it over"
+            sys.exit(leave(5, f"{self._label} {line}, --continue-anyway goes on with this code"))
 
     def _open(self) -> None:
         folder = self._folder
@@ -133,6 +148,7 @@ class Attempt(Generic[S]):
             "former": json.dumps(identity.formerly(type(folder.settings))),
             "metrics": json.dumps(as_plain(folder.metrics)),
             "script": folder.script,
+            "code": code.digest(folder.path),
             "diverged": "false",
         }
         folder.journal.tags(provenance.tags() | about)

@@ -519,7 +519,7 @@ MISTAKES = [
     ),
     (
         dataclass_of(("width", int, dataclasses.field(default=3, init=False))),
-        "Settings.width: what follows from other settings is a property, not a field",
+        "Settings.width: a value computed from other settings must be a property, not a field",
     ),
     (
         dataclass_of(("device", str, "auto")),
@@ -539,7 +539,7 @@ MISTAKES = [
     ),
     (
         changed(("rate", float, setting(1.0, formerly="lr"))),
-        'Settings.rate: formerly="lr" is a setting, or stands in FORMER',
+        'Settings.rate: formerly="lr" is a setting, or is in FORMER',
     ),
     (changed(former={"lr": 1}), "Settings.lr: stands in FORMER, among the deleted settings"),
     (changed(former=["lr"]), "Settings.FORMER: must be a dict of deleted settings"),

@@ -1,10 +1,11 @@
 """A job on disk: its id, its folder and who owns it.
 
-`runs/<id>/` holds plain files: `settings.json`, `spec.json` (what the network must know of the
-data), `changes.diff` (of the code, against its commit), `log.txt`, `metrics.jsonl` (the journal),
-`best.pt`, `last.pt` and `previous.pt` (checkpoints), `predictions.npz`, `logged/` (images, texts,
-tables and files), `profile.txt`, `profile.json` and `memory.pickle` (of --profile), `lock`,
-`sent.json` (how far the courier has come) and `outcome.json`, which is written last.
+`runs/<id>/` holds plain files: `settings.json`, `code.json` (the code that its results are from),
+`spec.json` (what the network must know of the data), `changes.diff` (of the code, against its
+commit), `log.txt`, `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt`
+(checkpoints), `predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`,
+`profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has
+come) and `outcome.json`, which is written last.
 
 The lock is held by the process that trains, so a job has one owner on this disk and a dead owner is
 known at once. The `owner` in the lock file tells the tracking store which folder a run is from.
@@ -14,7 +15,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 from uuid import uuid4
@@ -22,8 +23,9 @@ from uuid import uuid4
 from engine import locks
 from engine.cli.metrics import Metric, as_plain
 from engine.errors import JobError, SettingsError
+from engine.evidence import Fingerprint
 from engine.files import opened, read_record, record, write_record, write_text
-from engine.job import identity, journal, lines
+from engine.job import code, identity, journal, lines
 from engine.job.interruption import Interruption
 from engine.job.runtime import Runtime
 from engine.job.terminal import Terminal, log
@@ -65,6 +67,21 @@ class JobFolder(Generic[S]):
         """The settings that differ from their defaults, in one line."""
         return identity.as_words(self.settings)
 
+    @cached_property
+    def code(self) -> Fingerprint:
+        """The code that the job's results would depend on now."""
+        return code.present(self.settings, self.script)
+
+    @property
+    def code_change(self) -> str:
+        """How the code has changed since the job began, in a few words; empty if it has not."""
+        return code.difference(self.path, self.code) if self.begun else ""
+
+    @property
+    def begun(self) -> bool:
+        """Whether an attempt at the job has left something to go on from, or its results."""
+        return (self.path / lines.FILE).exists()
+
     @property
     def pause_after(self) -> str:
         """Where the job is to pause; empty if it is not."""
@@ -102,12 +119,19 @@ class JobFolder(Generic[S]):
         What is damaged is mended, and said in the log.
         """
         self._open_log()
-        if self.runtime.force or self.finished():
+        change, ended = self.code_change, self.outcome().get("status") in ("failed", "diverged")
+        if change and ended:
+            log.info("starting over: the code has changed since the job failed (%s)", change)
+        if self.runtime.force or self.finished() or (change and ended):
             for name in (lines.FILE, *RECORDS, "best.pt", "last.pt", "previous.pt"):
                 (self.path / name).unlink(missing_ok=True)
         for name in RECORDS:
             if (self.path / name).exists() and not lines.record_of(self.path, name):
                 log.warning("%s was damaged; it is written again", name)
+        if not self.begun:
+            code.keep(self.path, self.code)
+        elif change:
+            code.keep_mixed(self.path)
         log_every = self.runtime.log_every
         self.journal = journal.Journal(self.path, log_every)
         if self.journal.damage:

@@ -1,6 +1,5 @@
 """Where a result comes from: the code's commit, the machine, the versions of what it stands on."""
 
-import hashlib
 import json
 import os
 import platform
@@ -23,11 +22,10 @@ LARGEST = 1_000_000
 
 
 def tags() -> dict[str, str]:
-    """Commit (`none` outside git), dirtiness, code, host and versions, as tags of a run."""
+    """Commit (`none` outside git), dirtiness, host and versions, as tags of a run."""
     return {
         "commit": version()["commit"] or "none",
         "dirty": str(bool(version()["changes"])).lower(),
-        "code": code(),
         "host": platform.node(),
         "python": platform.python_version(),
         **_versions("torch", "torchvision", "mlflow", "numpy"),
@@ -51,15 +49,6 @@ def version() -> dict[str, str]:
         return dict(json.loads(frozen.read_text()))
     commit = _git("rev-parse", "HEAD").decode().strip()
     return {"commit": commit, "changes": _changes() if commit else ""}
-
-
-def code() -> str:
-    """A hash of all code that a job trains with: the scripts at the root and the engine."""
-    digest = hashlib.sha256()
-    for file in sorted([*CODE.glob("*.py"), *CODE.glob("engine/**/*.py")]):
-        if file.name != "plot.py" and file.is_file():  # an editor's lock can be a dead link
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def names(*words: str, index: Path | None = None) -> list[str]:

@@ -61,6 +61,10 @@ class Runtime:
     force: bool = False
     """Start over, even if the job is finished or diverged."""
 
+    continue_anyway: bool = False
+    """Continue, even if the code has changed since the job began. Its results then belong to no
+    version of the code."""
+
     scratch: bool = False
     """Run without a job id and leave nothing behind."""
 

@@ -34,6 +34,7 @@ FLAGS: dict[str, dict[str, Any]] = {
         "choices": STARTED,
         "metavar": "STATE",
     },
+    "--redo-stale": {"help": "run jobs again that other code has finished or begun"} | SWITCH,
     "--slurm": {"help": "submit the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
     "--at-most": {"help": "with --slurm: the most jobs that run at once"} | NUMBER,
 }

@@ -21,7 +21,7 @@ from engine.paths import shown
 from engine.sweeps.slots import Slot
 from engine.sweeps.states import STARTED
 
-LEFT = {"failed", "interrupted", "queued", "not started"}
+LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
 """States in which something is left to do."""
 
 
@@ -66,7 +66,7 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> 
     sweep that was stopped, jobs and all.
     """
     states = [_state(row, codes.get(index)) for index, row in enumerate(rows, start=1)]
-    named = {"failed", "diverged"} if stopped else {"failed", "diverged", "interrupted"}
+    named = {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"})
     for index, (row, state) in enumerate(zip(rows, states, strict=True), start=1):
         if state in named:
             leave(1, _ending(row, codes.get(index)))
@@ -93,11 +93,15 @@ def _state(row: Row, code: int | None) -> str:
             return "diverged" if wrote == "diverged" else "failed"
         case 3:
             return "unsent"
+        case 5:
+            return "stale"
     return "interrupted"
 
 
 def _ending(row: Row, code: int | None) -> str:
     """How a job has ended that has not finished: its last line, and where the others are."""
+    if code is None and row.state == "stale":
+        return f"job {row.id} is stale: {row.about}; --redo-stale runs it again"
     if code is None:
         return f"job {row.id} {row.state} before: {row.about}; --force starts it over"
     output = Path(row.folder) / "output.txt"

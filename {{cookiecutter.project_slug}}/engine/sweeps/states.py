@@ -1,6 +1,7 @@
 """The states of jobs, seen from outside: for run.sh's `--list` and `--watch`, and before a sweep.
 
 finished     the store has all of it
+stale        finished or begun by other code; --redo-stale runs it again
 unsent       finished, but not everything has been uploaded
 running      a process trains it, here or elsewhere
 queued       Slurm has it in its queue
@@ -44,7 +45,7 @@ TAIL = 65_536
 STARTED = ("failed", "interrupted", "pending", "unsent")
 """States of jobs that a sweep starts."""
 
-OVER = {"finished", "failed", "unsent", "diverged", "paused"}
+OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused"}
 """States of jobs that nobody will train unless a sweep is started again."""
 
 SWEEPS = PROJECT / ".sweeps"
@@ -64,7 +65,7 @@ class View:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.store_is_away = False
-        self._known = reading.Known({}, {})
+        self._known = reading.Known({}, {}, {})
         self._queued: dict[str, str] = {}
         try:
             self._known = reading.known(experiment_name())
@@ -78,9 +79,12 @@ class View:
 
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""
-        known = job.id in self._known.finished
+        known, code = job.id in self._known.finished, self._known.codes.get(job.id)
         if known and not job.runtime.force:
-            return State("finished")
+            if code == job.code.digest:
+                return State("finished")
+            if job.code_change or not job.begun:
+                return State("stale", job.code_change or "in another folder")
         if locks.held(job.path / "lock"):
             return State("running", *progress(job.path))
         if lease := self._lease(job.id, job.path):
@@ -100,10 +104,12 @@ class View:
 
     def _by_folder(self, job: JobFolder[Any]) -> State:
         """The state of a job that nobody trains and that the store does not have."""
-        if not (job.path / lines.FILE).exists():
+        if not job.begun:
             return State("pending")
-        outcome = job.outcome()
+        outcome, change = job.outcome(), job.code_change
         status, said = outcome.get("status"), str(outcome.get("said", ""))
+        if change:
+            return State("pending" if status in ("failed", "diverged") else "stale", change)
         if status == "finished":
             sent = self.store_is_away and delivered(job.path)
             return State("finished" if sent else "unsent")

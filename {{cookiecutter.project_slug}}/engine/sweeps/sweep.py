@@ -47,6 +47,11 @@ class Entry(Generic[S]):
     state: str = ""
     about: str = ""
 
+    @property
+    def forced(self) -> list[str]:
+        """The flag by which a stale job starts over."""
+        return ["--force"] if self.state == "stale" else []
+
 
 class Grid(Generic[S]):
     """All jobs of a sweep; ends the process if one is wrong (status 2) or none is left to run."""
@@ -90,7 +95,7 @@ class Grid(Generic[S]):
             _wait_for(self._store)
         if not provenance.version()["commit"]:
             print("no git repository here, so no commit is recorded", flush=True)
-        left = {entry.number: entry.words for entry in self._left}
+        left = {entry.number: [*entry.words, *entry.forced] for entry in self._left}
         plan.write(self._folder, self._rows, left, self._slots, self._flags)
         return self._submit() if self._flags.slurm else 0
 
@@ -165,6 +170,8 @@ class Grid(Generic[S]):
             to_run.add("running")  # to be waited for, by which a task of Slurm's would block a GPU
         if view.store_is_away:
             to_run.remove("unsent")
+        if self._flags.redo_stale:
+            to_run.add("stale")
         seen: set[str] = set()
         for entry in self._entries:
             entry.state, entry.about, _ = view.state(entry.job)

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 FINISHED = """
-SELECT id.value, runs.run_uuid, runs.end_time, runs.start_time FROM runs
+SELECT id.value, code.value, runs.end_time, runs.start_time FROM runs
 JOIN experiments USING (experiment_id)
 JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
 JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.key = 'finished'
+LEFT JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
     AND runs.status = 'FINISHED' AND mark.value = 'true'
 ORDER BY id.value, runs.end_time
@@ -68,9 +69,10 @@ class Lease(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The finished jobs and how many seconds each took, and leases, by job id."""
+    """By job id: how many seconds finished jobs took, the digests of their code, and leases."""
 
     finished: dict[str, float]
+    codes: dict[str, str]
     leases: dict[str, list[Lease]]
 
 
@@ -120,7 +122,8 @@ def known(experiment: str) -> Known:
         finished = select(FINISHED, LONGEST_QUERY, experiment=experiment)
         running = select(RUNNING, LONGEST_QUERY, experiment=experiment)
         took = {job_id: (end - start) / 1000 for job_id, _, end, start in finished}
-        return Known(took, _leases(running))
+        codes = {job_id: code or "" for job_id, code, *_ in finished}
+        return Known(took, codes, _leases(running))
     command = [sys.executable, "-m", "engine.tracking.reading", experiment]
     try:
         answer = subprocess.run(
@@ -133,8 +136,8 @@ def known(experiment: str) -> Known:
         raise SettingsError(address.last_line(answer.stderr))
     if answer.returncode:
         raise ConnectionError(address.last_line(answer.stderr))
-    took, running = json.loads(answer.stdout)
-    return Known(took, _leases(running))
+    took, codes, running = json.loads(answer.stdout)
+    return Known(took, codes, _leases(running))
 
 
 def _leases(rows: list[Any]) -> dict[str, list[Lease]]:
@@ -146,7 +149,7 @@ def _leases(rows: list[Any]) -> dict[str, list[Lease]]:
     return leases
 
 
-def _known_by_client(experiment: str) -> tuple[dict[str, float], list[list[str]]]:
+def _known_by_client(experiment: str) -> tuple[dict[str, float], dict[str, str], list[list[str]]]:
     settle(experiment)
     with asked() as client:
         finished = all_runs(client, experiment, MARKED)
@@ -157,7 +160,8 @@ def _known_by_client(experiment: str) -> tuple[dict[str, float], list[list[str]]
         for run in finished
         if "job_id" in run.data.tags
     }
-    return took, [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
+    codes = {run.data.tags["job_id"]: run.data.tags.get("code", "") for run in finished}
+    return took, codes, [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
 
 
 def all_runs(client: "MlflowClient", experiment: str, query: str) -> "list[Run]":

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from engine.errors import JobError
-from engine.job import journal, provenance
+from engine.job import journal
 from engine.job.terminal import log
 from engine.paths import shown
 from engine.stateful import Part
@@ -58,9 +58,7 @@ class TrainingState:
         """Copy all parts and have the copy written; `changed` replaces the states of some."""
         states = {name: self._state_of(name) for name in self._parts}
         models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
-        content = checkpoints.on_host(
-            {"schema": SCHEMA, "code": provenance.code(), "parts": states | dict(changed or {})}
-        )
+        content = checkpoints.on_host({"schema": SCHEMA, "parts": states | dict(changed or {})})
         content |= {"best": self.best, "lines": self._journal.lines}
         self._journal.flush()
         self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
@@ -91,8 +89,6 @@ class TrainingState:
         if not content:
             self._journal.go_on_from(0)
             return
-        if content.get("code") != provenance.code():
-            log.warning("the code has changed since this job began; --force starts it over")
         for name, part in self._parts.items():
             if name not in content.get("parts", {}):
                 log.warning("the checkpoint has no %s, which starts from its initial state", name)
@@ -116,7 +112,7 @@ class TrainingState:
         except TypeError as error:
             raise JobError(
                 f"job.resume: the state of {name} holds {error}; only tensors and plain values can "
-                "be read again"
+                "be restored"
             ) from error
         return state
 

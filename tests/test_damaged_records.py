@@ -1,0 +1,90 @@
+"""Damaged files of a job, by `python run.py`: one clear line each, and the same result.
+
+tests/mutate_records.py damages them at random, by the thousand.
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from faults import Project, job_of, one_line
+
+JOB = ("--epochs", "2", "--log-every", "1", "--batch-size", "256", "--quiet")
+AWAY = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+
+
+@pytest.fixture
+def unsent(project: Project, tmp_path: Path) -> tuple[Project, Path]:
+    """A project whose job finished while the store was away, and that job's folder."""
+    fresh = project.copy(tmp_path / "fresh")
+    return fresh, fresh.folder(job_of(fresh.run(*JOB, **AWAY)))
+
+
+def finished(done: subprocess.CompletedProcess[str], project: Project, folder: Path) -> str:
+    """What a command printed that finished the job, with one run in the store."""
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [status for _, status in project.runs(folder.name)] == ["FINISHED"]
+    return done.stdout
+
+
+def test_a_journal(unsent: tuple[Project, Path]) -> None:
+    """A point of training is gone for good, the results are not."""
+    project, folder = unsent
+    path = folder / "metrics.jsonl"
+    whole = path.read_bytes()
+    before = project.journalled(folder.name)
+    path.write_bytes(whole.replace(b'"step": 3,', b'"step": 4,', 1))
+    sent = project.run("--sync")
+    assert sent.returncode == 1
+    line, last = sent.stderr.splitlines()
+    assert line.startswith(f"job {folder.name} cannot be sent: metrics.jsonl is damaged at line ")
+    assert line.endswith("; the job's own command mends it")
+    assert last == "0 of 1 jobs sent"
+    finished(project.run(*JOB), project, folder)
+    log = (folder / "log.txt").read_text()
+    assert "metrics.jsonl was damaged and has lost 1 of its " in log
+    assert "what was lost is missing in the curves" in log
+    before["train_loss"] = [point for point in before["train_loss"] if point[0] != 3]
+    stored = project.stored(folder.name)
+    assert stored["train_loss"] == before["train_loss"]
+    assert stored["test_loss"] == before["test_loss"]
+    assert stored == project.journalled(folder.name)
+    query = "SELECT value FROM tags WHERE key = 'damaged'"
+    assert "missing in the curves" in str(project.ask(query))
+
+
+@pytest.mark.parametrize("content", [b"[]", b"\0" * 300, b""], ids=["list", "NULs", "empty"])
+def test_all_records_at_once(unsent: tuple[Project, Path], content: bytes) -> None:
+    project, folder = unsent
+    before = project.journalled(folder.name)
+    for name in ("settings.json", "outcome.json", "lock", "sent.json", "courier.lock"):
+        (folder / name).write_bytes(content)
+    line, _ = project.run("--sync").stderr.splitlines()
+    assert line.endswith("settings.json is damaged or missing; the job's own command mends it")
+    finished(project.run(*JOB), project, folder)
+    log = (folder / "log.txt").read_text()
+    assert all(f"{name} was damaged" in log for name in ("settings.json", "outcome.json"))
+    assert project.stored(folder.name) == project.journalled(folder.name) == before
+    again = project.run(*JOB)
+    assert "already finished: test_loss" in finished(again, project, folder)
+
+
+def test_an_end_that_is_gone(unsent: tuple[Project, Path]) -> None:
+    """The results were in it; they are computed again."""
+    project, folder = unsent
+    path = folder / "metrics.jsonl"
+    before = project.journalled(folder.name)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-3]))
+    line, _ = project.run("--sync").stderr.splitlines()
+    assert "the end of metrics.jsonl is lost" in line
+    finished(project.run(*JOB), project, folder)
+    assert project.stored(folder.name) == before
+
+
+def test_the_store_away_as_well(unsent: tuple[Project, Path]) -> None:
+    project, folder = unsent
+    path = folder / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:200])
+    said = one_line(project.run(*JOB, **AWAY), 3)
+    assert "finished: test_loss" in said
+    assert "metrics.jsonl was damaged" in (folder / "log.txt").read_text()

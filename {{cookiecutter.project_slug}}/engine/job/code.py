@@ -1,0 +1,75 @@
+"""The code that a job's results are from: as its folder has it, and as it is now.
+
+`code.json` holds the fingerprint of the code that began the job: each definition that its results
+depend on, with its hash and its source (engine.evidence). By it a job whose code has changed since
+is told from one that was only moved, reformatted or explained.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from engine.evidence import Fingerprint, Project
+from engine.files import read_json, write_json
+from engine.job.identity import identity
+from engine.paths import CODE
+
+FILE = "code.json"
+
+MIXED = "mixed"
+"""In place of a digest, for a job that went on with changed code."""
+
+NAMED = 3
+"""Changed definitions that a message names at most."""
+
+
+@cache
+def _project(script: str) -> Project:
+    return Project(CODE, script)
+
+
+def present(settings: Any, script: str) -> Fingerprint:
+    """Return the fingerprint of the code as it is, for a job with these settings."""
+    return _project(script).fingerprint(identity(settings))
+
+
+def keep(folder: Path, code: Fingerprint) -> None:
+    """Write down which code a job is from."""
+    parts = {
+        name: {"hash": found, "source": code.source(name)} for name, found in code.parts.items()
+    }
+    write_json(folder / FILE, {"schema": 1, "digest": code.digest, "parts": parts})
+
+
+def keep_mixed(folder: Path) -> None:
+    """Write down that a job went on with code that had changed, so it is from no one code."""
+    write_json(folder / FILE, {"schema": 1, "digest": MIXED})
+
+
+def digest(folder: Path) -> str:
+    """Return the digest of the code that a job is from; empty if that is not recorded."""
+    return str(read_json(folder / FILE).get("digest", ""))
+
+
+def difference(folder: Path, code: Fingerprint) -> str:
+    """Return how some code differs from that which a job is from, in a few words, with the names of
+    definitions as in Python: `models.ConvNet changed`. Empty if it is the same."""
+    kept = read_json(folder / FILE)
+    parts = kept.get("parts")
+    if kept.get("digest") == code.digest:
+        return ""
+    if kept.get("digest") == MIXED:
+        return "it went on with changed code"
+    if not isinstance(parts, dict):
+        return "it is not recorded"
+    before = {name: part.get("hash") for name, part in parts.items() if isinstance(part, dict)}
+    names = [name for name in {**before, **code.parts} if before.get(name) != code.parts.get(name)]
+    named, more = ", ".join(map(_in_python, names[:NAMED])), len(names) - NAMED
+    return f"{named} and {more} more changed" if more > 0 else f"{named} changed"
+
+
+def _in_python(part: str) -> str:
+    module, _, name = part.partition(":")
+    if name in ("<module>", "<file>"):
+        return f"{module}.py"
+    return f"{module}.{name}" if name and module != "file" else name or module
