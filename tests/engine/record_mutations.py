@@ -26,7 +26,7 @@ from engine.tracking import sync
 from engine.tracking.delivery import Delivery, delivered
 from replayed import EVERY, TOTAL, Checkpoint, Courier, Killed, Store, Training
 
-RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json")
+RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json", "code.json")
 STATES = {
     "killed": "killed after its checkpoint, nothing sent",
     "sent": "killed after its checkpoint, all sent",

@@ -9,13 +9,14 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from engine.attempt import Attempt
-from engine.job import lines
+from engine.job import code, lines
 from engine.job.folder import JobFolder
 from engine.job.interruption import handle
 from engine.job.runtime import Runtime
@@ -169,10 +170,9 @@ class Try(Attempt[Settings]):
     """An attempt that asks no real store and leaves the template alone."""
 
     def _begin(self) -> None:
-        done = [
-            run.status for (job, _), run in Courier.store.runs.items() if job == self._folder.id
-        ]
-        self._leave_if_finished("FINISHED" in done)
+        runs = Courier.store.runs.items()
+        finished = {job: run.tags["code"] for (job, _), run in runs if run.status == "FINISHED"}
+        self._leave_if_finished(finished)
         self._folder.make()
         self._take()
         self._courier = Courier()  # type: ignore[assignment]
@@ -201,6 +201,9 @@ def job(runs: Path) -> JobFolder[Settings]:
     return JobFolder(Settings(seed=SEED), Runtime(device="cpu", runs_root=runs), METRICS)
 
 
+_present = cache(code.present)
+
+
 @contextmanager
 def here() -> Iterator[StringIO]:
     """Have the stand-ins take the places of what they stand for; yields what is printed."""
@@ -208,6 +211,7 @@ def here() -> Iterator[StringIO]:
     with (
         patch("engine.attempt.Courier", Courier),
         patch("engine.training.job.Job", Training),
+        patch("engine.job.code.present", _present),
         patch("engine.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
         patch.object(delivery, "Run", lambda *run: Courier.store.run(*run)),
         redirect_stdout(said),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.evidence import Fingerprint, Project
-from engine.files import read_json, write_json
+from engine.files import read_record, write_record
 from engine.job.identity import identity
 from engine.paths import CODE
 
@@ -38,23 +38,23 @@ def keep(folder: Path, code: Fingerprint) -> None:
     parts = {
         name: {"hash": found, "source": code.source(name)} for name, found in code.parts.items()
     }
-    write_json(folder / FILE, {"schema": 1, "digest": code.digest, "parts": parts})
+    write_record(folder / FILE, {"schema": 1, "digest": code.digest, "parts": parts})
 
 
 def keep_mixed(folder: Path) -> None:
     """Write down that a job went on with code that had changed, so it is from no one code."""
-    write_json(folder / FILE, {"schema": 1, "digest": MIXED})
+    write_record(folder / FILE, {"schema": 1, "digest": MIXED})
 
 
 def digest(folder: Path) -> str:
     """Return the digest of the code that a job is from; empty if that is not recorded."""
-    return str(read_json(folder / FILE).get("digest", ""))
+    return str(read_record(folder / FILE).get("digest", ""))
 
 
 def difference(folder: Path, code: Fingerprint) -> str:
     """Return how some code differs from that which a job is from, in a few words, with the names of
     definitions as in Python: `models.ConvNet changed`. Empty if it is the same."""
-    kept = read_json(folder / FILE)
+    kept = read_record(folder / FILE)
     parts = kept.get("parts")
     if kept.get("digest") == code.digest:
         return ""
