@@ -1,0 +1,131 @@
+"""A job whose code has changed: run.py and run.sh say so, and neither use it nor go on with it."""
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults import Project, ended, job_of, kill, one_line, wait_until
+from sweeps import write_grid
+
+SHORT = ("--epochs", "1", "--quiet")
+LONG = ("--epochs", "150", "--quiet", "--checkpoint-minutes", "0.0001")
+
+
+@pytest.fixture(scope="module")
+def made(make: Callable[..., Path]) -> Project:
+    """A project with two jobs, one of which an edit of MLP is to concern."""
+    project = Project(make())
+    for model in ("mlp", "convnet"):
+        assert project.run(*SHORT, "--model", model).returncode == 0
+    return project
+
+
+@pytest.fixture
+def project(made: Project, tmp_path: Path) -> Project:
+    """That project with its jobs and their store, to change."""
+    return Project(Path(shutil.copytree(made.root, tmp_path / "project")))
+
+
+def edit(project: Project, file: str, old: str, new: str) -> None:
+    path = project.root / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_changed_network_is_named_and_concerns_the_jobs_that_have_it(project: Project) -> None:
+    edit(project, "models.py", "256", "128")
+    said = one_line(project.run(*SHORT), 5)
+    assert "was finished by other code (models.MLP changed); --force runs it again" in said
+    other = project.run(*SHORT, "--model", "convnet")
+    assert (other.returncode, "already finished" in other.stdout) == (0, True)
+    edit(project, "models.py", "128", "256")
+    assert project.run(*SHORT).returncode == 0
+
+
+def test_comments_moves_and_new_options_at_their_neutral_value_change_nothing(
+    project: Project,
+) -> None:
+    edit(
+        project,
+        "run.py",
+        "    settings = job.settings\n",
+        "    # why\n    settings = job.settings\n",
+    )
+    edit(project, "models.py", "class MLP(", "class Unused(nn.Module):\n    pass\n\n\nclass MLP(")
+    done = project.run(*SHORT)
+    assert (done.returncode, "already finished" in done.stdout) == (0, True)
+
+
+def test_forced_it_runs_again_and_is_finished_by_the_new_code(project: Project) -> None:
+    edit(project, "models.py", "256", "128")
+    done = project.run(*SHORT, "--force")
+    assert done.returncode == 0, done
+    assert len(project.runs(job_of(done))) == 1
+    again = project.run(*SHORT)
+    assert (again.returncode, "already finished" in again.stdout) == (0, True)
+
+
+def test_the_store_alone_tells_as_well(project: Project, tmp_path: Path) -> None:
+    edit(project, "models.py", "256", "128")
+    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{project.root}/mlflow.db"}
+    elsewhere = project.copy(tmp_path / "elsewhere")
+    said = one_line(elsewhere.run(*SHORT, **store), 5)
+    assert "was finished by other code (in another folder)" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(
+    made: Project, tmp_path: Path, number: int
+) -> None:
+    project = made.copy(tmp_path / "project")
+    job = project.start(*LONG)
+    wait_until(lambda: any(project.root.glob("runs/*/last.pt")))
+    kill(job.pid, number)
+    ended(job)
+    (journal,) = project.root.glob("runs/*/metrics.jsonl")
+    before = journal.read_bytes()
+    edit(project, "models.py", "nn.ReLU()", "nn.GELU()")
+    said = one_line(project.run(*LONG), 5)
+    assert "was begun by other code (models.MLP changed); --force starts it over" in said
+    assert "--continue-anyway goes on" in said
+    assert journal.read_bytes() == before
+    done = project.run(*LONG, "--continue-anyway")
+    assert done.returncode == 0, done
+    assert "it went on with changed code" in one_line(project.run(*LONG), 5)
+
+
+def test_one_that_failed_starts_over_and_its_curve_is_of_the_new_code_alone(
+    project: Project,
+) -> None:
+    edit(project, "run.py", "    model.eval()\n", '    raise ValueError("a mistake")\n')
+    flags = ("--epochs", "3", "--quiet", "--lr", "0.5", "--log-every", "1")
+    failed = one_line(project.run(*flags), 1)
+    assert "ValueError: a mistake" in failed
+    job = failed.split()[1]
+    edit(project, "run.py", '    raise ValueError("a mistake")\n', "    model.eval()\n")
+    edit(project, "models.py", "nn.ReLU()", "nn.GELU()")
+    done = project.run(*flags)
+    assert done.returncode == 0, done
+    clean = project.copy(project.root.parent / "clean")
+    assert clean.run(*flags).returncode == 0
+    assert project.journalled(job) == clean.journalled(job) == project.stored(job)
+
+
+def test_a_sweep_names_stale_jobs_and_runs_them_again_on_request(project: Project) -> None:
+    write_grid(project.root, "--epochs 1 --model mlp", "--epochs 1 --model convnet")
+    edit(project, "models.py", "256", "128")
+    listed = project.do("bash", "run.sh", "--list")
+    assert listed.returncode == 0, listed
+    assert "2 jobs: 1 finished, 1 stale" in listed.stdout
+    assert "[models.MLP changed]" in listed.stdout
+    idle = project.do("bash", "run.sh")
+    assert idle.returncode == 1
+    assert "is stale: models.MLP changed; --redo-stale runs it again" in idle.stderr
+    assert "1 of 2 jobs finished, 0 of them now; 1 stale" in idle.stdout
+    done = project.do("bash", "run.sh", "--redo-stale")
+    assert done.returncode == 0, done
+    assert "2 of 2 jobs finished, 1 of them now" in done.stdout
+    assert "2 of 2 jobs finished, 0 of them now" in project.do("bash", "run.sh").stdout
