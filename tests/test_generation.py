@@ -17,6 +17,7 @@ RENDERED = {".python-version", "CITATION.cff", "README.md", "pyproject.toml"}
 COPIED = {
     ".gitignore",
     ".github/workflows/tests.yml",
+    "docs/evidence.md",
     "docs/learning-curves.png",
     "docs/recipes.md",
     "docs/settings.md",
