@@ -129,3 +129,17 @@ def test_a_sweep_names_stale_jobs_and_runs_them_again_on_request(project: Projec
     assert done.returncode == 0, done
     assert "2 of 2 jobs finished, 1 of them now" in done.stdout
     assert "2 of 2 jobs finished, 0 of them now" in project.do("bash", "run.sh").stdout
+
+
+def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project: Project) -> None:
+    edit(project, "models.py", "256", "128")
+    assert project.run(*SHORT, "--seed", "1").returncode == 0
+    drawn = project.do("python", "plot.py", "--format", "png")
+    said = one_line(drawn, 1)
+    assert "2 of 3 jobs are repeats from different code" in said
+    assert "--redo-stale" in said and "--any-code" in said
+    assert not (project.root / "figures").exists()
+    drawn = project.do("python", "plot.py", "--format", "png", "--any-code")
+    assert drawn.returncode == 0, drawn
+    caption = (project.root / "figures" / "learning-curves.tex").read_text()
+    assert "2 of the 3 jobs are repeats from different code." in caption

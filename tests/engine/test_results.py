@@ -312,3 +312,13 @@ def test_results_have_the_digits_that_tell_them_apart():
 def test_declarations_survive_the_store(sweep):
     assert metrics.declared(sweep) == CLASSIFIER
     assert json.dumps(as_plain(CLASSIFIER)) in set(sweep[metrics.DECLARED])
+
+
+def test_repeats_from_different_code_are_found(store):
+    for seed, code in enumerate(("a", "a", "b")):
+        store.job("codes", {"val_accuracy": [0.5]}, tags={"code": code}, seed=seed, model="mlp")
+    store.job("codes", {"val_accuracy": [0.5]}, tags={"code": "c"}, seed=0, model="convnet")
+    jobs = tables.jobs("codes")
+    assert groups.of_mixed_code(jobs) == sorted(jobs.loc[jobs["model"] == "mlp", "job_id"])
+    assert groups.of_mixed_code(tables.only(jobs, {"seed": [0, 1]})) == []
+    assert groups.of_mixed_code(tables.jobs("codes").drop(columns="code")) == []

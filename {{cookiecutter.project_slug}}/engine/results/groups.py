@@ -97,6 +97,17 @@ def described(job: "pd.DataFrame", jobs: "pd.DataFrame") -> str:
     return str(label(jobs, names)[jobs["job_id"] == job["job_id"].item()].item())
 
 
+def of_mixed_code(jobs: "pd.DataFrame") -> list[str]:
+    """Return the ids of the jobs that differ in nothing but the seed and in their code: a mean over
+    them would be of several programs."""
+    if "code" not in jobs:
+        return []
+    alike = [name for name in jobs.attrs["settings"] if name != SEED]
+    known = jobs.dropna(subset=["code"])
+    codes = known.astype({name: str for name in alike}).groupby(alike)["code"]
+    return sorted(known.loc[codes.transform("nunique") > 1, "job_id"])
+
+
 def combinations(jobs: "pd.DataFrame", by: Sequence[str]) -> int:
     """Return how many different values these settings have together."""
     return len(jobs[[*by]].drop_duplicates()) if by else 1

@@ -63,6 +63,7 @@ def _draw_all(
     every = tables.jobs(args.experiment)
     jobs = tables.only(every, only)
     declared(jobs)  # two directions of one metric let no figure be true
+    mixed = _mixed_code(jobs, args.any_code)
     _check_job(args.job, every)
     figures.use(venue)
     left_out: dict[str, list[str]] = {}
@@ -71,7 +72,9 @@ def _draw_all(
         try:
             shown = jobs if name in of_all else _one(args.job, every, jobs)
             about = provenance.provenance(shown) | {"venue": venue.name}
-            right.append(_draw(args, name, drawing(shown), about, venue, kinds))
+            figure, caption = drawing(shown)
+            drawn = figure, caption + (mixed if name in of_all else "")
+            right.append(_draw(args, name, drawn, about, venue, kinds))
         except NoResults as error:
             left_out.setdefault(str(error), []).append(name)
     for why, names in left_out.items():
@@ -117,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", default="pdf,png", help=f"of {known}, with commas; default: %(default)s")
     add("--job", default="", metavar="ID", help="for figures of one job; default: the best")
     add("--unchecked", action="store_true", help="write figures even if the print check fails")
+    add("--any-code", action="store_true", help="draw means over jobs of different code, too")
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     return parser
 
@@ -128,6 +132,22 @@ def _kinds(text: str) -> list[str]:
             known = did_you_mean(kind, provenance.METADATA)
             raise SettingsError(f"--format {text}: unknown format {kind!r}; {known}")
     return kinds
+
+
+def _mixed_code(jobs: "pd.DataFrame", any_code: bool) -> str:
+    """The sentence for captions where repeats of a job are from different code.
+
+    Raises NoResults unless they are to be drawn all the same.
+    """
+    mixed = groups.of_mixed_code(jobs)
+    if not mixed:
+        return ""
+    if any_code:
+        return f" {len(mixed)} of the {len(jobs)} jobs are repeats from different code."
+    raise NoResults(
+        f"{len(mixed)} of {len(jobs)} jobs are repeats from different code, such as {mixed[0]}; "
+        "bash run.sh --redo-stale runs what is stale again, --any-code draws them all the same"
+    )
 
 
 def _check_job(job_id: str, jobs: "pd.DataFrame") -> None:
