@@ -64,7 +64,7 @@ def test_a_point_that_the_store_has_is_not_sent_again(toy, tmp_path, monkeypatch
     """Measured again it has another time, so that MLflow would keep both."""
     (tmp_path / "store").mkdir()
     store = stored.fresh(tmp_path / "store")
-    experiment = store.client.create_experiment("toy")
+    experiment = store.client.create_experiment("toy", (tmp_path / "files").as_uri())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
     monkeypatch.setattr("engine.tracking.store.prepare", lambda: experiment)
     left = killed(toy)
