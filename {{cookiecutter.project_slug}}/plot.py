@@ -57,8 +57,8 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     figures.legend(fig, shown.repeats)
     figures.ticks_at(ax, shown.jobs[x])
     return fig, (
-        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points are single jobs, "
-        f"crosses those that diverged.{shown.notes}"
+        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points beside "
+        f"a mean are its jobs, crosses those that diverged.{shown.notes}"
     )
 
 

@@ -77,7 +77,7 @@ def test_images_of_any_layout(toy, tmp_path, image, mode):
 
 
 def test_several_images_are_laid_out_in_a_grid(toy, tmp_path):
-    loop = Logging(torch.linspace(0.2, 1, 5).view(5, 1, 1, 1).expand(5, 3, 4, 6))
+    loop = Logging(torch.linspace(0.1, 1, 10).view(10, 1, 1, 1).expand(10, 3, 4, 6))
     loop.file = tmp_path / "file.txt"
     loop.file.write_text("")
     done = toy.run(loop=loop, epochs=2)
@@ -85,10 +85,11 @@ def test_several_images_are_laid_out_in_a_grid(toy, tmp_path):
     (file,) = (done.folder / "logged").glob("*.png")
     with Image.open(file) as drawn:
         pixels = np.asarray(drawn)
-    assert pixels.shape == (2 * 6, 3 * 8, 3)
-    cells = [pixels[y : y + 6, x : x + 8] for y in (0, 6) for x in (0, 8, 16)]
-    for cell, grey in zip(cells, (51, 102, 153, 204, 255, 0), strict=True):
-        assert (cell[1:-1, 1:-1] == grey).all()
+    assert pixels.shape == (2 * 6, 8 * 8, 3)
+    cells = [pixels[y : y + 6, x : x + 8] for y in (0, 6) for x in range(0, 64, 8)]
+    for number, cell in enumerate(cells, start=1):
+        grey = 25.5 * number if number <= 10 else 0
+        assert np.abs(cell[1:-1, 1:-1] - grey).max() <= 1
         assert not cell[[0, -1]].any()
 
 

@@ -77,7 +77,7 @@ class Spoiled(Loop):
 def test_weights_of_each_model_are_finite_in_every_checkpoint(toy, minutes):
     done = toy.run(loop=Spoiled(), runtime={"checkpoint_minutes": minutes}, monitor="none")
     assert done.status == 1
-    assert "diverged: weights of other are no longer finite (weight); lower --lr" in done.said
+    assert "diverged: weights of other are no longer finite (weight); lower the learning rate" in done.said
     for file in done.folder.glob("*.pt"):
         kept = torch.load(file, weights_only=True)
         assert kept.get("parts", kept.get("models"))["other"]["weight"].isfinite().all()
@@ -98,7 +98,7 @@ class Loss(Loop):
 def test_a_declared_metric_that_is_not_finite_ends_the_job_with_its_step(toy):
     done = toy.run(loop=Loss("loss"), runtime={"log_every": 1})
     assert done.status == 1
-    assert "diverged: train_loss was not finite by optimizer step 9; lower --lr" in done.said
+    assert "diverged: train_loss was not finite by optimizer step 9; lower the learning rate" in done.said
     again = toy.run(loop=Loss("loss"))
     assert again.status == 1
     assert steps_of(done, "train_loss")[-1] >= 9
@@ -121,7 +121,7 @@ class NotFinite(Loop):
 def test_a_monitored_metric_that_is_not_finite_ends_the_job(toy):
     done = toy.run(loop=NotFinite())
     assert done.status == 1
-    assert "diverged: val_loss was not finite; lower --lr" in done.said
+    assert "diverged: val_loss was not finite; lower the learning rate" in done.said
 
 
 class OtherNumbers(Loop):

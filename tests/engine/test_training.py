@@ -44,7 +44,7 @@ def test_nothing_monitored_every_evaluation_is_the_best():
 def test_a_monitored_metric_that_is_not_finite_ends_the_job(value):
     stopping = EarlyStopping(METRICS, "val_mae")
     stopping.improved({"val_mae": 1.0})
-    with pytest.raises(Diverged, match=r"^val_mae was not finite; lower --lr$"):
+    with pytest.raises(Diverged, match=r"^val_mae was not finite; lower the learning rate$"):
         stopping.improved({"val_mae": value})
 
 

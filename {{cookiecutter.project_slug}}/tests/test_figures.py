@@ -25,10 +25,16 @@ EVALUATIONS = 10
 
 def grid(values, seeds):
     """The settings of jobs that differ in the first number of Settings, and in their seed."""
-    default = {**asdict(Settings()), **identity(Settings())}
+    default = {**asdict(Settings()), **identity(Settings()), **drawn()}
     number = next((name for name, value in default.items() if type(value) is float and value), "")
     for factor, seed in product(range(1, values + 1), range(seeds)):
         yield default | ({number: default[number] * 10**factor} if number else {}) | {"seed": seed}
+
+
+def drawn():
+    """The settings that jobs must have to be drawn."""
+    only = getattr(plot, "ONLY", {})
+    return {name: value[0] if isinstance(value, list) else value for name, value in only.items()}
 
 
 def store_job(client, experiment, settings, folder):

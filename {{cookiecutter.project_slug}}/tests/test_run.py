@@ -24,7 +24,10 @@ def learnt(folder: Path) -> list[Any]:
     """Return the best weights and the curves of a job, tensors as bytes."""
     best = torch.load(folder / "best.pt", weights_only=True)
     weights = {
-        (model, name): (tensor.dtype, tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        (model, name): (
+            tensor.dtype,
+            tensor.flatten().contiguous().view(torch.uint8).numpy().tobytes(),
+        )
         for model, tensors in best["models"].items()
         for name, tensor in tensors.items()
         if tensor.ndim

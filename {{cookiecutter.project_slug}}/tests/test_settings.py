@@ -154,8 +154,8 @@ def test_text_is_passed_on_exactly(note):
         ("--pretrained maybe", "--pretrained maybe: must be on or off"),
         ("--monitor val_mea", "--monitor val_mea: no such monitor; did you mean val_mae?"),
         ("--monitor x", "--monitor x: no such monitor; known: none, val_loss, val_mae"),
-        ("--steps 5 --epochs 3", "--epochs and --steps: give one of them"),
-        ("--steps 5 --minutes 3", "--steps and --minutes: give one of them"),
+        ("--steps 5 --epochs 3", "--epochs and --steps: give only one of them"),
+        ("--steps 5 --minutes 3", "--steps and --minutes: give only one of them"),
         ("--seed 13", "--seed 13: brings bad luck"),
         ("--note \udce9", "--note \udce9: must be text in UTF-8"),
     ],
@@ -467,7 +467,10 @@ def test_a_stored_job_is_the_same_one_under_later_settings(kind, words):
     [
         (changed(without=["lr"]), "lr=0.5: no longer a setting of this project"),
         (changed(without=["lr"], former={"lr": 1}), "lr=0.5: no longer a setting of this project"),
-        (changed(("width", int, 3)), "the job is older than width, which has no neutral value"),
+        (
+            changed(("width", int, 3)),
+            "the job ran before the setting width existed, which has no neutral value",
+        ),
         (changed(("lr", float, setting(2.0, above=1))), "--lr 0.5: must be above 1"),
     ],
 )
@@ -528,7 +531,7 @@ MISTAKES = [
     (dataclass_of(("help", str, "")), "Settings.help: --help is a flag of the engine"),
     (
         dataclass_of(("steps", int, setting(0, replaces="epoch"))),
-        'Settings.steps: replaces="epoch" is no setting',
+        'Settings.steps: replaces="epoch", but there is no such setting',
     ),
     (
         changed(
@@ -541,7 +544,7 @@ MISTAKES = [
         changed(("rate", float, setting(1.0, formerly="lr"))),
         'Settings.rate: formerly="lr" is a setting, or is in FORMER',
     ),
-    (changed(former={"lr": 1}), "Settings.lr: stands in FORMER, among the deleted settings"),
+    (changed(former={"lr": 1}), "Settings.lr: is in FORMER as well, among the deleted settings"),
     (changed(former=["lr"]), "Settings.FORMER: must be a dict of deleted settings"),
     (
         changed(("monitor", str, setting("val_acc", metric=METRICS))),

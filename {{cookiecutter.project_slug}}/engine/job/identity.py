@@ -45,8 +45,10 @@ def job_id(settings: Any, script: str = "run") -> str:
 
 
 def neutral(settings: Any) -> dict[str, Any]:
-    """Return what older jobs did, by the names of the settings that were added later."""
-    return flags.of(type(settings)).neutral
+    """Return what jobs did that do not have a setting, by its name: older ones, if it was added
+    later, and newer ones, if it was deleted."""
+    known = flags.of(type(settings))
+    return {**known.neutral, **known.former}
 
 
 def formerly(kind: type) -> dict[str, str]:

@@ -44,7 +44,7 @@ def existing_id() -> str:
 def share_with_group(folder: Path) -> None:
     """Let the group write what this process makes, if it may write in a folder that the group
     shares; so the members of a lab can go on with each other's jobs."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # a folder that is not there yet, or cannot be
         if folder.stat().st_mode & stat.S_IWGRP:
             os.umask(os.umask(0o077) & ~stat.S_IRWXG)
 

@@ -29,6 +29,9 @@ MANY = 10_000
 SLOTS = 0.5
 """Fraction of the way from a place to the next that the series around it take."""
 
+WIDEST = 0.1
+"""Fraction of the axis that a series takes at most, so that none seems to have another value."""
+
 DECADE = 10
 """How many times the least the largest value of a setting is for a logarithmic axis."""
 
@@ -73,11 +76,12 @@ def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measu
     log = bool(values[0] > 0 and values[-1] >= DECADE * values[0])
     gaps = np.diff(np.log10(values) if log else values)
     gap = gaps.min() if len(gaps) else 1.0
-    place = _Place(log, SLOTS * gap / len(jobs))
+    margin = max(0.7 * gap, 0.05 * gaps.sum())
+    width = gaps.sum() + 2 * margin
+    place = _Place(log, min(SLOTS * gap / len(jobs), WIDEST * width))
     ax.set_xlabel(setting(x))
     if log:
         log_scale(ax.xaxis)
-    margin = max(0.7 * gap, 0.05 * gaps.sum())
     ax.set_xlim(place.at(values[0], -margin), place.at(values[-1], margin))
     for index, (name, look) in enumerate(looks(jobs).items()):
         aside = (index - (len(jobs) - 1) / 2) * place.step

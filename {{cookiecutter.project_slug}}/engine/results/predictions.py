@@ -44,7 +44,9 @@ def predictions(job: "pd.DataFrame") -> Predictions:
         why = f"no predicted classes of the job {row['job_id']} can be read"
         raise NoResults(f"{why} ({cause(error)}); see job.keep_outputs in run.py") from error
     if label.shape != predicted.shape or label.ndim != 1 or not _are_numbers(label, predicted):
-        raise NoResults(f"{FILE} of the job {row['job_id']} does not have a class for each example")
+        raise NoResults(
+            f"{FILE} of the job {row['job_id']} does not hold integers, a class for each example"
+        )
     count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1
     if count > MOST_CLASSES:
         raise NoResults(f"{count} classes are too many for a figure")
@@ -52,7 +54,7 @@ def predictions(job: "pd.DataFrame") -> Predictions:
 
 
 def _are_numbers(*arrays: Any) -> bool:
-    return all(array.dtype.kind in "iu" for array in arrays)
+    return all(array.dtype.kind in "iub" for array in arrays)
 
 
 def _names(run_id: str, folder: str, count: int) -> list[str]:

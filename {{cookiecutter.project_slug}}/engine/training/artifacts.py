@@ -22,6 +22,9 @@ from engine.job.journal import Journal
 
 FOLDER = "logged"
 
+IN_ROW = 8
+"""Images side by side in a grid."""
+
 GAP = 1
 """Black pixels around each image of a grid."""
 
@@ -95,9 +98,9 @@ def _pixels(name: str, image: Any) -> Any:
 
 
 def _grid(images: Any) -> Any:
-    """Images (N, C, H, W) in about as many rows as columns: (C, H, W)."""
+    """Images (N, C, H, W) in rows of eight: (C, H, W)."""
     count, channels, height, width = images.shape
-    columns = math.ceil(math.sqrt(count))
+    columns = min(count, IN_ROW)
     rows = math.ceil(count / columns)
     padded = np.pad(images, ((0, rows * columns - count), (0, 0), (GAP, GAP), (GAP, GAP)))
     height, width = height + 2 * GAP, width + 2 * GAP

@@ -45,7 +45,7 @@ class EarlyStopping(Stateful):
             )
         value = self._sign * float(metrics[self._monitor])
         if not math.isfinite(value):
-            raise Diverged(f"{self._monitor} was not finite; lower --lr")
+            raise Diverged(f"{self._monitor} was not finite; lower the learning rate")
         if value > self._best:
             self._best, self.best_evaluation = value, self.evaluations
             return True

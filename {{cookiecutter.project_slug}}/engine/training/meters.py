@@ -161,7 +161,9 @@ class TrainMeter:
         for name, mean in means.items():
             if name in self._declared and not math.isfinite(mean):
                 self._journal.flush()
-                raise Diverged(f"train_{name} was not finite by optimizer step {step}; lower --lr")
+                raise Diverged(
+                    f"train_{name} was not finite by optimizer step {step}; lower the learning rate"
+                )
 
 
 class _Means:

@@ -64,7 +64,9 @@ class Writer:
         content, models, previous = self._waiting.pop(path)
         for model, weights in models.items():
             if bad := [name for name, weight in weights.items() if not _finite(weight)]:
-                raise Diverged(f"weights of {model} are no longer finite ({bad[0]}); lower --lr")
+                raise Diverged(
+                    f"weights of {model} are no longer finite ({bad[0]}); lower the learning rate"
+                )
         checkpoints.save(path, content, previous)
 
     def _raise_failures(self) -> None:
