@@ -127,9 +127,9 @@ def _mutate_block(body: list[ast.stmt], chance: random.Random) -> bool:
 
 def settings_of(model: str) -> Any:
     """Return the tiny job's settings, from the settings.py that is imported."""
-    settings = sys.modules["settings"]
-    spans = {name: settings.Span(SETTINGS[name]) for name in ("eval_every", "warmup")}
-    return settings.Settings(**{**SETTINGS, **spans, "model": model})
+    module = sys.modules["settings"]
+    spans = {name: module.Span(SETTINGS[name]) for name in ("eval_every", "warmup")}
+    return module.Settings(**{**SETTINGS, **spans, "model": model})
 
 
 def result(changed: Mapping[str, str], model: str, root: Path) -> Any:

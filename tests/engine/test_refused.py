@@ -77,7 +77,8 @@ class Spoiled(Loop):
 def test_weights_of_each_model_are_finite_in_every_checkpoint(toy, minutes):
     done = toy.run(loop=Spoiled(), runtime={"checkpoint_minutes": minutes}, monitor="none")
     assert done.status == 1
-    assert "diverged: weights of other are no longer finite (weight); lower the learning rate" in done.said
+    said = "diverged: weights of other are no longer finite (weight); lower the learning rate"
+    assert said in done.said
     for file in done.folder.glob("*.pt"):
         kept = torch.load(file, weights_only=True)
         assert kept.get("parts", kept.get("models"))["other"]["weight"].isfinite().all()
@@ -98,7 +99,8 @@ class Loss(Loop):
 def test_a_declared_metric_that_is_not_finite_ends_the_job_with_its_step(toy):
     done = toy.run(loop=Loss("loss"), runtime={"log_every": 1})
     assert done.status == 1
-    assert "diverged: train_loss was not finite by optimizer step 9; lower the learning rate" in done.said
+    said = "diverged: train_loss was not finite by optimizer step 9; lower the learning rate"
+    assert said in done.said
     again = toy.run(loop=Loss("loss"))
     assert again.status == 1
     assert steps_of(done, "train_loss")[-1] >= 9
@@ -196,3 +198,56 @@ def test_a_state_that_could_not_be_read_again_is_refused(toy, first, then, kind)
     assert done.status == 1
     said = f"the state of part holds a {kind}; only tensors and plain values can be restored"
     assert f"failed: job.resume: {said} (full trace: " in done.said
+
+
+class Evaluated(Loop):
+    """Returns something more from each evaluation."""
+
+    def __init__(self, **more):
+        super().__init__()
+        self.more = more
+
+    def evaluate(self, model, job, *others):
+        return super().evaluate(model, job, *others) | self.more
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"a/../b": 1.0}, "metric 'a/../b': its name must be letters, digits, '_', '-' and '.'"),
+        ({"x" * 300: 1.0}, "its name must be letters, digits"),
+        ({"x": None}, "metric x: must be a number ("),
+        ({"x": "abc"}, "metric x: must be a number ("),
+        ({"x": torch.zeros(3)}, "metric x: must be a number ("),
+        ({"val_accuracy": 2.2}, "val_accuracy is 2.2, which is outside of its range (0, 1)"),
+        ({"val_accuracy": -0.1}, "val_accuracy is -0.1, which is outside of its range (0, 1)"),
+    ],
+)
+def test_results_that_cannot_be_logged_are_refused_at_once(toy, more, said):
+    done = toy.run(loop=Evaluated(**more))
+    assert done.status == 1
+    assert said in done.said
+
+
+def test_a_result_at_the_edge_of_its_range_is_taken(toy):
+    loop = Evaluated(val_accuracy=1 + 1e-7)
+    done = toy.run(loop=loop)
+    assert done.status == 0, done.said
+
+
+class Measured(Loop):
+    """Logs something more in each step."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def step(self, job, forward, model, batch, optimizer):
+        super().step(job, forward, model, batch, optimizer)
+        job.log({"extra": self.value})
+
+
+def test_a_measurement_of_another_kind_is_refused(toy):
+    done = toy.run(loop=Measured((torch.ones(2), torch.ones(2), torch.ones(2))))
+    assert done.status == 1
+    assert "a measurement is a tensor, a number or a pair (numerator, denominator)" in done.said

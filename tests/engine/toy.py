@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
 
-METRICS = {"loss": Metric(better="lower"), "accuracy": Metric(better="higher")}
+METRICS = {"loss": Metric(better="lower"), "accuracy": Metric(better="higher", range=(0, 1))}
 EXAMPLES, FEATURES, CLASSES = 51, 6, 3
 STEPS = 7
 """Steps in an epoch: batches of 8, the last of 3."""

@@ -2,7 +2,8 @@
 
 To add a dataset, write a function such as `diabetes` and a line in DATASETS. Any torch Dataset will
 do; a TensorDataset, which is in memory, is the fastest. An example may be a tuple, a dict or a
-dataclass of tensors and numbers; forward() in run.py gets batches of them.
+dataclass of tensors and numbers; forward() in run.py gets batches of them. load() here takes them
+for an input and a label, and images for uint8 (C, H, W): change it with the examples.
 
 To add an augmentation, write a function such as `none` and a line in AUGMENTATIONS. It gets whole
 training batches, on the device. Random changes belong here, not in a Dataset, whose examples may be

@@ -53,6 +53,14 @@ class Flag:
             raise SettingsError(f"{option(self.name)} {text}: {error}") from None
         return value
 
+    def stored(self, text: str) -> Any:
+        """Return the value of a text that was right when it was stored; the names of today's
+        registries and today's limits do not matter. Raises SettingsError if it is no value."""
+        try:
+            return self.reader(text)
+        except ValueError as error:
+            raise SettingsError(f"{option(self.name)} {text}: {error}") from None
+
     def check(self, value: Any) -> None:
         """Raise ValueError for a value that breaks a rule."""
         for element in value if isinstance(value, tuple) else (value,):

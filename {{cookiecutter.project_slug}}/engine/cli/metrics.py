@@ -27,7 +27,7 @@ class Metric:
         target: The value that counts as reached, for figures of the time to it.
     """
 
-    better: Literal["lower", "higher"]
+    better: Literal["lower", "higher"] = ""  # type: ignore[assignment]  # check() wants one
     label: str = ""
     unit: str = ""
     range: tuple[float | None, float | None] = (None, None)
@@ -47,6 +47,18 @@ def check(metrics: Mapping[str, Metric]) -> None:
         wrong = _wrong_name(name) or _wrong(metric)
         if wrong:
             raise SettingsError(f"METRICS[{name!r}]: {wrong}")
+
+
+def is_name(name: object) -> bool:
+    """Return whether every tracking store takes a metric of this name."""
+    return isinstance(name, str) and bool(re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", name))
+
+
+def outside(metric: Metric, value: float) -> bool:
+    """Return whether a value cannot be one of a metric, by more than a rounding error."""
+    low, high = metric.range
+    slack = 1e-4 * max(abs(bound) for bound in (low or 0.0, high or 0.0, 1.0))
+    return (low is not None and value < low - slack) or (high is not None and value > high + slack)
 
 
 def as_plain(metrics: Mapping[str, Metric]) -> dict[str, Any]:
@@ -78,8 +90,9 @@ def _from_plain(plain: Mapping[str, Any]) -> Metric:
 
 
 def _wrong_name(name: object) -> str:
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+    if not is_name(name):
         return "its name must be letters, digits, '_', '-' and '.'"
+    assert isinstance(name, str)
     part = next((part for part in PARTS if name.startswith(part)), "")
     return f"{part} is put before the name when it is logged; leave it out" if part else ""
 

@@ -80,7 +80,7 @@ class JobFolder(Generic[S]):
     @property
     def begun(self) -> bool:
         """Whether an attempt at the job has left something to go on from, or its results."""
-        return (self.path / lines.FILE).exists()
+        return any((self.path / name).exists() for name in (lines.FILE, "last.pt"))
 
     @property
     def pause_after(self) -> str:

@@ -79,7 +79,7 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
     for name, flag in known.items():
         stored_as = name if name in left else known.formerly.get(name, name)
         if stored_as in left:
-            values[name] = flag.read(as_text(left.pop(stored_as)))
+            values[name] = flag.stored(as_text(left.pop(stored_as)))
         elif name in known.neutral:
             values[name] = flag.rules["neutral"]
         elif name not in known.replacing:

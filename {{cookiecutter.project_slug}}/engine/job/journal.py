@@ -33,11 +33,6 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as JSON can hold them, be they tensors (), NumPy's numbers or Python's."""
-    return {name: float(value) for name, value in metrics.items()}
-
-
 class Journal:
     """The writing end, in the training process; several threads may write at once.
 

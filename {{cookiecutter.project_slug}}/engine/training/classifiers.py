@@ -58,6 +58,8 @@ class Normalized(nn.Module):
         self, network: nn.Module, shape: Sequence[int], mean: Sequence[float], std: Sequence[float]
     ) -> None:
         super().__init__()
+        if len(mean) != shape[0]:
+            raise SettingsError("--model: this network takes images (C, H, W) of uint8 only")
         convolves = any(isinstance(module, nn.Conv2d) for module in network.modules())
         self._format = torch.channels_last if convolves else torch.contiguous_format
         self._size = tuple(shape[1:])

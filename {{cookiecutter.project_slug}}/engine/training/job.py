@@ -14,10 +14,10 @@ from engine import files, machine
 from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.job.folder import JobFolder
-from engine.job.journal import numbers
 from engine.training import compilation, devices, parts
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
+from engine.training.measures import check_ranges, numbers
 from engine.training.outputs import Outputs
 from engine.training.precision import Precision
 from engine.training.seeding import GlobalStreams
@@ -143,7 +143,9 @@ class Job(TrainingLoop, Generic[S]):
         journal.files(self._outputs.save(self._folder.path))
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
         step = best.get("step", self.step)
-        every = {**numbers(results), **kept, **({"best_step": step} if best else {})}
+        tested = numbers(results)
+        check_ranges(tested, self._folder.metrics)
+        every = {**tested, **kept, **({"best_step": step} if best else {})}
         journal.metrics(step, every)
         return every
 

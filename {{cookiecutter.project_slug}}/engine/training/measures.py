@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.cli.metrics import Metric, is_name, outside
+from engine.errors import JobError, first_line
+
 
 class Sum(NamedTuple):
     """A measurement as a numerator, still to be summed, and its weight: the number of values."""
@@ -50,11 +53,19 @@ def sums_made(measured: Mapping[str, Any]) -> Mapping[str, Sum]:
 
 def sum_of(value: Any) -> Sum:
     """Return a measurement as a sum that is still to be made."""
-    if isinstance(value, tuple):
-        numerator, denominator = value
-        known = isinstance(denominator, int)
-        return Sum(numerator.detach(), denominator if known else denominator.detach())
-    return Sum(value.detach() if value.requires_grad else value, value.numel())
+    if isinstance(value, Tensor):
+        return Sum(value.detach() if value.requires_grad else value, value.numel())
+    match value:
+        case (Tensor() as numerator, Tensor() as denominator):
+            return Sum(numerator.detach(), denominator.detach())
+        case (Tensor() as numerator, int(count)):
+            return Sum(numerator.detach(), count)
+        case int() | float():
+            return Sum(torch.tensor(float(value)), 1)
+    kind = type(value).__name__
+    raise JobError(
+        f"a measurement is a tensor, a number or a pair (numerator, denominator), no {kind}"
+    )
 
 
 def summed(measurement: Sum) -> Sum:
@@ -92,8 +103,38 @@ def totals(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as plain numbers, whether they are tensors (), NumPy's numbers or Python's."""
-    return {name: float(value) for name, value in metrics.items()}
+    """Return metrics as plain numbers, whether they are tensors (), NumPy's numbers or Python's.
+
+    Raises JobError for what is no number, and for a name that a tracking store does not take.
+    """
+    found = {}
+    for name, value in metrics.items():
+        check_name(name)
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise JobError(f"metric {name}: must be a number ({first_line(error)})") from error
+    return found
+
+
+def check_name(name: str) -> None:
+    """Raise JobError for a metric's name that a tracking store does not take."""
+    if not is_name(name):
+        raise JobError(
+            f"metric {name[:40]!r}: its name must be letters, digits, '_', '-' and '.', 200 at most"
+        )
+
+
+def check_ranges(metrics: Mapping[str, float], declared: Mapping[str, Metric]) -> None:
+    """Raise JobError for a metric outside of the range that it was declared to have."""
+    for logged, value in metrics.items():
+        metric = declared.get(logged.partition("_")[2])
+        if metric and outside(metric, value):
+            low, high = metric.range
+            raise JobError(
+                f"{logged} is {value:.4g}, which is outside of its range ({low}, {high}) in "
+                "METRICS; see what forward() measures"
+            )
 
 
 class Means:

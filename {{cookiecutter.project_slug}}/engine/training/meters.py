@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.errors import Diverged
 from engine.job.journal import Journal, now
 from engine.training import devices
-from engine.training.measures import Sum, sum_of, sums_made, totals, wide
+from engine.training.measures import Sum, check_name, sum_of, sums_made, totals, wide
 
 POINTS = 1000
 """Points of a training curve that --log-every auto aims at."""
@@ -57,6 +57,7 @@ class TrainMeter:
     def __init__(self, journal: Journal, device: torch.device, declared: Mapping[str, Any]) -> None:
         self._journal, self._declared = journal, declared
         self._every = 0  # not chosen yet
+        self._names: set[str] = set()
         self._numbers: dict[str, float] = {}
         self._of_step: list[tuple[str, Sum]] = []
         self._waiting: list[_Step] = []
@@ -80,6 +81,9 @@ class TrainMeter:
         """Add measurements of this step, several times if need be; numbers are kept as they are."""
         made = sums_made(measured)
         for name, value in measured.items():
+            if name not in self._names:
+                check_name(name)
+                self._names.add(name)
             if isinstance(value, ON_DEVICE):
                 each = made.get(name) or sum_of(value)
                 self._of_step.append((name, each))

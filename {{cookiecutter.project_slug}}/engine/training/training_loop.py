@@ -17,11 +17,11 @@ from engine.errors import JobError
 from engine.job.folder import JobFolder
 from engine.job.identity import identity
 from engine.job.interruption import Paused
-from engine.job.journal import numbers
 from engine.stateful import Part
 from engine.training import checkpoints, devices
 from engine.training.background import Background
 from engine.training.length import Length
+from engine.training.measures import check_ranges, numbers
 from engine.training.meters import TrainMeter
 from engine.training.position import Position
 from engine.training.report import Report
@@ -153,6 +153,7 @@ class TrainingLoop:
         self._logged = True
         training, rates = self._trained.pop(at["step"], ({}, {}))
         values = numbers(metrics)
+        check_ranges(values, self._folder.metrics)
         self._report.show(at, {**training, **values}, rates)
         times = {"epoch": at["epoch"], "elapsed_seconds": self._watch.elapsed, **rates}
         self._folder.journal.metrics(at["step"], {**values, **times}, of=self._length.total)
