@@ -193,7 +193,7 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
         assert said().startswith("left out one: no predicted classes of the job ")
         assert said().count("\n") == 1
     np.savez(file, label=np.zeros(3), predicted=np.zeros(3))
-    assert "does not have a class for each example" in said()
+    assert "does not hold integers, a class for each example" in said()
     np.savez(file, label=np.zeros(3, int), predicted=np.full(3, 5000))
     assert "5001 classes are too many for a figure" in said()
     np.savez(file, label=np.zeros(3, int), predicted=np.ones(3, int))
@@ -212,8 +212,8 @@ def predictions_of(store, folder):
     ("flags", "said"),
     [
         (("--venue", "neurip"), "--venue neurip: not known; did you mean neurips?"),
-        (("--format", "pdf,jpg"), "--format pdf,jpg: there is no 'jpg'; did you mean"),
-        (("--format", ""), "--format : there is no ''; known: pdf, png, svg, tiff"),
+        (("--format", "pdf,jpg"), "--format pdf,jpg: unknown format 'jpg'; did you mean"),
+        (("--format", ""), "--format : unknown format ''; known: pdf, png, svg, tiff"),
         (("--experiment", "nosuch"), "no experiment 'nosuch' in the tracking store; it has "),
     ],
 )

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from engine.results import captions, tables
-from engine.results.groups import CURE, apart, groups, is_numeric, ranked, samples, varied
-from engine.results.metrics import Measured, NoResults, Part, chooser
+from engine.results.groups import apart, groups, is_numeric, ranked, samples, varied
+from engine.results.metrics import CURE, Measured, NoResults, Part, chooser
 from engine.results.style import Look, looks, settings
 
 if TYPE_CHECKING:

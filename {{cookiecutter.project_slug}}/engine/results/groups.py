@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.results.metrics import Measured, NoResults, chooser
+from engine.results.metrics import CURE, Measured, NoResults, chooser
 from engine.results.statistics import mean_interval
 from engine.results.style import names, setting, settings
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 SEED = "seed"
 """The setting in which repeats differ."""
-
-CURE = "name the values to draw in ONLY of plot.py"
 
 
 def varied(jobs: "pd.DataFrame") -> list[str]:

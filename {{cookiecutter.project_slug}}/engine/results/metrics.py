@@ -23,6 +23,10 @@ DECLARED = "declared metrics"
 """The column of a table of jobs that has them, as JSON. No setting can have a name with a space."""
 
 
+CURE = "name the values to draw in ONLY of plot.py"
+"""What to do about jobs that differ in too much for a figure."""
+
+
 class NoResults(Exception):
     """There is nothing true to draw. Its text is one line: the cause and the cure."""
 

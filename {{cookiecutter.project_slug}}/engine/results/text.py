@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from engine.results.metrics import CURE, NoResults
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -12,6 +14,9 @@ NAMED = 20
 
 ROW_NAMES = 0.42
 """Fraction of a figure's width that the names of rows may take."""
+
+LINES = 6
+"""Lines of a row's name at most."""
 
 IN_CELL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
 """How a number stands in its cell."""
@@ -49,11 +54,18 @@ def wrapped(text: str, points: float, size: float | str) -> str:
 
 
 def row_names(names: Sequence[str], inches: float) -> list[str]:
-    """Return the names of rows, in lines, for a figure so many inches wide."""
+    """Return the names of rows, in lines, for a figure so many inches wide.
+
+    Raises NoResults for names that take too many lines, or lines that are too long.
+    """
     import matplotlib
 
-    size = matplotlib.rcParams["ytick.labelsize"]
-    return [wrapped(name, ROW_NAMES * 72 * inches, size) for name in names]
+    size, points = matplotlib.rcParams["ytick.labelsize"], ROW_NAMES * 72 * inches
+    texts = [wrapped(name, points, size) for name in names]
+    for lines in (text.split("\n") for text in texts):
+        if len(lines) > LINES or any(width(line, size) > 2 * points for line in lines):
+            raise NoResults(f"the jobs differ in too much to be named in a figure; {CURE}")
+    return texts
 
 
 def name_rows(ax: "Axes", names: Sequence[str]) -> None:
