@@ -315,7 +315,9 @@ def with_secrets(project: Project, tmp_path: Path) -> Project:
     (root / "tracked.env").write_text(f"PASSWORD={SECRET}\n")
     (root / "sealed.dat").write_text("another thing\n")
     (root / "address.py").write_text(f'ADDRESS = "postgresql://ada:{SECRET}@db.example.org/x"\n')
-    (root / "models.py").open("a").write(READS_ENV)
+    noted = f"        # as in postgresql://ada:{SECRET}@db.example.org/x\n"
+    models = (root / "models.py").read_text().replace("        super()", f"{noted}        super()")
+    (root / "models.py").write_text(models + READS_ENV)
     (root / "new.py").write_text("NEW = 1\n")
     (root / ":(glob)*").write_text("a name that git could take for a pattern\n")
     Path(os.fsdecode(bytes(root) + b"/caf\xe9.txt")).write_text("Latin-1\n")
@@ -345,10 +347,15 @@ def test_secret_files_are_neither_noted_nor_copied(with_secrets: Project, tmp_pa
     applied = ["git", "apply", "--numstat", str(job / "changes.diff")]
     assert subprocess.run(applied, cwd=root, capture_output=True).returncode == 0
     written = {*files_with(SECRET, root)} - {root / name for name in SECRET_FILES}
-    assert written == {root / "tracked.env", root / "address.py"}
+    assert written == {root / "tracked.env", root / "address.py", root / "models.py"}
+    assert "postgresql://ada:***@db.example.org/x" in (job / "code.json").read_text()
     mode, *copies = found.read_text().splitlines()
     assert mode == "0o40700"
-    assert sorted(copies) == ["address.py 0o100644", "notes.txt 0o100600"]
+    assert sorted(copies) == [
+        "address.py 0o100644",
+        "models.py 0o100644",
+        "notes.txt 0o100600",
+    ]
 
 
 def files_with(text: str, root: Path) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from engine.evidence import Fingerprint, Project
 from engine.files import read_record, write_record
 from engine.job.identity import identity
 from engine.paths import CODE
+from engine.privacy import scrub
 
 FILE = "code.json"
 
@@ -34,10 +35,11 @@ def present(settings: Any, script: str) -> Fingerprint:
 
 
 def keep(folder: Path, code: Fingerprint) -> None:
-    """Write down which code a job is from."""
-    parts = {
-        name: {"hash": found, "source": code.source(name)} for name, found in code.parts.items()
-    }
+    """Write down which code a job is from, without secrets; of other files only the hashes."""
+    parts = {name: {"hash": found} for name, found in code.parts.items()}
+    for name, part in parts.items():
+        if not name.startswith("file:"):
+            part["source"] = scrub(code.source(name), code=True)
     write_record(folder / FILE, {"schema": 1, "digest": code.digest, "parts": parts})
 
 
