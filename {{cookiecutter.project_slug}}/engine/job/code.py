@@ -63,7 +63,7 @@ def difference(folder: Path, code: Fingerprint) -> str:
     if kept.get("digest") == MIXED:
         return "it went on with changed code"
     if not isinstance(parts, dict):
-        return "it is not recorded"
+        return "its code was not recorded"
     before = {name: part.get("hash") for name, part in parts.items() if isinstance(part, dict)}
     names = [name for name in {**before, **code.parts} if before.get(name) != code.parts.get(name)]
     named, more = ", ".join(map(_in_python, names[:NAMED])), len(names) - NAMED
