@@ -171,7 +171,6 @@ def same(one: object, other: object) -> bool:
 def learnt(project: Project, job: str) -> dict[str, dict[str, object]]:
     """What a job has learnt, without what tells it from others that learn the same."""
     found = project.tensors(job)
-    del found["last"]["code"]
     for content in (found["best"], found["last"]["best"]):
         del content["settings"]["note"]
     return found

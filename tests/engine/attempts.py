@@ -80,7 +80,6 @@ class Ended:
         """Return what best.pt or last.pt holds, but for times and the code's hash."""
         content: dict[str, Any] = torch.load(self.folder / name, weights_only=True)
         content.get("parts", {}).pop("job.stopwatch", None)
-        content.pop("code", None)  # somebody may be at work on it
         content.pop("lines", None)  # of the journal, which has some for each attempt
         return content
 

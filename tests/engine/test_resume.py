@@ -150,7 +150,7 @@ class Draws(Loop):
 
     def evaluate(self, *args):
         metrics = super().evaluate(*args)
-        return {name: value + random.random() for name, value in metrics.items()}
+        return {name: value * random.random() for name, value in metrics.items()}
 
 
 @pytest.mark.parametrize("stop", [At("step", 9), At("batch", 2), At("batch", 8)])
