@@ -21,6 +21,7 @@ COPIED = {
     "docs/learning-curves.png",
     "docs/recipes.md",
     "docs/settings.md",
+    "engine/evidence/versions.json",
     "paper/paper.tex",
 }
 # The texts as their authors publish them.

@@ -39,8 +39,8 @@ def test_its_last_line_is_the_result_and_its_files_are_plain(
     assert last.startswith("job ") and " finished: test_loss " in last
     folder = project.folder(job_of(finished))
     assert {file.name for file in folder.iterdir()} == {
-        *("settings.json", "spec.json", "log.txt", "metrics.jsonl", "outcome.json", "logged"),
-        *("best.pt", "last.pt", "predictions.npz", "lock", "courier.lock", "sent.json"),
+        *("settings.json", "code.json", "spec.json", "log.txt", "metrics.jsonl", "outcome.json"),
+        *("best.pt", "last.pt", "predictions.npz", "lock", "courier.lock", "sent.json", "logged"),
     }
     best = torch.load(folder / "best.pt", weights_only=True)
     assert best["settings"]["epochs"] == 2 and set(best["models"]["model"]) >= {"mean", "std"}

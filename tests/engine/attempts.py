@@ -77,7 +77,7 @@ class Ended:
             return lines.Reader(file).read()
 
     def checkpoint(self, name: str) -> dict[str, Any]:
-        """Return what best.pt or last.pt holds, but for times and the code's hash."""
+        """Return what best.pt or last.pt holds, but for times."""
         content: dict[str, Any] = torch.load(self.folder / name, weights_only=True)
         content.get("parts", {}).pop("job.stopwatch", None)
         content.pop("lines", None)  # of the journal, which has some for each attempt
