@@ -23,11 +23,11 @@ hold() {
   if [[ $lock == - || -z $flock ]]; then return 0; fi
   if ((per_gpu > 1)); then kind=--shared; fi
   if ! open_locks "$lock.0" "$lock.$place"; then
-    say_once "$slot" "another run.sh, which makes its lock $lock again" && sleep 2
+    say_once "$slot" "has lost its lock $lock, which the next run.sh makes again" && sleep 2
   elif ! "$flock" --wait 1 9 || ! "$flock" --wait 1 $kind 8; then
-    say_once "$slot" "a job of another sweep"
+    say_once "$slot" "is in use by a job of another sweep"
   elif "$flock" --nonblock --exclusive 8 && is_busy "$slot"; then # no job of a sweep's
-    say_once "$slot" "another process ($usage)" && sleep 2
+    say_once "$slot" "is in use by another process ($usage)" && sleep 2
   elif "$flock" --nonblock $kind 8 && are_in_place "$lock.0" "$lock.$place"; then
     return 0
   fi
@@ -65,12 +65,12 @@ is_busy() {
 # Before a job that ran out of memory tries again: another process may have that memory.
 wait_until_free() {
   while [[ $1 != cpu ]] && ((per_gpu == 1)) && is_busy "$1" && goes_on; do
-    say_once "$1" "another process ($usage)" && sleep 2
+    say_once "$1" "is in use by another process ($usage)" && sleep 2
   done
 }
 
 say_once() {
-  if [[ $said != "$2" ]]; then said=$2 && echo "$1 is in use by $2; waiting"; fi
+  if [[ $said != "$2" ]]; then said=$2 && echo "$1 $2; waiting"; fi
 }
 
 # Runs one job on a slot, again if it may do better the next time; its last line is shown.
