@@ -76,6 +76,7 @@ def test_edited_it_runs_is_killed_continues_and_is_drawn(
     assert_drawn(parts, "learning-curves")
 
 
+@pytest.mark.full
 def test_a_third_setting_in_the_grid(base: tuple[Project, str], tmp_path: Path) -> None:
     project = edited(base[0], GRID, tmp_path / "project")
     sweep = project.command("bash", "run.sh")

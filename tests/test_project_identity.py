@@ -57,6 +57,7 @@ def test_another_project_of_the_same_name_is_refused_and_renamed_it_runs(
     assert sorted(project.ask(NAMES)) == [("alpha",), ("gamma",)]
 
 
+@pytest.mark.full
 def test_a_clone_shares_the_results(project: Project, tmp_path: Path) -> None:
     ran(project)
     clone = project.copy(tmp_path / "clone")
@@ -71,6 +72,7 @@ def test_renamed_it_still_has_its_results(project: Project) -> None:
     assert project.ask(NAMES) == [("beta",)]
 
 
+@pytest.mark.full
 def test_moved_it_finds_its_files_and_writes_none_in_the_old_place(
     project: Project, tmp_path: Path
 ) -> None:

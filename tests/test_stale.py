@@ -76,6 +76,7 @@ def test_the_store_alone_tells_as_well(project: Project, tmp_path: Path) -> None
     assert "was finished by other code (in another folder)" in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(
     made: Project, tmp_path: Path, number: int
@@ -97,6 +98,7 @@ def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(
     assert "it went on with changed code" in one_line(project.run(*LONG), 5)
 
 
+@pytest.mark.full
 def test_one_that_failed_starts_over_and_its_curve_is_of_the_new_code_alone(
     project: Project,
 ) -> None:
