@@ -130,6 +130,8 @@ class JobFolder(Generic[S]):
                 log.warning("%s was damaged; it is written again", name)
         if not self.begun:
             code.keep(self.path, self.code)
+            for advice in self.code.advice:
+                log.info("%s", advice)
         elif change:
             code.keep_mixed(self.path)
         log_every = self.runtime.log_every
