@@ -251,4 +251,4 @@ def test_files_that_hold_something_else(lab: Lab, content: str) -> None:
     for name in ("outcome.json", "lock", "metrics.jsonl"):
         (folder / name).write_text(content)
     (folder / "metrics.jsonl").write_text(f'{content} "elapsed_seconds"')
-    assert [line.split()[1] for line in listed(lab)[:-1]] == ["stale", "pending"]
+    assert [line.split()[1] for line in listed(lab)[:-1]] == ["pending", "pending"]

@@ -130,8 +130,8 @@ class Attempt(Generic[S]):
         begun it and it would go on with this code."""
         folder, change = self._folder, self._folder.code_change
         status = folder.outcome().get("status")
-        if change and status in ("failed", "diverged"):
-            return  # it starts over
+        if folder.starts_over:
+            return
         if (change and status == "finished") or (stored and not folder.begun):
             line = f"was finished by other code ({change or 'in another folder'})"
             sys.exit(leave(5, f"{self._label} {line}; --force runs it again with this code"))

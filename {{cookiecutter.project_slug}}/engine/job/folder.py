@@ -78,6 +78,16 @@ class JobFolder(Generic[S]):
         return code.difference(self.path, self.code) if self.begun else ""
 
     @property
+    def starts_over(self) -> bool:
+        """Whether the next attempt begins anew because the code has changed: the last one failed or
+        left no checkpoint."""
+        status = self.outcome().get("status")
+        if status == "finished" or not self.code_change:
+            return False
+        checkpoint = any((self.path / name).exists() for name in ("last.pt", "previous.pt"))
+        return status in ("failed", "diverged") or not checkpoint
+
+    @property
     def begun(self) -> bool:
         """Whether an attempt at the job has left something to go on from, or its results."""
         return any((self.path / name).exists() for name in (lines.FILE, "last.pt"))
@@ -119,10 +129,10 @@ class JobFolder(Generic[S]):
         What is damaged is mended, and said in the log.
         """
         self._open_log()
-        change, ended = self.code_change, self.outcome().get("status") in ("failed", "diverged")
-        if change and ended:
-            log.info("starting over: the code has changed since the job failed (%s)", change)
-        if self.runtime.force or self.finished() or (change and ended):
+        change, anew = self.code_change, self.starts_over
+        if anew:
+            log.info("starting over, since the code has changed (%s)", change)
+        if self.runtime.force or self.finished() or anew:
             for name in (lines.FILE, *RECORDS, "best.pt", "last.pt", "previous.pt"):
                 (self.path / name).unlink(missing_ok=True)
         for name in RECORDS:

@@ -109,7 +109,7 @@ class View:
         outcome, change = job.outcome(), job.code_change
         status, said = outcome.get("status"), str(outcome.get("said", ""))
         if change:
-            return State("pending" if status in ("failed", "diverged") else "stale", change)
+            return State("pending" if job.starts_over else "stale", change)
         if status == "finished":
             sent = self.store_is_away and delivered(job.path)
             return State("finished" if sent else "unsent")
