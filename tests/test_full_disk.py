@@ -134,7 +134,7 @@ def test_a_journal_goes_on_with_the_byte_that_did_not_fit(tmp_path: Path) -> Non
     assert_whole_lines(tmp_path / "metrics.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "step" in line] == list(range(100))
-    assert lines[-1] == {"end": "FAILED"}
+    assert lines[-1]["end"] == "FAILED"
 
 
 def test_read_only_disk(project: Project, stopped: Path, disk: Disk) -> None:
