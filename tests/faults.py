@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from engine.training import checkpoints
@@ -45,7 +46,9 @@ class Project:
         self.env = {**kept, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
 
     def copy(self, root: Path) -> "Project":
-        """The same project in another folder, without jobs and store."""
+        """The same project in another folder, with its id, but without jobs and store."""
+        if not (self.root / ".project-id").exists():
+            (self.root / ".project-id").write_text(uuid4().hex)
         left = shutil.ignore_patterns("runs", "mlflow.db*", "mlruns")
         return Project(Path(shutil.copytree(self.root, root, ignore=left)))
 

@@ -77,7 +77,6 @@ def end(job: subprocess.Popen[str]) -> None:
 def test_of_two_that_start_at_once_one_gives_way(
     project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    (project.root / ".project-id").write_text("0" * 32)  # which a clone would have as well
     other = project.copy(tmp_path / "other")
     store = f"sqlite:///{project.root}/mlflow.db"
     flags = (*LONG, "--note", "at once")
