@@ -75,7 +75,7 @@ def hydra(project: Path, epochs: str) -> list[str]:
     return [sys.executable, "hydra_run.py", "--multirun", *launcher, *grid]
 
 
-WAYS: dict[str, tuple[Command, int]] = {  # with so many threads a job; 0: as run.sh chooses
+WAYS: dict[str, tuple[Command, int]] = {  # and the threads of each job; 0: as run.sh chooses
     "run.sh": (run_sh(), 0),
     "GNU parallel": (parallel, 1),
     "Hydra, joblib launcher": (hydra, 1),

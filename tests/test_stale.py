@@ -145,3 +145,16 @@ def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project: Pro
     assert drawn.returncode == 0, drawn
     caption = (project.root / "figures" / "learning-curves.tex").read_text()
     assert "2 of the 3 jobs are repeats from different code." in caption
+
+
+def test_a_job_that_is_running_is_said_to_run_whatever_the_code(
+    made: Project, tmp_path: Path
+) -> None:
+    project = made.copy(tmp_path / "project")
+    job = project.start(*LONG)
+    wait_until(lambda: any(project.root.glob("runs/*/last.pt")))
+    edit(project, "models.py", "nn.ReLU()", "nn.GELU()")
+    said = one_line(project.run(*LONG), 4)
+    assert "is running already (process " in said
+    kill(job.pid)
+    ended(job)

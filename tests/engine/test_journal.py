@@ -1,4 +1,4 @@
-"""The journal: nothing that was written is lost or written twice, and no damage is taken for it."""
+"""The journal: nothing that was written is lost or written twice, and damaged lines are noticed."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from engine import locks
 from engine.cli.metrics import as_plain
 from engine.errors import Diverged, JobError, SettingsError, cause
 from engine.job import code, identity, interruption, project, provenance
@@ -130,7 +131,7 @@ class Attempt(Generic[S]):
         begun it and it would go on with this code."""
         folder, change = self._folder, self._folder.code_change
         status = folder.outcome().get("status")
-        if folder.starts_over:
+        if folder.starts_over or locks.held(folder.path / "lock"):  # which is said next
             return
         if (change and status == "finished") or (stored and not folder.begun):
             line = f"was finished by other code ({change or 'in another folder'})"

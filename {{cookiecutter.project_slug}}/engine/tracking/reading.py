@@ -152,13 +152,13 @@ def _leases(rows: list[Any]) -> dict[str, list[Lease]]:
 def _known_by_client(experiment: str) -> tuple[dict[str, float], dict[str, str], list[list[str]]]:
     settle(experiment)
     with asked() as client:
-        finished = all_runs(client, experiment, MARKED)
+        marked = all_runs(client, experiment, MARKED)
         running = [run.data.tags for run in all_runs(client, experiment, LEASED)]
+    finished = [run for run in marked if "job_id" in run.data.tags]
     keys = ("job_id", "owner", "host", "heartbeat")
     took = {
         run.data.tags["job_id"]: ((run.info.end_time or 0) - run.info.start_time) / 1000
         for run in finished
-        if "job_id" in run.data.tags
     }
     codes = {run.data.tags["job_id"]: run.data.tags.get("code", "") for run in finished}
     return took, codes, [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
