@@ -24,7 +24,7 @@ from engine.job.interruption import Interrupted
 from engine.sweeps import states
 from engine.tracking import sync
 from engine.tracking.delivery import Delivery, delivered
-from replayed import EVERY, TOTAL, Checkpoint, Courier, Killed, Store, Training
+from replayed import EVERY, TOTAL, Courier, Killed, Store, Training
 
 RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json", "code.json")
 STATES = {
@@ -50,12 +50,10 @@ class Result(NamedTuple):
 
 @dataclass
 class State:
-    """A job at rest: its runs folder, the store and the checkpoint. `result` is what comes of it
-    undamaged."""
+    """A job at rest: its runs folder and the store. `result` is what comes of it undamaged."""
 
     runs: Path
     store: Store
-    checkpoint: Checkpoint
     owner: str = ""
     result: Result | None = None
 
@@ -122,7 +120,7 @@ class Damages:
     def _made(self, name: str, root: Path) -> State:
         shutil.rmtree(self._live, ignore_errors=True)
         Courier.store, Courier.away = Store(), name == "unsent"
-        Training.checkpoint, Training.checkpoint_at = Checkpoint(0, 0), 5
+        Training.checkpoint_at = 5
         Training.ends = {"killed": Killed(), "sent": Killed()}.get(name)
         if name == "stopped":
             Training.ends, Training.checkpoint_at = Interrupted(signal.SIGTERM), TOTAL // 2
@@ -133,7 +131,7 @@ class Damages:
                 Delivery(self._folder).send()
         Training.ends, Courier.away = None, False
         shutil.copytree(self._live, root)
-        return State(root, copy.deepcopy(Courier.store), Training.checkpoint)
+        return State(root, copy.deepcopy(Courier.store))
 
     def _files_of_another(self, root: Path) -> dict[str, bytes]:
         """The same records of another job."""
@@ -147,7 +145,7 @@ class Damages:
     def _restore(self, state: State) -> None:
         shutil.rmtree(self._live, ignore_errors=True)
         shutil.copytree(state.runs, self._live)
-        Courier.store, Training.checkpoint = copy.deepcopy(state.store), state.checkpoint
+        Courier.store = copy.deepcopy(state.store)
 
     def _misread(self, state: State) -> str:
         """What those say that only look at the job, if it is wrong."""

@@ -4,6 +4,7 @@ store in memory and a courier in this process.
 Journal, records, locks and delivery are the engine's own.
 """
 
+import json
 import logging
 import signal
 from collections.abc import Iterable, Iterator, Mapping
@@ -98,8 +99,8 @@ class Run:
 class Training:
     """A stand-in for training.job.Job: logs known numbers from its checkpoint on."""
 
-    checkpoint = Checkpoint(0, 0)
     checkpoint_at = 0
+    """The step of its checkpoint."""
     ends: BaseException | None = None
     """What ends it in the middle."""
 
@@ -111,7 +112,7 @@ class Training:
 
     def train(self) -> dict[str, float]:
         """Go on to the end, or until the job is killed."""
-        journal, begun = self.folder.journal, Training.checkpoint
+        journal, begun = self.folder.journal, self._checkpoint()
         if lost := journal.go_on_from(begun.lines):
             log.warning("%s", lost)
         for step in range(begun.step + 1, TOTAL + 1):
@@ -123,11 +124,18 @@ class Training:
                 times = {"elapsed_seconds": float(step)}
                 journal.metrics(step, {"val_loss": 2 / step, **times}, of=TOTAL)
             if step == Training.checkpoint_at:
-                Training.checkpoint = Checkpoint(step, journal.lines)
+                self._file.write_text(json.dumps(Checkpoint(step, journal.lines)))
             if Training.ends and step == TOTAL // 2:
                 journal.flush()
                 raise Training.ends
         return {"test_loss": 0.5}
+
+    @property
+    def _file(self) -> Path:
+        return self.folder.path / "last.pt"
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(*json.loads(self._file.read_text()) if self._file.exists() else (0, 0))
 
     def finish(self, results: Mapping[str, float]) -> dict[str, float]:
         """Log the results."""
