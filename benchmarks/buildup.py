@@ -73,7 +73,7 @@ def by_run_py(project: Path, words: list[str]) -> dict[str, float]:
     """Milliseconds a step, MFU in per cent and MiB at most, by the job's own profile."""
     steps = "20" if torch.cuda.is_available() else "12"
     run(project, "run.py", *words, "--epochs", "1", "--profile", steps, "--force", "--quiet")
-    (path,) = project.glob("runs/*/profile.txt")
+    (path,) = project.glob("runs/*/*/profile.txt")
     report = path.read_text()
     shutil.rmtree(path.parent)
     found = {

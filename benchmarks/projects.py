@@ -40,7 +40,7 @@ def run(project: Path, *words: str) -> str:
 
 def journal(project: Path) -> list[dict[str, Any]]:
     """The points of the project's one job, which is removed."""
-    (path,) = project.glob("runs/*/metrics.jsonl")
+    (path,) = project.glob("runs/*/*/metrics.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     shutil.rmtree(path.parent)
     return [line for line in lines if "metrics" in line]

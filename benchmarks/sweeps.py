@@ -99,7 +99,7 @@ def seconds(way: str, epochs: str) -> float:
         done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True)
         took = time.perf_counter() - begun
         assert done.returncode == 0, done.stdout + done.stderr
-        finished = [p for p in project.glob("runs/*/outcome.json") if "finished" in p.read_text()]
+        finished = [p for p in project.glob("runs/*/*/outcome.json") if "finished" in p.read_text()]
         assert len(finished) == JOBS
         return took
 

@@ -84,8 +84,8 @@ class Project:
         )
 
     def folder(self, job_id: str) -> Path:
-        """A job's folder."""
-        return self.root / "runs" / job_id
+        """The folder of a job's only attempt."""
+        return attempt_in(self.root / "runs" / job_id)
 
     def ask(self, query: str, *values: object) -> list[tuple[object, ...]]:
         """Rows of the project's sqlite store."""
@@ -117,6 +117,13 @@ class Project:
         last = torch.load(self.folder(job_id) / "last.pt", weights_only=True)
         del last["parts"]["job.stopwatch"], last["lines"]
         return {"best": best, "last": last}
+
+
+def attempt_in(job: Path) -> Path:
+    """The folder of the only attempt at a job; a path that does not exist if there is none yet."""
+    found = list(job.glob("*/"))
+    assert len(found) < 2
+    return found[0] if found else job / "none"
 
 
 def curves(points: Iterable[tuple[Any, ...]]) -> Curves:

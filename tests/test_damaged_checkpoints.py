@@ -56,7 +56,7 @@ def stopped(project: Project, reference: str, tmp_path_factory: pytest.TempPathF
     """A copy of the project in which the same job was stopped: with two checkpoints."""
     copy = project.copy(tmp_path_factory.mktemp("stopped") / "copy")
     job = copy.start(*JOB)
-    wait_until((copy.folder(reference) / "previous.pt").exists)
+    wait_until(lambda: (copy.folder(reference) / "previous.pt").exists())
     kill(job.pid, signal.SIGTERM)
     assert ended(job).returncode == 128 + signal.SIGTERM
     return copy

@@ -23,7 +23,7 @@ def unsent(project: Project, tmp_path: Path) -> tuple[Project, Path]:
 def finished(done: subprocess.CompletedProcess[str], project: Project, folder: Path) -> str:
     """What a command printed that finished the job, with one run in the store."""
     assert (done.returncode, done.stderr) == (0, "")
-    assert [status for _, status in project.runs(folder.name)] == ["FINISHED"]
+    assert [status for _, status in project.runs(folder.parent.name)] == ["FINISHED"]
     return done.stdout
 
 
@@ -32,12 +32,14 @@ def test_a_journal(unsent: tuple[Project, Path]) -> None:
     project, folder = unsent
     path = folder / "metrics.jsonl"
     whole = path.read_bytes()
-    before = project.journalled(folder.name)
+    before = project.journalled(folder.parent.name)
     path.write_bytes(whole.replace(b'"step": 3,', b'"step": 4,', 1))
     sent = project.run("--sync")
     assert sent.returncode == 1
     line, last = sent.stderr.splitlines()
-    assert line.startswith(f"job {folder.name} cannot be sent: metrics.jsonl is damaged at line ")
+    assert line.startswith(
+        f"job {folder.parent.name} cannot be sent: metrics.jsonl is damaged at line "
+    )
     assert line.endswith("; the job's own command mends it")
     assert last == "0 of 1 jobs sent"
     finished(project.run(*JOB), project, folder)
@@ -45,10 +47,10 @@ def test_a_journal(unsent: tuple[Project, Path]) -> None:
     assert "metrics.jsonl was damaged and has lost 1 of its " in log
     assert "what was lost is missing in the curves" in log
     before["train_loss"] = [point for point in before["train_loss"] if point[0] != 3]
-    stored = project.stored(folder.name)
+    stored = project.stored(folder.parent.name)
     assert stored["train_loss"] == before["train_loss"]
     assert stored["test_loss"] == before["test_loss"]
-    assert stored == project.journalled(folder.name)
+    assert stored == project.journalled(folder.parent.name)
     query = "SELECT value FROM tags WHERE key = 'damaged'"
     assert "missing in the curves" in str(project.ask(query))
 
@@ -56,7 +58,7 @@ def test_a_journal(unsent: tuple[Project, Path]) -> None:
 def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
     """They are NUL bytes, or JSON of another type."""
     project, folder = unsent
-    before = project.journalled(folder.name)
+    before = project.journalled(folder.parent.name)
     for name in ("settings.json", "lock", "courier.lock"):
         (folder / name).write_bytes(b"\0" * 300)
     for name in ("outcome.json", "sent.json"):
@@ -66,7 +68,7 @@ def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
     finished(project.run(*JOB), project, folder)
     log = (folder / "log.txt").read_text()
     assert all(f"{name} was damaged" in log for name in ("settings.json", "outcome.json"))
-    assert project.stored(folder.name) == project.journalled(folder.name) == before
+    assert project.stored(folder.parent.name) == project.journalled(folder.parent.name) == before
     again = project.run(*JOB)
     assert "already finished: test_loss" in finished(again, project, folder)
 
@@ -75,12 +77,12 @@ def test_an_end_that_is_gone(unsent: tuple[Project, Path]) -> None:
     """The results were in it; they are computed again."""
     project, folder = unsent
     path = folder / "metrics.jsonl"
-    before = project.journalled(folder.name)
+    before = project.journalled(folder.parent.name)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-3]))
     line, _ = project.run("--sync").stderr.splitlines()
     assert "the end of metrics.jsonl is lost" in line
     finished(project.run(*JOB), project, folder)
-    assert project.stored(folder.name) == before
+    assert project.stored(folder.parent.name) == before
 
 
 def test_the_store_away_as_well(unsent: tuple[Project, Path]) -> None:

@@ -66,7 +66,7 @@ def test_figures_are_there_and_everything_is_named(demo):
     for place in ("demo", "demo/figures", "demo/runs", "demo/mlflow.db"):
         assert f"{folder}/{place}" in end
         assert (folder / place).exists()
-    assert len(list((folder / "demo" / "runs").glob("*/best.pt"))) == 12
+    assert len(list((folder / "demo" / "runs").glob("*/*/best.pt"))) == 12
 
 
 @pytest.mark.full

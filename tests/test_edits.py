@@ -42,7 +42,7 @@ def edited(base: Project, name: str, root: Path) -> Project:
 def killed(project: Project, *flags: str) -> None:
     """Kill a job after its first checkpoint."""
     job = project.start(*flags, *OFTEN)
-    wait_until(lambda: job.poll() is not None or any(project.root.glob("runs/*/last.pt")))
+    wait_until(lambda: job.poll() is not None or any(project.root.glob("runs/*/*/last.pt")))
     kill(job.pid)
     assert ended(job).returncode == -9, job.communicate()
 
@@ -80,7 +80,7 @@ def test_edited_it_runs_is_killed_continues_and_is_drawn(
 def test_a_third_setting_in_the_grid(base: tuple[Project, str], tmp_path: Path) -> None:
     project = edited(base[0], GRID, tmp_path / "project")
     sweep = project.command("bash", "run.sh")
-    wait_until(lambda: any(project.root.glob("runs/*/best.pt")))
+    wait_until(lambda: any(project.root.glob("runs/*/*/best.pt")))
     kill(-sweep.pid)
     assert ended(sweep).returncode == -9
     done = project.do("bash", "run.sh")

@@ -18,6 +18,7 @@ from faults import (
     assert_as_undisturbed,
     assert_nothing_torn,
     assert_whole_lines,
+    attempt_in,
     courier_of,
     ended,
     job_of,
@@ -82,19 +83,19 @@ def stopped(
         line = one_line(done, 1)
         print(f"{size}: {line}")
         assert f"failed: {FULL}" in line
-        assert_nothing_torn(disk.seen / "runs" / job_of(done))
+        assert_nothing_torn(attempt_in(disk.seen / "runs" / job_of(done)))
     job = job_of(done)
     left = Path(shutil.copytree(disk.seen / "runs" / job, at / job))
     disk.remount("size=50m")
     assert "continuing from last.pt" in project.behind(*disk.within).run(*flags).stdout
-    shutil.copytree(disk.seen / "runs" / job, project.folder(job))
+    shutil.copytree(disk.seen / "runs" / job, project.root / "runs" / job)
     disk.close()
     return left
 
 
 def test_full_disk(project: Project, reference: str, stopped: Path) -> None:
     """During the lock, the journal and each checkpoint: with space again it goes on to the end."""
-    assert {"last.pt", "previous.pt"} < {path.name for path in stopped.iterdir()}
+    assert {"last.pt", "previous.pt"} < {path.name for path in attempt_in(stopped).iterdir()}
     assert_as_undisturbed(project, stopped.name, project, reference)
 
 
@@ -105,7 +106,7 @@ def test_full_disk_under_the_journal(
     where, env = place(tmp_path)
     flags = (*JOB, *OFTEN, "--note", "journal", *where)
     job = job_of(project.run(*flags, "--pause-after", "1", **env))
-    folder = tmp_path / "runs" / job
+    folder = attempt_in(tmp_path / "runs" / job)
     for path in folder.iterdir():
         path.unlink()
     (folder / "metrics.jsonl").symlink_to(disk.at / "metrics.jsonl")
@@ -151,7 +152,7 @@ def test_read_only_disk(project: Project, stopped: Path, disk: Disk) -> None:
 
 @pytest.mark.parametrize("mode", [0o555, 0o000])
 def test_folder_of_someone_else(project: Project, stopped: Path, tmp_path: Path, mode: int) -> None:
-    folder = Path(shutil.copytree(stopped, tmp_path / "runs" / stopped.name))
+    folder = attempt_in(Path(shutil.copytree(stopped, tmp_path / "runs" / stopped.name)))
     for path in folder.iterdir():
         path.chmod(mode & 0o444)
     folder.chmod(mode)

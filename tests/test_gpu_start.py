@@ -155,7 +155,7 @@ def test_a_sweep_gives_each_job_a_gpu_and_asks_none_to_plan(
     write_grid(swept.root, *(f"--epochs 1 --seed {seed}" for seed in range(2)))
     done = ended(start(swept.root, swept.env))
     assert done.returncode == 0, done.stdout + done.stderr
-    journals = [path.read_text() for path in swept.root.glob("runs/*/metrics.jsonl")]
+    journals = [path.read_text() for path in swept.root.glob("runs/*/*/metrics.jsonl")]
     gpus = [re.findall(r'"gpu": ?"(\d)"', journal) for journal in journals]
     assert sorted(gpus) == [["0"], ["1"]]
     assert len(machine.starts()) == 2

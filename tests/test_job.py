@@ -200,10 +200,10 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(
     best = fresh.folder(job_of(away)) / "best.pt"
     written = best.stat().st_mtime_ns
     damaged = fresh.folder("000000000000")
-    damaged.mkdir()
+    damaged.mkdir(parents=True)
     (damaged / "metrics.jsonl").write_text("no line of a journal\n")
     sync = fresh.run("--sync")
-    shutil.rmtree(damaged)
+    shutil.rmtree(damaged.parent)
     assert sync.returncode == 1
     assert sync.stdout.startswith(f"job {job_of(away)} ")
     wrong, said = sync.stderr.splitlines()

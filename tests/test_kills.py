@@ -92,12 +92,15 @@ def left_alone(request: pytest.FixtureRequest, example: tuple[str, Project]) -> 
     return Left(project, (*ALL, *LOADERS[request.param], *OF_EXAMPLE[name]))
 
 
-def instants(folder: Path, chance: random.Random) -> dict[str, Callable[[], bool]]:
+def instants(project: Project, job: str, chance: random.Random) -> dict[str, Callable[[], bool]]:
     """Ways to choose the instant of a kill: each says whether it has come."""
     begun, wait = time.monotonic(), chance.uniform(0, START_UP)
 
+    def folder() -> Path:
+        return project.folder(job)  # which may not be there yet
+
     def journal() -> str:
-        file = folder / "metrics.jsonl"
+        file = folder() / "metrics.jsonl"
         return file.read_text() if file.exists() else ""
 
     evaluations = journal().count("elapsed_seconds") + chance.randrange(1, 8)
@@ -105,17 +108,17 @@ def instants(folder: Path, chance: random.Random) -> dict[str, Callable[[], bool
     return {
         "any": lambda: time.monotonic() - begun > wait,
         "training": lambda: journal().count('"lr"') > points,
-        "checkpoint": lambda: (folder / "last.part").exists(),
-        "best": lambda: (folder / "best.part").exists(),
+        "checkpoint": lambda: (folder() / "last.part").exists(),
+        "best": lambda: (folder() / "best.part").exists(),
         "evaluation": lambda: journal().count("elapsed_seconds") > evaluations,
-        "final save": lambda: "best_step" in journal() or any(folder.glob("outcome.json.part")),
+        "final save": lambda: "best_step" in journal() or any(folder().glob("outcome.json.part")),
     }
 
 
 def disturb(project: Project, left: Left, number: int, chance: random.Random) -> tuple[str, bool]:
     """Start a job and kill it at a random instant; when and whom, and whether the job has ended."""
     job = project.start(*left.flags)
-    ways = instants(project.folder(left.job), chance)
+    ways = instants(project, left.job, chance)
     way = chance.choice(list(ways))
     whom = chance.choice(["job", "courier", "both"]) if number == signal.SIGKILL else "job"
     while job.poll() is None and not ways[way]():
@@ -141,7 +144,7 @@ def torment(project: Project, left: Left, kills: int) -> "Counter[str]":
         if over:
             assert_as_left_alone(project, left)
             hit["ends"] += 1
-            shutil.rmtree(project.folder(left.job))
+            shutil.rmtree(project.root / "runs")
             (project.root / "mlflow.db").unlink()
     return hit
 

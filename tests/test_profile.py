@@ -102,7 +102,9 @@ def test_it_changes_no_result(project: Project, folder: Path) -> None:
     plain = project.copy(folder.parent.parent.with_name("plain"))
     done = plain.run(*FLAGS[:-2])
     assert done.returncode == 0, done.stderr
-    best, watched = (torch.load(root / "best.pt") for root in (plain.folder(folder.name), folder))
+    best, watched = (
+        torch.load(root / "best.pt") for root in (plain.folder(folder.parent.name), folder)
+    )
     assert best["models"]["model"] and same(best, watched)
 
 

@@ -222,7 +222,7 @@ def test_the_code_is_that_of_the_start(lab: Lab, git: bool) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert list((root / ".sweeps").iterdir()) == []
     assert [(i.code, i.commit) for i in lab.intervals()] == [("new file", commit)] * 4
-    diffs = list(root.glob("runs/*/changes.diff"))
+    diffs = list(root.glob("runs/*/*/changes.diff"))
     assert len(diffs) == (4 if git else 0)
     for diff in diffs:
         text = diff.read_text()

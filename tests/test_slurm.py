@@ -259,7 +259,7 @@ def test_a_preempted_job_comes_back_but_not_after_scancel(lab: Lab, cluster: Clu
     """Both get TERM: within the grace period, since that is to be the warning, and by scancel."""
     lab.write_grid(*map(light(seconds=600), range(2)))
     (array,) = arrays(lab.sweep("--slurm", "--", "--signal=B:TERM@60"), 2)
-    wait_until(lambda: len(list(lab.project.root.glob("runs/*/ran"))) == 2)
+    wait_until(lambda: len(list(lab.project.root.glob("runs/*/*/ran"))) == 2)
     cluster.preempt()
     both = [f"{array}_{number}" for number in range(2)]
 
@@ -308,5 +308,5 @@ def test_an_ordinary_user(project: Project, tmp_path: Path) -> None:
         assert (sweep.returncode, err) == (0, ""), out
         cluster.wait_until_empty()
         assert len({i.job for i in lab.intervals()}) == 3
-        owners = {path.owner() for path in lab.project.root.glob("runs/*/outcome.json")}
+        owners = {path.owner() for path in lab.project.root.glob("runs/*/*/outcome.json")}
         assert owners == {"nobody"}

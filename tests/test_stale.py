@@ -63,9 +63,21 @@ def test_forced_it_runs_again_and_is_finished_by_the_new_code(project: Project) 
     edit(project, "models.py", "256", "128")
     done = project.run(*SHORT, "--force")
     assert done.returncode == 0, done
-    assert len(project.runs(job_of(done))) == 1
+    assert len(project.runs(job_of(done))) == 2
     again = project.run(*SHORT)
     assert (again.returncode, "already finished" in again.stdout) == (0, True)
+
+
+def test_back_at_the_older_code_its_results_count_again(project: Project) -> None:
+    edit(project, "models.py", "256", "128")
+    newer = project.run(*SHORT, "--force").stdout.splitlines()[-1]
+    edit(project, "models.py", "128", "256")
+    older = project.run(*SHORT)
+    assert (older.returncode, "already finished" in older.stdout) == (0, True)
+    edit(project, "models.py", "256", "128")
+    again = project.run(*SHORT).stdout.splitlines()[-1]
+    assert again == newer.replace("finished", "already finished")
+    assert older.stdout.splitlines()[-1] != again
 
 
 def test_the_store_alone_tells_as_well(project: Project, tmp_path: Path) -> None:
@@ -83,10 +95,10 @@ def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(
 ) -> None:
     project = made.copy(tmp_path / "project")
     job = project.start(*LONG)
-    wait_until(lambda: any(project.root.glob("runs/*/last.pt")))
+    wait_until(lambda: any(project.root.glob("runs/*/*/last.pt")))
     kill(job.pid, number)
     ended(job)
-    (journal,) = project.root.glob("runs/*/metrics.jsonl")
+    (journal,) = project.root.glob("runs/*/*/metrics.jsonl")
     before = journal.read_bytes()
     edit(project, "models.py", "nn.ReLU()", "nn.GELU()")
     said = one_line(project.run(*LONG), 5)
@@ -138,13 +150,13 @@ def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project: Pro
     assert project.run(*SHORT, "--seed", "1").returncode == 0
     drawn = project.do("python", "plot.py", "--format", "png")
     said = one_line(drawn, 1)
-    assert "2 of 3 jobs are repeats from different code" in said
+    assert "2 of 3 jobs are from different code" in said
     assert "--redo-stale" in said and "--any-code" in said
     assert not (project.root / "figures").exists()
     drawn = project.do("python", "plot.py", "--format", "png", "--any-code")
     assert drawn.returncode == 0, drawn
     caption = (project.root / "figures" / "learning-curves.tex").read_text()
-    assert "2 of the 3 jobs are repeats from different code." in caption
+    assert "2 of the 3 jobs are from different code." in caption
 
 
 def test_a_job_that_is_running_is_said_to_run_whatever_the_code(
@@ -152,9 +164,9 @@ def test_a_job_that_is_running_is_said_to_run_whatever_the_code(
 ) -> None:
     project = made.copy(tmp_path / "project")
     job = project.start(*LONG)
-    wait_until(lambda: any(project.root.glob("runs/*/last.pt")))
+    wait_until(lambda: any(project.root.glob("runs/*/*/last.pt")))
     edit(project, "models.py", "nn.ReLU()", "nn.GELU()")
     said = one_line(project.run(*LONG), 4)
-    assert "is running already (process " in said
+    assert "is running already, with other code (models.MLP changed); --force runs it" in said
     kill(job.pid)
     ended(job)

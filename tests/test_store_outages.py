@@ -117,13 +117,13 @@ class Trial:
 
     def status(self) -> str:
         """The status of the job's one run in the store, if it is whole."""
-        runs = self._store.runs(self.folder.name)
+        runs = self._store.runs(self.folder.parent.name)
         mark = "true" if runs[0][0] == "FINISHED" else None
         return str(runs[0][0]) if [run[1] for run in runs] == [mark] else str(runs)
 
     def check(self, status: str) -> None:
         """The store has each metric of the journal once, and one run, that ended as it should."""
-        written, stored = self._written(), self._store.points(self.folder.name)
+        written, stored = self._written(), self._store.points(self.folder.parent.name)
         lost, added = written - stored, stored - written
         print(f"{written.total()} metrics, {lost.total()} lost, {added.total()} duplicated")
         steps = sorted(step for name, step, _, _ in written if name == "train_loss")
@@ -144,7 +144,7 @@ class Trial:
 
     def _is_owner(self) -> bool:
         """Whether a folder is the job's; notes which."""
-        for lock in (self._project.root / "runs").glob("*/lock"):
+        for lock in (self._project.root / "runs").glob("*/*/lock"):
             if _read(lock).get("pid") == self._process.pid:
                 self.folder = lock.parent
                 return True
@@ -233,7 +233,7 @@ def test_server_killed_for_good_and_the_rest_sent_later(
     outlived.check("FINISHED")
     sent = left.again("--sync")
     assert (sent.returncode, sent.stderr) == (0, "")
-    assert re.fullmatch(rf"job {left.folder.name} \w+\n1 of 1 jobs \w+\n", sent.stdout)
+    assert re.fullmatch(rf"job {left.folder.parent.name} \w+\n1 of 1 jobs \w+\n", sent.stdout)
     left.check("FINISHED")
     second = left.again("--sync")
     assert second.returncode == 0 and len(second.stdout.splitlines()) == 1

@@ -246,7 +246,7 @@ def test_files_that_hold_something_else(lab: Lab, content: str) -> None:
     lab.write_grid(light()(0), light()(1))
     first, second = (line.split()[0] for line in listed(lab)[:-1])
     assert first != second
-    folder = lab.project.folder(first)
+    folder = Path(json.loads(lab.sweep("--list", "--json").stdout)[0]["folder"])
     folder.mkdir(parents=True)
     for name in ("outcome.json", "lock", "metrics.jsonl"):
         (folder / name).write_text(content)

@@ -78,7 +78,7 @@ def test_killed_at_random_instants(lab: Lab, pytestconfig: pytest.Config) -> Non
         assert_fair_end(sweep.returncode, whom, number)
     done = lab.sweep()
     assert done.returncode == 0, done.stderr
-    outcomes = [json.loads(p.read_text()) for p in lab.project.root.glob("runs/*/outcome.json")]
+    outcomes = [json.loads(p.read_text()) for p in lab.project.root.glob("runs/*/*/outcome.json")]
     assert [outcome["status"] for outcome in outcomes] == ["finished"] * len(jobs)
     assert max(Counter(i.job for i in lab.intervals()).values()) == 1
     assert_one_at_a_time(lab.intervals())
@@ -103,7 +103,7 @@ def test_a_terminal_that_closes_says_so_twice(lab: Lab) -> None:
     (lab.project.root / "run.py").write_text(text.replace("time.sleep(", f"{slow}\ntime.sleep(", 1))
     lab.write_grid(light(seconds=600)(0))
     sweep = lab.start()
-    wait_until(lambda: bool(list(lab.project.root.glob("runs/*/ran"))))
+    wait_until(lambda: bool(list(lab.project.root.glob("runs/*/*/ran"))))
     sweep.send_signal(signal.SIGHUP)
     assert sweep.stderr and "stopping the jobs" in sweep.stderr.readline()
     sweep.send_signal(signal.SIGHUP)
@@ -119,7 +119,7 @@ def test_a_second_ctrl_c_kills(lab: Lab) -> None:
     (lab.project.root / "run.py").write_text(text.replace("time.sleep(", deaf))
     lab.write_grid(light(seconds=600)(0))
     sweep = lab.start()
-    wait_until(lambda: bool(list(lab.project.root.glob("runs/*/ran"))))
+    wait_until(lambda: bool(list(lab.project.root.glob("runs/*/*/ran"))))
     for said in ("stopping the jobs", "killing the jobs"):
         os.killpg(sweep.pid, signal.SIGINT)
         assert sweep.stderr and said in sweep.stderr.readline()

@@ -70,8 +70,9 @@ class Damages:
 
     def __init__(self, root: Path) -> None:
         self._live = root / "live" / "runs"
-        self._id = replayed.job(self._live).id
-        self._folder = self._live / self._id
+        self._folder = replayed.job(self._live).path
+        self._id = self._folder.parent.name
+        self._relative = self._folder.relative_to(self._live)
         self._others = self._files_of_another(root)
         self._states = {name: self._made(name, root / name) for name in STATES}
         for state in self._states.values():
@@ -81,7 +82,7 @@ class Damages:
 
     def try_one(self, record: str, chance: random.Random) -> Came:
         """Damage a record of the job in some state, and give its command again."""
-        there = [n for n, s in self._states.items() if (s.runs / self._id / record).exists()]
+        there = [n for n, s in self._states.items() if (s.runs / self._relative / record).exists()]
         name, change = chance.choice(there), chance.choice(MUTATIONS)
         self._restore(self._states[name])
         path = self._folder / record

@@ -1,6 +1,7 @@
 """A job that goes on with a damaged journal: real training, and a real store of the points."""
 
 import shutil
+import signal
 
 import stored
 from attempts import At, Ended, Toy
@@ -15,6 +16,7 @@ STOP, END = 5, 12
 def killed(toy: Toy) -> Ended:
     """A job that was killed after step 12 and goes on from its checkpoint of step 5."""
     first = toy.run("parts", stop=At("step", STOP))
+    assert first.status == 128 + signal.SIGTERM, first.log
     shutil.copy(first.folder / "last.pt", first.folder.parent)
     left = toy.run("parts", stop=At("step", END - STOP))
     shutil.copy(first.folder.parent / "last.pt", left.folder)

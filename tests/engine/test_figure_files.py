@@ -11,6 +11,7 @@ import stored
 from engine.results import figure_files, figures, plotting, provenance, venues
 from engine.results.metrics import NoResults
 from engine.results.predictions import predictions
+from toy import Settings
 
 ICML = venues.VENUES["icml"]
 
@@ -32,7 +33,8 @@ def draw(store, monkeypatch, capsys, tmp_path):
     def draw(*flags, of_all=None, of_one=None, only=None):
         where = ("--experiment", "sweep", "--out", tmp_path)
         monkeypatch.setattr(sys, "argv", ["plot.py", *map(str, where + flags)])
-        status = plotting.main(of_all or {}, of_one or {}, only or {}, {"lr": "learning rate"})
+        labels = {"lr": "learning rate"}
+        status = plotting.main(Settings, of_all or {}, of_one or {}, only or {}, labels)
         return status, *capsys.readouterr()
 
     return draw

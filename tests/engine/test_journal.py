@@ -64,7 +64,9 @@ def written(tmp_path: Path) -> Path:
     for step in range(1, 11):
         made.metrics(step, {"a": step / 3}, at=1000 + step)
     made.flush()
-    files.write_record(tmp_path / "settings.json", {"folder": tmp_path.name, "journal": made.start})
+    files.write_record(
+        tmp_path / "settings.json", {"id": tmp_path.parent.name, "journal": made.start}
+    )
     return tmp_path / FILE
 
 

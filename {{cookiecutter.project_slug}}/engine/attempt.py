@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -56,12 +56,13 @@ class Attempt(Generic[S]):
         project.project_id()
         project.share_with_group(self._folder.runtime.runs_root)
         known = self._ask_store()
-        if not self._folder.runtime.force:
-            self._leave_if_finished(known.codes)
-        self._folder.make()
+        folder = self._folder
+        if not folder.runtime.force:
+            self._leave_if_finished(known.finished.get(folder.id, {}))
+        folder.make()
         self._take()
-        for lease in known.leases.get(self._folder.id, []):
-            if lease.owner != self._folder.owner:
+        for lease in known.leases.get(folder.id, []):
+            if lease.code in code.same(folder.code) and lease.owner != folder.owner:
                 line = (
                     f"{self._label} is running already (on {lease.host}, says the tracking store)"
                 )
@@ -106,34 +107,39 @@ class Attempt(Generic[S]):
             return reading.known(experiment_name())
         except ConnectionError as error:
             self._store_is_away = str(error)
-            return reading.Known({}, {}, {})
+            return reading.Known({}, {})
 
-    def _leave_if_finished(self, codes: Mapping[str, str]) -> None:
-        last = self._folder.outcome()
+    def _leave_if_finished(self, codes: Collection[str]) -> None:
+        """End the process if the job needs no attempt, or may have none; `codes` are those by which
+        the store has it finished."""
+        folder, last = self._folder, self._folder.outcome()
         line = f"already finished: {last.get('said', 'see MLflow')}"
-        root = last.get("data_root", str(self._folder.runtime.data_root))
-        if root != str(self._folder.runtime.data_root):
+        root = last.get("data_root", str(folder.runtime.data_root))
+        if root != str(folder.runtime.data_root):
             line += f" (on --data-root {root})"
-        if codes.get(self._folder.id) == self._folder.code.digest:
+        if code.same(folder.code).intersection(codes) and not folder.redone:
             sys.exit(leave(0, f"{self._label} {line}"))
-        self._leave_if_stale(self._folder.id in codes)
-        if last.get("status") == "diverged" and not self._folder.code_change:
+        self._leave_if_stale(bool(codes))
+        if last.get("status") == "diverged" and not folder.code_change:
             line = f"diverged before: {last.get('said')}; --force starts it over"
             sys.exit(leave(1, f"{self._label} {line}"))
-        if self._folder.finished():
+        if folder.finished():
             self._take()
             self._courier = Courier()
-            self._courier.carry(self._folder.path)
+            self._courier.carry(folder.path)
             sys.exit(self._delivered(line))
 
     def _leave_if_stale(self, stored: bool) -> None:
-        """End the process if other code has finished the job, perhaps in another folder, or has
-        begun it and it would go on with this code."""
+        """End the process if other code has finished the job, perhaps in another folder, has begun
+        it and it would go on with this code, or is running it."""
         folder, change = self._folder, self._folder.code_change
-        status = folder.outcome().get("status")
-        if folder.starts_over or locks.held(folder.path / "lock"):  # which is said next
+        if change and folder.latest and locks.held(folder.latest / "lock"):
+            line = f"is running already, with other code ({change})"
+            sys.exit(leave(4, f"{self._label} {line}; --force runs it with this code, too"))
+        if folder.starts_over:
             return
-        if (change and status == "finished") or (stored and not folder.begun):
+        status = folder.outcome().get("status")
+        if (change and status == "finished") or (stored and not folder.latest):
             line = f"was finished by other code ({change or 'in another folder'})"
             sys.exit(leave(5, f"{self._label} {line}; --force runs it again with this code"))
         if change and not folder.runtime.continue_anyway:
@@ -214,7 +220,7 @@ class Attempt(Generic[S]):
             missing = f"not everything has been uploaded ({problem})"
             return leave(
                 3,
-                f"{self._label} {line}; {missing}: python run.py --sync uploads what is left",
+                f"{self._label} {line}; {missing}: python jobs.py sync uploads what is left",
             )
         return leave(0, f"{self._label} {line}")
 
@@ -224,7 +230,8 @@ class Scratch(Attempt[S]):
 
     def _begin(self) -> None:
         self._folder.label = "scratch"
-        self._folder.path = Path(tempfile.mkdtemp(prefix="scratch-"))
+        self._temporary = Path(tempfile.mkdtemp(prefix="scratch-"))
+        self._folder.root = self._temporary / self._folder.id
         self._folder.make()
         self._take()
         self._courier = NoCourier()
@@ -234,7 +241,7 @@ class Scratch(Attempt[S]):
         try:
             return super().run(main, check)
         finally:
-            shutil.rmtree(self._folder.path, ignore_errors=True)
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _failed(self, error: Exception) -> int:
         if not isinstance(error, SettingsError | JobError):

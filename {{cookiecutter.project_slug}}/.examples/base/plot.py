@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from engine.results import comparison, figures, metrics, plots, plotting, tables
+from settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,4 +153,4 @@ OF_ONE_JOB = {"confusion": confusion}
 
 
 if __name__ == "__main__":
-    sys.exit(plotting.main(FIGURES, OF_ONE_JOB, ONLY, LABELS))
+    sys.exit(plotting.main(Settings, FIGURES, OF_ONE_JOB, ONLY, LABELS))

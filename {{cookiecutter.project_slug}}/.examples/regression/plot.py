@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from engine.results import comparison, figures, metrics, plots, plotting, tables
+from settings import Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,4 +137,4 @@ FIGURES = {
 
 
 if __name__ == "__main__":
-    sys.exit(plotting.main(FIGURES, {}, ONLY, LABELS))
+    sys.exit(plotting.main(Settings, FIGURES, {}, ONLY, LABELS))

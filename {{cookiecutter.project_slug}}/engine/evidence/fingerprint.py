@@ -34,6 +34,9 @@ class Fingerprint:
     parts: Mapping[str, str]
     """The hash of each part."""
 
+    labels: Mapping[str, str]
+    """What each part is called in the digest: its name without the module, where that is unique."""
+
     advice: Sequence[str]
     """A line for each module that had to be taken whole, with the reason."""
 
@@ -112,6 +115,7 @@ class Project:
         return Fingerprint(
             digest=hashlib.sha256(text.encode()).hexdigest(),
             parts=parts,
+            labels={part: labels[part] for part in parts},
             advice=tuple(closure.advice.values()),
             _sources=closure.sources,
             _reached_from=closure.reached_from,

@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.evidence import Fingerprint, Project
 from engine.files import read_record, write_record
+from engine.job.acceptance import accepted
 from engine.job.identity import identity
 from engine.paths import CODE
 from engine.privacy import scrub
@@ -34,12 +35,18 @@ def present(settings: Any, script: str) -> Fingerprint:
     return _project(script).fingerprint(identity(settings))
 
 
+def same(code: Fingerprint) -> set[str]:
+    """Return the digests of all code whose results count as this code's."""
+    return accepted().same(code.digest)
+
+
 def keep(folder: Path, code: Fingerprint) -> None:
     """Write down which code a job is from, without secrets; of other files only the hashes."""
-    parts = {name: {"hash": found} for name, found in code.parts.items()}
-    for name, part in parts.items():
+    parts = {}
+    for name, found in code.parts.items():
+        parts[name] = {"hash": found, "label": code.labels[name]}
         if not name.startswith("file:"):
-            part["source"] = scrub(code.source(name), code=True)
+            parts[name]["source"] = scrub(code.source(name), code=True)
     write_record(folder / FILE, {"schema": 1, "digest": code.digest, "parts": parts})
 
 
@@ -53,24 +60,45 @@ def digest(folder: Path) -> str:
     return str(read_record(folder / FILE).get("digest", ""))
 
 
+def parts(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the parts of the code that a job is from, by name: `hash`, `label` and, but for other
+    files, `source`. Empty if they are not recorded."""
+    kept = read_record(folder / FILE).get("parts")
+    return kept if isinstance(kept, dict) else {}
+
+
+def changed(folder: Path, code: Fingerprint) -> list[str]:
+    """Return the names of the parts in which some code differs from that which a job is from, but
+    for changes that are accepted."""
+    kept = parts(folder)
+    labels = {part["label"]: name for name, part in kept.items()}
+    labels |= {label: name for name, label in code.labels.items()}
+    before = {part["label"]: part["hash"] for part in kept.values()}
+    after = {code.labels[name]: found for name, found in code.parts.items()}
+    before, after = accepted().oldest(before), accepted().oldest(after)
+    differing = [each for each in {**before, **after} if before.get(each) != after.get(each)]
+    return [labels.get(label, label) for label in differing]
+
+
 def difference(folder: Path, code: Fingerprint) -> str:
     """Return how some code differs from that which a job is from, in a few words, with the names of
     definitions as in Python: `models.ConvNet changed`. Empty if it is the same."""
     kept = read_record(folder / FILE)
-    parts = kept.get("parts")
-    if kept.get("digest") == code.digest:
+    if kept.get("digest") in same(code):
         return ""
     if kept.get("digest") == MIXED:
         return "it went on with changed code"
-    if not isinstance(parts, dict):
+    if not isinstance(kept.get("parts"), dict):
         return "its code was not recorded"
-    before = {name: part.get("hash") for name, part in parts.items() if isinstance(part, dict)}
-    names = [name for name in {**before, **code.parts} if before.get(name) != code.parts.get(name)]
-    named, more = ", ".join(map(_in_python, names[:NAMED])), len(names) - NAMED
+    names = changed(folder, code)
+    if not names:
+        return ""
+    named, more = ", ".join(map(in_python, names[:NAMED])), len(names) - NAMED
     return f"{named} and {more} more changed" if more > 0 else f"{named} changed"
 
 
-def _in_python(part: str) -> str:
+def in_python(part: str) -> str:
+    """Return a part's name as in Python: `models.ConvNet`, `models.py`."""
     module, _, name = part.partition(":")
     if name in ("<module>", "<file>"):
         return f"{module}.py"

@@ -1,20 +1,24 @@
-"""A job on disk: its id, its folder and who owns it.
+"""A job on disk: its id, the folder of its attempt and who owns that.
 
-`runs/<id>/` holds plain files: `settings.json`, `code.json` (the code that its results are from),
-`spec.json` (what the network must know of the data), `changes.diff` (of the code, against its
-commit), `log.txt`, `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt`
-(checkpoints), `predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`,
-`profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has
-come) and `outcome.json`, which is written last.
+`runs/<id>/<attempt>/` (attempts.py) holds plain files: `settings.json`, `code.json` (the code that
+its results are from), `spec.json` (what the network must know of the data), `changes.diff` (of the
+code, against its commit), `log.txt`, `metrics.jsonl` (the journal), `best.pt`, `last.pt` and
+`previous.pt` (checkpoints), `predictions.npz`, `logged/` (images, texts, tables and files),
+`profile.txt`, `profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the
+courier has come), `outcome.json`, which is written last, and after --force `before/`, what there
+was until then.
 
-The lock is held by the process that trains, so a job has one owner on this disk and a dead owner is
-known at once. The `owner` in the lock file tells the tracking store which folder a run is from.
+The lock is held by the process that trains, so an attempt has one owner on this disk and a dead
+owner is known at once. The `owner` in the lock file tells the tracking store which folder a run is
+from.
 """
 
 import logging
 import os
 import platform
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
@@ -25,7 +29,7 @@ from engine.cli.metrics import Metric, as_plain
 from engine.errors import JobError, SettingsError
 from engine.evidence import Fingerprint
 from engine.files import opened, read_record, record, write_record, write_text
-from engine.job import code, identity, journal, lines
+from engine.job import attempts, code, identity, journal, lines
 from engine.job.interruption import Interruption
 from engine.job.runtime import Runtime
 from engine.job.terminal import Terminal, log
@@ -49,7 +53,7 @@ STATUS = {
 
 
 class JobFolder(Generic[S]):
-    """A job's folder. `journal` is there once it is open."""
+    """A job's folder, `root`, and its attempt's, `path`. `journal` is there once it is open."""
 
     journal: journal.Journal
 
@@ -59,7 +63,7 @@ class JobFolder(Generic[S]):
         self.settings, self.runtime, self.metrics, self.script = settings, runtime, metrics, script
         self.id = identity.job_id(settings, script)
         self.label = f"job {self.id}"
-        self.path = _absolute(runtime.runs_root) / self.id
+        self.root = _absolute(runtime.runs_root) / self.id
         self.interruption = Interruption()
 
     @property
@@ -72,25 +76,48 @@ class JobFolder(Generic[S]):
         """The code that the job's results would depend on now."""
         return code.present(self.settings, self.script)
 
+    @cached_property
+    def path(self) -> Path:
+        """The folder of the attempt with the present code, or with code that is accepted as the
+        same; with --continue-anyway that of the last one that was stopped, if there is no other."""
+        own = self.root / attempts.name(self.code.digest)
+        if attempts.begun(own):
+            return own
+        newest_first = attempts.all_of(self.root)[::-1]
+        found = [path for path in newest_first if not code.difference(path, self.code)]
+        if self.runtime.continue_anyway:
+            found += filter(attempts.can_go_on, newest_first)
+        return found[0] if found else own
+
+    @property
+    def begun(self) -> bool:
+        """Whether the attempt has left something to go on from, or its results."""
+        return attempts.begun(self.path)
+
+    @property
+    def latest(self) -> Path | None:
+        """The folder of the attempt, or if that has not begun, of the last one with other code."""
+        return self.path if self.begun else next(iter(attempts.all_of(self.root)[::-1]), None)
+
     @property
     def code_change(self) -> str:
-        """How the code has changed since the job began, in a few words; empty if it has not."""
-        return code.difference(self.path, self.code) if self.begun else ""
+        """How the code has changed since the latest attempt began, in a few words; empty if it has
+        not."""
+        return code.difference(self.latest, self.code) if self.latest else ""
 
     @property
     def starts_over(self) -> bool:
         """Whether the next attempt begins anew because the code has changed: the last one failed or
         left no checkpoint."""
-        status = self.outcome().get("status")
-        if status == "finished" or not self.code_change:
+        if self.latest is None or not self.code_change:
             return False
-        checkpoint = any((self.path / name).exists() for name in ("last.pt", "previous.pt"))
-        return status in ("failed", "diverged") or not checkpoint
+        finished = attempts.status(self.latest) == "finished"
+        return not finished and not attempts.can_go_on(self.latest)
 
     @property
-    def begun(self) -> bool:
-        """Whether an attempt at the job has left something to go on from, or its results."""
-        return any((self.path / name).exists() for name in (lines.FILE, "last.pt"))
+    def redone(self) -> bool:
+        """Whether --force has begun the attempt anew, and it has not finished since."""
+        return (self.path / attempts.BEFORE).exists()
 
     @property
     def pause_after(self) -> str:
@@ -99,7 +126,10 @@ class JobFolder(Generic[S]):
 
     def make(self) -> None:
         """Make sure that the job can write; raises SettingsError if it cannot."""
+        old = self.latest if self.starts_over else None
         try:
+            if old and attempts.status(old) != "diverged":
+                attempts.replace(old, self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             os.close(locks.opened(self.path / "lock"))
         except OSError as error:
@@ -118,10 +148,12 @@ class JobFolder(Generic[S]):
         self.owner = _owner(lock, self.path)
 
     def discard(self) -> None:
-        """Remove the folder again if there is nothing in it."""
+        """Remove the folders again if there is nothing in them."""
         if [file.name for file in self.path.iterdir()] == ["lock"]:
             (self.path / "lock").unlink()
             self.path.rmdir()
+            with suppress(OSError):  # there are other attempts
+                self.root.rmdir()
 
     def open(self) -> None:
         """Begin, or continue what an earlier attempt left; with --force, start over.
@@ -132,8 +164,10 @@ class JobFolder(Generic[S]):
         change, anew = self.code_change, self.starts_over
         if anew:
             log.info("starting over, since the code has changed (%s)", change)
-        if self.runtime.force or self.finished() or anew:
-            for name in (lines.FILE, *RECORDS, "best.pt", "last.pt", "previous.pt"):
+        if self.runtime.force:
+            attempts.put_aside(self.path)
+        elif self.finished() or anew:
+            for name in (lines.FILE, *RECORDS, "best.pt", *attempts.CHECKPOINTS):
                 (self.path / name).unlink(missing_ok=True)
         for name in RECORDS:
             if (self.path / name).exists() and not lines.record_of(self.path, name):
@@ -157,13 +191,13 @@ class JobFolder(Generic[S]):
     def _about(self) -> dict[str, Any]:
         return {
             "schema": 1,
-            "folder": self.path.name,
             "id": self.id,
             "name": self.name,
             "script": self.script,
             "settings": identity.identity(self.settings),
             "metrics": as_plain(self.metrics),
             "owner": self.owner,
+            "code": code.digest(self.path),
             "journal": self.journal.start,
         }
 
@@ -177,7 +211,7 @@ class JobFolder(Generic[S]):
         self.journal.close(STATUS[status])
         outcome = {
             "schema": 1,
-            "folder": self.path.name,
+            "id": self.id,
             "status": status,
             "said": said,
             "data_root": str(self.runtime.data_root),
@@ -186,13 +220,17 @@ class JobFolder(Generic[S]):
             "lines": self.journal.lines,
         }
         write_record(self.path / "outcome.json", outcome)
+        if status == "finished":
+            shutil.rmtree(self.path / attempts.BEFORE, ignore_errors=True)
 
     def outcome(self) -> dict[str, Any]:
-        """How the job's last attempt ended; empty if it has not, or that cannot be read."""
-        return lines.record_of(self.path, "outcome.json")
+        """How the latest attempt ended; empty if it has not, or that cannot be read."""
+        return lines.record_of(self.latest, "outcome.json") if self.latest else {}
 
     def finished(self) -> bool:
-        """Whether the last attempt finished the job, and what is sent of it is whole."""
+        """Whether the attempt finished the job, and what is sent of it is whole."""
+        if not self.begun:
+            return False
         outcome = self.outcome()
         if outcome.get("status") != "finished" or not lines.record_of(self.path, "settings.json"):
             return False
@@ -215,8 +253,8 @@ def _absolute(runs_root: Path) -> Path:
 
 
 def owner_of(folder: Path) -> str:
-    """The word for itself of a job's folder whose lock this process does not hold; empty if it has
-    none yet."""
+    """The word for itself of an attempt's folder whose lock this process does not hold; empty if it
+    has none yet."""
     records = (lines.record_of(folder, name) for name in ("lock", "settings.json"))
     return next((str(each["owner"]) for each in records if each), "")
 
@@ -228,10 +266,10 @@ def _owner(lock: TextIO, folder: Path) -> str:
     """
     file = lock.fileno()
     held = opened(os.pread(file, WIDTH, 0).rstrip(b" "))
-    if held.get("folder") != folder.name:
+    if held.get("id") != folder.parent.name:
         held = lines.record_of(folder, "settings.json")
     owner = str(held.get("owner") or uuid4().hex)
-    now = {"folder": folder.name, "owner": owner, "pid": os.getpid(), "host": platform.node()}
+    now = {"id": folder.parent.name, "owner": owner, "pid": os.getpid(), "host": platform.node()}
     os.pwrite(file, record(now).ljust(WIDTH), 0)  # over the old at once: never half of either
     os.ftruncate(file, WIDTH)
     os.fsync(file)

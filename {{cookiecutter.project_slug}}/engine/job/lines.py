@@ -51,9 +51,9 @@ def start_in(line: bytes) -> dict[str, Any]:
 
 
 def record_of(folder: Path, name: str) -> dict[str, Any]:
-    """Return a record in a job's folder; empty if it is missing, damaged or of another folder."""
+    """Return a record of an attempt; empty if it is missing, damaged or of another job."""
     found = read_record(folder / name)
-    return found if found.get("folder") == folder.name else {}
+    return found if found.get("id") == folder.parent.name else {}
 
 
 def expected(folder: Path, journal: str) -> int:

@@ -34,7 +34,7 @@ class Runtime:
     """Folder that contains the datasets."""
 
     runs_root: Path = PROJECT / "runs"
-    """Folder in which each job has its own folder."""
+    """Folder with a folder for each job, and in that one for each attempt."""
 
     log_every: int | Literal["auto"] = setting("auto", at_least=1)
     """Optimizer steps between two logged points of the training metrics, each the mean over these
@@ -59,14 +59,12 @@ class Runtime:
 
     # Actions
     force: bool = False
-    """Start over, even if the job is finished or diverged."""
+    """Start over, even if the job is finished or diverged. What it has left so far is kept until it
+    has finished again."""
 
     continue_anyway: bool = False
-    """Continue, even if the code has changed since the job began. Its results then belong to no
-    version of the code."""
+    """Continue the last attempt, even if the code has changed since it began. Its results then
+    belong to no version of the code."""
 
     scratch: bool = False
     """Run without a job id and leave nothing behind."""
-
-    sync: bool = False
-    """Do not train: upload what the tracking store lacks of all jobs in --runs-root."""

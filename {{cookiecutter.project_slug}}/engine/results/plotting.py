@@ -21,6 +21,7 @@ Drawing = Callable[["pd.DataFrame"], tuple[Any, str]]
 
 
 def main(
+    kind: type[Any],
     of_all: Mapping[str, Drawing],
     of_one: Mapping[str, Drawing],
     only: Mapping[str, Any],
@@ -29,8 +30,8 @@ def main(
     """Draw figures, by their names: those `of_all` jobs that have the settings of `only`, and those
     `of_one` of them, by default the best on validation data.
 
-    `labels` are what settings are called in figures. Returns the exit status: 1 if a figure would
-    not print right, or none could be drawn.
+    `kind` is the class of the project's settings, `labels` are what settings are called in figures.
+    Returns the exit status: 1 if a figure would not print right, or none could be drawn.
     """
     args = _parser().parse_args()
     try:
@@ -40,7 +41,7 @@ def main(
         if args.venue == "list":
             print(venues.listing())
             return 0
-        return _draw_all(args, of_all, of_one, only, labels)
+        return _draw_all(args, kind, of_all, of_one, only, labels)
     except SettingsError as error:
         status, said = 2, str(error)
     except (NoResults, OSError) as error:
@@ -51,6 +52,7 @@ def main(
 
 def _draw_all(
     args: argparse.Namespace,
+    kind: type[Any],
     of_all: Mapping[str, Drawing],
     of_one: Mapping[str, Drawing],
     only: Mapping[str, Any],
@@ -60,10 +62,10 @@ def _draw_all(
     style.label_settings(labels)
     if args.experiment == experiment_name():
         reading.settle(args.experiment)
-    every = tables.jobs(args.experiment)
+    every = tables.jobs(args.experiment, kind)
     jobs = tables.only(every, only)
     declared(jobs)  # two directions of one metric let no figure be true
-    mixed = _mixed_code(jobs, args.any_code)
+    mixed = _other_code(jobs, args.any_code)
     _check_job(args.job, every)
     figures.use(venue)
     left_out: dict[str, list[str]] = {}
@@ -120,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", default="pdf,png", help=f"of {known}, with commas; default: %(default)s")
     add("--job", default="", metavar="ID", help="for figures of one job; default: the best")
     add("--unchecked", action="store_true", help="write figures even if the print check fails")
-    add("--any-code", action="store_true", help="draw means over jobs of different code, too")
+    add("--any-code", action="store_true", help="draw jobs of different code, too")
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     return parser
 
@@ -134,20 +136,26 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _mixed_code(jobs: "pd.DataFrame", any_code: bool) -> str:
-    """The sentence for captions where repeats of a job are from different code.
+def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
+    """The sentence for captions where jobs are from different code.
 
-    Raises NoResults unless they are to be drawn all the same.
+    Raises NoResults unless they are to be drawn all the same. That all are from older code is a
+    warning: they may well be from the same.
     """
+    stale, n = jobs.loc[jobs["stale"], "job_id"], len(jobs)
     mixed = groups.of_mixed_code(jobs)
-    if not mixed:
-        return ""
-    if any_code:
-        return f" {len(mixed)} of the {len(jobs)} jobs are repeats from different code."
-    raise NoResults(
-        f"{len(mixed)} of {len(jobs)} jobs are repeats from different code, such as {mixed[0]}; "
-        "bash run.sh --redo-stale runs what is stale again, --any-code draws them all the same"
-    )
+    if not mixed and len(stale) < n:
+        mixed = [*stale]
+    if any_code and mixed:
+        return f" {len(mixed)} of the {n} jobs are from different code."
+    if mixed:
+        raise NoResults(
+            f"{len(mixed)} of {n} jobs are from different code, such as {mixed[0]}; "
+            "bash run.sh --redo-stale runs what is stale again, --any-code draws them all the same"
+        )
+    if len(stale) and not any_code:
+        print("plot.py: the code has changed since these jobs finished", file=sys.stderr)
+    return ""
 
 
 def _check_job(job_id: str, jobs: "pd.DataFrame") -> None:

@@ -9,11 +9,11 @@ pandas is imported when a table is first asked for.
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import SettingsError, did_you_mean
+from engine.results import freshness
 from engine.results.metrics import DECLARED, Measured, NoResults
 from engine.results.predictions import predictions
 from engine.tracking import reading, stored_jobs
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 __all__ = ["curves", "jobs", "only", "predictions", "times_to"]
 
-WORDS = {"True": True, "False": False, "None": None}
-
 OWN = ("job_id", "run_id", "ended", "diverged")
 """What a table of jobs has beside their settings, metrics and tags."""
 
 
-def jobs(experiment: str) -> "pd.DataFrame":
+def jobs(experiment: str, kind: type[Any] | None = None) -> "pd.DataFrame":
     """Return one row per job, by job id: its settings, last metrics and tags, each a column.
+
+    With the class of the project's settings (`kind`), a job's row is that of its attempt with the
+    present code, if it has one; without, that of its last one. Whether it is of other code than the
+    present is in the column `stale`.
 
     The jobs are those that finished, and those that `diverged`, as that column says: they have
     settings, but no metrics. Settings have today's names; one that a job is older than has its
@@ -39,7 +41,7 @@ def jobs(experiment: str) -> "pd.DataFrame":
     `attrs["settings"]`. Raises NoResults where no job has finished, ConnectionError where the store
     cannot be read.
     """
-    found = stored_jobs.jobs(experiment)
+    found = freshness.chosen(stored_jobs.jobs(experiment), kind)
     if all(job["diverged"] for job in found):
         raise NoResults(_why_none(experiment, len(found)))
     import pandas as pd
@@ -118,6 +120,7 @@ def _points(runs: tuple[str, ...], key: str) -> "pd.DataFrame":
 def _row(job: stored_jobs.StoredJob) -> dict[str, Any]:
     metrics = {} if job["diverged"] else job["metrics"]
     own = {key: value for key, value in job.items() if key in OWN}
+    own["stale"] = freshness.STALE in job["tags"]
     about = {
         "hardware": job["tags"].get("device", "unknown"),
         DECLARED: job["tags"].get("metrics", "{}"),
@@ -134,7 +137,7 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
     settings: dict[str, list[Any]] = {}
     for name in set(older).union(*params):
         texts = [each.get(name) for each in params]
-        values = [older.get(name) if text is None else _value(text) for text in texts]
+        values = [older.get(name) if text is None else freshness.value(text) for text in texts]
         words = any(isinstance(value, str) for value in values)
         as_text = [
             value if text is None else text for value, text in zip(values, texts, strict=True)
@@ -157,17 +160,6 @@ def _today(name: str, renamed: Mapping[str, str]) -> str:
     while (name := renamed.get(name, name)) not in seen:
         seen.add(name)
     return name
-
-
-def _value(text: str) -> bool | int | float | str | None:
-    """A setting as it was before it was stored as text."""
-    if text in WORDS:
-        return WORDS[text]
-    for number in (int, float):
-        with suppress(ValueError):
-            if repr(number(text)) == text != "nan":  # words may look like numbers: 01, 1_000
-                return number(text)
-    return text
 
 
 def _why_none(experiment: str, diverged: int) -> str:

@@ -11,7 +11,7 @@ failed       it ended with an error
 diverged     its loss or its weights were no longer finite; --force starts it over
 pending      it has not begun
 
-`python -m engine.sweeps.states FOLDER` waits until nobody trains a job.
+`python -m engine.sweeps.states FOLDER` waits until nobody trains the job of an attempt.
 """
 
 import json
@@ -20,13 +20,13 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine import locks
 from engine.errors import SettingsError
-from engine.job import lines
+from engine.job import attempts, code, lines
 from engine.job.folder import JobFolder, owner_of
 from engine.job.identity import identity
 from engine.job.terminal import duration, leave
@@ -65,7 +65,7 @@ class View:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.store_is_away = False
-        self._known = reading.Known({}, {}, {})
+        self._known = reading.Known({}, {})
         self._queued: dict[str, str] = {}
         try:
             self._known = reading.known(experiment_name())
@@ -77,20 +77,25 @@ class View:
         except SettingsError as error:
             self.problems.append(f"{error}; what is in its queue is not known")
 
+    @property
+    def finished(self) -> Set[str]:
+        """The ids of the jobs that the store has finished, with whichever code."""
+        return self._known.finished.keys()
+
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""
-        known, code = job.id in self._known.finished, self._known.codes.get(job.id)
-        if known and not job.runtime.force:
-            if code == job.code.digest:
-                return State("finished")
-            if job.code_change or not job.begun:
-                return State("stale", job.code_change or "in another folder")
-        if locks.held(job.path / "lock"):
-            return State("running", *progress(job.path))
-        if lease := self._lease(job.id, job.path):
+        finished = self._known.finished.get(job.id, {})
+        counts = code.same(job.code).intersection(finished)
+        if counts and not job.runtime.force and not job.redone:
+            return State("finished")
+        if job.latest and locks.held(job.latest / "lock"):
+            return State("running", *progress(job.latest))
+        if lease := self._lease(job):
             return State("running", f"on {lease.host}")
         if job.id in self._queued:
             return State("queued", self._queued[job.id])
+        if finished and not job.runtime.force and not job.latest:
+            return State("stale", "in another folder")
         return State("pending") if job.runtime.force else self._by_folder(job)
 
     def warn(self) -> None:
@@ -100,11 +105,13 @@ class View:
 
     def seconds(self, jobs: Iterable[JobFolder[Any]]) -> list[float]:
         """Return how long the finished ones among the jobs have taken."""
-        return [self._known.finished[job.id] for job in jobs if job.id in self._known.finished]
+        return [
+            seconds for job in jobs for seconds in self._known.finished.get(job.id, {}).values()
+        ]
 
     def _by_folder(self, job: JobFolder[Any]) -> State:
         """The state of a job that nobody trains and that the store does not have."""
-        if not job.begun:
+        if not job.latest:
             return State("pending")
         outcome, change = job.outcome(), job.code_change
         status, said = outcome.get("status"), str(outcome.get("said", ""))
@@ -119,10 +126,11 @@ class View:
             return State("paused", *progress(job.path))
         return State("interrupted", *progress(job.path))
 
-    def _lease(self, job_id: str, folder: Path) -> reading.Lease | None:
-        leases = self._known.leases.get(job_id, [])
-        owner = owner_of(folder) if leases else ""
-        return next((lease for lease in leases if lease.owner != owner), None)
+    def _lease(self, job: JobFolder[Any]) -> reading.Lease | None:
+        leases = self._known.leases.get(job.id, [])
+        owner = owner_of(job.path) if leases else ""
+        others = (lease for lease in leases if lease.owner != owner)
+        return next((lease for lease in others if lease.code in code.same(job.code)), None)
 
 
 def progress(folder: Path) -> tuple[str, float | None]:
@@ -201,16 +209,18 @@ def _last_evaluation(folder: Path) -> dict[str, Any]:
 
 
 def _wait_for(folder: Path) -> None:
-    """Return once no process has a job's lock and no other folder has its lease."""
-    with locks.waiting(folder / "lock"):
-        pass
+    """Return once no process has an attempt's lock, or that of another at the job, and no other
+    folder has its lease."""
+    for lock in sorted(folder.parent.glob("*/lock")):
+        with locks.waiting(lock):
+            pass
     while True:
         try:
             known = reading.known(experiment_name())
         except ConnectionError:
             return
-        owner = owner_of(folder)
-        if all(lease.owner == owner for lease in known.leases.get(folder.name, [])):
+        leases, owner = known.leases.get(folder.parent.name, []), owner_of(folder)
+        if all(each.owner == owner for each in leases if attempts.name(each.code) == folder.name):
             return
         time.sleep(LOOK)
 

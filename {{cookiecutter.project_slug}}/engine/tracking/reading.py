@@ -8,7 +8,7 @@ functions raise ConnectionError when the store cannot be read.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,9 +36,10 @@ WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
 ORDER BY id.value, runs.end_time
 """
 RUNNING = """
-SELECT id.value, owner.value, host.value, beat.value FROM runs
+SELECT id.value, code.value, owner.value, host.value, beat.value FROM runs
 JOIN experiments USING (experiment_id)
 JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
 JOIN tags AS owner ON owner.run_uuid = runs.run_uuid AND owner.key = 'owner'
 JOIN tags AS host ON host.run_uuid = runs.run_uuid AND host.key = 'host'
 JOIN tags AS beat ON beat.run_uuid = runs.run_uuid AND beat.key = 'heartbeat'
@@ -62,17 +63,17 @@ LONGEST_QUERY = 20.0
 
 
 class Lease(NamedTuple):
-    """Who trains a job, by the store's account."""
+    """Who trains a job and with which code, by the store's account."""
 
+    code: str
     owner: str
     host: str
 
 
 class Known(NamedTuple):
-    """By job id: how many seconds finished jobs took, the digests of their code, and leases."""
+    """By job id: how many seconds it took to finish with which code, by its digest; and leases."""
 
-    finished: dict[str, float]
-    codes: dict[str, str]
+    finished: dict[str, dict[str, float]]
     leases: dict[str, list[Lease]]
 
 
@@ -121,9 +122,7 @@ def known(experiment: str) -> Known:
         settle(experiment)
         finished = select(FINISHED, LONGEST_QUERY, experiment=experiment)
         running = select(RUNNING, LONGEST_QUERY, experiment=experiment)
-        took = {job_id: (end - start) / 1000 for job_id, _, end, start in finished}
-        codes = {job_id: code or "" for job_id, code, *_ in finished}
-        return Known(took, codes, _leases(running))
+        return Known(_finished(finished), _leases(running))
     command = [sys.executable, "-m", "engine.tracking.reading", experiment]
     try:
         answer = subprocess.run(
@@ -136,32 +135,39 @@ def known(experiment: str) -> Known:
         raise SettingsError(address.last_line(answer.stderr))
     if answer.returncode:
         raise ConnectionError(address.last_line(answer.stderr))
-    took, codes, running = json.loads(answer.stdout)
-    return Known(took, codes, _leases(running))
+    finished, running = json.loads(answer.stdout)
+    return Known(_finished(finished), _leases(running))
 
 
-def _leases(rows: list[Any]) -> dict[str, list[Lease]]:
-    """From rows of (job id, owner, host, heartbeat) of runs that are RUNNING."""
+def _finished(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, float]]:
+    """From rows of (job id, digest of its code, end, start) of runs that finished."""
+    finished: dict[str, dict[str, float]] = {}
+    for job_id, code, end, start in rows:
+        finished.setdefault(job_id, {})[code or ""] = ((end or 0) - start) / 1000
+    return finished
+
+
+def _leases(rows: Iterable[Sequence[Any]]) -> dict[str, list[Lease]]:
+    """From rows of (job id, code, owner, host, heartbeat) of runs that are RUNNING."""
     leases: dict[str, list[Lease]] = {}
-    for job_id, owner, host, beat in rows:
+    for job_id, code, owner, host, beat in rows:
         if fresh("RUNNING", beat):
-            leases.setdefault(job_id, []).append(Lease(owner, host))
+            leases.setdefault(job_id, []).append(Lease(code, owner, host))
     return leases
 
 
-def _known_by_client(experiment: str) -> tuple[dict[str, float], dict[str, str], list[list[str]]]:
+def _rows_by_client(experiment: str) -> tuple[list[list[Any]], list[list[str]]]:
+    """The rows of runs that finished, and of those that are RUNNING."""
     settle(experiment)
     with asked() as client:
-        marked = all_runs(client, experiment, MARKED)
+        marked = [run for run in all_runs(client, experiment, MARKED) if "job_id" in run.data.tags]
         running = [run.data.tags for run in all_runs(client, experiment, LEASED)]
-    finished = [run for run in marked if "job_id" in run.data.tags]
-    keys = ("job_id", "owner", "host", "heartbeat")
-    took = {
-        run.data.tags["job_id"]: ((run.info.end_time or 0) - run.info.start_time) / 1000
-        for run in finished
-    }
-    codes = {run.data.tags["job_id"]: run.data.tags.get("code", "") for run in finished}
-    return took, codes, [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
+    finished = [
+        [run.data.tags["job_id"], run.data.tags.get("code"), run.info.end_time, run.info.start_time]
+        for run in marked
+    ]
+    keys = ("job_id", "code", "owner", "host", "heartbeat")
+    return finished, [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
 
 
 def all_runs(client: "MlflowClient", experiment: str, query: str) -> "list[Run]":
@@ -187,7 +193,7 @@ def asked() -> Iterator["MlflowClient"]:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(_known_by_client(sys.argv[1])))
+        print(json.dumps(_rows_by_client(sys.argv[1])))
     except SettingsError as problem:
         print(problem, file=sys.stderr)
         sys.exit(WRONG)

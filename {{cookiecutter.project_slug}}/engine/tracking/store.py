@@ -2,9 +2,10 @@
 
 Reading is in reading.py.
 
-A job has one run. Its tags say whose it is: `owner` (the job's folder), `journal` (what it is
-written from) and `heartbeat`, the time at which its courier was last alive. A run that is RUNNING
-with a young heartbeat and belongs to another folder is a lease: someone else trains that job.
+An attempt has one run. Its tags say whose it is: `owner` (the attempt's folder), `journal` (what it
+is written from) and `heartbeat`, the time at which its courier was last alive. A run that is
+RUNNING with a young heartbeat and belongs to another folder is a lease: someone else trains that
+job with the same code.
 """
 
 import time
@@ -42,23 +43,24 @@ def fresh(status: str, heartbeat: str) -> bool:
 
 
 class Run:
-    """The one run of a job, made or gone on with; `begun` is when, in milliseconds since 1970.
+    """The one run of an attempt, made or gone on with; `begun` is when, in milliseconds since 1970.
 
     `about` is the content of settings.json.
 
-    Of the job's other runs, those that ended unfinished are deleted at once, and those that
-    finished when this one has. Raises Elsewhere if one of them is a lease.
+    Of the job's other runs with the same code, those that ended unfinished are deleted at once, and
+    those that finished when this one has. Raises Elsewhere if one of them is a lease.
     """
 
     def __init__(self, about: dict[str, Any], journal: str, tags: dict[str, str]) -> None:
         self._experiment = prepare()
         self._client = client()
-        self._job, self._owner, self._journal = about["id"], about["owner"], journal
+        self._job, self._code = str(about["id"]), str(about["code"])
+        self._owner, self._journal = str(about["owner"]), journal
         self._beaten = 0.0
         self._stored: dict[str, set[int]] = {}
         self._settle()
         if not self.id:
-            names = {"mlflow.runName": about["name"], "job_id": self._job}
+            names = {"mlflow.runName": about["name"], "job_id": self._job, "code": self._code}
             whose = {"owner": self._owner, "journal": journal, "heartbeat": str(time.time())}
             self._client.create_run(self._experiment, tags={**names, **whose, **tags})
             self._settle()  # another may have begun at the same time
@@ -125,10 +127,14 @@ class Run:
         return self._stored[name]
 
     def _all(self) -> "list[StoredRun]":
-        """The job's runs, the oldest first."""
+        """The runs of this attempt and of others with its code or owner, the oldest first."""
         query = f"tags.job_id = '{self._job}'"
         found = self._client.search_runs([self._experiment], query)
-        return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
+        mine = [run for run in found if self._is_of_this(run.data.tags)]
+        return sorted(mine, key=lambda run: (run.info.start_time, run.info.run_id))
+
+    def _is_of_this(self, tags: dict[str, str]) -> bool:
+        return tags.get("code") == self._code or tags.get("owner") == self._owner
 
     def _settle(self) -> None:
         """Find the run that is written from this journal; clear away the job's dead ones.

@@ -47,7 +47,7 @@ AT_ONCE = 8
 
 
 class StoredJob(TypedDict):
-    """One job, as stored."""
+    """One attempt at a job, as stored."""
 
     job_id: str
     run_id: str
@@ -61,11 +61,11 @@ class StoredJob(TypedDict):
 
 
 def jobs(experiment: str) -> list[StoredJob]:
-    """Return the jobs, by job id; of runs with the same job id one that finished, the last to
-    end."""
+    """Return the attempts at jobs, by job id; of runs with the same job id and code one that
+    finished, the last to end."""
     found = _by_sql(experiment) if database.kind() else _by_client(experiment)
     found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
-    return list({job["job_id"]: job for job in found}.values())
+    return list({(job["job_id"], job["tags"].get("code")): job for job in found}.values())
 
 
 def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
@@ -87,7 +87,9 @@ def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
 def file(run_id: str, folder: str, name: str) -> bytes:
     """Return what is in a file that a job has kept: in its folder, or if that is not on this
     machine, with its run. Raises OSError if it cannot be read."""
-    moved = PROJECT / "runs" / Path(folder).name  # as after a move or a copy of the project
+    moved = (
+        PROJECT / "runs" / Path(*Path(folder).parts[-2:])
+    )  # as after a move or a copy of the project
     for place in (moved, Path(folder)):
         if place.is_dir():
             return (place / name).read_bytes()

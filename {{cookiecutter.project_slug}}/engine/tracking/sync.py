@@ -1,4 +1,4 @@
-"""`python run.py --sync`: send what the tracking store has not got of the jobs on this disk."""
+"""`python jobs.py sync`: send what the tracking store lacks of the jobs on this disk."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +22,7 @@ def sync(runs_root: Path) -> int:
     address.check()
     if not runs_root.expanduser().is_dir():
         raise SettingsError(f"--runs-root: there is no folder {runs_root}")
-    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/{lines.FILE}"))]
+    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{lines.FILE}"))]
     left = [folder for folder in folders if not delivered(folder)]
     left = [folder for folder in left if not locks.held(folder / "lock")]
     sent = 0
@@ -30,13 +30,13 @@ def sync(runs_root: Path) -> int:
         try:
             _send(folder)
         except (JobError, Elsewhere) as error:
-            leave(1, f"job {folder.name} {error}")
+            leave(1, f"job {folder.parent.name} {error}")
         except Exception as error:
             line = f"{sent} of {len(left)} jobs sent; the tracking store: {address.reason(error)}"
-            return leave(3, f"{line}; python run.py --sync sends the rest")
+            return leave(3, f"{line}; python jobs.py sync sends the rest")
         else:
             sent += 1
-            print(f"job {folder.name} sent")
+            print(f"job {folder.parent.name} sent")
     line = f"{sent} of {len(left)} jobs sent" if left else "the tracking store has all"
     return leave(0 if sent == len(left) else 1, line)
 

@@ -1,5 +1,6 @@
 """What a job has kept, read back: its best weights, and what they belong to."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import JobError
+from engine.job import attempts, code, lines
 from engine.job.identity import restore
 from engine.paths import PROJECT, shown
 from engine.training import checkpoints
@@ -30,15 +32,31 @@ class Best(Generic[S]):
 def best(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
     """Return what a job kept as its best, on the CPU; its settings are of the given kind.
 
+    Of several attempts it is the one with the present code, or else the last one that finished.
     Raises JobError if it has kept no weights or they are damaged, SettingsError if today's settings
     cannot say what the job's were.
     """
-    path = (runs_root or PROJECT / "runs") / job_id / "best.pt"
-    if not path.exists():
-        raise JobError(f"{shown(path)}: not found; the job has kept no weights")
+    job = (runs_root or PROJECT / "runs") / job_id
+    found = [path for path in attempts.all_of(job) if (path / "best.pt").exists()]
+    if not found:
+        raise JobError(f"{shown(job)}: not found; the job has kept no weights")
+    found.sort(key=lambda path: attempts.status(path) == "finished")
+    kept = _opened(found[-1])
+    settings = restore(kind, kept["settings"])
+    script = lines.record_of(found[-1], "settings.json").get("script", "run")
+    present = code.present(settings, script)
+    of_present = [path for path in found if not code.difference(path, present)]
+    if not of_present:
+        change = code.difference(found[-1], present)
+        warnings.warn(f"job {job_id} is from other code ({change})", stacklevel=3)
+    elif of_present[-1] != found[-1]:
+        kept = _opened(of_present[-1])
+    return Best(settings, kept["spec"], kept["models"], kept["metrics"])
+
+
+def _opened(attempt: Path) -> dict[str, Any]:
+    path = attempt / "best.pt"
     try:
-        kept = checkpoints.load(path, CPU)
+        return checkpoints.load(path, CPU)
     except checkpoints.Damaged as error:
         raise JobError(f"{shown(path)} is damaged; --force makes the job start over") from error
-    settings = restore(kind, kept["settings"])
-    return Best(settings, kept["spec"], kept["models"], kept["metrics"])

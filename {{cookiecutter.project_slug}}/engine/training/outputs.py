@@ -1,6 +1,6 @@
 """What a job keeps of each test example, such as the predicted class, in a plain file.
 
-with numpy.load("runs/<job id>/predictions.npz") as kept:
+with numpy.load("runs/<job id>/<attempt>/predictions.npz") as kept:
     kept["label"], kept["predicted"]  # (N,) each, in the order of the examples
 """
 

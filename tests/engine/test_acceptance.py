@@ -1,0 +1,65 @@
+"""Changes that are accepted as changing no results: which code counts as the same."""
+
+import pytest
+from engine.errors import SettingsError
+from engine.job.acceptance import FILE, Accepted, Change, accept, accepted, between
+
+ABOUT = {"because": "a refactor", "by": "Ada", "on": "2026-11-22", "verified": True}
+
+
+def change(old: dict[str, str], new: dict[str, str]) -> Change:
+    return Change(old, new, **ABOUT)
+
+
+def test_all_codes_that_followed_one_another_count_as_one():
+    found = Accepted(codes=[("a", "b"), ("x", "y"), ("b", "c")])
+    assert found.same("a") == found.same("c") == {"a", "b", "c"}
+    assert found.same("x") == {"x", "y"}
+    assert found.same("other") == {"other"}
+
+
+def test_what_else_has_changed_is_told_from_what_is_accepted():
+    found = Accepted(
+        [change({"train": "1"}, {"train": "2"}), change({"train": "2"}, {"train": "3"})]
+    )
+    before, after = {"train": "1", "MLP": "8"}, {"train": "3", "MLP": "9"}
+    assert found.oldest(before) == before
+    assert found.oldest(after) == {"train": "1", "MLP": "9"}
+
+
+def test_a_function_that_was_split_is_one_change():
+    old, new = {"train": "1", "MLP": "8"}, {"train": "2", "helper": "5", "MLP": "8"}
+    ((before, after),) = between(old, new)
+    assert (before, after) == ({"train": "1"}, {"train": "2", "helper": "5"})
+    assert Accepted([change(before, after)]).oldest(new) == old
+    assert between({"train": "1", "MLP": "8"}, {"train": "2", "MLP": "9"}) == [
+        ({"train": "1"}, {"train": "2"}),
+        ({"MLP": "8"}, {"MLP": "9"}),
+    ]
+
+
+def test_the_larger_of_two_changes_with_the_same_parts_comes_first():
+    small = change({"train": "1"}, {"train": "2", "helper": "5"})
+    large = change({"train": "1", "MLP": "8"}, {"train": "2", "helper": "5", "MLP": "9"})
+    found = Accepted([small, large])
+    assert found.oldest({"train": "2", "helper": "5", "MLP": "9"}) == {"train": "1", "MLP": "8"}
+    assert found.oldest({"train": "2", "helper": "5"}) == {"train": "1"}
+
+
+def test_a_file_of_entries_that_contradict_one_another_ends_too():
+    found = Accepted([change({"a": "1"}, {"a": "2"}), change({"a": "2"}, {"a": "1"})])
+    assert found.oldest({"a": "1"})["a"] in ("1", "2")
+
+
+def test_it_is_read_as_written_and_further_changes_are_added(tmp_path):
+    first, second = change({"a": "1"}, {"a": "2"}), change({"b": "1"}, {"b": "2"})
+    accept([first], [("x", "y")], tmp_path)
+    accept([first, second], [("x", "y"), ("y", "z")], tmp_path)
+    assert accepted(tmp_path) == Accepted([first, second], [("x", "y"), ("y", "z")])
+
+
+@pytest.mark.parametrize("content", ["", "[]", "<<<<<<< HEAD", '{"changes": [{}], "codes": []}'])
+def test_a_damaged_file_is_one_line(tmp_path, content):
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(SettingsError, match="restore it from version control"):
+        accepted(tmp_path)

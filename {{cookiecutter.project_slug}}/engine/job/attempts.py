@@ -1,0 +1,87 @@
+"""The attempts at a job: `runs/<job id>/<attempt>/`, one for each code that the job was run with.
+
+An attempt's folder has the first digits of its code's fingerprint for a name. So going back to
+older code finds that code's results again.
+"""
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from engine import locks
+from engine.job import lines
+
+DIGITS = 8
+"""Digits of a fingerprint in the name of an attempt's folder."""
+
+CHECKPOINTS = ("last.pt", "previous.pt")
+
+BEGUN = (lines.FILE, "last.pt")
+"""Files of which an attempt that has begun has one."""
+
+BEFORE = "before"
+"""Where --force puts an attempt aside, until the new one has finished."""
+
+STAY = ("lock", "courier.lock", "output.txt", "log.txt", BEFORE)
+"""What --force leaves in its place."""
+
+
+def name(digest: str) -> str:
+    """Return the name of the folder of the attempt with some code."""
+    return digest[:DIGITS]
+
+
+def all_of(job: Path) -> list[Path]:
+    """Return the folders of a job's attempts that have begun, in the order of their last words."""
+    try:
+        found = [path for path in job.iterdir() if begun(path)]
+    except OSError:  # there is none, or it is not ours to read
+        return []
+    return sorted(found, key=_last_changed)
+
+
+def begun(attempt: Path) -> bool:
+    """Whether an attempt has left something to go on from, or its results."""
+    return any(
+        os.path.exists(attempt / file) for file in BEGUN
+    )  # False where it is not ours to read
+
+
+def status(attempt: Path) -> str:
+    """Return how an attempt ended; empty if it has not, or that cannot be read."""
+    return str(lines.record_of(attempt, "outcome.json").get("status", ""))
+
+
+def can_go_on(attempt: Path) -> bool:
+    """Whether an attempt was stopped, and has a checkpoint to go on from."""
+    stopped = status(attempt) not in ("finished", "failed", "diverged")
+    return stopped and any((attempt / file).exists() for file in CHECKPOINTS)
+
+
+def replace(old: Path, new: Path) -> None:
+    """Let a new attempt begin in the folder of one that came to nothing, unless that runs."""
+    lock = locks.take(old / "lock")
+    if lock is None:
+        return
+    with lock, suppress(OSError):  # another process was first
+        old.rename(new)
+
+
+def put_aside(attempt: Path) -> None:
+    """Move what an attempt has left into a folder of its own, for it starts over; if it did so
+    before and has not finished since, remove it."""
+    aside, left = attempt / BEFORE, [p for p in attempt.iterdir() if p.name not in STAY]
+    if aside.exists():
+        for path in left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return
+    if begun(attempt):
+        aside.mkdir()
+        for path in left:
+            path.replace(aside / path.name)
+
+
+def _last_changed(attempt: Path) -> int:
+    files = (attempt / file for file in BEGUN)
+    return max(file.stat().st_mtime_ns for file in files if file.exists())
