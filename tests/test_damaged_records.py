@@ -34,7 +34,7 @@ def test_a_journal(unsent: tuple[Project, Path]) -> None:
     whole = path.read_bytes()
     before = project.journalled(folder.parent.name)
     path.write_bytes(whole.replace(b'"step": 3,', b'"step": 4,', 1))
-    sent = project.run("--sync")
+    sent = project.do("python", "jobs.py", "sync")
     assert sent.returncode == 1
     line, last = sent.stderr.splitlines()
     assert line.startswith(
@@ -63,7 +63,7 @@ def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
         (folder / name).write_bytes(b"\0" * 300)
     for name in ("outcome.json", "sent.json"):
         (folder / name).write_bytes(b"[]")
-    line, _ = project.run("--sync").stderr.splitlines()
+    line, _ = project.do("python", "jobs.py", "sync").stderr.splitlines()
     assert line.endswith("settings.json is damaged or missing; the job's own command mends it")
     finished(project.run(*JOB), project, folder)
     log = (folder / "log.txt").read_text()
@@ -79,7 +79,7 @@ def test_an_end_that_is_gone(unsent: tuple[Project, Path]) -> None:
     path = folder / "metrics.jsonl"
     before = project.journalled(folder.parent.name)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-3]))
-    line, _ = project.run("--sync").stderr.splitlines()
+    line, _ = project.do("python", "jobs.py", "sync").stderr.splitlines()
     assert "the end of metrics.jsonl is lost" in line
     finished(project.run(*JOB), project, folder)
     assert project.stored(folder.parent.name) == before

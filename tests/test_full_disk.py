@@ -29,6 +29,8 @@ from faults import (
 
 pytestmark = pytest.mark.full
 
+SYNC = ("python", "jobs.py", "sync")
+
 JOB = ("--epochs", "5", "--log-every", "1")
 OFTEN = ("--checkpoint-minutes", "0.0001")
 
@@ -171,7 +173,7 @@ def apart(project: Project, reference: str, tmp_path: Path) -> Project:
 
 
 def without_store(project: Project, **env: str) -> tuple[str, str]:
-    """A job whose store takes nothing, while its courier tries, and why --sync fails after that."""
+    """A job whose store takes nothing, while its courier tries, and why `jobs.py sync` fails after that."""
     job = project.start(*JOB, "--note", "kept", **env)
     wait_until(lambda: courier_of(job) is not None)
     courier = courier_of(job)
@@ -180,12 +182,12 @@ def without_store(project: Project, **env: str) -> tuple[str, str]:
     kill(courier)
     line = one_line(done, 3)
     assert "finished: test_loss" in line
-    assert line.endswith("python run.py --sync uploads what is left")
-    return job_of(done), one_line(project.run("--sync", **env), 3)
+    assert line.endswith("python jobs.py sync uploads what is left")
+    return job_of(done), one_line(project.do(*SYNC, **env), 3)
 
 
 def test_store_in_a_read_only_file(project: Project, reference: str, apart: Project) -> None:
-    """The results wait on disk; --sync uploads them when the file can be written."""
+    """The results wait on disk; `jobs.py sync` uploads them when the file can be written."""
     store = Path(shutil.copy(project.root / "mlflow.db", apart.root))
     store.chmod(0o444)
     job, why = without_store(apart.behind(*POWERLESS))
@@ -193,7 +195,7 @@ def test_store_in_a_read_only_file(project: Project, reference: str, apart: Proj
     assert_nothing_torn(apart.folder(job))
     assert apart.runs(job) == []
     store.chmod(0o644)
-    assert uploaded(apart.run("--sync"), job)
+    assert uploaded(apart.do(*SYNC), job)
     assert_as_undisturbed(apart, job, project, reference)
 
 
@@ -206,12 +208,12 @@ def test_store_on_a_read_only_disk(
     job, why = without_store(apart.behind(*disk.within), **env)
     assert why.startswith("0 of 1 jobs ") and "Read-only file system" in why
     disk.remount("rw")
-    assert uploaded(apart.behind(*disk.within).run("--sync", **env), job)
+    assert uploaded(apart.behind(*disk.within).do(*SYNC, **env), job)
     shutil.copy(disk.seen / "mlflow.db", apart.root)
     assert_as_undisturbed(apart, job, project, reference)
 
 
 def uploaded(done: subprocess.CompletedProcess[str], job: str) -> bool:
-    """Whether --sync has uploaded one job and says so."""
+    """Whether `jobs.py sync` has uploaded one job and says so."""
     assert done.returncode == 0, done
     return re.fullmatch(rf"job {job} \w+\n1 of 1 jobs \w+\n", done.stdout) is not None

@@ -118,8 +118,6 @@ def test_force_starts_it_over_in_one_run_and_another_loader_gives_the_same_bits(
         (("--monitor", "val_mae"), "--monitor val_mae: "),
         (("--val-fraction", "0"), "--monitor none"),
         (("--dataset", "image-folder", "--data-root", "nowhere"), "no folder nowhere"),
-        (("--sync", "--lr", "1"), "--sync: can only be combined with --runs-root"),
-        (("--sync", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
     ],
 )
 def test_wrong_settings_are_one_line_and_leave_nothing(
@@ -137,9 +135,9 @@ def test_wrong_settings_are_one_line_and_leave_nothing(
     [("foo://x", "must begin with one of"), ("sqlite:////nowhere/x.db", "no folder /nowhere")],
 )
 def test_an_address_of_no_store_is_refused(project: Project, address: str, said: str) -> None:
-    for flags in ((*QUICK, "--note", "nowhere"), ("--sync",)):
-        line = one_line(project.run(*flags, MLFLOW_TRACKING_URI=address), 2)
-        assert line.startswith(f"run.py: MLFLOW_TRACKING_URI {address}: ") and said in line
+    for command in (("run.py", *QUICK, "--note", "nowhere"), ("jobs.py", "sync")):
+        line = one_line(project.do("python", *command, MLFLOW_TRACKING_URI=address), 2)
+        assert line.startswith(f"{command[0]}: MLFLOW_TRACKING_URI {address}: ") and said in line
 
 
 def test_another_python_is_told_what_it_lacks(project: Project) -> None:
@@ -196,13 +194,13 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(
     line = one_line(away, 3)
     assert "finished: test_loss" in line
     missing = f"not everything has been uploaded ({address}: Connection refused)"
-    assert line.endswith(f"{missing}: python run.py --sync uploads what is left")
+    assert line.endswith(f"{missing}: python jobs.py sync uploads what is left")
     best = fresh.folder(job_of(away)) / "best.pt"
     written = best.stat().st_mtime_ns
     damaged = fresh.folder("000000000000")
     damaged.mkdir(parents=True)
     (damaged / "metrics.jsonl").write_text("no line of a journal\n")
-    sync = fresh.run("--sync")
+    sync = fresh.do("python", "jobs.py", "sync")
     shutil.rmtree(damaged.parent)
     assert sync.returncode == 1
     assert sync.stdout.startswith(f"job {job_of(away)} ")

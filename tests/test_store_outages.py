@@ -65,9 +65,13 @@ class Trial:
         journal = self.folder / "metrics.jsonl"
         return journal.exists() and "train_loss" in journal.read_text()
 
-    def again(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        """`python run.py` with other flags, or with the same, to its end."""
-        return self._project.run(*flags or self._flags, MLFLOW_TRACKING_URI=self._address)
+    def again(self) -> subprocess.CompletedProcess[str]:
+        """The same command, to its end."""
+        return self._project.run(*self._flags, MLFLOW_TRACKING_URI=self._address)
+
+    def sync(self) -> subprocess.CompletedProcess[str]:
+        """`python jobs.py sync`, to its end."""
+        return self._project.do("python", "jobs.py", "sync", MLFLOW_TRACKING_URI=self._address)
 
     def end(self) -> tuple[int, str]:
         """Wait for the job's end; its exit status and what it said on stderr."""
@@ -225,17 +229,17 @@ def test_server_killed_for_good_and_the_rest_sent_later(
     for trial in trials:
         status, errors = trial.end()
         assert status == 3
-        assert len(errors.splitlines()) == 1 and "python run.py --sync" in errors
+        assert len(errors.splitlines()) == 1 and "python jobs.py sync" in errors
     left, outlived = trials
     kill(left.courier)
     server.start()
     wait_until(lambda: outlived.status() == "FINISHED")
     outlived.check("FINISHED")
-    sent = left.again("--sync")
+    sent = left.sync()
     assert (sent.returncode, sent.stderr) == (0, "")
     assert re.fullmatch(rf"job {left.folder.parent.name} \w+\n1 of 1 jobs \w+\n", sent.stdout)
     left.check("FINISHED")
-    second = left.again("--sync")
+    second = left.sync()
     assert second.returncode == 0 and len(second.stdout.splitlines()) == 1
     third = left.again()
     assert third.returncode == 0 and "already finished" in third.stdout

@@ -8,6 +8,7 @@
     training   what a training loop is made of
     sweeps     many jobs: the grid, the queue, the GPUs, Slurm
     results    tables, statistics and figures of finished jobs
+    jobs       what `python jobs.py` does: it looks after jobs
     profiling  what `--profile` measures and reports
 
 `errors`, `files`, `paths`, `locks`, `machine`, `privacy` and `stateful` are small modules that all

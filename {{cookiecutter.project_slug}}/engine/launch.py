@@ -22,11 +22,8 @@ from engine.job.runtime import Runtime
 from engine.job.terminal import leave
 from engine.sweeps.sweep import Grid
 from engine.tracking import address
-from engine.tracking.sync import sync
 
 S = TypeVar("S")
-
-WITH_SYNC = ("--sync", "--runs-root")
 
 
 def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Grid[S]:
@@ -44,16 +41,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Grid[S]:
         if of_sweep:
             return Grid(kind, metrics, script, Path(words[1]), words[2:])
         settings, runtime = parse(kind, Runtime, words)
-        if runtime.sync:
-            sys.exit(_sync(runtime, words))
         folder = JobFolder(settings, runtime, metrics, Path(script).stem)
         return Scratch(folder) if runtime.scratch else Attempt(folder)
     except SettingsError as error:
         sys.exit(leave(2, f"{'run.sh' if of_sweep else script}: {error}"))
-
-
-def _sync(runtime: Runtime, words: list[str]) -> int:
-    flags = {word.split("=")[0] for word in words if word.startswith("--")}
-    if flags - {*WITH_SYNC}:
-        raise SettingsError("--sync: can only be combined with --runs-root")
-    return sync(runtime.runs_root)

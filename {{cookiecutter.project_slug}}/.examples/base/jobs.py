@@ -1,20 +1,34 @@
-"""Finished jobs, loaded in scripts and notebooks.
+"""Looks after jobs, and loads finished ones in scripts and notebooks.
 
-import jobs
+    python jobs.py list             # all jobs: their state, their results, their settings
+    python jobs.py show 1872aa      # one job; the beginning of its id will do
+    python jobs.py stale --diff     # which jobs other code has made, and what has changed since
+    python jobs.py --help
 
-job = jobs.load("1872aa178ea7")
-job.settings, job.spec, job.metrics
-job.model(images)  # with the best weights, in evaluation mode
+In a script:
+
+    import jobs
+
+    job = jobs.load("1872aa178ea7")
+    job.settings, job.spec, job.metrics
+    job.model(images)  # with the best weights, in evaluation mode
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from engine.jobs import command
+from settings import Settings
+
+if __name__ == "__main__":
+    # Before torch is imported, which is slow. A further job script is named here with its settings.
+    sys.exit(command.run(run=Settings))
 
 from torch import Tensor, nn
 
 import models
 from engine.training import kept
-from settings import Settings
 
 Weights = dict[str, Tensor]
 

@@ -5,12 +5,13 @@ depend on, with its hash and its source (engine.evidence). By it a job whose cod
 is told from one that was only moved, reformatted or explained.
 """
 
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from engine.evidence import Fingerprint, Project
-from engine.files import read_record, write_record
+from engine.files import opened, write_record
 from engine.job.acceptance import accepted
 from engine.job.identity import identity
 from engine.paths import CODE
@@ -57,13 +58,13 @@ def keep_mixed(folder: Path) -> None:
 
 def digest(folder: Path) -> str:
     """Return the digest of the code that a job is from; empty if that is not recorded."""
-    return str(read_record(folder / FILE).get("digest", ""))
+    return str(_kept(folder).get("digest", ""))
 
 
 def parts(folder: Path) -> dict[str, dict[str, str]]:
     """Return the parts of the code that a job is from, by name: `hash`, `label` and, but for other
     files, `source`. Empty if they are not recorded."""
-    kept = read_record(folder / FILE).get("parts")
+    kept = _kept(folder).get("parts")
     return kept if isinstance(kept, dict) else {}
 
 
@@ -83,7 +84,7 @@ def changed(folder: Path, code: Fingerprint) -> list[str]:
 def difference(folder: Path, code: Fingerprint) -> str:
     """Return how some code differs from that which a job is from, in a few words, with the names of
     definitions as in Python: `models.ConvNet changed`. Empty if it is the same."""
-    kept = read_record(folder / FILE)
+    kept = _kept(folder)
     if kept.get("digest") in same(code):
         return ""
     if kept.get("digest") == MIXED:
@@ -95,6 +96,17 @@ def difference(folder: Path, code: Fingerprint) -> str:
         return ""
     named, more = ", ".join(map(in_python, names[:NAMED])), len(names) - NAMED
     return f"{named} and {more} more changed" if more > 0 else f"{named} changed"
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    with suppress(OSError):
+        return _opened((folder / FILE).read_bytes())
+    return {}
+
+
+@lru_cache(maxsize=64)  # thousands of jobs have the same code
+def _opened(data: bytes) -> dict[str, Any]:
+    return opened(data)
 
 
 def in_python(part: str) -> str:

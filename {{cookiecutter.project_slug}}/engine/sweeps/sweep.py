@@ -33,7 +33,7 @@ from engine.tracking.experiment import experiment_name
 
 S = TypeVar("S")
 
-NO_JOB = {"-h", "--help", "--sync", "--scratch"}
+NO_JOB = {"-h", "--help", "--scratch"}
 """Flags of run.py with which it does something other than a job."""
 
 

@@ -16,7 +16,7 @@ in which nothing else is tried."""
 def client(uri: str = "") -> "MlflowClient":
     """MLflow's client, with a patience of seconds: whoever calls it tries again by itself."""
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # it raises what it would print
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # --sync has its lines
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # not our lines
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its own 7 take four minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")

@@ -1,0 +1,130 @@
+"""What is known of one attempt at a job: its code, when and where it ran, and its results."""
+
+import re
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from engine import locks
+from engine.errors import JobError, cause
+from engine.files import read_record
+from engine.job import code, lines
+from engine.job.folder import JobFolder
+from engine.tracking.address import fingerprint
+from engine.tracking.stored_jobs import StoredJob
+
+TAIL = 16_384
+"""Bytes at a journal's end that surely hold a line with a time."""
+
+TIME = re.compile(rb'"time": (\d+)')
+
+RESULTS = ("test_", "best_")
+"""How the metrics begin that a job logs at its end."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt at a job; what is not known is empty."""
+
+    state: str
+    change: str
+    """How the code has changed since, in a few words."""
+
+    ended: float
+    """Time of its last words, in seconds since 1970."""
+
+    code: str
+    """The digest of its code."""
+
+    said: str = ""
+    """Its last line."""
+
+    tags: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Test results, and validation results of the best evaluation."""
+
+    folder: Path | None = None
+    run_id: str = ""
+    """Of its run in MLflow."""
+
+    problem: str = ""
+    """What could not be read."""
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        folder = str(self.folder) if self.folder else None
+        return asdict(self) | {"ended": iso(self.ended), "folder": folder}
+
+
+def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
+    """Return the attempt in a folder; `job` is today's, if there can be one."""
+    outcome = lines.record_of(path, "outcome.json")
+    running = locks.held(path / "lock")
+    sent = read_record(path / "sent.json")
+    tags: dict[str, str] = {}
+    metrics: dict[str, float] = {}
+    problem = ""
+    try:
+        with (path / lines.FILE).open("rb") as file:
+            for line in lines.Reader(file).read():
+                tags |= line.get("tags", {})
+                found = line.get("metrics", {})
+                metrics |= {k: v for k, v in found.items() if k.startswith(RESULTS)}
+    except (OSError, JobError) as error:
+        problem = cause(error)
+    return Attempt(
+        state="running" if running else outcome.get("status", "interrupted"),
+        change=code.difference(path, job.code) if job else "",
+        ended=last_words(path),
+        code=code.digest(path),
+        said=str(outcome.get("said", "")),
+        tags=tags,
+        metrics=metrics,
+        folder=path,
+        run_id=str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
+        problem=problem,
+    )
+
+
+def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
+    """Return an attempt that the store alone has; `job` is today's, if there can be one."""
+    digest = stored["tags"].get("code", "")
+    return Attempt(
+        state="finished",
+        change="" if job and digest in code.same(job.code) else "in another folder",
+        ended=stored["ended"] / 1000,
+        code=digest,
+        tags=stored["tags"],
+        metrics=results(stored),
+        run_id=stored["run_id"],
+    )
+
+
+def results(stored: StoredJob) -> dict[str, float]:
+    """Return what a stored job logged at its end."""
+    return {k: v for k, v in stored["metrics"].items() if k.startswith(RESULTS)}
+
+
+def last_words(attempt: Path) -> float:
+    """Return when an attempt last logged something, in seconds since 1970; 0 if nobody can say."""
+    try:
+        with (attempt / lines.FILE).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL))
+            times = TIME.findall(file.read())
+        return int(times[-1]) / 1000 if times else (attempt / lines.FILE).stat().st_mtime
+    except (OSError, ValueError):
+        return 0.0
+
+
+def iso(seconds: float) -> str | None:
+    """Return a time as in ISO 8601, in UTC; None for 0."""
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def local(seconds: float) -> str:
+    """Return a time as people here write it: `2026-11-22 20:14`; a dash for 0."""
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds else "-"

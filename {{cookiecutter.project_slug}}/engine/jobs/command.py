@@ -1,0 +1,123 @@
+"""The command line of jobs.py.
+
+Exit status: 0 done, 1 not, 2 wrong arguments, 3 the tracking store lacks results (`sync` alone).
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.cli.parser import Parser, unknown_flag
+from engine.errors import SettingsError, did_you_mean
+from engine.job import interruption
+from engine.job.terminal import leave
+from engine.jobs import dependence, details, listing, staleness
+from engine.jobs.project import Project
+from engine.tracking import address
+from engine.tracking.sync import sync
+
+Arguments = dict[str, dict[str, Any]]
+"""What a command takes, as for argparse's add_argument, by name."""
+
+SWITCH: dict[str, Any] = {"action": "store_true"}
+JOB: Arguments = {"job": {"help": "a job's id, or how it begins", "metavar": "JOB"}}
+JSON: Arguments = {"--json": {"help": "print it as JSON"} | SWITCH}
+RUNS_ROOT: Arguments = {
+    "--runs-root": {
+        "help": "folder with the jobs' folders (default: runs)",
+        "metavar": "PATH",
+        "type": Path,
+    }
+}
+
+
+class Command(NamedTuple):
+    """A command: its help, what it takes, and what does it and returns the exit status."""
+
+    help: str
+    takes: Arguments
+    act: Callable[[Project, argparse.Namespace], int]
+
+
+COMMANDS = {
+    "list": Command(
+        "print each job: id, state, when it ended, its result, settings",
+        {
+            "--state": {
+                "help": f"only jobs in this state: {', '.join(listing.STATES)}",
+                "metavar": "STATE",
+                "default": "",
+            }
+        }
+        | JSON,
+        lambda project, given: listing.print_list(project, given.state, given.json),
+    ),
+    "show": Command(
+        "print all there is to know of a job, and the command that runs it again",
+        JOB | JSON,
+        lambda project, given: details.print_details(project, project.one(given.job), given.json),
+    ),
+    "sync": Command(
+        "upload what the tracking store lacks of all jobs",
+        {},
+        lambda project, _: sync(project.runs_root),
+    ),
+    "stale": Command(
+        "print which definitions have changed since jobs used them, and which jobs these are",
+        {"--diff": {"help": "print what was changed"} | SWITCH} | JSON,
+        lambda project, given: staleness.print_stale(project, given.diff, given.json),
+    ),
+    "why": Command(
+        "print by which way a job's code reaches a definition, such as models.MLP",
+        JOB | {"definition": {"help": "its name in Python, such as models.MLP"}} | JSON,
+        lambda project, given: dependence.print_why(
+            project.one(given.job), given.definition, given.json
+        ),
+    ),
+}
+
+
+def run(**kinds: type) -> int:
+    """Do what the command line says; returns the exit status. `kinds` are the classes of settings,
+    by job script: `run=Settings`."""
+    interruption.handle(signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `list | head` no trace
+    os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
+    try:
+        given = _read(sys.argv[1:])
+        project = Project(kinds, given.runs_root)
+        status = COMMANDS[given.command].act(project, given)
+    except (SettingsError, ConnectionError) as error:
+        return leave(2 if isinstance(error, SettingsError) else 1, f"jobs.py: {error}")
+    for problem in project.problems:
+        leave(1, f"jobs.py: {problem}")
+    return status
+
+
+def _read(words: list[str]) -> argparse.Namespace:
+    """Return what the command line says. Raises SettingsError where it is wrong."""
+    parser = Parser(prog="jobs.py", usage="python jobs.py COMMAND …", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, command in COMMANDS.items():
+        about = commands.add_parser(
+            name,
+            prog=f"python jobs.py {name}",
+            help=command.help,
+            description=f"{command.help[0].upper()}{command.help[1:]}.",
+            allow_abbrev=False,
+        )
+        for argument, takes in (command.takes | RUNS_ROOT).items():
+            about.add_argument(argument, **takes)
+    if not words:
+        raise SettingsError(f"which command? {', '.join(COMMANDS)}; see --help")
+    if words[0] not in (*COMMANDS, "-h", "--help"):
+        raise SettingsError(f"{words[0]}: no such command; {did_you_mean(words[0], COMMANDS)}")
+    given, unknown = parser.parse_known_args(words)
+    if unknown:
+        known = [*COMMANDS[given.command].takes, *RUNS_ROOT]
+        raise SettingsError(unknown_flag(unknown[0], known))
+    return given

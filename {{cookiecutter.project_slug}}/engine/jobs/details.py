@@ -1,0 +1,118 @@
+"""`python jobs.py show JOB`: all there is to know of one job."""
+
+import json
+import shlex
+from typing import Any
+
+from engine.cli import flags
+from engine.cli.flags import option
+from engine.cli.values import as_plain, as_text
+from engine.job.identity import identity
+from engine.job.terminal import as_line
+from engine.jobs.attempt import Attempt, in_store, local, on_disk
+from engine.jobs.project import Job, Project
+from engine.paths import shown
+
+
+def print_details(project: Project, job: Job, as_json: bool) -> int:
+    """Print a job's settings, its attempts, and the command that runs it; returns 0."""
+    state, about, _ = job.state(project.view)
+    attempts = attempts_of(job)
+    if as_json:
+        content = {
+            "id": job.id,
+            "state": state,
+            "about": about,
+            "script": job.script,
+            "settings": _settings(job),
+            "command": command(job),
+            "problem": job.problem,
+            "attempts": [attempt.as_plain() for attempt in attempts],
+        }
+        print(json.dumps(content, indent=2))
+        return 0
+    print(f"job {job.id}: {state}" + (about and f" ({about})"))
+    print(f"command: {command(job) or f'none ({job.problem})'}\n")
+    _print_settings(job)
+    for attempt in attempts:
+        _print_attempt(attempt)
+    return 0
+
+
+def attempts_of(job: Job) -> list[Attempt]:
+    """Return the attempts at a job, the last one last."""
+    found = [on_disk(path, job.folder) for path in job.attempts]
+    here = {attempt.code for attempt in found}
+    found += [
+        in_store(stored, job.folder)
+        for stored in job.stored
+        if stored["tags"].get("code", "") not in here
+    ]
+    return sorted(found, key=lambda attempt: attempt.ended)
+
+
+def command(job: Job) -> str:
+    """Return the command line that runs the job; empty if today's settings cannot say it."""
+    if job.folder is None:
+        return ""
+    words = [word for name, text in _changed(job).items() for word in _words(name, text)]
+    return shlex.join(["python", f"{job.script}.py", *words])
+
+
+def _words(name: str, text: str) -> list[str]:
+    """A setting on the command line, where a text that begins with a dash would be a flag."""
+    return [f"{option(name)}={text}"] if text.startswith("-") else [option(name), text]
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    return identity(job.folder.settings) if job.folder else job.settings
+
+
+def _changed(job: Job) -> dict[str, str]:
+    """The texts of the settings that differ from their defaults."""
+    assert job.folder
+    known = flags.of(type(job.folder.settings))
+    return {
+        name: as_text(value)
+        for name, value in _settings(job).items()
+        if value != as_plain(known[name].default)
+    }
+
+
+def _print_settings(job: Job) -> None:
+    """A line for each setting, with its default where that is another value."""
+    settings = _settings(job)
+    known = flags.of(type(job.folder.settings)) if job.folder else {}
+    print("settings" + (f" ({job.problem})" if job.problem else ""))
+    width = max(map(len, settings), default=0)
+    for name, value in settings.items():
+        default = as_plain(known[name].default) if name in known else value
+        usual = f"  (default: {as_text(default) or 'empty'})" if value != default else ""
+        print(f"  {name:{width}}  {as_text(value)}{usual}".rstrip())
+
+
+def _print_attempt(attempt: Attempt) -> None:
+    name = attempt.folder.name if attempt.folder else attempt.code[:8] or "without code"
+    fits = f"with other code ({attempt.change})" if attempt.change else "with the present code"
+    print(f"\nattempt {name}: {attempt.state}, {fits}")
+    tags = attempt.tags
+    commit = tags.get("commit", "")
+    if commit not in ("", "none") and tags.get("dirty") == "true":
+        commit += ", with changes"
+    tested = {k: v for k, v in attempt.metrics.items() if k.startswith("test_")}
+    best = {k: v for k, v in attempt.metrics.items() if k.startswith("best_")}
+    lines = {
+        "logged until" if attempt.state == "running" else "ended": local(attempt.ended),
+        "said": "" if attempt.state == "finished" else attempt.said,
+        "test": as_line(tested),
+        "validation": as_line(best),
+        "host": tags.get("host", ""),
+        "device": tags.get("device", ""),
+        "commit": commit,
+        "folder": shown(attempt.folder) if attempt.folder else "",
+        "MLflow run": attempt.run_id,
+        "problem": attempt.problem,
+    }
+    for what, text in lines.items():
+        if text:
+            print(f"  {what:10}  {text}")

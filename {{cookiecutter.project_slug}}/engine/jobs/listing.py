@@ -1,0 +1,103 @@
+"""`python jobs.py list`: a line for each job of the project."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.errors import SettingsError, did_you_mean
+from engine.job import lines
+from engine.job.identity import identity
+from engine.job.terminal import as_line
+from engine.jobs.attempt import iso, last_words, local, results
+from engine.jobs.project import Job, Project
+
+STATES = (
+    "finished",
+    "stale",
+    "unsent",
+    "running",
+    "queued",
+    "paused",
+    "interrupted",
+    "failed",
+    "diverged",
+    "pending",
+    "unreadable",
+)
+"""What a job can be: as in `bash run.sh --list`, and one whose settings cannot be read."""
+
+
+class Row(NamedTuple):
+    """What is listed of a job; `ended` is in seconds since 1970, 0 if nobody knows."""
+
+    job: Job
+    folder: Path | None
+    """The attempt's that counts, if it is on this disk."""
+    state: str
+    about: str
+    ended: float
+    result: str
+
+
+def print_list(project: Project, state: str, as_json: bool) -> int:
+    """Print the jobs, those that are in one state if one is given; returns 0.
+
+    Raises SettingsError if there is no such state.
+    """
+    if state and state not in STATES:
+        raise SettingsError(f"--state {state}: no such state; {did_you_mean(state, STATES)}")
+    found = [_row(project, job) for job in project.all()]
+    rows = [row for row in found if state in ("", row.state)]
+    rows.sort(key=lambda row: (row.ended, row.job.id))
+    if as_json:
+        print(json.dumps([_plain(row) for row in rows], indent=2))
+    elif rows:
+        _print(rows)
+    else:
+        print(f"no job is {state}" if found else "there are no jobs yet")
+    return 0
+
+
+def _row(project: Project, job: Job) -> Row:
+    state, about, _ = job.state(project.view)
+    if latest := job.latest:
+        outcome = lines.record_of(latest, "outcome.json")
+        said = str(outcome.get("said", "")) if outcome.get("status") == "finished" else ""
+        return Row(job, latest, state, about, last_words(latest), _shortened(said))
+    if job.stored:
+        last = job.stored[-1]
+        return Row(
+            job, None, state, about, last["ended"] / 1000, _shortened(as_line(results(last)))
+        )
+    return Row(job, None, state, about, 0.0, "")
+
+
+def _shortened(said: str) -> str:
+    """A job's last line, without the results of its best evaluation if it has any on test data."""
+    parts = said.split(", ")
+    return ", ".join(part for part in parts if not part.startswith("best_")) or said
+
+
+def _print(rows: list[Row]) -> None:
+    width = max(len(row.result) for row in rows)
+    for job, _, state, about, ended, result in rows:
+        line = f"{job.id}  {state:11}  {local(ended):16}  {result:{width}}  {job.words}"
+        print(line.rstrip() + (about and f"  [{about}]"))
+    count = Counter(row.state for row in rows)
+    said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
+    print(f"{len(rows)} {'job' if len(rows) == 1 else 'jobs'}: {said}")
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    job = row.job
+    return {
+        "id": job.id,
+        "state": row.state,
+        "about": row.about,
+        "ended": iso(row.ended),
+        "result": row.result,
+        "script": job.script,
+        "settings": identity(job.folder.settings) if job.folder else job.settings,
+        "folder": str(row.folder) if row.folder else None,
+    }

@@ -1,0 +1,179 @@
+"""The project's jobs, found on this disk and in the tracking store.
+
+A job is on this disk if an attempt at it has begun there. Of the store's, the finished ones count.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from engine import locks
+from engine.cli import Span
+from engine.cli.values import as_text
+from engine.errors import SettingsError, cause
+from engine.job import attempts, lines
+from engine.job.folder import JobFolder
+from engine.job.identity import restore
+from engine.job.runtime import Runtime
+from engine.results.freshness import value
+from engine.sweeps.states import State, View
+from engine.tracking import stored_jobs
+from engine.tracking.experiment import experiment_name
+from engine.tracking.stored_jobs import StoredJob
+
+JOB_ID = re.compile("[0-9a-f]{12}")
+
+
+@dataclass
+class Job:
+    """A job, as far as it is known."""
+
+    id: str
+    script: str = "run"
+    settings: dict[str, Any] = field(default_factory=dict)
+    """As they are recorded; empty if they cannot be read."""
+
+    attempts: list[Path] = field(default_factory=list)
+    """The folders of its attempts on this disk, the last one last."""
+
+    stored: list[StoredJob] = field(default_factory=list)
+    """Its finished attempts in the store, the last one last; of a job on this disk only for
+    `Project.one`."""
+
+    folder: JobFolder[Any] | None = None
+    """Its folder by today's settings; None if they cannot say the same."""
+
+    problem: str = ""
+    """Why there is no such folder."""
+
+    @property
+    def words(self) -> str:
+        """The settings that differ from their defaults, in one line."""
+        if self.folder:
+            return self.folder.name
+        return " ".join(f"{name}={as_text(each)}" for name, each in self.settings.items())
+
+    @property
+    def latest(self) -> Path | None:
+        """The folder of the attempt that counts: that of the present code, or else the last one."""
+        if self.folder:
+            return self.folder.latest
+        return self.attempts[-1] if self.attempts else None
+
+    def state(self, view: View) -> State:
+        """Return its state; `unreadable` if its settings are not known."""
+        try:
+            if self.folder:
+                return view.state(self.folder)
+        except OSError as error:
+            return State("unreadable", cause(error))
+        if any(locks.held(attempt / "lock") for attempt in self.attempts):
+            return State("running")
+        return State("stale" if self.settings else "unreadable", self.problem)
+
+
+class Project:
+    """All jobs of the project; `kinds` are the classes of their settings, by job script.
+
+    Raises SettingsError if there is no such folder of runs, or there can be no such store.
+    """
+
+    def __init__(self, kinds: Mapping[str, type], runs_root: Path | None) -> None:
+        if runs_root and not runs_root.expanduser().is_dir():
+            raise SettingsError(f"--runs-root: there is no folder {runs_root}")
+        self._kinds, self.runs_root = kinds, (runs_root or Runtime().runs_root).expanduser()
+
+    @cached_property
+    def view(self) -> View:
+        """What the store and Slurm know of them."""
+        return View()
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be asked, of what was to be."""
+        return self.view.problems if "view" in vars(self) else []
+
+    def all(self) -> list[Job]:
+        """Return all jobs."""
+        found = {job.id: job for job in self._on_disk()}
+        if absent := self.view.finished - found.keys():
+            for stored in self._stored:
+                if stored["job_id"] in absent:
+                    self._add(stored, found)
+        return [self._restored(job) for job in found.values()]
+
+    def one(self, prefix: str) -> Job:
+        """Return the job whose id begins so. Raises SettingsError if there is none, or several."""
+        found = {job.id: job for job in self._on_disk(prefix)}
+        for stored in self._stored:
+            if stored["job_id"].startswith(prefix):
+                self._add(stored, found)
+        if len(found) > 1:
+            raise SettingsError(f"{prefix} is the beginning of {len(found)} job ids; say more")
+        if not found:
+            raise SettingsError(f"there is no job {prefix}; `python jobs.py list` shows all")
+        (job,) = found.values()
+        return self._restored(job)
+
+    def _on_disk(self, prefix: str = "") -> Iterator[Job]:
+        try:
+            names = os.listdir(self.runs_root)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SettingsError(f"--runs-root: {cause(error)}") from error
+        for name in names:
+            if name.startswith(prefix) and JOB_ID.fullmatch(name):
+                folder = self.runs_root / name
+                found = attempts.all_of(folder)
+                if found or not os.access(folder, os.R_OK | os.X_OK):
+                    yield Job(name, attempts=found)
+
+    @cached_property
+    def _stored(self) -> list[StoredJob]:
+        try:
+            found = stored_jobs.jobs(experiment_name())
+        except ConnectionError:  # which `view` says
+            return []
+        return sorted((job for job in found if not job["diverged"]), key=lambda job: job["ended"])
+
+    def _add(self, stored: StoredJob, found: dict[str, Job]) -> None:
+        found.setdefault(stored["job_id"], Job(stored["job_id"])).stored.append(stored)
+
+    def _restored(self, job: Job) -> Job:
+        """Return the job with its settings and its folder, as far as they can be known."""
+        try:
+            self._read_settings(job)
+            kind = self._kinds.get(job.script)
+            if kind is None:
+                raise SettingsError(f"jobs.py does not say which settings {job.script}.py has")
+            settings: Any = restore(kind, job.settings)
+            folder = JobFolder(settings, self._runtime(job), {}, job.script)
+            if folder.id != job.id:
+                raise SettingsError(f"today's settings.py makes another job of it, {folder.id}")
+            job.folder = folder
+        except (SettingsError, ValueError) as error:  # ValueError: a rule in __post_init__
+            job.problem = str(error)
+        return job
+
+    def _read_settings(self, job: Job) -> None:
+        for attempt in reversed(job.attempts):
+            if about := lines.record_of(attempt, "settings.json"):
+                job.script, job.settings = about["script"], about["settings"]
+                return
+        for stored in job.stored or (each for each in self._stored if each["job_id"] == job.id):
+            job.script = stored["tags"].get("script", "run")
+            job.settings = {name: value(text) for name, text in stored["params"].items()}
+        if not job.settings:
+            why = "its settings.json is damaged or missing" if job.attempts else "no permission"
+            raise SettingsError(f"cannot be read: {why}")
+
+    def _runtime(self, job: Job) -> Runtime:
+        """The flags with which a paused job counts as paused, as the same command would say."""
+        outcome = lines.record_of(job.attempts[-1], "outcome.json") if job.attempts else {}
+        pause = outcome.get("pause_after") if outcome.get("status") == "paused" else None
+        return Runtime(runs_root=self.runs_root, pause_after=Span(pause) if pause else None)

@@ -1,0 +1,114 @@
+"""`python jobs.py stale`: the jobs that the present code no longer fits, by what has changed.
+
+A line says which definition it was, and for how many jobs; with --diff, what was changed in it.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engine.evidence import Fingerprint
+from engine.job import code
+from engine.jobs.project import Job, Project
+from engine.privacy import scrub
+
+NAMED = 4
+"""Jobs that a line names at most."""
+
+
+@dataclass
+class Change:
+    """What makes jobs stale. `name` is that of a definition, as in Python, or empty where no
+    definition can be named: then `what` says why."""
+
+    name: str
+    what: str
+    """changed, new or gone, if it is a definition."""
+
+    jobs: list[str] = field(default_factory=list)
+    diffs: list[str] = field(default_factory=list)
+    """One for each source that the definition had when one of these jobs ran."""
+
+    def line(self, total: int) -> str:
+        """Return it in one line, of so many jobs in all."""
+        named, more = ", ".join(self.jobs[:NAMED]), len(self.jobs) - NAMED
+        named += f" and {more} more" if more > 0 else ""
+        jobs = "job" if total == 1 else "jobs"
+        return f"{self.name} {self.what}: {len(self.jobs)} of {total} {jobs} ({named})".lstrip()
+
+
+def print_stale(project: Project, diff: bool, as_json: bool) -> int:
+    """Print what makes jobs stale, the changes that concern most of them first; returns 0."""
+    jobs = project.all()
+    found = changes(project, jobs)
+    if as_json:
+        rows = [
+            {"definition": each.name or None, "change": each.what, "jobs": each.jobs}
+            | ({"diffs": each.diffs} if diff else {})
+            for each in found
+        ]
+        print(json.dumps(rows, indent=2))
+    elif not found:
+        print(f"none of {len(jobs)} jobs is stale" if jobs else "there are no jobs yet")
+    else:
+        for each in found:
+            print(each.line(len(jobs)))
+            if diff:
+                print("".join(f"\n{text}\n" for text in each.diffs), end="")
+    return 0
+
+
+def changes(project: Project, jobs: list[Job]) -> list[Change]:
+    """Return what makes jobs stale, by the number of jobs, the most first."""
+    found: dict[str, Change] = {}
+    known: dict[tuple[str, ...], list[Change]] = {}
+    for job in sorted(jobs, key=lambda job: job.id):
+        state = job.state(project.view)
+        if state.word != "stale":
+            continue
+        # Thousands of jobs have the same code, then and now, and so the same changes.
+        then = job.latest.name if job.latest else ""
+        now = job.folder.code.digest if job.folder else ""
+        of_codes = then, now, state.about
+        if of_codes not in known:
+            known[of_codes] = list(_changes(job, state.about))
+        for each in known[of_codes]:
+            change = found.setdefault(each.name or each.what, Change(each.name, each.what))
+            change.jobs.append(job.id)
+            change.diffs += [text for text in each.diffs if text not in change.diffs]
+    return sorted(found.values(), key=lambda change: (-len(change.jobs), change.name))
+
+
+def _changes(job: Job, about: str) -> Iterator[Change]:
+    """What makes one job stale."""
+    kept = code.parts(job.latest) if job.latest and job.folder else {}
+    if not (job.latest and job.folder and kept):
+        yield Change("", about)
+        return
+    now, labels = job.folder.code, {part.get("label"): part for part in kept.values()}
+    for part in code.changed(job.latest, now):
+        before = kept.get(part) or labels.get(now.labels.get(part, part))
+        what = "new" if before is None else "changed" if part in now.parts else "gone"
+        name = code.in_python(part)
+        yield Change(name, what, diffs=_diffs(name, job, before, part))
+
+
+def _diffs(name: str, job: Job, before: dict[str, str] | None, part: str) -> list[str]:
+    """What was changed in a definition, if both sources are known."""
+    assert job.folder
+    old = "" if before is None else before.get("source")
+    new = _source(job.folder.code, part)
+    if old is None or new is None:
+        return []
+    lines = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), f"{name} of job {job.id}", f"{name} now", lineterm=""
+    )
+    return ["\n".join(lines)]
+
+
+def _source(now: Fingerprint, part: str) -> str | None:
+    """The present source of a part, as it would be kept; None if that of files is not."""
+    if part.startswith("file:"):
+        return None
+    return scrub(now.source(part), code=True) if part in now.parts else ""
