@@ -45,7 +45,7 @@ def test_jobs_that_train(project: Project) -> None:
     (line,) = done.stderr.splitlines()
     job = line.split()[1]
     assert line.startswith(f"job {job} diverged: train_loss was not finite by optimizer step 2")
-    assert line.endswith(f"[runs/{job}/output.txt]")
+    assert line.endswith(f"/{project.folder(job).name}/output.txt]")
     assert line.split(" [")[0] in (project.folder(job) / "output.txt").read_text()
     assert "Traceback" in (project.folder(job) / "log.txt").read_text()
     tags = "SELECT status, value FROM runs JOIN tags USING (run_uuid) WHERE key = 'diverged'"
@@ -230,8 +230,9 @@ def test_a_heartbeat_of_another_folder(lab: Lab, beat: str, state: str) -> None:
     """It tells that the job is being trained there, if it is a time."""
     heartbeat = str(time.time()) if beat == "now" else beat
     lab.write_grid(light()(0), light()(1))
-    job = listed(lab)[0].split()[0]
-    tags = {"job_id": job, "owner": "elsewhere", "host": "far", "heartbeat": heartbeat}
+    job = json.loads(lab.sweep("--list", "--json").stdout)[0]
+    tags = {"job_id": job["id"], "code": job["code"], "owner": "elsewhere", "host": "far"}
+    tags["heartbeat"] = heartbeat
     with closing(sqlite3.connect(lab.machine / "store.db")) as store, store:
         store.execute("INSERT INTO runs VALUES ('a', 0, 'RUNNING', 'active', 0, NULL)")
         store.executemany("INSERT INTO tags VALUES ('a', ?, ?)", tags.items())

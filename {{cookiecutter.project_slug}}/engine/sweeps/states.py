@@ -152,7 +152,7 @@ def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
     for job_id, job in unlike.items():
         word, about, _ = view.state(job)
         row = {"id": job_id, "state": word, "about": about, "folder": str(job.path)}
-        rows.append(row | {"settings": identity(job.settings)})
+        rows.append(row | {"code": job.code.digest, "settings": identity(job.settings)})
     print(json.dumps(rows, indent=2))
     view.warn()
 
