@@ -170,3 +170,40 @@ def test_a_job_that_is_running_is_said_to_run_whatever_the_code(
     assert "is running already, with other code (models.MLP changed); --force runs it" in said
     kill(job.pid)
     ended(job)
+
+
+SAME = ("logits: Tensor = self.layers(images)", "logits: Tensor = self.layers(images) * 1")
+OTHER = ("logits: Tensor = self.layers(images)", "logits: Tensor = self.layers(images) * 1.01")
+
+
+def test_jobs_whose_change_is_accepted_are_finished_again_and_what_else_changes_is_named(
+    project: Project,
+) -> None:
+    edit(project, "models.py", *SAME)
+    accepted = project.do("python", "jobs.py", "accept", "--because", "it is the same")
+    assert accepted.returncode == 0, accepted
+    assert "accepted: models.MLP, of 1 job (not verified)" in accepted.stdout
+    done = project.run(*SHORT)
+    assert (done.returncode, "already finished" in done.stdout) == (0, True)
+    edit(project, "run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
+    said = one_line(project.run(*SHORT), 5)
+    assert "was finished by other code (run.train changed)" in said
+
+
+@pytest.mark.full
+def test_what_is_verified_gives_the_same_bits_and_what_does_not_is_not_accepted(
+    project: Project,
+) -> None:
+    accept = ("python", "jobs.py", "accept", "--verify", "--because", "it is the same")
+    edit(project, "models.py", *OTHER)
+    refused = project.do(*accept)
+    said = one_line(refused, 1)
+    assert "not accepted for 1 job: " in said
+    assert "train_loss at step 1 was " in said
+    assert not (project.root / "accepted.json").exists()
+    edit(project, "models.py", OTHER[1], SAME[1])
+    accepted = project.do(*accept)
+    assert accepted.returncode == 0, accepted
+    assert "accepted: models.MLP, of 1 job (replayed with the same bits)" in accepted.stdout
+    done = project.run(*SHORT)
+    assert (done.returncode, "already finished" in done.stdout) == (0, True)

@@ -1,0 +1,107 @@
+"""`accept`: stale jobs whose results the present code would give as well count again."""
+
+import getpass
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from engine.errors import JobError, SettingsError
+from engine.job import acceptance, code
+from engine.job.acceptance import Change, Hashes
+from engine.job.folder import JobFolder
+from engine.job.terminal import leave
+from engine.jobs import replay
+from engine.jobs.project import Project
+from engine.paths import CODE
+
+Changes = tuple[tuple[Hashes, Hashes], ...]
+
+
+def accept(project: Project, because: str, verify: bool) -> int:
+    """Accept what has changed in the code of stale jobs as changing no results; the exit status.
+
+    With `verify` one job for each set of changes is replayed first. What gives other bits is not
+    accepted, and the status is 1. Raises SettingsError without a reason.
+    """
+    if not because.strip():
+        raise SettingsError("--because: say why results do not change")
+    stale = [job for job in project.all() if job.state(project.view).word == "stale"]
+    known = [job.folder for job in stale if job.folder and job.latest and code.parts(job.latest)]
+    if not stale:
+        print("no job is stale")
+    if len(known) < len(stale):
+        leave(1, f"{_counted(stale[len(known) :])} left out: it is not known what has changed")
+    accepted = _verified(known) if verify else known
+    if accepted:
+        _write(accepted, because, verify)
+    return 0 if len(accepted) == len(stale) else 1
+
+
+def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
+    """The jobs whose changes give the same bits, as far as one of each kind tells."""
+    alike: dict[str, list[JobFolder[Any]]] = {}
+    for job in stale:
+        alike.setdefault(repr(_changes(job)), []).append(job)
+    verified = []
+    for jobs in alike.values():
+        if problem := _problem(jobs[0]):
+            leave(1, f"not accepted for {_counted(jobs)}: job {jobs[0].id}: {problem}")
+        else:
+            verified += jobs
+    return verified
+
+
+def _write(accepted: Sequence[JobFolder[Any]], because: str, verified: bool) -> None:
+    """Write down the changes, and print them."""
+    changes = {repr(change): change for job in accepted for change in _changes(job)}
+    names = Counter(name for job in accepted for name in _names(job))
+    today = datetime.now(UTC).date().isoformat()
+    acceptance.accept(
+        [Change(*change, because, _user(), today, verified) for change in changes.values()],
+        {(code.digest(job.latest), job.code.digest) for job in accepted if job.latest},
+        CODE,
+    )
+    how = "replayed with the same bits" if verified else "not verified"
+    for name, n in sorted(names.items()):
+        print(f"accepted: {name}, of {n} {'job' if n == 1 else 'jobs'} ({how})")
+    print(f"no longer stale: {_counted(accepted)}; commit {acceptance.FILE} with the change")
+
+
+def _changes(job: JobFolder[Any]) -> Changes:
+    """The definitions of a job's code before and after."""
+    assert job.latest
+    before = {part["label"]: part["hash"] for part in code.parts(job.latest).values()}
+    after = {job.code.labels[name]: found for name, found in job.code.parts.items()}
+    return tuple(acceptance.between(before, after))
+
+
+def _problem(job: JobFolder[Any]) -> str:
+    print(f"replaying the first steps of job {job.id}: {job.name}", flush=True)
+    try:
+        return replay.difference(job)
+    except (JobError, OSError) as error:
+        return f"cannot be replayed: {error}"
+
+
+def _names(job: JobFolder[Any]) -> list[str]:
+    """The names of the definitions that have changed."""
+    return (
+        [code.in_python(name) for name in code.changed(job.latest, job.code)] if job.latest else []
+    )
+
+
+def _counted(jobs: Sequence[object]) -> str:
+    return f"{len(jobs)} job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+
+
+def _user() -> str:
+    """Who accepts: git's user, or else the system's."""
+    words = ["git", "config", "user.name"]
+    try:
+        named = subprocess.run(words, cwd=CODE, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        named = ""
+    return named or getpass.getuser() or str(os.getuid())

@@ -1,0 +1,83 @@
+"""The first steps and the first evaluation of a job, once more: are they the same, bit for bit?"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from engine.cli.flags import option
+from engine.cli.values import as_text
+from engine.errors import JobError
+from engine.job import lines
+from engine.job.folder import JobFolder
+from engine.job.identity import identity
+from engine.paths import CODE
+from engine.tracking.address import last_line
+
+Points = dict[tuple[str, int], float]
+"""Values by the name of a metric and the step."""
+
+FIRST = 100
+"""Steps to replay of a job that is not evaluated earlier."""
+
+
+def difference(job: JobFolder[Any]) -> str:
+    """Return how the present code's first steps differ from those that a job's journal has, in a
+    few words; empty if all bits are the same. Raises JobError if they cannot be compared."""
+    assert job.latest
+    start, said = _journal(job.latest)
+    declared = lines.record_of(job.latest, "settings.json").get("metrics", {})
+    names = {f"{part}_{name}" for part in ("train", "val") for name in declared} | {"lr"}
+    evaluated = (line["step"] for line in said if "elapsed_seconds" in line.get("metrics", {}))
+    until = next(evaluated, FIRST)
+    before = _points(said, names, until)
+    if not before:
+        raise JobError("its journal has nothing to compare with")
+    with TemporaryDirectory() as folder:
+        after = _points(_again(job, until, start["log_every"], Path(folder)), names, until)
+    for (name, step), value in before.items():
+        found = after.get((name, step))
+        if repr(found) != repr(value):  # NaN is NaN
+            now = "missing" if found is None else found
+            return f"{name} at step {step} was {value} and is now {now}"
+    return ""
+
+
+def _journal(attempt: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+    with (attempt / lines.FILE).open("rb") as file:
+        reader = lines.Reader(file)
+        said = reader.read()
+        return reader.start, said
+
+
+def _points(said: list[dict[str, Any]], names: Collection[str], until: int) -> Points:
+    """What was measured of some metrics, up to a step."""
+    return {
+        (name, line["step"]): value
+        for line in said
+        if line.get("step", until + 1) <= until
+        for name, value in line.get("metrics", {}).items()
+        if name in names
+    }
+
+
+def _again(
+    job: JobFolder[Any], until: int, log_every: int | str, folder: Path
+) -> list[dict[str, Any]]:
+    """The journal of a job that runs up to a step, in a folder and a store of its own."""
+    flags = [f"{option(name)}={as_text(value)}" for name, value in identity(job.settings).items()]
+    flags += [f"--pause-after={until}", f"--log-every={log_every}", f"--runs-root={folder}"]
+    flags += [f"--data-root={job.outcome().get('data_root', job.runtime.data_root)}", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, str(CODE / f"{job.script}.py"), *flags],
+        env=os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise JobError(last_line(done.stderr))
+    (journal,) = folder.glob(f"*/*/{lines.FILE}")
+    return _journal(journal.parent)[1]
