@@ -33,7 +33,8 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
         return 0
     print(f"job {job.id}: {state}" + (about and f" ({about})"))
     print(f"command: {command(job) or f'none ({job.problem})'}\n")
-    _print_settings(job)
+    if job.settings:
+        _print_settings(job)
     for attempt in attempts:
         _print_attempt(attempt)
     return 0
@@ -83,7 +84,7 @@ def _print_settings(job: Job) -> None:
     """A line for each setting, with its default where that is another value."""
     settings = _settings(job)
     known = flags.of(type(job.folder.settings)) if job.folder else {}
-    print("settings" + (f" ({job.problem})" if job.problem else ""))
+    print("settings")
     width = max(map(len, settings), default=0)
     for name, value in settings.items():
         default = as_plain(known[name].default) if name in known else value
@@ -102,7 +103,7 @@ def _print_attempt(attempt: Attempt) -> None:
     tested = {k: v for k, v in attempt.metrics.items() if k.startswith("test_")}
     best = {k: v for k, v in attempt.metrics.items() if k.startswith("best_")}
     lines = {
-        "logged until" if attempt.state == "running" else "ended": local(attempt.ended),
+        "until" if attempt.state == "running" else "ended": local(attempt.ended),
         "said": "" if attempt.state == "finished" else attempt.said,
         "test": as_line(tested),
         "validation": as_line(best),

@@ -1,0 +1,213 @@
+"""`python jobs.py`: it says what there is to know of jobs, at once, and never with a traceback."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Project, job_of, one_line
+
+MLP = ("--epochs", "1", "--lr", "0.01", "--note", "it's a try", "--quiet")
+CONVNET = ("--model", "convnet", "--epochs", "2", "--pause-after", "1e", "--quiet")
+
+
+class Jobs:
+    """A project with a finished job `mlp` and a paused one, `convnet`."""
+
+    def __init__(self, project: Project, mlp: str, convnet: str) -> None:
+        self.project, self.mlp, self.convnet = project, mlp, convnet
+        without_torch = project.root.parent / "without-torch"
+        without_torch.mkdir(exist_ok=True)
+        (without_torch / "torch.py").write_text("raise ImportError('torch takes too long')\n")
+        self._env = {"PYTHONPATH": str(without_torch)}
+
+    def do(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """`python jobs.py` where torch cannot be imported."""
+        return self.project.do("python", "jobs.py", *words, **self._env, **env)
+
+    def lines(self, *words: str, **env: str) -> list[str]:
+        """What a command prints that does what it should."""
+        done = self.do(*words, **env)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout.splitlines()
+
+    def json(self, *words: str, **env: str) -> Any:
+        """The same, as JSON."""
+        return json.loads("\n".join(self.lines(*words, "--json", **env)))
+
+    def states(self, **env: str) -> dict[str, str]:
+        """The jobs' states by id."""
+        return {row["id"]: row["state"] for row in self.json("list", **env)}
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        """Change the project's code."""
+        path = self.project.root / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+
+@pytest.fixture(scope="module")
+def made(make: Callable[..., Path]) -> Jobs:
+    project = Project(make())
+    ended = [project.run(*flags) for flags in (MLP, CONVNET)]
+    assert [done.returncode for done in ended] == [0, 0]
+    return Jobs(project, *map(job_of, ended))
+
+
+@pytest.fixture
+def jobs(made: Jobs, tmp_path: Path) -> Jobs:
+    """They with their store, to change."""
+    copy = Path(shutil.copytree(made.project.root, tmp_path / "project"))
+    return Jobs(Project(copy), made.mlp, made.convnet)
+
+
+def test_list_has_a_line_for_each_job_the_newest_last(made: Jobs) -> None:
+    mlp, convnet, both = made.lines("list")
+    assert mlp.startswith(f"{made.mlp}  finished  ")
+    assert "  test_loss " in mlp and "best_" not in mlp
+    assert all(f" {text}" in mlp for text in ("epochs=1", "lr=0.01", "note=it's a try"))
+    assert convnet.startswith(f"{made.convnet}  paused  ")
+    assert "convnet" in convnet and "epochs=2" in convnet and "  [step 21/42, " in convnet
+    assert both == "2 jobs: 1 finished, 1 paused"
+    assert made.lines("list", "--state", "paused")[0].split() == convnet.split()
+    assert made.lines("list", "--state", "failed") == ["no job is failed"]
+
+
+def test_list_as_json(made: Jobs) -> None:
+    mlp, convnet = made.json("list")
+    assert (mlp["id"], mlp["state"], mlp["settings"]["lr"]) == (made.mlp, "finished", 0.01)
+    assert mlp["ended"] < convnet["ended"]
+    assert Path(mlp["folder"]) == made.project.folder(made.mlp)
+
+
+def test_list_without_jobs_is_one_line(made: Jobs, tmp_path: Path) -> None:
+    fresh = Jobs(made.project.copy(tmp_path / "fresh"), "", "")
+    assert fresh.lines("list") == fresh.lines("stale") == ["there are no jobs yet"]
+
+
+def test_jobs_that_the_store_alone_has(made: Jobs, tmp_path: Path) -> None:
+    elsewhere = Jobs(made.project.copy(tmp_path / "elsewhere"), made.mlp, "")
+    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{made.project.root}/mlflow.db"}
+    here, (there, _) = made.json("list")[0], elsewhere.lines("list", **store)
+    assert there.startswith(f"{made.mlp}  finished  ") and here["result"] in there
+    assert elsewhere.json("list", **store)[0]["settings"] == here["settings"]
+    (attempt,) = elsewhere.json("show", made.mlp, **store)["attempts"]
+    known = made.json("show", made.mlp)["attempts"][0]
+    for name in ("run_id", "metrics", "code", "state"):
+        assert attempt[name] == known[name]
+    assert attempt["folder"] is None
+
+
+def test_show_says_all_there_is_to_know(made: Jobs) -> None:
+    said = "\n".join(made.lines("show", made.mlp[:6]))
+    run, _ = made.project.runs(made.mlp)[0]
+    folder = made.project.folder(made.mlp)
+    assert said.startswith(f"job {made.mlp}: finished\n")
+    for text in (
+        "lr               0.01  (default: 0.001)",
+        f"attempt {folder.name}: finished, with the present code",
+        "test_accuracy ",
+        "best_val_accuracy ",
+        f"runs/{made.mlp}/{folder.name}",
+        f"MLflow run  {run}",
+    ):
+        assert text in said
+
+
+def test_the_command_that_show_prints_is_the_jobs_own(made: Jobs) -> None:
+    command = made.json("show", made.mlp)["command"]
+    again = made.project.do("bash", "-c", f'"$PYTHON"{command.removeprefix("python")}')
+    assert again.stdout.startswith(f"job {made.mlp} already finished"), again
+
+
+def test_stale_names_what_has_changed_and_shows_it(jobs: Jobs) -> None:
+    assert jobs.lines("stale") == ["none of 2 jobs is stale"]
+    jobs.edit("models.py", "nn.Linear(256, 256)", "nn.Linear(256, 255)")
+    line = f"models.MLP changed: 1 of 2 jobs ({jobs.mlp})"
+    assert jobs.lines("stale") == [line]
+    shown = jobs.lines("stale", "--diff")
+    assert shown[0] == line
+    changed = [text.split() for text in shown if text.startswith(("-  ", "+  "))]
+    assert changed == [["-", "nn.Linear(256,", "256),"], ["+", "nn.Linear(256,", "255),"]]
+    (change,) = jobs.json("stale")
+    assert change == {"definition": "models.MLP", "change": "changed", "jobs": [jobs.mlp]}
+    assert jobs.states() == {jobs.mlp: "stale", jobs.convnet: "paused"}
+    assert "with other code (models.MLP changed)" in "\n".join(jobs.lines("show", jobs.mlp))
+
+
+def test_why_names_the_way_to_a_definition(made: Jobs) -> None:
+    (line,) = made.lines("why", made.mlp, "models.MLP")
+    assert line.startswith("models.MLP <- ") and " <- models.make <- " in line
+    assert made.lines("why", made.mlp, "models.MLP.forward") == [line]
+    assert made.json("why", made.mlp, "MLP")["chain"] == line.split(" <- ")
+    said = one_line(made.do("why", made.mlp, "models.ConvNet"), 1)
+    assert said.startswith(f"job {made.mlp} does not depend on models.ConvNet")
+    said = one_line(made.do("why", made.mlp, "models.MPL"), 1)
+    assert "; did you mean models.MLP" in said
+
+
+def test_sync_uploads_what_the_store_lacks(jobs: Jobs) -> None:
+    jobs.project.write("UPDATE runs SET lifecycle_stage = 'deleted'")
+    for noted in jobs.project.root.glob("runs/*/*/sent.json"):
+        noted.unlink()
+    assert jobs.states()[jobs.mlp] == "unsent"
+    assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"
+    assert jobs.states()[jobs.mlp] == "finished"
+    assert jobs.lines("sync") == ["the tracking store has all"]
+
+
+def test_settings_that_are_not_expressible_today(jobs: Jobs) -> None:
+    jobs.edit("settings.py", "    label_smoothing: float", "    smoothing: float")
+    why = "the job ran before the setting smoothing existed, which has no neutral value"
+    mlp, _, _ = jobs.lines("list")
+    assert f"{jobs.mlp}  stale  " in mlp and "lr=0.01" in mlp and mlp.endswith(f"[{why}]")
+    assert jobs.json("stale")[0] | {"jobs": []} == {"definition": None, "change": why, "jobs": []}
+    assert f"command: none ({why})" in jobs.lines("show", jobs.mlp)
+    assert one_line(jobs.do("why", jobs.mlp, "models.MLP"), 2) == f"jobs.py: job {jobs.mlp}: {why}"
+
+
+def test_damaged_records(jobs: Jobs) -> None:
+    for file in ("settings.json", "outcome.json", "metrics.jsonl", "code.json"):
+        path = jobs.project.folder(jobs.mlp) / file
+        path.write_bytes(b"[1]" + path.read_bytes()[3:])
+    assert jobs.states()[jobs.mlp] == "finished"  # the store has it
+    assert "problem     metrics.jsonl is damaged" in "\n".join(jobs.lines("show", jobs.mlp))
+    (jobs.project.root / "mlflow.db").unlink()
+    assert jobs.states()[jobs.mlp] == "unreadable"
+    said = "\n".join(jobs.lines("show", jobs.mlp))
+    assert "cannot be read: its settings.json is damaged or missing" in said
+
+
+def test_a_store_that_cannot_be_read_is_named(made: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "store.db").write_text("no database at all\n")
+    done = made.do("list", MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/store.db")
+    assert done.stdout.endswith("2 jobs: 1 paused, 1 unsent\n")
+    assert one_line(done, 0).startswith("jobs.py: the tracking store cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "which command? list, show, "),
+        (("lits",), "lits: no such command; did you mean list?"),
+        (("list", "--state", "finish"), "--state finish: no such state; did you mean finished?"),
+        (("list", "--jsn"), "--jsn: no such flag; did you mean --json?"),
+        (("list", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
+        (("sync", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
+        (("show",), "the following arguments are required: JOB"),
+        (("show", "none"), "there is no job none; `python jobs.py list` shows all"),
+        (("show", ""), "2 job ids; say more"),
+    ],
+)
+def test_mistakes_are_one_line(made: Jobs, words: tuple[str, ...], said: str) -> None:
+    line = one_line(made.do(*words), 2)
+    assert line.startswith("jobs.py: ") and said in line
+
+
+def test_importing_it_runs_no_command(made: Jobs) -> None:
+    code = "import sys, jobs; print(jobs.load(sys.argv[1]).settings.lr)"
+    assert made.project.do("python", "-c", code, made.mlp).stdout == "0.01\n"
