@@ -15,7 +15,7 @@ from engine.cli.parser import Parser, unknown_flag
 from engine.errors import SettingsError, did_you_mean
 from engine.job import interruption
 from engine.job.terminal import leave
-from engine.jobs import dependence, details, listing, staleness
+from engine.jobs import accepting, dependence, details, listing, staleness
 from engine.jobs.project import Project
 from engine.tracking import address
 from engine.tracking.sync import sync
@@ -77,6 +77,15 @@ COMMANDS = {
         lambda project, given: dependence.print_why(
             project.one(given.job), given.definition, given.json
         ),
+    ),
+    "accept": Command(
+        "accept that what has changed in the code changes no results: stale jobs count again",
+        {
+            "--because": {"help": "the reason", "metavar": "REASON", "required": True},
+            "--verify": {"help": "replay a job for each set of changes first; compare bits"}
+            | SWITCH,
+        },
+        lambda project, given: accepting.accept(project, given.because, given.verify),
     ),
 }
 

@@ -37,7 +37,10 @@ def difference(job: JobFolder[Any]) -> str:
     if not before:
         raise JobError("its journal has nothing to compare with")
     with TemporaryDirectory() as folder:
-        after = _points(_again(job, until, start["log_every"], Path(folder)), names, until)
+        again = _again(job, until, start["log_every"], _tag(said, "threads"), Path(folder))
+    if _tag(again, "device") != _tag(said, "device"):
+        raise JobError(f"it ran on {_tag(said, 'device')}, and this is {_tag(again, 'device')}")
+    after = _points(again, names, until)
     for (name, step), value in before.items():
         found = after.get((name, step))
         if repr(found) != repr(value):  # NaN is NaN
@@ -64,12 +67,18 @@ def _points(said: list[dict[str, Any]], names: Collection[str], until: int) -> P
     }
 
 
+def _tag(said: list[dict[str, Any]], name: str) -> str:
+    """A tag, as first logged."""
+    return next((line["tags"][name] for line in said if name in line.get("tags", {})), "auto")
+
+
 def _again(
-    job: JobFolder[Any], until: int, log_every: int | str, folder: Path
+    job: JobFolder[Any], until: int, log_every: int | str, threads: str, folder: Path
 ) -> list[dict[str, Any]]:
     """The journal of a job that runs up to a step, in a folder and a store of its own."""
     flags = [f"{option(name)}={as_text(value)}" for name, value in identity(job.settings).items()]
     flags += [f"--pause-after={until}", f"--log-every={log_every}", f"--runs-root={folder}"]
+    flags += [f"--threads={threads}"]
     flags += [f"--data-root={job.outcome().get('data_root', job.runtime.data_root)}", "--quiet"]
     done = subprocess.run(
         [sys.executable, str(CODE / f"{job.script}.py"), *flags],
