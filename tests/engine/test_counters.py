@@ -1,5 +1,7 @@
-"""The GPU's own counters, by the real driver where there is one."""
+"""The machine's counters, and a GPU's own by the real driver where there is one."""
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +10,25 @@ import torch
 from engine.tracking import counters
 from engine.tracking.counters import Counters
 from engine.training import devices
+from mlflow.system_metrics import metrics
 
 NOWHERE = "00000000-0000-0000-0000-000000000000"
+
+
+MACHINE = {
+    "system/cpu_utilization_percentage",
+    "system/system_memory_usage_megabytes",
+    "system/system_memory_usage_percentage",
+}
+MEMORY = {
+    "system/gpu_0_memory_usage_megabytes": 3.0,
+    "system/gpu_0_memory_usage_percentage": 25.0,
+}
+WHOLE = {
+    "system/gpu_0_utilization_percentage": 50.0,
+    "system/gpu_0_power_usage_watts": 70.0,
+    "system/gpu_0_power_usage_percentage": 20.0,
+}
 
 
 class Driver:
@@ -29,35 +48,61 @@ class Driver:
         return uuid
 
     def nvmlDeviceGetMemoryInfo(self, gpu: str) -> SimpleNamespace:
-        """Bytes in use."""
-        return SimpleNamespace(used=3 * 2**20)
+        """Bytes in use, and in all."""
+        return SimpleNamespace(used=3_000_000, total=12_000_000)
 
     def __getattr__(self, name: str) -> Any:
         def whole_gpus_only(gpu: str) -> Any:
             if gpu.startswith("MIG"):
                 raise self.NVMLError
-            return SimpleNamespace(gpu=50) if "Utilization" in name else 70_000
+            milliwatts = 350_000 if "Limit" in name else 70_000
+            return SimpleNamespace(gpu=50) if "Utilization" in name else milliwatts
 
         return whole_gpus_only
 
 
 def test_a_gpu_that_is_not_there_has_none() -> None:
-    assert Counters(NOWHERE).sample(0) == []
+    (line,) = Counters(NOWHERE).sample(0)
+    assert not {name for name in line["metrics"] if "gpu" in name}
 
 
 @pytest.mark.parametrize(
-    ("uuid", "found"),
-    [
-        ("GPU-1", {"gpu_memory_mib": 3, "gpu_power_watts": 70, "gpu_utilization": 50}),
-        ("MIG-1", {"gpu_memory_mib": 3}),
-        ("GPU-2", None),
-    ],
+    ("uuid", "found"), [("GPU-1", MEMORY | WHOLE), ("MIG-1", MEMORY), ("GPU-2", {})]
 )
 def test_a_part_of_a_gpu_is_found_too(
-    uuid: str, found: dict[str, float] | None, monkeypatch: pytest.MonkeyPatch
+    uuid: str, found: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counters, "pynvml", Driver(uuid))
-    assert [line["metrics"] for line in Counters("1").sample(0)] == ([found] if found else [])
+    (line,) = Counters("1").sample(0)
+    assert {name: value for name, value in line["metrics"].items() if "gpu" in name} == found
+
+
+@pytest.mark.skipif(not counters.STAT.exists(), reason="needs Linux")
+def test_the_machines_cores_and_memory() -> None:
+    machine = Counters()
+    until = time.process_time() + 0.05
+    while time.process_time() < until:
+        """Use a core, for Linux counts hundredths of a second."""
+    (line,) = machine.sample(0)
+    assert line["metrics"].keys() >= MACHINE
+    assert 0 < line["metrics"]["system/cpu_utilization_percentage"] <= 100
+    assert 0 < line["metrics"]["system/system_memory_usage_percentage"] < 100
+    assert machine.sample(0) == []  # not yet time for the next
+
+
+def test_elsewhere_the_machine_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("STAT", "MEMORY"):
+        monkeypatch.setattr(counters, name, tmp_path / "nowhere")
+    assert Counters().sample(0) == []
+
+
+def test_the_names_are_those_of_mlflows_own_monitors() -> None:
+    """Its tab for system metrics goes by them."""
+    monitors = Path(metrics.__file__).parent
+    text = "".join((monitors / f"{name}_monitor.py").read_text() for name in ("cpu", "gpu"))
+    for name in {*MACHINE, *MEMORY, *WHOLE}:
+        own = name.removeprefix(counters.PREFIX).replace("gpu_0", "gpu_{i}")
+        assert f'"{own}"' in text
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -65,6 +110,6 @@ def test_a_gpus_memory_power_and_utilization() -> None:
     gpu = torch.device("cuda", 0)
     kept = torch.zeros(2**28, dtype=torch.uint8, device=gpu)
     (line,) = (of_gpu := Counters(devices.tags(gpu)["gpu"])).sample(0)
-    assert set(line["metrics"]) == {"gpu_memory_mib", "gpu_power_watts", "gpu_utilization"}
-    assert line["metrics"]["gpu_memory_mib"] > kept.nbytes / 2**20
+    assert line["metrics"].keys() >= MEMORY.keys() | WHOLE.keys()
+    assert line["metrics"]["system/gpu_0_memory_usage_megabytes"] > kept.nbytes / 1e6
     assert of_gpu.sample(0) == []  # not yet time for the next

@@ -24,7 +24,7 @@ from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
 from engine.paths import shown
-from engine.tracking import reading
+from engine.tracking import page, reading
 from engine.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from engine.tracking.experiment import experiment_name
 from engine.tracking.store import LEASE
@@ -150,15 +150,18 @@ class Attempt(Generic[S]):
         folder = self._folder
         folder.open()
         self._courier.carry(folder.path)
+        changes = {
+            "neutral": identity.neutral(folder.settings),
+            "former": identity.formerly(type(folder.settings)),
+        }
         about = {
-            "neutral": json.dumps(identity.neutral(folder.settings)),
-            "former": json.dumps(identity.formerly(type(folder.settings))),
+            **{name: json.dumps(found) for name, found in changes.items() if found},
             "metrics": json.dumps(as_plain(folder.metrics)),
             "script": folder.script,
             "code": code.digest(folder.path),
             "diverged": "false",
         }
-        folder.journal.tags(provenance.tags() | about)
+        folder.journal.tags(provenance.tags() | page.tags(folder) | about)
         folder.keep_changes(provenance.version()["changes"])
         folder.journal.flush()
         if self._store_is_away:

@@ -484,11 +484,21 @@ def test_a_stored_job_need_not_keep_to_the_limits_of_today():
     assert restore(kind, identity(Settings(lr=0.5))).lr == 0.5
 
 
-def test_a_job_is_called_by_what_is_not_default():
-    assert as_words(parse()) == "defaults"
-    words = "--lr 1 --note", "a  b\nc", "--widths 8,9 --pretrained --limit 3"
+def test_a_job_is_called_by_its_seed_and_what_is_not_default():
+    assert as_words(parse()) == "seed=0"
+    words = "--lr 1 --note", "a  b\nc", "--widths 8,9 --pretrained --limit 3 --seed 2"
     said = as_words(parse(*words[0].split(), words[1], *words[2].split()))
-    assert said == "lr=1 widths=8,9 limit=3 pretrained=on note=a b c"
+    assert said == "seed=2 lr=1 widths=8,9 limit=3 pretrained=on note=a b c"
+
+
+def test_a_name_is_short_enough_for_mlflow_and_no_value_is_cut():
+    assert as_words(parse("--lr", "1", "--note", "x" * 300)) == "seed=0 lr=1"
+
+
+def test_a_name_begins_with_the_model():
+    kind = changed(("model", str, "mlp"))
+    assert as_words(kind()) == "mlp seed=0"
+    assert as_words(kind(lr=1.0, model="convnet")) == "convnet seed=0 lr=1"
 
 
 # Mistakes in settings.py

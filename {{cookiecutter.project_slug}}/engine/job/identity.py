@@ -15,6 +15,9 @@ from engine.errors import SettingsError
 
 S = TypeVar("S")
 
+LONGEST_NAME = 200
+"""Characters of a job's name; MLflow's databases take 250 of a run's."""
+
 
 def identity(settings: Any) -> dict[str, Any]:
     """Return the settings as plain values, each in one form, without those that do not count.
@@ -56,12 +59,32 @@ def formerly(kind: type) -> dict[str, str]:
     return flags.of(kind).formerly
 
 
+def changed(settings: Any) -> dict[str, str]:
+    """Return the settings that differ from their defaults, as they are written as flags."""
+    known, plain = flags.of(type(settings)), identity(settings)
+    differ = (name for name, value in plain.items() if value != as_plain(known[name].default))
+    return {name: as_text(plain[name]) for name in differ}
+
+
 def as_words(settings: Any) -> str:
-    """Return the settings that differ from their defaults, in one line: `lr=0.01 seed=2`."""
-    known = flags.of(type(settings))
-    changed = {k: v for k, v in identity(settings).items() if v != as_plain(known[k].default)}
-    text = " ".join(f"{name}={as_text(value)}" for name, value in changed.items())
-    return " ".join(text.split()) or "defaults"
+    """Return a job's name, one line of what tells it from others: `convnet seed=2 lr=0.01`.
+
+    The model and the seed, where there are such settings, come first, since lists of runs and
+    legends of charts cut long names; then what differs from the defaults. What is too long for
+    LONGEST_NAME is left out.
+    """
+    first, rest = _first(settings), changed(settings)
+    words = [f"{key}={value}" for key, value in rest.items() if key not in ("model", "seed")]
+    words = [" ".join(word.split()) for word in (*first, *words)]
+    while len(name := " ".join(words)) > LONGEST_NAME:
+        words.remove(max(words, key=len))
+    return name or "defaults"
+
+
+def _first(settings: Any) -> list[str]:
+    plain = identity(settings)
+    model = [as_text(plain["model"])] if "model" in plain else []
+    return [*model, f"seed={plain['seed']}"] if "seed" in plain else model
 
 
 def restore(kind: type[S], stored: Mapping[str, Any]) -> S:

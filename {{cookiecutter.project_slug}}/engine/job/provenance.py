@@ -17,18 +17,20 @@ from engine.paths import CODE
 FROZEN = ".version.json"
 """Where a copy of the code says what it is a copy of."""
 
+PACKAGES = ("torch", "torchvision", "mlflow", "numpy")
+
 LARGEST = 1_000_000
 """Bytes of a new file above which it is left out of the changes."""
 
 
 def tags() -> dict[str, str]:
-    """Commit (`none` outside git), dirtiness, host and versions, as tags of a run."""
+    """Return commit (`none` outside git), dirtiness, host and versions, as tags of a run."""
+    versions = {"python": platform.python_version(), **_versions(*PACKAGES)}
     return {
         "commit": version()["commit"] or "none",
         "dirty": str(bool(version()["changes"])).lower(),
         "host": platform.node(),
-        "python": platform.python_version(),
-        **_versions("torch", "torchvision", "mlflow", "numpy"),
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
     }
 
 
@@ -43,12 +45,14 @@ def _versions(*packages: str) -> dict[str, str]:
 
 @cache
 def version() -> dict[str, str]:
-    """The `commit` (empty outside git) and the `changes` since, new files included, as a diff."""
+    """Return the `commit` and the `branch` (empty outside git), and the `changes` since, new files
+    included, as a diff."""
     frozen = CODE / FROZEN
     if frozen.exists():
         return dict(json.loads(frozen.read_text()))
-    commit = _git("rev-parse", "HEAD").decode().strip()
-    return {"commit": commit, "changes": _changes() if commit else ""}
+    known = _git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace").split("\n")
+    commit, branch = known[:2] if len(known) > 2 else ("", "")
+    return {"commit": commit, "branch": branch, "changes": _changes() if commit else ""}
 
 
 def names(*words: str, index: Path | None = None) -> list[str]:

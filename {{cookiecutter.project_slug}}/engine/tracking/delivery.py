@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from engine.files import read_record, write_record
 from engine.job import lines
 from engine.tracking.address import fingerprint
+from engine.tracking.artifacts import AT_THE_END
 from engine.tracking.store import Run
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Delivery:
         self._run: Run | None = None
         self._id = ""
         self._unsent: list[dict[str, Any]] = []
+        self._gpu = ""
         self._counters: Counters | None = None
         self._mended = False
         self.status = ""
@@ -51,14 +53,13 @@ class Delivery:
         self._unsent += new
         for line in new:
             if "start" in line:
-                self._counters = None  # the last attempt's
-            if gpu := line.get("tags", {}).get("gpu"):
-                self._counters = _counters(gpu)
+                self._gpu, self._counters = "", None  # the last attempt's
+            self._gpu = line.get("tags", {}).get("gpu", self._gpu)
             self._mended |= "lost" in line
             self.status = line.get("end", "" if "start" in line else self.status)
 
     def send(self, running: bool = False) -> None:
-        """Send what has been read; while the job is running, its GPU's counters too.
+        """Send what has been read; while the job is running, the machine's counters too.
 
         Raises whatever the store raises; nothing is lost by that.
         """
@@ -74,16 +75,18 @@ class Delivery:
                 self._run.add(self._folder, names)
                 self._unsent = []
                 self._note("")
-            if running and self._counters:
-                self._run.log(self._counters.sample(self._run.begun))
+            if running and (sampled := self._sampled(self._run.begun)):
+                self._run.log(sampled)
         except Exception:
             self._run = None
             raise
 
     def end(self, status: str) -> None:
-        """Say how the run ended, once all of it is sent."""
+        """Say how the run ended, once all of it is sent; then add the files that its users look
+        for. Results count as stored from then on, whatever becomes of the files."""
         assert self._run
         self._run.end(status)
+        self._run.add(self._folder, AT_THE_END)
         self._note(status)
 
     def _open(self) -> None:
@@ -97,6 +100,16 @@ class Delivery:
             if (noted.get("run"), noted.get("journal")) == (self._id, self._journal):
                 self._unsent = [line for line in self._unsent if line["line"] > noted["lines"]]
 
+    def _sampled(self, since: int) -> list[dict[str, Any]]:
+        """The counters, if it is time for them; none if they cannot be read."""
+        with suppress(Exception):  # whatever a driver does, metrics are not to wait for it
+            from engine.tracking.counters import Counters
+
+            if self._counters is None or self._counters.uuid != self._gpu:
+                self._counters = Counters(self._gpu)  # a job says after its start which GPU it has
+            return self._counters.sample(since)
+        return []
+
     def _note(self, status: str) -> None:
         noted = {
             "store": fingerprint(),
@@ -108,12 +121,6 @@ class Delivery:
         }
         with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
             write_record(self._folder / "sent.json", noted)
-
-
-def _counters(gpu: str) -> "Counters":
-    from engine.tracking.counters import Counters
-
-    return Counters(gpu)
 
 
 def delivered(folder: Path) -> bool:

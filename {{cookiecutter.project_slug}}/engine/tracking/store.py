@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.tracking import address
+from engine.tracking import address, artifacts
 from engine.tracking.client import client
 from engine.tracking.experiment import prepare
 
@@ -58,6 +58,7 @@ class Run:
         self._owner, self._journal = str(about["owner"]), journal
         self._beaten = 0.0
         self._stored: dict[str, set[int]] = {}
+        self._artifacts = ""
         self._settle()
         if not self.id:
             names = {"mlflow.runName": about["name"], "job_id": self._job, "code": self._code}
@@ -97,18 +98,24 @@ class Run:
     def add(self, folder: Path, names: Iterable[str]) -> None:
         """Copy files in a job's folder to the run, into folders of the same names.
 
-        Where that fails a tag says why: nothing else is to wait for it, and the job has the files.
+        Where that fails a tag says why, and no other file is tried: nothing else is to wait for it,
+        and the job has the files.
         """
         for name in names:
             if not (folder / name).exists():
                 continue
             try:
-                below = Path(name).parent.as_posix()
-                where = None if below == "." else below
-                self._client.log_artifact(self.id, str(folder / name), where)
+                self._copy(folder, name)
             except Exception as error:  # of any store of files
                 why = f"{name} is not here: {address.reason(error)}"
                 self._client.set_tag(self.id, "files", why)
+                return
+
+    def _copy(self, folder: Path, name: str) -> None:
+        below = Path(name).parent.as_posix()
+        place = artifacts.on_disk(self._artifacts)
+        if not (place and name == artifacts.WEIGHTS and artifacts.link(folder / name, place)):
+            self._client.log_artifact(self.id, str(folder / name), None if below == "." else below)
 
     def end(self, status: str) -> None:
         """Say how the run ended; one that finished is marked last, since the status can lie."""
@@ -171,6 +178,7 @@ class Run:
         from mlflow.entities import Param, RunTag
 
         run = self._client.get_run(self.id)
+        self._artifacts = str(run.info.artifact_uri)
         params = [Param(k, str(v)) for k, v in settings.items() if k not in run.data.params]
         self._client.log_batch(self.id, params=params, tags=[RunTag(k, v) for k, v in tags.items()])
         if run.info.status != "RUNNING":

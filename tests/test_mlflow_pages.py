@@ -1,0 +1,89 @@
+"""What a new user of MLflow looks for in a run: who, from what, with which files."""
+
+import getpass
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from faults import Project
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+QUICK = ("--epochs=1", "--lr=0.01", "--seed=3", "--note=first try")
+COMMIT = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "-qm", "All")
+
+
+@pytest.fixture(scope="module")
+def run(project: Project) -> Run:
+    """The run of a job in a repository, as MLflow's client has it."""
+    for words in (("init", "-q", "-b", "study"), ("add", "-A"), COMMIT):
+        subprocess.run(["git", *words], cwd=project.root, check=True)
+    assert project.run(*QUICK, "--quiet").returncode == 0
+    return stored(project)[0]
+
+
+def stored(project: Project) -> list[Run]:
+    """All runs of a project's store."""
+    client = MlflowClient(f"sqlite:///{project.root / 'mlflow.db'}")
+    found = [experiment.experiment_id for experiment in client.search_experiments()]
+    return list(client.search_runs(found))
+
+
+def test_who_ran_what_from_which_commit(project: Project, run: Run) -> None:
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=project.root, capture_output=True, text=True
+    )
+    tags = run.data.tags
+    assert tags["mlflow.user"] == getpass.getuser()
+    assert (tags["mlflow.source.type"], tags["mlflow.source.name"]) == ("LOCAL", "run.py")
+    assert tags["mlflow.source.git.commit"] == head.stdout.strip()
+    assert tags["mlflow.source.git.branch"] == "study"
+    assert "sweep" not in tags  # it was started by hand
+
+
+def test_its_name_and_its_description_tell_it_from_others(project: Project, run: Run) -> None:
+    assert run.info.run_name == "mlp seed=3 epochs=1 lr=0.01 note=first try"
+    command, note, folder = run.data.tags["mlflow.note.content"].split("\n\n")
+    assert command == "`python run.py --epochs=1 --lr=0.01 --seed=3 '--note=first try'`"
+    assert note == "first try"
+    assert (project.root / folder.removeprefix("Folder: ").strip("`")).is_dir()
+
+
+def test_repeats_over_seeds_are_one_group_and_no_other_job_is_in_it(
+    project: Project, run: Run
+) -> None:
+    for flags in (("--seed=4",), ("--lr=0.02",)):
+        assert project.run(*QUICK, *flags, "--quiet").returncode == 0
+    groups = {each.info.run_name: each.data.tags["seed_group"] for each in stored(project)}
+    first, repeat, other = (
+        groups[f"mlp seed={seed} epochs=1 lr={lr} note=first try"]
+        for seed, lr in ((3, 0.01), (4, 0.01), (3, 0.02))
+    )
+    assert first == repeat != other
+    assert first.startswith("mlp epochs=1 lr=0.01 note=first try (")
+
+
+def test_its_files_are_there_and_its_weights_not_twice_on_the_disk(
+    project: Project, run: Run
+) -> None:
+    client = MlflowClient(f"sqlite:///{project.root / 'mlflow.db'}")
+    names = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert {"best.pt", "settings.json", "spec.json", "code.json", "log.txt"} <= names
+    folder = Path(run.data.tags["job_folder"])
+    copies = project.root / "mlruns" / run.info.run_id / "artifacts"
+    assert os.path.samefile(folder / "best.pt", copies / "best.pt")
+    assert run.data.tags["job_id"] in (copies / "log.txt").read_text()
+
+
+def test_files_that_cannot_be_stored_cost_no_metric_and_no_job(project: Project) -> None:
+    place = project.root / "mlruns"
+    place.rename(project.root / "aside")
+    place.write_text("not a folder")
+    done = project.run(*QUICK, "--seed=5", "--quiet")
+    place.unlink()
+    (project.root / "aside").rename(place)
+    assert done.returncode == 0, done.stderr
+    (run,) = [each for each in stored(project) if each.data.params["seed"] == "5"]
+    assert run.data.tags["finished"] == "true" and "is not here" in run.data.tags["files"]
+    assert "test_loss" in run.data.metrics

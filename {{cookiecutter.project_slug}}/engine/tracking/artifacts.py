@@ -1,0 +1,37 @@
+"""The files of a job that its run has as well, where MLflow's users look for them.
+
+Weights can be large. Where MLflow keeps files on the disk that the job's folder is on, the run gets
+a second name for the same file (a hard link) instead of a copy: `best.pt` is never changed, only
+replaced.
+"""
+
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+WEIGHTS = "best.pt"
+
+AT_THE_END = ("settings.json", "code.json", "changes.diff", "log.txt", WEIGHTS)
+"""What a run gets when its job ends, the small files first; the rest the journal names."""
+
+
+def on_disk(uri: str) -> Path | None:
+    """Return the folder of a run's files; None if a server or another machine keeps them."""
+    parts = urlsplit(uri)
+    return Path(unquote(parts.path)) if parts.scheme == "file" and not parts.netloc else None
+
+
+def link(file: Path, folder: Path) -> bool:
+    """Give a file the same name in another folder too; False where that cannot be done, as between
+    two disks."""
+    target = folder / file.name
+    part = target.with_name(f".{target.name}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        os.link(file, part)
+        part.replace(target)
+        part.unlink(missing_ok=True)  # where both names are one file already, replace() leaves it
+    except OSError:
+        return False
+    return True
