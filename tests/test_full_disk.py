@@ -173,7 +173,7 @@ def apart(project: Project, reference: str, tmp_path: Path) -> Project:
 
 
 def without_store(project: Project, **env: str) -> tuple[str, str]:
-    """A job whose store takes nothing, while its courier tries, and why `jobs.py sync` fails after that."""
+    """A job whose store takes nothing, while its courier tries, and why sync fails after that."""
     job = project.start(*JOB, "--note", "kept", **env)
     wait_until(lambda: courier_of(job) is not None)
     courier = courier_of(job)

@@ -103,16 +103,18 @@ class JobFolder(Generic[S]):
     def code_change(self) -> str:
         """How the code has changed since the latest attempt began, in a few words; empty if it has
         not."""
-        return code.difference(self.latest, self.code) if self.latest else ""
+        latest = self.latest
+        return code.difference(latest, self.code) if latest else ""
 
     @property
     def starts_over(self) -> bool:
         """Whether the next attempt begins anew because the code has changed: the last one failed or
         left no checkpoint."""
-        if self.latest is None or not self.code_change:
+        latest = self.latest
+        if latest is None or not code.difference(latest, self.code):
             return False
-        finished = attempts.status(self.latest) == "finished"
-        return not finished and not attempts.can_go_on(self.latest)
+        finished = attempts.status(latest) == "finished"
+        return not finished and not attempts.can_go_on(latest)
 
     @property
     def redone(self) -> bool:
@@ -225,7 +227,8 @@ class JobFolder(Generic[S]):
 
     def outcome(self) -> dict[str, Any]:
         """How the latest attempt ended; empty if it has not, or that cannot be read."""
-        return lines.record_of(self.latest, "outcome.json") if self.latest else {}
+        latest = self.latest
+        return lines.record_of(latest, "outcome.json") if latest else {}
 
     def finished(self) -> bool:
         """Whether the attempt finished the job, and what is sent of it is whole."""

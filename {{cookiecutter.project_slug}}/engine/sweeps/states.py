@@ -88,13 +88,13 @@ class View:
         counts = code.same(job.code).intersection(finished)
         if counts and not job.runtime.force and not job.redone:
             return State("finished")
-        if job.latest and locks.held(job.latest / "lock"):
-            return State("running", *progress(job.latest))
+        if (latest := job.latest) and locks.held(latest / "lock"):
+            return State("running", *progress(latest))
         if lease := self._lease(job):
             return State("running", f"on {lease.host}")
         if job.id in self._queued:
             return State("queued", self._queued[job.id])
-        if finished and not job.runtime.force and not job.latest:
+        if finished and not job.runtime.force and not latest:
             return State("stale", "in another folder")
         return State("pending") if job.runtime.force else self._by_folder(job)
 
