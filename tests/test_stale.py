@@ -207,3 +207,18 @@ def test_what_is_verified_gives_the_same_bits_and_what_does_not_is_not_accepted(
     assert "accepted: models.MLP, of 1 job (replayed with the same bits)" in accepted.stdout
     done = project.run(*SHORT)
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
+
+
+def test_what_runs_outside_of_the_fingerprint_is_named(made: Project, tmp_path: Path) -> None:
+    """What check() sets is one of the things that no static analysis can know."""
+    project = made.copy(tmp_path / "project")
+    hooks = "HOOKS = []\n\n\ndef hidden() -> None:\n    pass\n\n\n"
+    edit(project, "run.py", "def check(", f"{hooks}def check(")
+    begins = "    spec = data.load(job.settings"
+    edit(project, "run.py", begins, f"    HOOKS.append(hidden)\n{begins}")
+    begins = "    model.to(job.device)\n"
+    edit(project, "run.py", begins, f"    HOOKS[0]()\n{begins}")
+    watched = ("python", "-m", "engine.watched", "run.py", "--scratch", *SHORT)
+    done = project.do(*watched)
+    assert done.returncode == 6, done
+    assert "not in the job's fingerprint: run.hidden; see docs/evidence.md" in done.stderr

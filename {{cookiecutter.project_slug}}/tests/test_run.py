@@ -20,6 +20,12 @@ def job_of(done: subprocess.CompletedProcess[str]) -> str:
     return (done.stdout or done.stderr).splitlines()[-1].split()[1]
 
 
+def attempt_in(job: Path) -> Path:
+    """Return the folder of the only attempt at a job."""
+    (attempt,) = job.iterdir()
+    return attempt
+
+
 def learnt(folder: Path) -> list[Any]:
     """Return the best weights and the curves of a job, tensors as bytes."""
     best = torch.load(folder / "best.pt", weights_only=True)
@@ -53,7 +59,7 @@ def test_a_job_finishes_and_the_last_line_is_the_result(
     assert finished.returncode == 0, finished.stderr
     last = finished.stdout.splitlines()[-1]
     assert last.startswith("job ") and " finished: " in last
-    folder = project.root / "runs" / job_of(finished)
+    folder = attempt_in(project.root / "runs" / job_of(finished))
     assert {"settings.json", "spec.json", "log.txt", "metrics.jsonl", "best.pt"} <= {
         file.name for file in folder.iterdir()
     }
@@ -83,7 +89,8 @@ def test_stopped_between_two_evaluations_and_continued_it_is_the_same_to_the_bit
     again = project.run(*JOB, *elsewhere, **store)
     assert again.returncode == 0 and "continuing from last.pt" in again.stdout, again
     job = job_of(finished)
-    assert learnt(tmp_path / job) == learnt(project.root / "runs" / job)
+    one, other = attempt_in(tmp_path / job), attempt_in(project.root / "runs" / job)
+    assert learnt(one) == learnt(other)
 
 
 def test_its_model_can_be_had_again(
