@@ -11,9 +11,9 @@
     jobs       what `python jobs.py` does: it looks after jobs
     profiling  what `--profile` measures and reports
 
-`launch`, `attempt`, `loop` and `watched` make commands of them; `errors`, `files`, `paths`, `locks`,
-`machine`, `privacy` and `stateful` are small modules that all packages share. Each package says in its docstring what it may import; pyproject.toml holds the
-rules (import-linter).
+`launch`, `attempt`, `loop` and `watched` make commands of them. `errors`, `files`, `paths`,
+`locks`, `machine`, `privacy` and `stateful` are small modules that all packages share. Each package
+says in its docstring what it may import; pyproject.toml holds the rules (import-linter).
 """
 
 import sys
