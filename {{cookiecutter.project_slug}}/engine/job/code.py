@@ -14,6 +14,7 @@ from engine.evidence import Fingerprint, Project
 from engine.files import opened, write_record
 from engine.job.acceptance import accepted
 from engine.job.identity import identity
+from engine.job.lines import record_of
 from engine.paths import CODE
 from engine.privacy import scrub
 
@@ -57,8 +58,17 @@ def keep_mixed(folder: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """Return the digest of the code that a job is from; empty if that is not recorded."""
-    return str(_kept(folder).get("digest", ""))
+    """Return the digest of the code that a job is from; empty if that is not recorded.
+
+    If code.json is damaged, settings.json has it too.
+    """
+    about = _kept(folder) or {"digest": record_of(folder, "settings.json").get("code", "")}
+    return str(about["digest"])
+
+
+def recorded(folder: Path) -> bool:
+    """Return whether code.json is there and whole."""
+    return bool(_kept(folder))
 
 
 def parts(folder: Path) -> dict[str, dict[str, str]]:
@@ -84,12 +94,11 @@ def changed(folder: Path, code: Fingerprint) -> list[str]:
 def difference(folder: Path, code: Fingerprint) -> str:
     """Return how some code differs from that which a job is from, in a few words, with the names of
     definitions as in Python: `models.ConvNet changed`. Empty if it is the same."""
-    kept = _kept(folder)
-    if kept.get("digest") in same(code):
+    if (known := digest(folder)) in same(code):
         return ""
-    if kept.get("digest") == MIXED:
+    if known == MIXED:
         return "it went on with changed code"
-    if not isinstance(kept.get("parts"), dict):
+    if not parts(folder):
         return "its code was not recorded"
     names = changed(folder, code)
     if not names:

@@ -180,6 +180,9 @@ class JobFolder(Generic[S]):
                 log.info("%s", advice)
         elif change:
             code.keep_mixed(self.path)
+        elif not code.recorded(self.path):
+            log.warning("%s was damaged; it is written again", code.FILE)
+            code.keep(self.path, self.code)
         log_every = self.runtime.log_every
         self.journal = journal.Journal(self.path, log_every)
         if self.journal.damage:

@@ -39,7 +39,7 @@ def best(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
     job = (runs_root or PROJECT / "runs") / job_id
     found = [path for path in attempts.all_of(job) if (path / "best.pt").exists()]
     if not found:
-        raise JobError(f"{shown(job)}: not found; the job has kept no weights")
+        raise JobError(f"{shown(job)}/*/best.pt: not found; the job has kept no weights")
     found.sort(key=lambda path: attempts.status(path) == "finished")
     kept = _opened(found[-1])
     settings = restore(kind, kept["settings"])
