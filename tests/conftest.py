@@ -24,7 +24,7 @@ LEFTOVERS = [
     "runs",
     "figures",
     "mlruns",
-    "mlflow.*",
+    "mlflow.db*",
 ]
 
 
