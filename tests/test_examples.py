@@ -136,7 +136,10 @@ def test_a_project_has_the_example_s_files(project: Project, name: str, template
         assert (project.root / relative).exists()
 
 
-@pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "mypy"])
+@pytest.mark.parametrize(
+    "command",
+    ["ruff check", "ruff format --check", pytest.param("mypy", marks=pytest.mark.full)],
+)
 def test_checks(project: Project, command: str) -> None:
     check(command, project.root)
 
