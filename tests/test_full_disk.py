@@ -29,8 +29,6 @@ from faults import (
 
 pytestmark = pytest.mark.full
 
-SYNC = ("python", "jobs.py", "sync")
-
 JOB = ("--epochs", "5", "--log-every", "1")
 OFTEN = ("--checkpoint-minutes", "0.0001")
 
@@ -183,7 +181,7 @@ def without_store(project: Project, **env: str) -> tuple[str, str]:
     line = one_line(done, 3)
     assert "finished: test_loss" in line
     assert line.endswith("python jobs.py sync uploads what is left")
-    return job_of(done), one_line(project.do(*SYNC, **env), 3)
+    return job_of(done), one_line(project.do(*sync(project), **env), 3)
 
 
 def test_store_in_a_read_only_file(project: Project, reference: str, apart: Project) -> None:
@@ -195,7 +193,7 @@ def test_store_in_a_read_only_file(project: Project, reference: str, apart: Proj
     assert_nothing_torn(apart.folder(job))
     assert apart.runs(job) == []
     store.chmod(0o644)
-    assert uploaded(apart.do(*SYNC), job)
+    assert uploaded(apart.do(*sync(apart)), job)
     assert_as_undisturbed(apart, job, project, reference)
 
 
@@ -208,9 +206,14 @@ def test_store_on_a_read_only_disk(
     job, why = without_store(apart.behind(*disk.within), **env)
     assert why.startswith("0 of 1 jobs ") and "Read-only file system" in why
     disk.remount("rw")
-    assert uploaded(apart.behind(*disk.within).do(*SYNC, **env), job)
+    assert uploaded(apart.behind(*disk.within).do(*sync(apart), **env), job)
     shutil.copy(disk.seen / "mlflow.db", apart.root)
     assert_as_undisturbed(apart, job, project, reference)
+
+
+def sync(project: Project) -> tuple[str, ...]:
+    """The words of the command that uploads what is left, wherever it is given."""
+    return "python", str(project.root / "jobs.py"), "sync"
 
 
 def uploaded(done: subprocess.CompletedProcess[str], job: str) -> bool:
