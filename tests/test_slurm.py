@@ -90,7 +90,7 @@ HELD = """\
             print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"], file=file)
         if settings.note == "fails":
             raise KeyError("no")
-        held = folder.path.parents[1] / (settings.note or "none")
+        held = folder.path.parents[2] / (settings.note or "none")
         while job.step and held.exists() and not folder.interruption.asked:
             time.sleep(0.05)
         model.train()

@@ -180,11 +180,11 @@ def server(started_server: Server, database: Server) -> Server:
 
 
 @pytest.fixture
-def fresh(make: Callable[..., Path]) -> Project:
-    """A project of the test's own, whose jobs do not know that they are tested."""
-    project = Project(make())
-    project.env = {k: v for k, v in project.env.items() if not k.startswith("PYTEST")}
-    return project
+def fresh(project: Project, tmp_path: Path) -> Project:
+    """A copy of one project for each test, whose jobs do not know that they are tested."""
+    copy = project.copy(tmp_path / "fresh")
+    copy.env = {k: v for k, v in copy.env.items() if not k.startswith("PYTEST")}
+    return copy
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def name(digest: str) -> str:
 
 
 def all_of(job: Path) -> list[Path]:
-    """Return the folders of a job's attempts that have begun, in the order of their last words."""
+    """Return the folders of a job's attempts that have begun; the last is the one last written."""
     try:
         found = [path for path in job.iterdir() if begun(path)]
     except OSError:  # there is none, or it is not ours to read
@@ -42,10 +42,11 @@ def all_of(job: Path) -> list[Path]:
 
 
 def begun(attempt: Path) -> bool:
-    """Whether an attempt has left something to go on from, or its results."""
-    return any(
-        os.path.exists(attempt / file) for file in BEGUN
-    )  # False where it is not ours to read
+    """Whether an attempt has left something to go on from, or its results.
+
+    It has not where the folder is not ours to read.
+    """
+    return any(os.path.exists(attempt / file) for file in BEGUN)
 
 
 def status(attempt: Path) -> str:
@@ -60,7 +61,7 @@ def can_go_on(attempt: Path) -> bool:
 
 
 def replace(old: Path, new: Path) -> None:
-    """Let a new attempt begin in the folder of one that came to nothing, unless that runs."""
+    """Let a new attempt begin in the folder of one that came to nothing, unless that is running."""
     lock = locks.take(old / "lock")
     if lock is None:
         return
