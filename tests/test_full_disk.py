@@ -212,7 +212,7 @@ def test_store_on_a_read_only_disk(
 
 
 def sync(project: Project) -> tuple[str, ...]:
-    """The words of the command that uploads what is left, wherever it is given."""
+    """Return the command that uploads what is left; its path is absolute."""
     return "python", str(project.root / "jobs.py"), "sync"
 
 

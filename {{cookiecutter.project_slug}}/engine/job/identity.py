@@ -6,6 +6,7 @@ docs/settings.md says what to write for each kind of change.
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -64,6 +65,12 @@ def changed(settings: Any) -> dict[str, str]:
     known, plain = flags.of(type(settings)), identity(settings)
     differ = (name for name, value in plain.items() if value != as_plain(known[name].default))
     return {name: as_text(plain[name]) for name in differ}
+
+
+def as_command(settings: Any, script: str) -> str:
+    """Return the command line that runs a job: `python run.py --lr=0.01 --seed=2`."""
+    words = [f"{flags.option(name)}={text}" for name, text in changed(settings).items()]
+    return shlex.join(["python", f"{script}.py", *words])
 
 
 def as_words(settings: Any) -> str:

@@ -32,7 +32,7 @@ class Attempt:
     """How the code has changed since, in a few words."""
 
     ended: float
-    """Time of its last words, in seconds since 1970."""
+    """Time when it last logged something, in seconds since 1970."""
 
     code: str
     """The digest of its code."""
@@ -76,7 +76,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     return Attempt(
         state="running" if running else outcome.get("status", "interrupted"),
         change=code.difference(path, job.code) if job else "",
-        ended=last_words(path),
+        ended=last_logged(path),
         code=code.digest(path),
         said=str(outcome.get("said", "")),
         tags=tags,
@@ -106,7 +106,7 @@ def results(stored: StoredJob) -> dict[str, float]:
     return {k: v for k, v in stored["metrics"].items() if k.startswith(RESULTS)}
 
 
-def last_words(attempt: Path) -> float:
+def last_logged(attempt: Path) -> float:
     """Return when an attempt last logged something, in seconds since 1970; 0 if nobody can say."""
     try:
         with (attempt / lines.FILE).open("rb") as file:

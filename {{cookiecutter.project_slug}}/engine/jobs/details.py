@@ -1,13 +1,12 @@
 """`python jobs.py show JOB`: all there is to know of one job."""
 
 import json
-import shlex
 from typing import Any
 
 from engine.cli import flags
-from engine.cli.flags import option
 from engine.cli.values import as_plain, as_text
-from engine.job.identity import identity
+from engine.job.attempts import name as attempt_name
+from engine.job.identity import as_command, identity
 from engine.job.terminal import as_line
 from engine.jobs.attempt import Attempt, in_store, local, on_disk
 from engine.jobs.project import Job, Project
@@ -54,30 +53,11 @@ def attempts_of(job: Job) -> list[Attempt]:
 
 def command(job: Job) -> str:
     """Return the command line that runs the job; empty if today's settings cannot say it."""
-    if job.folder is None:
-        return ""
-    words = [word for name, text in _changed(job).items() for word in _words(name, text)]
-    return shlex.join(["python", f"{job.script}.py", *words])
-
-
-def _words(name: str, text: str) -> list[str]:
-    """A setting on the command line, where a text that begins with a dash would be a flag."""
-    return [f"{option(name)}={text}"] if text.startswith("-") else [option(name), text]
+    return as_command(job.folder.settings, job.script) if job.folder else ""
 
 
 def _settings(job: Job) -> dict[str, Any]:
     return identity(job.folder.settings) if job.folder else job.settings
-
-
-def _changed(job: Job) -> dict[str, str]:
-    """The texts of the settings that differ from their defaults."""
-    assert job.folder
-    known = flags.of(type(job.folder.settings))
-    return {
-        name: as_text(value)
-        for name, value in _settings(job).items()
-        if value != as_plain(known[name].default)
-    }
 
 
 def _print_settings(job: Job) -> None:
@@ -93,7 +73,7 @@ def _print_settings(job: Job) -> None:
 
 
 def _print_attempt(attempt: Attempt) -> None:
-    name = attempt.folder.name if attempt.folder else attempt.code[:8] or "without code"
+    name = attempt.folder.name if attempt.folder else attempt_name(attempt.code) or "without code"
     fits = f"with other code ({attempt.change})" if attempt.change else "with the present code"
     print(f"\nattempt {name}: {attempt.state}, {fits}")
     tags = attempt.tags

@@ -9,7 +9,7 @@ from engine.errors import SettingsError, did_you_mean
 from engine.job import lines
 from engine.job.identity import identity
 from engine.job.terminal import as_line
-from engine.jobs.attempt import iso, last_words, local, results
+from engine.jobs.attempt import iso, last_logged, local, results
 from engine.jobs.project import Job, Project
 
 STATES = (
@@ -64,7 +64,7 @@ def _row(project: Project, job: Job) -> Row:
     if latest := job.latest:
         outcome = lines.record_of(latest, "outcome.json")
         said = str(outcome.get("said", "")) if outcome.get("status") == "finished" else ""
-        return Row(job, latest, state, about, last_words(latest), _shortened(said))
+        return Row(job, latest, state, about, last_logged(latest), _shortened(said))
     if job.stored:
         last = job.stored[-1]
         return Row(

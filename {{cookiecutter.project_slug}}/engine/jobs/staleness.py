@@ -31,7 +31,7 @@ class Change:
     """One for each source that the definition had when one of these jobs ran."""
 
     def line(self, total: int) -> str:
-        """Return it in one line, of so many jobs in all."""
+        """Return the change in one line; `total` is the number of all jobs."""
         named, more = ", ".join(self.jobs[:NAMED]), len(self.jobs) - NAMED
         named += f" and {more} more" if more > 0 else ""
         jobs = "job" if total == 1 else "jobs"

@@ -15,27 +15,27 @@ from engine.tracking.stored_jobs import StoredJob
 
 WORDS = {"True": True, "False": False, "None": None}
 
-STALE = "stale"
-"""A tag that is not stored: the job is from other code than the present."""
 
+def chosen(
+    attempts: Sequence[StoredJob], kind: type[Any] | None
+) -> tuple[list[StoredJob], set[str]]:
+    """Return one attempt of each job, and the ids of those runs that are from other code than the
+    present.
 
-def chosen(attempts: Sequence[StoredJob], kind: type[Any] | None) -> list[StoredJob]:
-    """Return one attempt of each job, of several by job id and end the last.
-
-    With the class of the project's settings it is the one with the present code, where there is
-    one; elsewhere the tag STALE is added to those whose code is known.
+    With the class of the project's settings it is the attempt with the present code, where there is
+    one; else, and without that class, the last one.
     """
-    found = []
+    found, stale = [], set()
     for _, of_job in groupby(attempts, key=lambda attempt: attempt["job_id"]):
         *_, last = each = list(of_job)
         if kind:
             present = _present(last, kind)
             fresh = [one for one in each if one["tags"].get("code") in present]
             if not fresh:
-                last["tags"][STALE] = "true"
+                stale.add(last["run_id"])
             each = fresh or each
         found.append(each[-1])
-    return found
+    return found, stale
 
 
 def _present(job: StoredJob, kind: type[Any]) -> set[str | None]:

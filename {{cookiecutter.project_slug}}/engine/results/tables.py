@@ -41,12 +41,13 @@ def jobs(experiment: str, kind: type[Any] | None = None) -> "pd.DataFrame":
     `attrs["settings"]`. Raises NoResults where no job has finished, ConnectionError where the store
     cannot be read.
     """
-    found = freshness.chosen(stored_jobs.jobs(experiment), kind)
+    found, stale = freshness.chosen(stored_jobs.jobs(experiment), kind)
     if all(job["diverged"] for job in found):
         raise NoResults(_why_none(experiment, len(found)))
     import pandas as pd
 
     table = pd.DataFrame(map(_row, found))
+    table["stale"] = table["run_id"].isin(stale)
     settings = _settings(found)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
@@ -120,7 +121,6 @@ def _points(runs: tuple[str, ...], key: str) -> "pd.DataFrame":
 def _row(job: stored_jobs.StoredJob) -> dict[str, Any]:
     metrics = {} if job["diverged"] else job["metrics"]
     own = {key: value for key, value in job.items() if key in OWN}
-    own["stale"] = freshness.STALE in job["tags"]
     about = {
         "hardware": job["tags"].get("device", "unknown"),
         DECLARED: job["tags"].get("metrics", "{}"),

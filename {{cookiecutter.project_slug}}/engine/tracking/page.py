@@ -8,14 +8,12 @@ import getpass
 import hashlib
 import json
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 
-from engine.cli.flags import option
 from engine.job import provenance
 from engine.job.folder import JobFolder
-from engine.job.identity import as_words, changed, identity
+from engine.job.identity import as_command, as_words, identity
 from engine.paths import CODE, PROJECT
 from engine.privacy import scrub
 
@@ -62,8 +60,7 @@ def seed_group(folder: JobFolder[Any]) -> str:
 
 def _note(folder: JobFolder[Any]) -> str:
     """The description, in Markdown: the command that repeats the job, its note and its folder."""
-    flags = [f"{option(name)}={text}" for name, text in changed(folder.settings).items()]
-    command = shlex.join(["python", f"{folder.script}.py", *flags])
+    command = as_command(folder.settings, folder.script)
     note = str(getattr(folder.settings, "note", ""))
     lines = [f"`{command}`", note, f"Folder: `{_place(folder.path)}`"]
     return scrub("\n\n".join(line[:LONGEST] for line in lines if line))
