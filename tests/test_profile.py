@@ -52,7 +52,7 @@ def folder(project: Project) -> Path:
     done = project.run(*FLAGS)
     assert done.returncode == 0, done.stderr
     folder = project.folder(job_of(done))
-    assert f"profile: runs/{folder.name}/profile.txt\n" in done.stdout
+    assert f"profile: {folder.relative_to(project.root)}/profile.txt\n" in done.stdout
     assert "Profiler" not in done.stderr and "gpuGetDeviceCount" not in done.stderr
     return folder
 

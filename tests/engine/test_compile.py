@@ -1,31 +1,40 @@
 """The forward pass compiled: as one region with its loss, once, also beside another thread."""
 
 import shutil
+import threading
 
 import pytest
 import torch
 from engine.training import compilation
 from torch._dynamo.utils import counters
-from toy import Loop, forward
+from toy import STEPS, Loop, forward
 
 COMPILED = {"compile": "on"}
 
 
 @pytest.fixture
-def graphs(monkeypatch):
-    """The graphs that are compiled, each as a list of what it calls; they run as they are."""
+def compile_by(monkeypatch):
+    """A function that has graphs compiled by a backend."""
     torch._dynamo.reset()  # what other tests have compiled
     monkeypatch.setattr(compilation, "events", [])
+    compile = torch.compile
+    yield lambda backend: monkeypatch.setattr(
+        torch, "compile", lambda f, **how: compile(f, backend=backend, **how)
+    )
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def graphs(compile_by):
+    """The graphs that are compiled, each as a list of what it calls; they run as they are."""
     found = []
 
     def note(graph, _inputs):
         found.append([str(node.target) for node in graph.graph.nodes])
         return graph.forward
 
-    compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **how: compile(f, backend=note, **how))
-    yield found
-    torch._dynamo.reset()
+    compile_by(note)
+    return found
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -57,6 +66,36 @@ def test_one_thread_evaluates_while_another_compiles(toy, graphs):
     done = toy.run(loop=TwoForwards(), runtime=COMPILED, background=True)
     assert done.status == 0, done.said
     assert len(graphs) == 2
+    assert done.curves() == toy.run("plain", background=True).curves()
+
+
+def test_random_numbers_of_training_while_a_thread_compiles(toy, compile_by):
+    """torch.compile sets the global random numbers back to where they were when it began.
+
+    Training draws some in an epoch's smaller last batch, which is not compiled. Each event is
+    waited for only for a while, since none comes if training waits for the thread.
+    """
+    last_batch, compiling, drawn = threading.Event(), threading.Event(), threading.Event()
+    steps = iter(range(1, 100))
+
+    def hook(what, _job):
+        if what == "batch":
+            last_batch.wait(1)
+        elif (step := next(steps)) == 2 * STEPS:
+            last_batch.set()
+            compiling.wait(1)
+        elif step > 2 * STEPS:
+            drawn.set()
+
+    def backend(graph, _inputs):
+        if threading.current_thread() is not threading.main_thread():
+            compiling.set()
+            drawn.wait(1)
+        return graph.forward
+
+    compile_by(backend)
+    done = toy.run(loop=Loop(hook=hook), runtime=COMPILED, background=True)
+    assert compiling.is_set()
     assert done.curves() == toy.run("plain", background=True).curves()
 
 

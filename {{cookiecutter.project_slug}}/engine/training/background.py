@@ -6,6 +6,8 @@ threads, so that what is made of them does not depend on which was faster; after
 all of them come.
 
 What runs in the background must not draw from the global random numbers, which training draws from.
+torch.compile sets them back to where they were when it began to compile, so training waits for what
+may compile: the first call with each copy.
 """
 
 from collections import deque
@@ -46,6 +48,8 @@ class Background:
 
     def __init__(self, device: torch.device, check: Callable[[], None]) -> None:
         self._device, self._check = device, check
+        self.compiles = False
+        """Whether calls may compile."""
         self._threads: ThreadPoolExecutor | None = None
         self._pending: deque[_Task] = deque()
         self._restored: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -120,12 +124,16 @@ class Background:
         at: dict[str, Any],
     ) -> None:
         assert self._threads
-        if not self._spare:
+        first = not self._spare
+        if first:
             self._spare.append(_Weights(deepcopy(model), devices.SideStream(self._device)))
         copy = self._spare.pop()
         copy.model.load_state_dict(weights)
         copy.stream.wait_stream()
-        self._pending.append(_Task(at, copy, self._threads.submit(_call, function, copy)))
+        result = self._threads.submit(_call, function, copy)
+        self._pending.append(_Task(at, copy, result))
+        if first and self.compiles:
+            self._wait(result)
 
 
 def _call(function: Callable[[nn.Module], Any], weights: _Weights) -> Any:

@@ -90,6 +90,7 @@ class Job(TrainingLoop, Generic[S]):
         known = not self._length.in_epochs or self._length.steps_per_epoch is not None
         steps = self._length.total if known else None
         wanted = compilation.wanted(self.runtime.compile, self.device, steps)
+        self._background.compiles |= wanted
         return Prepared(forward, chosen, wanted)
 
     def parts(
