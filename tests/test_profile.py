@@ -93,7 +93,7 @@ def test_the_trace_has_the_lines_and_the_run_has_the_files(project: Project, fol
     trace = json.loads((folder / "profile.json").read_text())
     names = {event.get("name", "") for event in trace["traceEvents"]}
     assert any(name.startswith("run.py:") for name in names) and "aten::linear" in names
-    (run,) = project.runs(folder.name)
+    (run,) = project.runs(folder.parent.name)
     kept = {file.name for file in project.root.glob(f"mlruns/{run[0]}/artifacts/*")}
     assert {"profile.txt", "profile.json"} <= kept
 
