@@ -131,7 +131,8 @@ def _secrets(address: str) -> Iterator[str]:
         if found["key"].lower() not in HARMLESS:
             key, value = found["key"], found["value"]
             yield from (f"{key}={value}", value or key, *re.split("[;&=]", unquote_plus(value)))
-    for variable, value in os.environ.items():
+    for variable in list(os.environ):
+        value = os.environ.get(variable, "")  # a thread of MLflow's may have removed it by now
         if _SECRET_VARIABLE.search(variable) and len(value) >= 8 and not value.startswith("/"):
             yield value
 
