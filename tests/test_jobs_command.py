@@ -109,7 +109,7 @@ def test_show_says_all_there_is_to_know(made: Jobs) -> None:
     assert said.startswith(f"job {made.mlp}: finished\n")
     for text in (
         "lr               0.01  (default: 0.001)",
-        f"attempt {folder.name}: finished, with the present code",
+        f"attempt {folder.name}: finished, with the present code and data",
         "test_accuracy ",
         "best_val_accuracy ",
         f"runs/{made.mlp}/{folder.name}",
@@ -136,7 +136,7 @@ def test_stale_names_what_has_changed_and_shows_it(jobs: Jobs) -> None:
     (change,) = jobs.json("stale")
     assert change == {"definition": "models.MLP", "change": "changed", "jobs": [jobs.mlp]}
     assert jobs.states() == {jobs.mlp: "stale", jobs.convnet: "paused"}
-    assert "with other code (models.MLP changed)" in "\n".join(jobs.lines("show", jobs.mlp))
+    assert "with other code or data (models.MLP changed)" in "\n".join(jobs.lines("show", jobs.mlp))
 
 
 def test_why_names_the_way_to_a_definition(made: Jobs) -> None:

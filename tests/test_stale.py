@@ -38,7 +38,7 @@ def edit(project: Project, file: str, old: str, new: str) -> None:
 def test_a_changed_network_is_named_and_concerns_the_jobs_that_have_it(project: Project) -> None:
     edit(project, "models.py", "256", "128")
     said = one_line(project.run(*SHORT), 5)
-    assert "was finished by other code (models.MLP changed); --force runs it again" in said
+    assert "was finished with other code (models.MLP changed); --force runs it again" in said
     other = project.run(*SHORT, "--model", "convnet")
     assert (other.returncode, "already finished" in other.stdout) == (0, True)
     edit(project, "models.py", "128", "256")
@@ -85,7 +85,7 @@ def test_the_store_alone_tells_as_well(project: Project, tmp_path: Path) -> None
     store = {"MLFLOW_TRACKING_URI": f"sqlite:///{project.root}/mlflow.db"}
     elsewhere = project.copy(tmp_path / "elsewhere")
     said = one_line(elsewhere.run(*SHORT, **store), 5)
-    assert "was finished by other code (in another folder)" in said
+    assert "was finished with other code (in another folder)" in said
 
 
 @pytest.mark.full
@@ -102,8 +102,8 @@ def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(
     before = journal.read_bytes()
     edit(project, "models.py", "nn.ReLU()", "nn.GELU()")
     said = one_line(project.run(*LONG), 5)
-    assert "was begun by other code (models.MLP changed); --force starts it over" in said
-    assert "--continue-anyway goes on" in said
+    assert "was begun with other code (models.MLP changed); --force starts it over" in said
+    assert "--continue-anyway continues it" in said
     assert journal.read_bytes() == before
     done = project.run(*LONG, "--continue-anyway")
     assert done.returncode == 0, done
@@ -187,7 +187,7 @@ def test_jobs_whose_change_is_accepted_are_finished_again_and_what_else_changes_
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
     edit(project, "run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
     said = one_line(project.run(*SHORT), 5)
-    assert "was finished by other code (run.train changed)" in said
+    assert "was finished with other code (run.train changed)" in said
 
 
 @pytest.mark.full

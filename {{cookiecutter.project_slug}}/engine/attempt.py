@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from engine import locks
 from engine.cli.metrics import as_plain
 from engine.errors import Diverged, JobError, SettingsError, cause
-from engine.job import code, identity, interruption, project, provenance
+from engine.job import code, data, identity, interruption, project, provenance
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
-from engine.paths import shown
+from engine.paths import PROJECT, shown
 from engine.tracking import page, reading
 from engine.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from engine.tracking.experiment import experiment_name
@@ -58,7 +58,7 @@ class Attempt(Generic[S]):
         known = self._ask_store()
         folder = self._folder
         if not folder.runtime.force:
-            self._leave_if_finished(known.finished.get(folder.id, {}))
+            self._leave_if_finished(known.finished.get(folder.id, []))
         folder.make()
         self._take()
         for lease in known.leases.get(folder.id, []):
@@ -67,6 +67,7 @@ class Attempt(Generic[S]):
                     f"{self._label} is running already (on {lease.host}, says the tracking store)"
                 )
                 sys.exit(leave(4, f"{line}; if it is not, try again in {LEASE:.0f} s"))
+        folder.note_reads()
         self._courier = Courier()
 
     def run(self, main: Main, check: Check) -> int:
@@ -109,42 +110,49 @@ class Attempt(Generic[S]):
             self._store_is_away = str(error)
             return reading.Known({}, {})
 
-    def _leave_if_finished(self, codes: Collection[str]) -> None:
-        """End the process if the job needs no attempt, or may have none; `codes` are those by which
-        the store has it finished."""
+    def _leave_if_finished(self, stored: Collection[reading.Finished]) -> None:
+        """End the process if the job needs no attempt, or may have none; `stored` are the finished
+        attempts that the store has."""
         folder, last = self._folder, self._folder.outcome()
         line = f"already finished: {last.get('said', 'see MLflow')}"
-        root = last.get("data_root", str(folder.runtime.data_root))
-        if root != str(folder.runtime.data_root):
+        root = PROJECT / last.get("data_root", folder.places.data_root)
+        if root != folder.places.data_root:
             line += f" (on --data-root {root})"
-        if code.same(folder.code).intersection(codes) and not folder.redone:
-            sys.exit(leave(0, f"{self._label} {line}"))
-        self._leave_if_stale(bool(codes))
-        if last.get("status") == "diverged" and not folder.code_change:
+        if any(folder.fits(each.code, each.data) for each in stored) and not folder.redone:
+            sys.exit(leave(0, f"{self._label} {line}{self._unchecked()}"))
+        self._leave_if_stale(bool(stored))
+        if last.get("status") == "diverged" and not folder.change:
             line = f"diverged before: {last.get('said')}; --force starts it over"
             sys.exit(leave(1, f"{self._label} {line}"))
         if folder.finished():
             self._take()
             self._courier = Courier()
             self._courier.carry(folder.path)
-            sys.exit(self._delivered(line))
+            sys.exit(self._delivered(line + self._unchecked()))
+
+    def _unchecked(self) -> str:
+        """A remark on data that cannot be compared with what the job has read."""
+        folder = self._folder
+        why = folder.latest and data.unchecked(folder.latest, folder.places)
+        return f" (its data was not checked: {why})" if why else ""
 
     def _leave_if_stale(self, stored: bool) -> None:
-        """End the process if other code has finished the job, perhaps in another folder, has begun
-        it and it would go on with this code, or is running it."""
-        folder, change = self._folder, self._folder.code_change
+        """End the process if the job is finished with other code or data, perhaps in another
+        folder, was begun so and would go on now, or is running so."""
+        folder, change, changed = self._folder, self._folder.change, self._folder.changed
         if change and folder.latest and locks.held(folder.latest / "lock"):
-            line = f"is running already, with other code ({change})"
-            sys.exit(leave(4, f"{self._label} {line}; --force runs it with this code, too"))
+            line = f"is running already, with other {changed} ({change})"
+            sys.exit(leave(4, f"{self._label} {line}; --force runs it with this {changed}, too"))
         if folder.starts_over:
             return
         status = folder.outcome().get("status")
         if (change and status == "finished") or (stored and not folder.latest):
-            line = f"was finished by other code ({change or 'in another folder'})"
-            sys.exit(leave(5, f"{self._label} {line}; --force runs it again with this code"))
+            line = f"was finished with other {changed} ({change or 'in another folder'})"
+            sys.exit(leave(5, f"{self._label} {line}; --force runs it again with this {changed}"))
         if change and not folder.runtime.continue_anyway:
-            line = f"was begun by other code ({change}); --force starts it over"
-            sys.exit(leave(5, f"{self._label} {line}, --continue-anyway goes on with this code"))
+            line = f"was begun with other {changed} ({change}); --force starts it over"
+            go_on = f"--continue-anyway continues it with this {changed}"
+            sys.exit(leave(5, f"{self._label} {line}, {go_on}"))
 
     def _open(self) -> None:
         folder = self._folder

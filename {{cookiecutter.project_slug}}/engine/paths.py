@@ -10,6 +10,12 @@ PROJECT = Path(os.environ.get("PROJECT_FOLDER", CODE))
 """The project's folder: runs, data and the default tracking store lie in it."""
 
 
+def portable(path: Path) -> str:
+    """Return an absolute path as it can be written down: `PROJECT / text` is the path again, also
+    where the project has been moved or copied with it."""
+    return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
+
+
 def shown(path: Path) -> str:
     """Return a path as short as it can be typed from the current folder."""
     here = Path.cwd()

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from multiprocessing import parent_process
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import finalize
@@ -20,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from engine.data import trees
 from engine.data.order import Order, fetch
-from engine.job import interruption
+from engine.job import interruption, reads
+from engine.job.places import Places
 from engine.training.devices import SideStream, in_thread, runs_ahead
 
 T = TypeVar("T")
@@ -81,7 +83,7 @@ class _Reader:
             num_workers=processes,
             persistent_workers=processes > 0,
             pin_memory=runs_ahead(device),
-            worker_init_fn=_begin_to_read,
+            worker_init_fn=partial(_begin_to_read, reads.of_job()),
             generator=torch.Generator(),  # so that torch's own stream is left alone
         )
         self._loader: DataLoader[_Read] | None = None
@@ -192,9 +194,10 @@ class _Whole(Dataset[_Read]):
         return _Read(fetch(self._dataset, torch.from_numpy(indices)))
 
 
-def _begin_to_read(_worker: int) -> None:
-    """Leave signals to the job. Ctrl-C and Slurm's reach all its processes, but it needs this one
-    until it has come to the end of a step."""
+def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
+    """Note what is read, for the job, and leave signals to it. Ctrl-C and Slurm's reach all its
+    processes, but it needs this one until it has come to the end of a step."""
+    reads.join(job)
     interruption.handle(signal.SIG_IGN)
     sys.excepthook = _say_what_went_wrong
 

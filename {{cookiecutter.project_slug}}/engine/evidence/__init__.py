@@ -15,7 +15,7 @@
     effects           what importing a module does
     harmless          calls that change nothing
     engine_code       the engine's modules and their results versions
-    evidence_files    files that comments and constants name
+    evidence_files    files that comments name, and sources of programs that constants name
     versions          a maintainer's command: records the engine's modules
 
 Standard library only; imports no other package.

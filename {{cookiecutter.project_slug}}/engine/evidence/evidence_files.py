@@ -1,4 +1,5 @@
-"""Files that a job depends on: those that comments or constants name.
+"""Files that a job depends on and Python does not open for it: those that comments name, and the
+sources of other programs that constants name. What Python opens is noted by engine.job.reads.
 
 # depends: kernels/*.cu, config.yaml
 """
@@ -10,8 +11,23 @@ from pathlib import Path
 from engine.evidence.canonical import short
 
 DEPENDS = re.compile(r"#\s*depends:\s*(.+)")
-LARGEST = 1_000_000
-"""Bytes of a file above which a constant that is its name does not make it evidence: data."""
+
+SOURCES = (
+    ".c",
+    ".cc",
+    ".cpp",
+    ".cu",
+    ".cuh",
+    ".h",
+    ".hpp",
+    ".jl",
+    ".py",
+    ".pyx",
+    ".r",
+    ".rs",
+    ".sh",
+)
+"""How the names of programs' sources end."""
 
 
 class Files:
@@ -31,13 +47,13 @@ class Files:
         return self._hashes[name]
 
     def named(self, text: str) -> str:
-        """Return the name of the file that a constant names; nothing if it names none."""
-        if not 2 < len(text) < 200 or "." not in text or text.startswith(("/", "..")):
+        """Return the name of the program's source that a constant names; nothing if it names
+        none."""
+        if len(text) > 200 or not text.lower().endswith(SOURCES) or text.startswith(("/", "..")):
             return ""
         try:
             file = self._folder / text
-            small = file.is_file() and file.stat().st_size <= LARGEST
-            return file.relative_to(self._folder).as_posix() if small else ""
+            return file.relative_to(self._folder).as_posix() if file.is_file() else ""
         except (OSError, ValueError):
             return ""
 

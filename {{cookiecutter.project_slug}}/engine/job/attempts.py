@@ -7,10 +7,11 @@ older code finds that code's results again.
 import os
 import shutil
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from engine import locks
-from engine.job import lines
+from engine.job import lines, reads
 
 DIGITS = 8
 """Digits of a fingerprint in the name of an attempt's folder."""
@@ -23,7 +24,7 @@ BEGUN = (lines.FILE, "last.pt")
 BEFORE = "before"
 """Where --force puts an attempt aside, until the new one has finished."""
 
-STAY = ("lock", "courier.lock", "output.txt", "log.txt", BEFORE)
+STAY = ("lock", "courier.lock", "output.txt", "log.txt", reads.FILE, BEFORE)
 """What --force leaves in its place."""
 
 
@@ -58,6 +59,13 @@ def can_go_on(attempt: Path) -> bool:
     """Whether an attempt was stopped, and has a checkpoint to go on from."""
     stopped = status(attempt) not in ("finished", "failed", "diverged")
     return stopped and any((attempt / file).exists() for file in CHECKPOINTS)
+
+
+def free(own: Path) -> Path:
+    """Return the folder for an attempt with other data than those that have begun with its code:
+    `1f0a3c44`, `1f0a3c44-2`, …"""
+    numbered = (own.with_name(f"{own.name}-{number}") for number in count(2))
+    return own if not begun(own) else next(each for each in numbered if not begun(each))
 
 
 def replace(old: Path, new: Path) -> None:

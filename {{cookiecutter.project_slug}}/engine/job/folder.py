@@ -1,12 +1,12 @@
 """A job on disk: its id, the folder of its attempt and who owns that.
 
 `runs/<id>/<attempt>/` (attempts.py) holds plain files: `settings.json`, `code.json` (the code that
-its results are from), `spec.json` (what the network must know of the data), `changes.diff` (of the
-code, against its commit), `log.txt`, `metrics.jsonl` (the journal), `best.pt`, `last.pt` and
-`previous.pt` (checkpoints), `predictions.npz`, `logged/` (images, texts, tables and files),
-`profile.txt`, `profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the
-courier has come), `outcome.json`, which is written last, and after --force `before/`, what there
-was until then.
+its results are from), `data.jsonl` (the files that it has read so far), `spec.json` (what the
+network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
+`metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints),
+`predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`, `profile.json` and
+`memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has come), `outcome.json`,
+which is written last, and after --force `before/`, what there was until then.
 
 The lock is held by the process that trains, so an attempt has one owner on this disk and a dead
 owner is known at once. The `owner` in the lock file tells the tracking store which folder a run is
@@ -29,10 +29,12 @@ from engine.cli.metrics import Metric, as_plain
 from engine.errors import JobError, SettingsError
 from engine.evidence import Fingerprint
 from engine.files import opened, read_record, record, write_record, write_text
-from engine.job import attempts, code, identity, journal, lines
+from engine.job import attempts, code, data, identity, journal, lines, reads
 from engine.job.interruption import Interruption
+from engine.job.places import Places
 from engine.job.runtime import Runtime
 from engine.job.terminal import Terminal, log
+from engine.paths import portable
 
 S = TypeVar("S")
 
@@ -78,16 +80,17 @@ class JobFolder(Generic[S]):
 
     @cached_property
     def path(self) -> Path:
-        """The folder of the attempt with the present code, or with code that is accepted as the
-        same; with --continue-anyway that of the last one that was stopped, if there is no other."""
+        """The folder of the attempt with the present data and the present code, or code accepted as
+        the same; with --continue-anyway that of the last one that was stopped, if there is no
+        other."""
         own = self.root / attempts.name(self.code.digest)
-        if attempts.begun(own):
+        if attempts.begun(own) and not self.change_since(own):
             return own
         newest_first = attempts.all_of(self.root)[::-1]
-        found = [path for path in newest_first if not code.difference(path, self.code)]
+        found = [path for path in newest_first if not self.change_since(path)]
         if self.runtime.continue_anyway:
             found += filter(attempts.can_go_on, newest_first)
-        return found[0] if found else own
+        return found[0] if found else attempts.free(own)
 
     @property
     def begun(self) -> bool:
@@ -96,22 +99,42 @@ class JobFolder(Generic[S]):
 
     @property
     def latest(self) -> Path | None:
-        """The folder of the attempt, or if that has not begun, of the last one with other code."""
+        """The folder of the attempt, or if that has not begun, of the last one."""
         return self.path if self.begun else next(iter(attempts.all_of(self.root)[::-1]), None)
 
+    @cached_property
+    def places(self) -> Places:
+        """Where the job's data lies."""
+        return Places(self.runtime.data_root.expanduser().absolute(), self.root.parent)
+
+    def change_since(self, attempt: Path) -> str:
+        """Return how the code has changed since an attempt, or else the data, in a few words; empty
+        if they have not."""
+        return code.difference(attempt, self.code) or data.difference(attempt, self.places)
+
     @property
-    def code_change(self) -> str:
-        """How the code has changed since the latest attempt began, in a few words; empty if it has
+    def change(self) -> str:
+        """How the code or the data has changed since the latest attempt began; empty if they have
         not."""
-        latest = self.latest
-        return code.difference(latest, self.code) if latest else ""
+        return self.change_since(self.latest) if self.latest else ""
+
+    @property
+    def changed(self) -> str:
+        """Which of them has changed: `code` or `data`."""
+        code_has = not self.latest or code.difference(self.latest, self.code)
+        return "code" if code_has else "data"
+
+    def fits(self, code_digest: str, data_digest: str) -> bool:
+        """Return whether results of some code and data are those of the present code and data."""
+        same = code.same(self.code)
+        return code_digest in same and data.fits(data_digest, self.places)
 
     @property
     def starts_over(self) -> bool:
-        """Whether the next attempt begins anew because the code has changed: the last one failed or
-        left no checkpoint."""
+        """Whether the next attempt begins anew because the code or the data has changed: the last
+        one failed or left no checkpoint."""
         latest = self.latest
-        if latest is None or not code.difference(latest, self.code):
+        if latest is None or not self.change:
             return False
         finished = attempts.status(latest) == "finished"
         return not finished and not attempts.can_go_on(latest)
@@ -139,6 +162,12 @@ class JobFolder(Generic[S]):
                 f"--runs-root: cannot write in {self.path}: {error.strerror}"
             ) from error
 
+    def note_reads(self) -> None:
+        """Note from now on which files this process reads, beside what the attempt has read."""
+        if self.runtime.force or self.starts_over or self.finished():
+            (self.path / reads.FILE).unlink(missing_ok=True)
+        reads.note_from_now_on(data.begin(self.path, self.places))
+
     def take(self) -> None:
         """Become the job's owner on this disk; raises JobError if another process is."""
         lock = locks.take(self.path / "lock")
@@ -148,11 +177,13 @@ class JobFolder(Generic[S]):
             raise JobError(f"is running already ({who})")
         self._lock = lock
         self.owner = _owner(lock, self.path)
+        self._before = self.change, self.changed, self.starts_over
 
     def discard(self) -> None:
         """Remove the folders again if there is nothing in them."""
-        if [file.name for file in self.path.iterdir()] == ["lock"]:
+        if {file.name for file in self.path.iterdir()} <= {"lock", reads.FILE}:
             (self.path / "lock").unlink()
+            (self.path / reads.FILE).unlink(missing_ok=True)
             self.path.rmdir()
             with suppress(OSError):  # there are other attempts
                 self.root.rmdir()
@@ -163,14 +194,15 @@ class JobFolder(Generic[S]):
         What is damaged is mended, and said in the log.
         """
         self._open_log()
-        change, anew = self.code_change, self.starts_over
+        change, changed, anew = self._before
         if anew:
-            log.info("starting over, since the code has changed (%s)", change)
+            log.info("starting over, since the %s has changed (%s)", changed, change)
         if self.runtime.force:
             attempts.put_aside(self.path)
         elif self.finished() or anew:
             for name in (lines.FILE, *RECORDS, "best.pt", *attempts.CHECKPOINTS):
                 (self.path / name).unlink(missing_ok=True)
+        self._data = data.digest(self.path)
         for name in RECORDS:
             if (self.path / name).exists() and not lines.record_of(self.path, name):
                 log.warning("%s was damaged; it is written again", name)
@@ -178,8 +210,10 @@ class JobFolder(Generic[S]):
             code.keep(self.path, self.code)
             for advice in self.code.advice:
                 log.info("%s", advice)
-        elif change:
+        elif change and changed == "code":
             code.keep_mixed(self.path)
+        elif change:
+            self._data = data.MIXED
         elif not code.recorded(self.path):
             log.warning("%s was damaged; it is written again", code.FILE)
             code.keep(self.path, self.code)
@@ -203,6 +237,7 @@ class JobFolder(Generic[S]):
             "metrics": as_plain(self.metrics),
             "owner": self.owner,
             "code": code.digest(self.path),
+            "data": self._data,
             "journal": self.journal.start,
         }
 
@@ -213,20 +248,32 @@ class JobFolder(Generic[S]):
 
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended, a word of STATUS, and its last line."""
+        self._data = self._data_read()
+        if self._data:
+            self.journal.tags({"data": self._data})
         self.journal.close(STATUS[status])
         outcome = {
             "schema": 1,
             "id": self.id,
             "status": status,
             "said": said,
-            "data_root": str(self.runtime.data_root),
+            "data": self._data,
+            "data_root": portable(self.places.data_root),
             "pause_after": self.pause_after,
             "journal": self.journal.start["journal"],
             "lines": self.journal.lines,
         }
         write_record(self.path / "outcome.json", outcome)
+        data.kept(self.path)
         if status == "finished":
             shutil.rmtree(self.path / attempts.BEFORE, ignore_errors=True)
+
+    def _data_read(self) -> str:
+        """The digest of what the attempt has read, now that it ends."""
+        if self._data != data.MIXED and (change := data.difference(self.path, self.places)):
+            log.warning("the data has changed while the job ran (%s)", change)
+            return data.MIXED
+        return data.keep(self.path, self.places, self._data)
 
     def outcome(self) -> dict[str, Any]:
         """How the latest attempt ended; empty if it has not, or that cannot be read."""

@@ -29,7 +29,7 @@ class Attempt:
 
     state: str
     change: str
-    """How the code has changed since, in a few words."""
+    """How the code or the data has changed since, in a few words."""
 
     ended: float
     """Time when it last logged something, in seconds since 1970."""
@@ -75,7 +75,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         problem = cause(error)
     return Attempt(
         state="running" if running else outcome.get("status", "interrupted"),
-        change=code.difference(path, job.code) if job else "",
+        change=job.change_since(path) if job else "",
         ended=last_logged(path),
         code=code.digest(path),
         said=str(outcome.get("said", "")),
@@ -89,10 +89,10 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that the store alone has; `job` is today's, if there can be one."""
-    digest = stored["tags"].get("code", "")
+    digest, data = (stored["tags"].get(name, "") for name in ("code", "data"))
     return Attempt(
         state="finished",
-        change="" if job and digest in code.same(job.code) else "in another folder",
+        change="" if job and job.fits(digest, data) else "in another folder",
         ended=stored["ended"] / 1000,
         code=digest,
         tags=stored["tags"],

@@ -74,7 +74,8 @@ def _print_settings(job: Job) -> None:
 
 def _print_attempt(attempt: Attempt) -> None:
     name = attempt.folder.name if attempt.folder else attempt_name(attempt.code) or "without code"
-    fits = f"with other code ({attempt.change})" if attempt.change else "with the present code"
+    others = f"with other code or data ({attempt.change})"
+    fits = others if attempt.change else "with the present code and data"
     print(f"\nattempt {name}: {attempt.state}, {fits}")
     tags = attempt.tags
     commit = tags.get("commit", "")

@@ -19,6 +19,7 @@ from engine.job import attempts, lines
 from engine.job.folder import JobFolder
 from engine.job.identity import restore
 from engine.job.runtime import Runtime
+from engine.paths import PROJECT
 from engine.results.freshness import value
 from engine.sweeps.states import State, View
 from engine.tracking import stored_jobs
@@ -173,7 +174,11 @@ class Project:
             raise SettingsError(f"cannot be read: {why}")
 
     def _runtime(self, job: Job) -> Runtime:
-        """The flags with which a paused job counts as paused, as the same command would say."""
+        """The flags with which the job was last run, as far as its state depends on them."""
         outcome = lines.record_of(job.attempts[-1], "outcome.json") if job.attempts else {}
         pause = outcome.get("pause_after") if outcome.get("status") == "paused" else None
-        return Runtime(runs_root=self.runs_root, pause_after=Span(pause) if pause else None)
+        return Runtime(
+            data_root=PROJECT / outcome.get("data_root", Runtime.data_root),
+            runs_root=self.runs_root,
+            pause_after=Span(pause) if pause else None,
+        )

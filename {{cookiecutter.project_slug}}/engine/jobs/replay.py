@@ -79,7 +79,7 @@ def _again(
     flags = [f"{option(name)}={as_text(value)}" for name, value in identity(job.settings).items()]
     flags += [f"--pause-after={until}", f"--log-every={log_every}", f"--runs-root={folder}"]
     flags += [f"--threads={threads}"]
-    flags += [f"--data-root={job.outcome().get('data_root', job.runtime.data_root)}", "--quiet"]
+    flags += [f"--data-root={job.places.data_root}", "--quiet"]
     done = subprocess.run(
         [sys.executable, str(CODE / f"{job.script}.py"), *flags],
         env=os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"},

@@ -86,8 +86,11 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
     if not (job.latest and job.folder and kept):
         yield Change("", about)
         return
+    names = code.changed(job.latest, job.folder.code)
+    if not names:  # but its data
+        yield Change("", about)
     now, labels = job.folder.code, {part.get("label"): part for part in kept.values()}
-    for part in code.changed(job.latest, now):
+    for part in names:
         before = kept.get(part) or labels.get(now.labels.get(part, part))
         what = "new" if before is None else "changed" if part in now.parts else "gone"
         name = code.in_python(part)

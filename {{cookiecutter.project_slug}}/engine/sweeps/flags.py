@@ -34,7 +34,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         "choices": STARTED,
         "metavar": "STATE",
     },
-    "--redo-stale": {"help": "run jobs again that other code has finished or begun"} | SWITCH,
+    "--redo-stale": {"help": "run jobs again that were finished or begun with other code or data"}
+    | SWITCH,
     "--slurm": {"help": "submit the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
     "--at-most": {"help": "with --slurm: the most jobs that run at once"} | NUMBER,
 }

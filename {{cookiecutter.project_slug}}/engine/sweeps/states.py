@@ -1,7 +1,7 @@
 """The states of jobs, seen from outside: for run.sh's `--list` and `--watch`, and before a sweep.
 
 finished     the store has all of it
-stale        finished or begun by other code; --redo-stale runs it again
+stale        finished or begun with other code or data; --redo-stale runs it again
 unsent       finished, but not everything has been uploaded
 running      a process trains it, here or elsewhere
 queued       Slurm has it in its queue
@@ -84,8 +84,8 @@ class View:
 
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""
-        finished = self._known.finished.get(job.id, {})
-        counts = code.same(job.code).intersection(finished)
+        finished = self._known.finished.get(job.id, [])
+        counts = any(job.fits(each.code, each.data) for each in finished)
         if counts and not job.runtime.force and not job.redone:
             return State("finished")
         if (latest := job.latest) and locks.held(latest / "lock"):
@@ -105,15 +105,13 @@ class View:
 
     def seconds(self, jobs: Iterable[JobFolder[Any]]) -> list[float]:
         """Return how long the finished ones among the jobs have taken."""
-        return [
-            seconds for job in jobs for seconds in self._known.finished.get(job.id, {}).values()
-        ]
+        return [each.seconds for job in jobs for each in self._known.finished.get(job.id, [])]
 
     def _by_folder(self, job: JobFolder[Any]) -> State:
         """The state of a job that nobody trains and that the store does not have."""
         if not job.latest:
             return State("pending")
-        outcome, change = job.outcome(), job.code_change
+        outcome, change = job.outcome(), job.change
         status, said = outcome.get("status"), str(outcome.get("said", ""))
         if change:
             return State("pending" if job.starts_over else "stale", change)

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 FINISHED = """
-SELECT id.value, code.value, runs.end_time, runs.start_time FROM runs
+SELECT id.value, code.value, data.value, runs.end_time, runs.start_time FROM runs
 JOIN experiments USING (experiment_id)
 JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
 JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.key = 'finished'
 LEFT JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
+LEFT JOIN tags AS data ON data.run_uuid = runs.run_uuid AND data.key = 'data'
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
     AND runs.status = 'FINISHED' AND mark.value = 'true'
 ORDER BY id.value, runs.end_time
@@ -70,10 +71,18 @@ class Lease(NamedTuple):
     host: str
 
 
-class Known(NamedTuple):
-    """By job id: how many seconds it took to finish with which code, by its digest; and leases."""
+class Finished(NamedTuple):
+    """A finished attempt: the digests of its code and its data, and how long it took."""
 
-    finished: dict[str, dict[str, float]]
+    code: str
+    data: str
+    seconds: float
+
+
+class Known(NamedTuple):
+    """What the store knows of jobs, by their ids."""
+
+    finished: dict[str, list[Finished]]
     leases: dict[str, list[Lease]]
 
 
@@ -139,11 +148,12 @@ def known(experiment: str) -> Known:
     return Known(_finished(finished), _leases(running))
 
 
-def _finished(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, float]]:
-    """From rows of (job id, digest of its code, end, start) of runs that finished."""
-    finished: dict[str, dict[str, float]] = {}
-    for job_id, code, end, start in rows:
-        finished.setdefault(job_id, {})[code or ""] = ((end or 0) - start) / 1000
+def _finished(rows: Iterable[Sequence[Any]]) -> dict[str, list[Finished]]:
+    """From rows of (job id, digests of code and data, end, start) of runs that finished."""
+    finished: dict[str, list[Finished]] = {}
+    for job_id, code, data, end, start in rows:
+        seconds = ((end or 0) - start) / 1000
+        finished.setdefault(job_id, []).append(Finished(code or "", data or "", seconds))
     return finished
 
 
@@ -163,7 +173,11 @@ def _rows_by_client(experiment: str) -> tuple[list[list[Any]], list[list[str]]]:
         marked = [run for run in all_runs(client, experiment, MARKED) if "job_id" in run.data.tags]
         running = [run.data.tags for run in all_runs(client, experiment, LEASED)]
     finished = [
-        [run.data.tags["job_id"], run.data.tags.get("code"), run.info.end_time, run.info.start_time]
+        [
+            *map(run.data.tags.get, ("job_id", "code", "data")),
+            run.info.end_time,
+            run.info.start_time,
+        ]
         for run in marked
     ]
     keys = ("job_id", "code", "owner", "host", "heartbeat")

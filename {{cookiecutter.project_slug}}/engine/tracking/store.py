@@ -48,7 +48,8 @@ class Run:
     `about` is the content of settings.json.
 
     Of the job's other runs with the same code, those that ended unfinished are deleted at once, and
-    those that finished when this one has. Raises Elsewhere if one of them is a lease.
+    those that finished with the same data when this one has. Raises Elsewhere if one of them is a
+    lease.
     """
 
     def __init__(self, about: dict[str, Any], journal: str, tags: dict[str, str]) -> None:
@@ -122,9 +123,11 @@ class Run:
         self._client.set_terminated(self.id, status)
         if status == "FINISHED":
             self._client.set_tag(self.id, "finished", "true")
-            for run in self._all():
-                if run.info.run_id != self.id and "finished" in run.data.tags:
-                    self._client.delete_run(run.info.run_id)
+            runs = {run.info.run_id: run.data.tags for run in self._all()}
+            own = runs.pop(self.id)
+            for run_id, tags in runs.items():
+                if "finished" in tags and tags.get("data") == own.get("data"):
+                    self._client.delete_run(run_id)
 
     def _steps(self, name: str) -> set[int]:
         """The steps of a metric that the store had when this was first asked."""

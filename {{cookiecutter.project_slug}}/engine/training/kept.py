@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import JobError
-from engine.job import attempts, code, lines
+from engine.evidence import Fingerprint
+from engine.job import attempts, code, data, lines
 from engine.job.identity import restore
 from engine.paths import PROJECT, shown
 from engine.training import checkpoints
@@ -32,7 +33,8 @@ class Best(Generic[S]):
 def best(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
     """Return what a job kept as its best, on the CPU; its settings are of the given kind.
 
-    Of several attempts it is the one with the present code, or else the last one that finished.
+    Of several attempts it is the one with the present code and data, or else the last one that
+    finished.
     Raises JobError if it has kept no weights or they are damaged, SettingsError if today's settings
     cannot say what the job's were.
     """
@@ -45,13 +47,21 @@ def best(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
     settings = restore(kind, kept["settings"])
     script = lines.record_of(found[-1], "settings.json").get("script", "run")
     present = code.present(settings, script)
-    of_present = [path for path in found if not code.difference(path, present)]
+    changes = [_change(path, present) for path in found]
+    of_present = [path for path, change in zip(found, changes, strict=True) if not change]
     if not of_present:
-        change = code.difference(found[-1], present)
-        warnings.warn(f"job {job_id} is from other code ({change})", stacklevel=3)
+        warnings.warn(f"job {job_id} is from {changes[-1]}", stacklevel=3)
     elif of_present[-1] != found[-1]:
         kept = _opened(of_present[-1])
     return Best(settings, kept["spec"], kept["models"], kept["metrics"])
+
+
+def _change(attempt: Path, present: Fingerprint) -> str:
+    """How the code or the data has changed since an attempt; empty if they have not."""
+    if change := code.difference(attempt, present):
+        return f"other code ({change})"
+    change = data.difference(attempt, data.last_places(attempt))
+    return f"other data ({change})" if change else ""
 
 
 def _opened(attempt: Path) -> dict[str, Any]:

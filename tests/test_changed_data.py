@@ -1,0 +1,203 @@
+"""A job whose data has changed: it is noticed, named, and neither used nor mixed with the new."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faults import Project, ended, job_of, kill, one_line, wait_until
+from PIL import Image
+
+FLAGS = ("--dataset", "image-folder", "--image-size", "8", "--epochs", "1", "--quiet")
+BY_WORKERS = (*FLAGS, "--loader", "workers", "--workers", "1")
+
+
+def image(seed: int, path: Path) -> None:
+    """Write an image; those of dogs are lighter."""
+    pixels = np.random.default_rng(seed).integers(0, 100, (8, 8, 3))
+    Image.fromarray((pixels + 100 * (path.parent.name == "dog")).astype("uint8")).save(path)
+
+
+@pytest.fixture(scope="module")
+def made(make: Callable[..., Path]) -> Project:
+    """A project with images and a job that has read them, in processes of its own."""
+    project = Project(make())
+    for name in ("cat", "dog"):
+        folder = project.root / "data" / name
+        folder.mkdir(parents=True)
+        for number in range(20):
+            image(number, folder / f"{number}.png")
+    assert project.run(*BY_WORKERS).returncode == 0
+    return project
+
+
+@pytest.fixture
+def project(made: Project, tmp_path: Path) -> Project:
+    """That project with its job and its store, to change."""
+    return Project(Path(shutil.copytree(made.root, tmp_path / "project")))
+
+
+def finished_already(project: Project, *flags: str) -> bool:
+    done = project.run(*BY_WORKERS, *flags)
+    return (done.returncode, "already finished" in done.stdout) == (0, True)
+
+
+def read_by(project: Project) -> set[str]:
+    """The names of the files that the project's only job has read."""
+    (found,) = project.root.glob("runs/.data/*.jsonl")
+    return {json.loads(line)["name"] for line in found.read_text().splitlines()}
+
+
+def test_all_that_a_job_reads_and_lists_is_known(made: Project) -> None:
+    images = {f"data/{name}/{number}.png" for name in ("cat", "dog") for number in range(20)}
+    assert read_by(made) == {"data/", "data/cat/", "data/dog/", *images}
+
+
+def test_a_changed_file_is_named_and_back_as_it_was_it_counts_again(project: Project) -> None:
+    file = project.root / "data/cat/3.png"
+    before = file.read_bytes()
+    image(99, file)
+    said = one_line(project.run(*BY_WORKERS), 5)
+    assert "was finished with other data (data/cat/3.png changed); --force runs it again" in said
+    assert "data/cat/3.png changed: 1 of 1 job" in project.do("python", "jobs.py", "stale").stdout
+    file.write_bytes(before)
+    assert finished_already(project)
+
+
+def test_files_that_come_or_go_are_noticed(project: Project) -> None:
+    image(99, project.root / "data/dog/99.png")
+    assert "(data/dog changed)" in one_line(project.run(*BY_WORKERS), 5)
+    (project.root / "data/dog/99.png").unlink()
+    assert finished_already(project)
+    (project.root / "data/cat/0.png").unlink()
+    assert "(data/cat, data/cat/0.png changed)" in one_line(project.run(*BY_WORKERS), 5)
+
+
+def test_forced_it_runs_again_and_each_data_has_its_own_results(project: Project) -> None:
+    file = project.root / "data/cat/3.png"
+    before = file.read_bytes()
+    older = project.run(*BY_WORKERS).stdout.splitlines()[-1]
+    image(99, file)
+    newer = project.run(*BY_WORKERS, "--force")
+    assert newer.returncode == 0, newer
+    assert len(project.runs(job_of(newer))) == 2
+    again = project.run(*BY_WORKERS).stdout.splitlines()[-1]
+    assert again == newer.stdout.splitlines()[-1].replace("finished", "already finished")
+    file.write_bytes(before)
+    assert project.run(*BY_WORKERS).stdout.splitlines()[-1] == older != again
+
+
+def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(
+    project: Project, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(project.root / "data", tmp_path / "copy", copy_function=shutil.copy)
+    assert finished_already(project, "--data-root", str(copied))
+    shutil.rmtree(project.root / "data")
+    done = project.run(*BY_WORKERS)
+    remark = f"(its data was not checked: there is no folder {project.root / 'data'})"
+    assert remark in done.stdout and done.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["paused", "killed"])
+def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(
+    made: Project, tmp_path: Path, how: str
+) -> None:
+    project = made.copy(tmp_path / "project")
+    flags = (*FLAGS, "--epochs", "300")
+    if how == "paused":
+        assert project.run(*flags, "--pause-after", "2e").returncode == 0
+    else:
+        job = project.start(*flags, "--checkpoint-minutes", "0.0001")
+        wait_until(lambda: any(project.root.glob("runs/*/*/last.pt")))
+        kill(job.pid, signal.SIGKILL)
+        ended(job)
+    image(99, project.root / "data/cat/99.png")
+    said = one_line(project.run(*flags), 5)
+    assert "was begun with other data (data/cat changed); --force starts it over" in said
+    done = project.run(*flags, "--continue-anyway")
+    assert done.returncode == 0, done
+    assert "it went on with changed data" in one_line(project.run(*flags), 5)
+
+
+def test_a_table_has_the_results_of_the_present_data(project: Project) -> None:
+    table = "from engine.results import tables; from settings import Settings\n"
+    table += "from engine.tracking.experiment import experiment_name\n"
+    table += "print(tables.jobs(experiment_name(), Settings).stale.tolist())"
+    assert project.do("python", "-c", table).stdout == "[False]\n"
+    image(99, project.root / "data/cat/3.png")
+    assert project.do("python", "-c", table).stdout == "[True]\n"
+
+
+SPAWNED = '\ntorch.multiprocessing.set_start_method("spawn", force=True)\n'
+OF_PROJECT = '''
+WORDS = Path(__file__).with_name("words.txt").read_text()
+CACHE = Path(__file__).with_name("words.npy")
+np.save(CACHE, np.zeros(len(WORDS)))
+np.load(CACHE)
+'''
+
+
+def test_processes_that_are_not_forked_note_what_they_read_as_well(
+    made: Project, tmp_path: Path
+) -> None:
+    project = made.copy(tmp_path / "project")
+    with (project.root / "data.py").open("a") as file:
+        file.write(SPAWNED)
+    assert project.run(*BY_WORKERS).returncode == 0
+    assert read_by(project) == read_by(made)
+
+
+def test_files_of_the_project_count_but_not_what_the_job_has_made(
+    made: Project, tmp_path: Path
+) -> None:
+    project = made.copy(tmp_path / "project")
+    words = project.root / "words.txt"
+    words.write_text("a few words")
+    with (project.root / "data.py").open("a") as file:
+        file.write(OF_PROJECT)
+    assert project.run(*FLAGS[-3:]).returncode == 0
+    assert read_by(project) == {"project/words.txt"}
+    words.write_text("other words")
+    said = one_line(project.run(*FLAGS[-3:]), 5)
+    assert "was finished with other data (project/words.txt changed)" in said
+
+
+def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made: Project, tmp_path: Path) -> None:
+    project = made.copy(tmp_path / "project")
+    with (project.root / "run.py").open() as file:
+        text = file.read().replace(
+            "    job.load_best(model=model)\n",
+            '    (job.runtime.data_root / "cat/3.png").write_bytes(b"")\n'
+            "    job.load_best(model=model)\n",
+        )
+    (project.root / "run.py").write_text(text)
+    assert project.run(*BY_WORKERS).returncode == 0
+    (log,) = project.root.glob("runs/*/*/log.txt")
+    assert "the data has changed while the job ran (data/cat/3.png changed)" in log.read_text()
+    assert "it went on with changed data" in one_line(project.run(*BY_WORKERS), 5)
+
+
+def test_a_damaged_list_is_said_and_not_believed(project: Project) -> None:
+    (found,) = project.root.glob("runs/.data/*.jsonl")
+    lines = found.read_text().splitlines(keepends=True)
+    found.write_text("".join(lines[:5] + lines[6:]))
+    done = project.run(*BY_WORKERS)
+    remark = f"(its data was not checked: runs/.data/{found.name} is missing or damaged)"
+    assert remark in done.stdout and done.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
+def test_what_is_no_plain_file_is_left_alone(made: Project, tmp_path: Path) -> None:
+    """To hash a pipe would wait for ever, or take what the job is to read."""
+    project = made.copy(tmp_path / "project")
+    reads = "\nimport os, threading\nos.mkfifo(PIPE := Path(__file__).with_name('pipe'))\n"
+    reads += "threading.Thread(target=PIPE.write_text, args=('words',)).start()\n"
+    reads += "assert PIPE.read_text() == 'words'\n"
+    with (project.root / "data.py").open("a") as file:
+        file.write(reads)
+    assert project.run(*FLAGS[-3:]).returncode == 0
+    assert not (project.root / "runs/.data").exists()

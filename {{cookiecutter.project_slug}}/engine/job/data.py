@@ -1,0 +1,138 @@
+"""The data that a job's results are from: as an attempt at it has read it, and as it is now.
+
+While an attempt runs, what it reads is noted in its folder (reads.py). When it ends, it refers by a
+digest to the list of all that it has read, which it shares with the jobs that have read the same:
+`.data/<digest>.jsonl` in the folder of runs.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from engine import files
+from engine.job import contents, lines, reads
+from engine.job.contents import Entry
+from engine.job.places import Places
+from engine.paths import PROJECT, shown
+
+LISTS = ".data"
+
+MIXED = "mixed"
+"""In place of a digest, for a job that went on with changed data."""
+
+NAMED = 2
+"""Changed files that a message names at most."""
+
+
+def begin(attempt: Path, places: Places) -> reads.Reads:
+    """Return what notes the files that an attempt reads from now on."""
+    known: dict[str, Entry] = {}
+    for path in (places.runs_root / LISTS).glob("*.jsonl"):
+        known |= reads.read(path)
+    return reads.Reads(attempt / reads.FILE, places, known)
+
+
+def keep(attempt: Path, places: Places, before: str) -> str:
+    """Write the list of what an attempt has read, beside what it had read `before`; returns its
+    digest, empty if that is nothing."""
+    found = {**_listed(_list(before, places)), **reads.read(attempt / reads.FILE)}
+    new = contents.digest(found.values())
+    if not new or before == MIXED:
+        return before
+    path = _list(new, places)
+    path.parent.mkdir(exist_ok=True)
+    _write(path, found.values())
+    return new
+
+
+def kept(attempt: Path) -> None:
+    """Forget the attempt's own notes: its records have the digest of the list."""
+    (attempt / reads.FILE).unlink(missing_ok=True)
+
+
+def digest(attempt: Path) -> str:
+    """Return the digest of the data that an attempt had read when it last ended; empty if it had
+    read nothing."""
+    ended = lines.record_of(attempt, "outcome.json") or lines.record_of(attempt, "settings.json")
+    return str(ended.get("data", ""))
+
+
+def difference(attempt: Path, places: Places) -> str:
+    """Return how the data differs from that which an attempt has read, in a few words that name
+    files: `data/train/cat changed`. Empty if it is the same, or cannot be checked."""
+    known = digest(attempt)
+    if known == MIXED:
+        return "it went on with changed data"
+    own = reads.read(attempt / reads.FILE)
+    changed = sorted(_changed(_list(known, places), places) | _unlike(own, _present(own, places)))
+    named, more = ", ".join(name.rstrip("/") for name in changed[:NAMED]), len(changed) - NAMED
+    if more > 0:
+        return f"{named} and {more} more changed"
+    return f"{named} changed" if named else ""
+
+
+def last_places(attempt: Path) -> Places:
+    """Return where the data lay when an attempt last ended."""
+    root = lines.record_of(attempt, "outcome.json").get("data_root", "data")
+    return Places(PROJECT / root, attempt.parent.parent)
+
+
+def unchecked(attempt: Path, places: Places) -> str:
+    """Return why the data of an attempt cannot be checked; empty if it can."""
+    known = digest(attempt)
+    if known in ("", MIXED):
+        return ""
+    listed = _listed(_list(known, places))
+    if not listed:
+        return f"{shown(_list(known, places))} is missing or damaged"
+    return "" if all(map(places.at_hand, listed)) else f"there is no folder {places.data_root}"
+
+
+def fits(digest: str, places: Places) -> bool:
+    """Return whether the data is that with a digest; if it cannot be checked it counts as that."""
+    return digest != MIXED and not _changed(_list(digest, places), places)
+
+
+def _list(digest: str, places: Places) -> Path:
+    return places.runs_root / LISTS / f"{digest}.jsonl"
+
+
+def _write(path: Path, found: Iterable[Entry]) -> None:
+    files.write(path, lambda file: file.writelines(map(reads.encoded, found)))
+
+
+@cache  # thousands of jobs have the same list
+def _listed(path: Path) -> Mapping[str, Entry]:
+    """The entries of a list by name; none if it is missing or damaged."""
+    found = reads.read(path)
+    return found if contents.digest(found.values()) == path.stem else {}
+
+
+@cache
+def _changed(path: Path, places: Places) -> frozenset[str]:
+    """The names in a list whose content is another now.
+
+    If only times are, as in a copy, they are noted, so that the files are not read the next time.
+    """
+    listed = _listed(path)
+    present = _present(listed, places)
+    changed = _unlike(listed, present)
+    updated = {**listed, **{name: entry for name, entry in present.items() if entry}}
+    if not changed and updated != listed:
+        with suppress(OSError):  # it is not ours to write
+            _write(path, updated.values())
+    return frozenset(changed)
+
+
+def _present(found: Mapping[str, Entry], places: Places) -> dict[str, Entry | None]:
+    """What is there now of files that were read, as far as their folders are at hand."""
+    return {
+        name: contents.look(places.path(name), name, entry)
+        for name, entry in found.items()
+        if places.at_hand(name)
+    }
+
+
+def _unlike(before: Mapping[str, Entry], now: Mapping[str, Entry | None]) -> set[str]:
+    return {name for name, entry in now.items() if not entry or entry.hash != before[name].hash}

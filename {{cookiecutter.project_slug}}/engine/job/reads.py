@@ -1,0 +1,122 @@
+"""The files that a job reads, noted while it reads them.
+
+Python reports each file that it opens and each folder that it lists to a function, in the job and
+in the processes that read its batches (docs.python.org, sys.addaudithook). A file's content is
+hashed when it is first opened, just before it is read. What libraries open without Python, such as
+HDF5, LMDB and torchvision.io, is not reported.
+
+`data.jsonl` in the attempt's folder has a line for each file, added at once, so that what a killed
+job had read is known.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from engine.files import opened, sealed
+from engine.job.contents import Entry, look
+from engine.job.lines import SEAL
+from engine.job.places import Places
+
+FILE = "data.jsonl"
+
+OPENED, LISTED, MOVED = "open", ("os.listdir", "os.scandir"), "os.rename"
+EVENTS = {OPENED, *LISTED, MOVED}
+MOVED_TO = 1
+"""Which argument of MOVED is the new path."""
+
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Reads:
+    """Notes of what a process reads; those of all processes of a job go into one file.
+
+    What has the size and the time of a known entry is not hashed again.
+    """
+
+    def __init__(
+        self, file: Path, places: Places, known: Mapping[str, Entry] = MappingProxyType({})
+    ) -> None:
+        self.joined_by = file, places
+        self._places, self._known, self._seen = places, known, set[str]()
+        self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
+        self._here = threading.local()
+
+    def note(self, event: str, args: tuple[Any, ...]) -> None:
+        """Note what Python reports. Raises OSError if that cannot be written down."""
+        if getattr(self._here, "busy", False):  # this opens the file, to hash it
+            return
+        self._here.busy = True
+        try:
+            with suppress(TypeError, ValueError):  # not the name of a file
+                self._note(event, args)
+        finally:
+            self._here.busy = False
+
+    def _note(self, event: str, args: tuple[Any, ...]) -> None:
+        path = _path(args[MOVED_TO] if event == MOVED else args[0])
+        path += "/" if event in LISTED else ""
+        if path in self._seen:
+            return
+        self._seen.add(path)
+        if event == MOVED or (event == OPENED and args[2] & WRITES):
+            return  # the job has made this file by itself
+        name = self._places.name(path)
+        entry = look(Path(path), name, self._known.get(name)) if name else None
+        if entry:
+            os.write(self._file, encoded(entry))
+
+
+def note_from_now_on(notes: Reads | None) -> None:
+    """Have what this process and those that it forks read noted, in place of earlier notes."""
+    global _notes
+    if _notes is None:
+        sys.addaudithook(_noted)  # for good: it cannot be removed
+    _notes = notes
+
+
+def of_job() -> tuple[Path, Places] | None:
+    """Return by what another process of the job can join its notes; None if there are none."""
+    return _notes.joined_by if _notes else None
+
+
+def join(of_job: tuple[Path, Places] | None) -> None:
+    """Have what this process reads noted for a job; a forked process does so already."""
+    if of_job and not _notes:
+        note_from_now_on(Reads(*of_job))
+
+
+_notes: Reads | None = None
+
+
+def _noted(event: str, args: tuple[Any, ...]) -> None:
+    if event in EVENTS and _notes:
+        _notes.note(event, args)
+
+
+def read(file: Path) -> dict[str, Entry]:
+    """Return what is noted in a file, by name; without lines that are damaged."""
+    with suppress(OSError), file.open("rb") as noted:
+        return {entry.name: entry for line in noted if (entry := decoded(line))}
+    return {}
+
+
+def encoded(entry: Entry) -> bytes:
+    """Return an entry as a line."""
+    return sealed(json.dumps(entry._asdict())[:-1].encode(), SEAL)
+
+
+def decoded(line: bytes) -> Entry | None:
+    """Return the entry in a line; None if that is damaged."""
+    found = opened(line, SEAL)
+    return Entry(*(found[name] for name in Entry._fields)) if found else None
+
+
+def _path(path: Any) -> str:
+    return os.path.abspath(os.fsdecode(path))
