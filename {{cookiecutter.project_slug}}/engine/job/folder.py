@@ -29,7 +29,7 @@ from engine.cli.metrics import Metric, as_plain
 from engine.errors import JobError, SettingsError
 from engine.evidence import Fingerprint
 from engine.files import opened, read_record, record, write_record, write_text
-from engine.job import attempts, code, data, identity, journal, lines, reads
+from engine.job import attempts, code, copies, data, identity, journal, lines, reads
 from engine.job.interruption import Interruption
 from engine.job.places import Places
 from engine.job.runtime import Runtime
@@ -224,7 +224,7 @@ class JobFolder(Generic[S]):
         (self.path / "outcome.json").unlink(missing_ok=True)
         if log_every not in ("auto", self.journal.log_every):
             log.warning("--log-every stays %s, with which this job began", self.journal.log_every)
-        write_record(self.path / "settings.json", self._about())
+        write_record(self.path / "settings.json", self._about() | copies.keep(self.root.parent))
         log.info("%s: %s", self.label, self.name)
 
     def _about(self) -> dict[str, Any]:

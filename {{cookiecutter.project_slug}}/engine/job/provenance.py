@@ -72,7 +72,7 @@ def _changes() -> str:
         if index.exists():
             shutil.copy(index, copy)
         changed = names("diff", "HEAD", "--relative", "--name-only", index=copy)
-        closed = [name for name in (*changed, *new) if _is_closed(name)]
+        closed = [name for name in (*changed, *new) if is_closed(name)]
         large = [name for name in new if name not in closed and _size(CODE / name) > LARGEST]
         shown = "\0".join(name for name in new if name not in {*closed, *large})
         if shown:
@@ -85,8 +85,9 @@ def _changes() -> str:
     return left_out + privacy.scrub(diff.decode(errors="replace"), code=True)
 
 
-def _is_closed(name: str) -> bool:
-    """Whether what is in a file must not be written down, or cannot be."""
+def is_closed(name: str) -> bool:
+    """Return whether what is in a file, named from the code's folder, must not be written down, or
+    cannot be."""
     file = CODE / name
     if privacy.is_secret(Path(name)) or privacy.is_private(file):
         return True

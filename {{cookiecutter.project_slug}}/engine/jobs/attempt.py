@@ -11,6 +11,7 @@ from engine.errors import JobError, cause
 from engine.files import read_record
 from engine.job import code, lines
 from engine.job.folder import JobFolder
+from engine.paths import shown
 from engine.tracking.address import fingerprint
 from engine.tracking.stored_jobs import StoredJob
 
@@ -43,6 +44,10 @@ class Attempt:
     tags: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     """Test results, and validation results of the best evaluation."""
+
+    code_copy: str = ""
+    installed: str = ""
+    """Where the copies lie of what it ran with (engine.job.copies)."""
 
     folder: Path | None = None
     run_id: str = ""
@@ -81,10 +86,17 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         said=str(outcome.get("said", "")),
         tags=tags,
         metrics=metrics,
+        code_copy=_copy(path, "code_copy"),
+        installed=_copy(path, "installed"),
         folder=path,
         run_id=str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
         problem=problem,
     )
+
+
+def _copy(attempt: Path, name: str) -> str:
+    kept = lines.record_of(attempt, "settings.json").get(name)
+    return shown(attempt.parent.parent / kept) if kept else ""
 
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:

@@ -1,8 +1,7 @@
 """The code that a sweep runs is the code that it was started with: a copy in the sweep's folder.
 
-In git the copy has what git tracks, as it is now, and new files that git does not ignore; elsewhere
-the files beside the scripts and the folders with Python in them. What is large is linked, not
-copied, and so are files that may hold secrets; the copy is for its owner alone.
+What is large is linked, not copied, and so are files that may hold secrets; the copy is for its
+owner alone.
 """
 
 import fcntl
@@ -10,13 +9,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from engine import locks, privacy
 from engine.errors import SettingsError, cause
-from engine.job import provenance
+from engine.job import code_files, provenance
 from engine.paths import PROJECT
 from engine.sweeps import slurm
 
@@ -69,23 +67,8 @@ def clear(mine: Path) -> None:
 
 def _files() -> set[Path]:
     """Paths in the project, from its root; with the root's secrets, which git ignores as a rule."""
-    listed = provenance.names("ls-files", "--cached", "--others", "--exclude-standard")
-    paths = {Path(name) for name in listed}
-    if Path("run.py") not in paths:  # no repository, or one that ignores the project
-        paths = set(_without_git())
     files = {Path(path.name) for path in PROJECT.iterdir() if path.is_file()}
-    secrets = {path for path in files if privacy.is_secret(path)}
-    return {path for path in paths | secrets if (PROJECT / path).exists()}
-
-
-def _without_git() -> Iterator[Path]:
-    for path in PROJECT.iterdir():
-        if path.name.startswith(".") or path.name.startswith("mlflow.db"):
-            continue
-        if path.is_dir() and any(path.glob("*.py")):
-            yield from (file.relative_to(PROJECT) for file in path.rglob("*") if file.is_file())
-        else:
-            yield path.relative_to(PROJECT)
+    return code_files.paths() | {path for path in files if privacy.is_secret(path)}
 
 
 def _alive(folder: Path) -> bool:

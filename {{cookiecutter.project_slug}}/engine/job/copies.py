@@ -1,0 +1,80 @@
+"""Whole copies of what jobs ran with, so that they can be run again years later.
+
+In the folder of runs, `.code/<digest>.tar.gz` has the project's code, engine included, as it was;
+`.installed/<digest>.txt` has the versions of Python and of all packages, as pip and uv read them.
+Jobs that ran with the same share one file.
+"""
+
+import hashlib
+import io
+import platform
+import sys
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+from engine import files, privacy
+from engine.job import code_files, provenance
+from engine.job.contents import DIGITS
+from engine.paths import CODE
+
+
+def keep(runs_root: Path) -> dict[str, str]:
+    """Keep what this process runs with; returns the paths of the two copies from the folder of
+    runs, as settings.json is to have them."""
+    paths = {}
+    for name, (path, content) in _copies().items():
+        if not (runs_root / path).exists():
+            (runs_root / path).parent.mkdir(exist_ok=True)
+            files.write(runs_root / path, content)
+        paths[name] = path
+    return paths
+
+
+@cache
+def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
+    """The path of each copy, and what writes it; of the code as it is when this is first asked."""
+    code, installed = dict(_code()), "".join(_installed())
+    return {
+        "code_copy": (f".code/{_digest(repr(code))}.tar.gz", lambda file: _pack(code, file)),
+        "installed": (
+            f".installed/{_digest(installed)}.txt",
+            lambda file: file.write(installed.encode()),
+        ),
+    }
+
+
+def _code() -> Iterator[tuple[str, str]]:
+    """The names and contents of the code's files: texts that are not large, without secrets."""
+    for path in sorted(code_files.paths()):
+        file = CODE / path
+        if file.is_file() and not file.is_symlink() and not provenance.is_closed(path.as_posix()):
+            with suppress(OSError, UnicodeDecodeError):  # an editor's, for a moment; no text
+                if file.stat().st_size <= provenance.LARGEST:
+                    yield path.as_posix(), privacy.scrub(file.read_text("utf-8"), code=True)
+
+
+def _pack(code: Mapping[str, str], file: BinaryIO) -> None:
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, text in code.items():
+            content = text.encode()
+            about = tarfile.TarInfo(name)
+            about.size, about.mode = len(content), 0o755 if name.endswith(".sh") else 0o644
+            archive.addfile(about, io.BytesIO(content))
+
+
+def _installed() -> Iterator[str]:
+    """The lines of a requirements file. Reading names of folders takes a millisecond; to ask each
+    package takes a fifth of a second."""
+    yield f"# Python {platform.python_version()}\n"
+    found = {path.name for entry in sys.path for path in Path(entry).glob("*.dist-info")}
+    for name in sorted(found):
+        package, _, version = name.removesuffix(".dist-info").rpartition("-")
+        yield f"{package.replace('_', '-')}=={version}\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:DIGITS]
