@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults import Project, ended, job_of, kill, one_line, wait_until
+from mlflow import MlflowClient
 from PIL import Image
 
 FLAGS = ("--dataset", "image-folder", "--image-size", "8", "--epochs", "1", "--quiet")
@@ -55,6 +56,15 @@ def read_by(project: Project) -> set[str]:
 def test_all_that_a_job_reads_and_lists_is_known(made: Project) -> None:
     images = {f"data/{name}/{number}.png" for name in ("cat", "dog") for number in range(20)}
     assert read_by(made) == {"data/", "data/cat/", "data/dog/", *images}
+
+
+def test_mlflow_shows_what_a_job_has_read(made: Project) -> None:
+    client = MlflowClient(f"sqlite:///{made.root / 'mlflow.db'}")
+    (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    (read,) = run.inputs.dataset_inputs
+    assert (read.dataset.name, json.loads(read.dataset.profile)["files"]) == ("data", 40)
+    assert json.loads(read.dataset.source) == {"uri": str(made.root / "data")}
+    assert read.dataset.digest == run.data.tags["data"]
 
 
 def test_a_changed_file_is_named_and_back_as_it_was_it_counts_again(project: Project) -> None:
@@ -133,12 +143,12 @@ def test_a_table_has_the_results_of_the_present_data(project: Project) -> None:
 
 
 SPAWNED = '\ntorch.multiprocessing.set_start_method("spawn", force=True)\n'
-OF_PROJECT = '''
+OF_PROJECT = """
 WORDS = Path(__file__).with_name("words.txt").read_text()
 CACHE = Path(__file__).with_name("words.npy")
 np.save(CACHE, np.zeros(len(WORDS)))
 np.load(CACHE)
-'''
+"""
 
 
 def test_processes_that_are_not_forked_note_what_they_read_as_well(

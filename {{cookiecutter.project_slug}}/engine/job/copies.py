@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine import files, privacy
-from engine.job import code_files, provenance
+from engine.job import code_files, provenance, reads
 from engine.job.contents import DIGITS
 from engine.paths import CODE
 
@@ -37,7 +37,8 @@ def keep(runs_root: Path) -> dict[str, str]:
 @cache
 def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
     """The path of each copy, and what writes it; of the code as it is when this is first asked."""
-    code, installed = dict(_code()), "".join(_installed())
+    with reads.aside():
+        code, installed = dict(_code()), "".join(_installed())
     return {
         "code_copy": (f".code/{_digest(repr(code))}.tar.gz", lambda file: _pack(code, file)),
         "installed": (

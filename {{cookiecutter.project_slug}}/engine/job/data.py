@@ -5,10 +5,12 @@ digest to the list of all that it has read, which it shares with the jobs that h
 `.data/<digest>.jsonl` in the folder of runs.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from engine import files
 from engine.job import contents, lines, reads
@@ -56,6 +58,28 @@ def digest(attempt: Path) -> str:
     read nothing."""
     ended = lines.record_of(attempt, "outcome.json") or lines.record_of(attempt, "settings.json")
     return str(ended.get("data", ""))
+
+
+class Summary(NamedTuple):
+    """What an attempt has read, in short: the folder that all of it is in, or the one file."""
+
+    name: str
+    path: Path
+    digest: str
+    files: int
+    bytes: int
+
+
+def summary(attempt: Path) -> Summary | None:
+    """Return what an attempt had read when it last ended; None if that is nothing, or not known."""
+    places, known = last_places(attempt), digest(attempt)
+    listed = _listed(_list(known, places))
+    if not listed:
+        return None
+    name = os.path.commonpath(listed)
+    read = [entry for entry in listed.values() if not entry.name.endswith("/")]
+    size = sum(entry.size for entry in read)
+    return Summary(name, places.path(name), known, len(read), size)
 
 
 def difference(attempt: Path, places: Places) -> str:

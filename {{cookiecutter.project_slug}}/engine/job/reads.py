@@ -13,8 +13,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,18 +46,13 @@ class Reads:
         self.joined_by = file, places
         self._places, self._known, self._seen = places, known, set[str]()
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
-        self._here = threading.local()
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
         """Note what Python reports. Raises OSError if that cannot be written down."""
-        if getattr(self._here, "busy", False):  # this opens the file, to hash it
+        if getattr(_thread, "aside", False):
             return
-        self._here.busy = True
-        try:
-            with suppress(TypeError, ValueError):  # not the name of a file
-                self._note(event, args)
-        finally:
-            self._here.busy = False
+        with aside(), suppress(TypeError, ValueError):  # not the name of a file
+            self._note(event, args)
 
     def _note(self, event: str, args: tuple[Any, ...]) -> None:
         path = _path(args[MOVED_TO] if event == MOVED else args[0])
@@ -92,6 +87,17 @@ def join(of_job: tuple[Path, Places] | None) -> None:
         note_from_now_on(Reads(*of_job))
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """Leave out what this thread reads meanwhile: it is not for the job."""
+    _thread.aside = True
+    try:
+        yield
+    finally:
+        _thread.aside = False
+
+
+_thread = threading.local()
 _notes: Reads | None = None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.files import read_record, write_record
-from engine.job import lines
+from engine.job import data, lines
 from engine.tracking.address import fingerprint
 from engine.tracking.artifacts import AT_THE_END
 from engine.tracking.store import Run
@@ -85,6 +85,8 @@ class Delivery:
         """Say how the run ended, once all of it is sent; then add the files that its users look
         for. Results count as stored from then on, whatever becomes of the files."""
         assert self._run
+        if read := data.summary(self._folder):
+            self._run.has_read(read)
         self._run.end(status)
         self._run.add(self._folder, AT_THE_END)
         self._note(status)

@@ -8,12 +8,14 @@ RUNNING with a young heartbeat and belongs to another folder is a lease: someone
 job with the same code.
 """
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.job.data import Summary
 from engine.tracking import address, artifacts
 from engine.tracking.client import client
 from engine.tracking.experiment import prepare
@@ -117,6 +119,15 @@ class Run:
         place = artifacts.on_disk(self._artifacts)
         if not (place and name == artifacts.WEIGHTS and artifacts.link(folder / name, place)):
             self._client.log_artifact(self.id, str(folder / name), None if below == "." else below)
+
+    def has_read(self, data: Summary) -> None:
+        """Say which data the attempt has read, in the field that MLflow has for it."""
+        from mlflow.entities import Dataset, DatasetInput
+
+        source = json.dumps({"uri": str(data.path)})
+        profile = json.dumps({"files": data.files, "bytes": data.bytes})
+        read = Dataset(data.name, data.digest, "local", source, profile=profile)
+        self._client.log_inputs(self.id, datasets=[DatasetInput(read)])
 
     def end(self, status: str) -> None:
         """Say how the run ended; one that finished is marked last, since the status can lie."""
