@@ -150,13 +150,13 @@ def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project: Pro
     assert project.run(*SHORT, "--seed", "1").returncode == 0
     drawn = project.do("python", "plot.py", "--format", "png")
     said = one_line(drawn, 1)
-    assert "2 of 3 jobs are from different code" in said
+    assert "2 of 3 jobs are from different code or data" in said
     assert "--redo-stale" in said and "--any-code" in said
     assert not (project.root / "figures").exists()
     drawn = project.do("python", "plot.py", "--format", "png", "--any-code")
     assert drawn.returncode == 0, drawn
     caption = (project.root / "figures" / "learning-curves.tex").read_text()
-    assert "2 of the 3 jobs are from different code." in caption
+    assert "2 of the 3 jobs are from different code or data." in caption
 
 
 def test_a_job_that_is_running_is_said_to_run_whatever_the_code(

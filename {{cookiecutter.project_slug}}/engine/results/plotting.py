@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--format", default="pdf,png", help=f"of {known}, with commas; default: %(default)s")
     add("--job", default="", metavar="ID", help="for figures of one job; default: the best")
     add("--unchecked", action="store_true", help="write figures even if the print check fails")
-    add("--any-code", action="store_true", help="draw jobs of different code, too")
+    add("--any-code", action="store_true", help="draw jobs of different code or data, too")
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     return parser
 
@@ -147,14 +147,16 @@ def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
     if not mixed and len(stale) < n:
         mixed = [*stale]
     if any_code and mixed:
-        return f" {len(mixed)} of the {n} jobs are from different code."
+        return f" {len(mixed)} of the {n} jobs are from different code or data."
     if mixed:
         raise NoResults(
-            f"{len(mixed)} of {n} jobs are from different code, such as {mixed[0]}; "
+            f"{len(mixed)} of {n} jobs are from different code or data, such as {mixed[0]}; "
             "bash run.sh --redo-stale runs what is stale again, --any-code draws them all the same"
         )
     if len(stale) and not any_code:
-        print("plot.py: the code has changed since these jobs finished", file=sys.stderr)
+        print(
+            "plot.py: the code or the data has changed since these jobs finished", file=sys.stderr
+        )
     return ""
 
 
