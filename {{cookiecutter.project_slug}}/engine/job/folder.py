@@ -206,6 +206,8 @@ class JobFolder(Generic[S]):
         for name in RECORDS:
             if (self.path / name).exists() and not lines.record_of(self.path, name):
                 log.warning("%s was damaged; it is written again", name)
+        if reads.damaged(self.path / reads.FILE):
+            log.warning("%s was damaged; not all that was read can be checked", reads.FILE)
         if not self.begun:
             code.keep(self.path, self.code)
             for advice in self.code.advice:

@@ -113,6 +113,13 @@ def read(file: Path) -> dict[str, Entry]:
     return {}
 
 
+def damaged(file: Path) -> bool:
+    """Return whether a line is not as it was written; half a line at the end is no damage."""
+    with suppress(OSError), file.open("rb") as noted:
+        return any(line.endswith(b"\n") and not decoded(line) for line in noted)
+    return False
+
+
 def encoded(entry: Entry) -> bytes:
     """Return an entry as a line."""
     return sealed(json.dumps(entry._asdict())[:-1].encode(), SEAL)

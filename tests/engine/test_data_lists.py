@@ -1,0 +1,66 @@
+"""Lists of what jobs have read, with random damage: none is believed, and none ends in a trace."""
+
+import random
+from pathlib import Path
+
+import pytest
+from byte_damage import MUTATIONS
+from engine.files import write_record
+from engine.job import data, reads
+from engine.job.places import Places
+
+COUNT = 300
+
+
+def attempt(root: Path, job: str, contents: str) -> Path:
+    """An attempt that has read a file for each letter, and has ended."""
+    folder, places = root / "runs" / job / "01234567", places_of(root)
+    folder.mkdir(parents=True)
+    notes = reads.Reads(folder / reads.FILE, places)
+    (root / "data").mkdir(exist_ok=True)
+    for name in contents:
+        path = root / "data" / name
+        path.write_text(name)
+        notes.note("open", (str(path), "r", 0))
+    write_record(folder / "outcome.json", {"id": job, "data": data.keep(folder, places, "")})
+    data.kept(folder)
+    return folder
+
+
+def places_of(root: Path) -> Places:
+    return Places(root / "data", root / "runs")
+
+
+def list_of(attempt: Path) -> Path:
+    return attempt.parents[1] / ".data" / f"{data.digest(attempt)}.jsonl"
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+def test_a_change_is_noticed_or_not_being_able_to_is_said(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    one, other = attempt(tmp_path, "0" * 12, "abc"), attempt(tmp_path, "1" * 12, "abcd")
+    assert data.difference(one, places_of(tmp_path)) == data.unchecked(one, places_of(tmp_path))
+    whole = list_of(one).read_bytes()
+    damage = chance.choice(MUTATIONS)
+    list_of(one).write_bytes(damage(bytearray(whole), chance, list_of(other).read_bytes()))
+    (tmp_path / "data/b").write_text("another")
+    forget()
+    noticed = data.difference(one, places_of(tmp_path)) == "data/b changed"
+    assert noticed or "is missing or damaged" in data.unchecked(one, places_of(tmp_path))
+
+
+def forget() -> None:
+    """What a process remembers of lists is not for the next one."""
+    data._listed.cache_clear()
+    data._changed.cache_clear()
+
+
+def test_a_damaged_line_of_a_killed_job_is_said(tmp_path: Path) -> None:
+    folder = attempt(tmp_path, "0" * 12, "abc")
+    notes = folder / reads.FILE
+    notes.write_bytes(list_of(folder).read_bytes())
+    assert not reads.damaged(notes)
+    notes.write_bytes(notes.read_bytes()[:-5])  # killed while it wrote
+    assert not reads.damaged(notes) and len(reads.read(notes)) == 2
+    notes.write_bytes(notes.read_bytes().replace(b"data/a", b"data/e"))
+    assert reads.damaged(notes)
