@@ -23,6 +23,7 @@ from engine.job.interruption import handle
 from engine.job.runtime import Runtime
 from engine.job.terminal import log
 from engine.tracking import delivery
+from engine.tracking.reading import Finished
 from toy import METRICS, Settings
 
 TOTAL, EVERY = 24, 8
@@ -178,9 +179,8 @@ class Try(Attempt[Settings]):
     """An attempt that asks no real store and leaves the template alone."""
 
     def _begin(self) -> None:
-        runs = Courier.store.runs.items()
-        finished = {job: run.tags["code"] for (job, _), run in runs if run.status == "FINISHED"}
-        self._leave_if_finished(finished)
+        ended = [run.tags for run in Courier.store.runs.values() if run.status == "FINISHED"]
+        self._leave_if_finished([Finished(tags["code"], "", 0.0) for tags in ended])
         self._folder.make()
         self._take()
         self._courier = Courier()  # type: ignore[assignment]
