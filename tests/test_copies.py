@@ -20,6 +20,8 @@ def project(make: Callable[..., Path]) -> Project:
     project = Project(make())
     (project.root / ".env").write_text(f"TOKEN={TOKEN}\n")
     (project.root / "notes.txt").write_text("a file of the student's own")
+    (project.root / "runs").mkdir()
+    (project.root / "runs").chmod(0o1777)
     assert project.run(*FLAGS).returncode == 0
     models = project.root / "models.py"
     models.write_text(models.read_text().replace("256", "128"))
@@ -58,6 +60,12 @@ def test_what_is_the_same_is_kept_once_and_secrets_never(project: Project) -> No
         with tarfile.open(copy) as archive:
             contents = [archive.extractfile(each) for each in archive]
             assert not any(content and TOKEN.encode() in content.read() for content in contents)
+
+
+def test_who_may_write_jobs_may_write_copies(project: Project) -> None:
+    runs = project.root / "runs"
+    for copies in (runs / ".code", runs / ".installed"):
+        assert copies.stat().st_mode == runs.stat().st_mode
 
 
 def test_the_list_of_what_is_installed_is_one_that_pip_reads(project: Project) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,6 +33,15 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_shared(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Write a file into a folder that is made if it is not there: all may write in it who may in
+    the folder around it. Raises OSError."""
+    with suppress(FileExistsError):
+        path.parent.mkdir()
+        path.parent.chmod(path.parent.parent.stat().st_mode)
+    write(path, fill)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -28,8 +28,7 @@ def keep(runs_root: Path) -> dict[str, str]:
     paths = {}
     for name, (path, content) in _copies().items():
         if not (runs_root / path).exists():
-            (runs_root / path).parent.mkdir(exist_ok=True)
-            files.write(runs_root / path, content)
+            files.write_shared(runs_root / path, content)
         paths[name] = path
     return paths
 
