@@ -112,6 +112,7 @@ def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(
     assert remark in done.stdout and done.returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["paused", "killed"])
 def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(
     made: Project, tmp_path: Path, how: str
@@ -151,6 +152,7 @@ np.load(CACHE)
 """
 
 
+@pytest.mark.full
 def test_processes_that_are_not_forked_note_what_they_read_as_well(
     made: Project, tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_processes_that_are_not_forked_note_what_they_read_as_well(
     assert read_by(project) == read_by(made)
 
 
+@pytest.mark.full
 def test_files_of_the_project_count_but_not_what_the_job_has_made(
     made: Project, tmp_path: Path
 ) -> None:
@@ -176,6 +179,7 @@ def test_files_of_the_project_count_but_not_what_the_job_has_made(
     assert "was finished with other data (project/words.txt changed)" in said
 
 
+@pytest.mark.full
 def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made: Project, tmp_path: Path) -> None:
     project = made.copy(tmp_path / "project")
     with (project.root / "run.py").open() as file:
@@ -200,6 +204,7 @@ def test_a_damaged_list_is_said_and_not_believed(project: Project) -> None:
     assert remark in done.stdout and done.returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
 def test_what_is_no_plain_file_is_left_alone(made: Project, tmp_path: Path) -> None:
     """To hash a pipe would wait for ever, or take what the job is to read."""

@@ -35,6 +35,7 @@ def curves_in(attempt: Path) -> Curves:
     return curves(points)
 
 
+@pytest.mark.full
 def test_each_attempt_s_copy_of_the_code_gives_its_results_again(
     project: Project, tmp_path: Path
 ) -> None:

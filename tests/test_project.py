@@ -34,16 +34,22 @@ def check(command, folder):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "pytest"])
+LONG = ("mypy", "pytest")
+"""Commands that take minutes."""
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in LONG])
 def test_checks(make, command):
     check(command, make())
 
 
-def test_own_tests(make):
+@pytest.mark.full
+@pytest.mark.parametrize("command", LONG)
+def test_long_checks(make, command):
     """With odd answers: the project's name is its experiment in the store."""
     odd = "O'Neil's \"quoted\" \\ 北京 🙂"
-    assert "pytest" in COMMANDS
-    check("pytest", make(project_name=odd, description=odd, author=odd))
+    assert command in COMMANDS
+    check(command, make(project_name=odd, description=odd, author=odd))
 
 
 @pytest.mark.parametrize(

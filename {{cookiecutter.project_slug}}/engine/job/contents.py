@@ -7,8 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.job.terminal import log
+
 DIGITS = 32
 """Hexadecimal digits of a hash, of SHA-256's 64."""
+
+
+LARGE = 10**10
+"""Bytes of a file above which reading it takes so long that the log says what for."""
 
 
 class Entry(NamedTuple):
@@ -40,6 +46,8 @@ def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
         size, time = about.st_size, about.st_ctime_ns
         if known and known[1:3] == (size, time):
             return known
+        if size > LARGE:
+            log.info("reading %s, %.0f GB, to know it again", path, size / 1e9)
         with path.open("rb") as file:
             return Entry(name, size, time, hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS])
     except (OSError, ValueError):  # ValueError: a name that no file can have

@@ -84,6 +84,8 @@ class JobFolder(Generic[S]):
         the same; with --continue-anyway that of the last one that was stopped, if there is no
         other."""
         own = self.root / attempts.name(self.code.digest)
+        if not self.root.exists():
+            return own
         if attempts.begun(own) and not self.change_since(own):
             return own
         newest_first = attempts.all_of(self.root)[::-1]
@@ -127,7 +129,8 @@ class JobFolder(Generic[S]):
     def fits(self, code_digest: str, data_digest: str) -> bool:
         """Return whether results of some code and data are those of the present code and data."""
         same = code.same(self.code)
-        return code_digest in same and data.fits(data_digest, self.places)
+        fits = not data_digest or data.fits(data_digest, self.places)
+        return code_digest in same and fits
 
     @property
     def starts_over(self) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from engine.files import opened, sealed
 from engine.job.contents import Entry, look
 from engine.job.lines import SEAL
-from engine.job.places import Places
+from engine.job.places import DATA, Places
 
 FILE = "data.jsonl"
 
@@ -44,7 +44,8 @@ class Reads:
         self, file: Path, places: Places, known: Mapping[str, Entry] = MappingProxyType({})
     ) -> None:
         self.joined_by = file, places
-        self._places, self._known, self._seen = places, known, set[str]()
+        self._places, self._known = places, known
+        self._seen, self._made = set[str](), set[str]()
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
@@ -57,12 +58,15 @@ class Reads:
     def _note(self, event: str, args: tuple[Any, ...]) -> None:
         path = _path(args[MOVED_TO] if event == MOVED else args[0])
         path += "/" if event in LISTED else ""
+        if event == MOVED or (event == OPENED and args[2] & WRITES):
+            self._made.add(path)
+            return
         if path in self._seen:
             return
         self._seen.add(path)
-        if event == MOVED or (event == OPENED and args[2] & WRITES):
-            return  # the job has made this file by itself
         name = self._places.name(path)
+        if path in self._made and not name.startswith(f"{DATA}/"):
+            return  # a cache of the project's; what was downloaded is data all the same
         entry = look(Path(path), name, self._known.get(name)) if name else None
         if entry:
             os.write(self._file, encoded(entry))
