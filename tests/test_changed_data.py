@@ -87,6 +87,22 @@ def test_files_that_come_or_go_are_noticed(project: Project) -> None:
     assert "(data/cat, data/cat/0.png changed)" in one_line(project.run(*BY_WORKERS), 5)
 
 
+@pytest.mark.full
+def test_names_that_are_no_text(made: Project, tmp_path: Path) -> None:
+    project = Project(Path(shutil.copytree(made.root, tmp_path / "project")))
+    shutil.rmtree(project.root / "runs")
+    (project.root / "mlflow.db").unlink()
+    odd = os.fsencode(project.root) + b"/data/cat/caf\xe9.png"
+    os.rename(project.root / "data/cat/7.png", odd)
+    assert project.run(*BY_WORKERS).returncode == 0
+    assert finished_already(project)
+    image(99, Path(os.fsdecode(odd)))
+    assert r"(data/cat/caf\xe9.png changed)" in one_line(project.run(*BY_WORKERS), 5)
+    for command in ("stale", "list"):
+        listed = project.do("python", "jobs.py", command)
+        assert listed.returncode == 0 and r"data/cat/caf\xe9.png changed" in listed.stdout
+
+
 def test_forced_it_runs_again_and_each_data_has_its_own_results(project: Project) -> None:
     file = project.root / "data/cat/3.png"
     before = file.read_bytes()

@@ -82,7 +82,7 @@ def summary(attempt: Path) -> Summary | None:
     name = os.path.commonpath(listed)
     read = [entry for entry in listed.values() if not entry.name.endswith("/")]
     size = sum(entry.size for entry in read)
-    return Summary(name, places.path(name), known, len(read), size)
+    return Summary(_printable(name), places.path(name), known, len(read), size)
 
 
 def difference(attempt: Path, places: Places) -> str:
@@ -93,7 +93,7 @@ def difference(attempt: Path, places: Places) -> str:
         return "it went on with changed data"
     own = reads.read(attempt / reads.FILE)
     changed = sorted(_changed(_list(known, places), places) | _unlike(own, _present(own, places)))
-    named, more = ", ".join(name.rstrip("/") for name in changed[:NAMED]), len(changed) - NAMED
+    named, more = ", ".join(map(_printable, changed[:NAMED])), len(changed) - NAMED
     if more > 0:
         return f"{named} and {more} more changed"
     return f"{named} changed" if named else ""
@@ -119,6 +119,11 @@ def unchecked(attempt: Path, places: Places) -> str:
 def fits(digest: str, places: Places) -> bool:
     """Return whether the data is that with a digest; if it cannot be checked it counts as that."""
     return digest != MIXED and not _changed(_list(digest, places), places)
+
+
+def _printable(name: str) -> str:
+    """The name of a file or a folder, also if it is no text."""
+    return os.fsencode(name.rstrip("/")).decode(errors="backslashreplace")
 
 
 def _list(digest: str, places: Places) -> Path:
