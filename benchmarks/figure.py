@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROW = re.compile(r"\| ([\d.]+) \(([\d.]+) to ([\d.]+)\) \|")
 NAMES = (
     "run.py, logging",
+    "the same, both measure",
     "run.py, all on",
     "Accelerate",
     "Lightning",
@@ -40,7 +41,7 @@ def main() -> None:
     fig, ax = figures.figure("column", 2.6)
     for place, (name, numbers) in enumerate(zip(NAMES, rows, strict=True)):
         middle, least, most = map(float, numbers)
-        colour = COLOURS[0 if name.startswith("run.py") else 6]
+        colour = COLOURS[0 if name.startswith(("run.py", "the same")) else 6]
         ax.plot([least, most], [place, place], "-", color=colour, linewidth=1)
         ax.plot([middle], [place], "o", color=colour)
     ax.set_xscale("log")
@@ -48,7 +49,7 @@ def main() -> None:
     ax.set_yticks(range(len(NAMES)), NAMES)
     ax.invert_yaxis()
     ax.set_xlabel("time of a step, to a loop by hand")
-    figures.log_ticks(ax, TICKS)
+    figures.ticks_at(ax, TICKS)
     assert not print_check.check(fig, VENUES[DEFAULT])
     for name, metadata in FILES.items():
         fig.savefig(HERE / name, metadata=metadata)
