@@ -1,11 +1,12 @@
 """Lists of what jobs have read, with random damage: none is believed, and none ends in a trace."""
 
 import random
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 from byte_damage import MUTATIONS
-from engine.files import write_record
+from engine.files import write_record, write_shared
 from engine.job import data, reads
 from engine.job.places import Places
 
@@ -64,3 +65,16 @@ def test_a_damaged_line_of_a_killed_job_is_said(tmp_path: Path) -> None:
     assert not reads.damaged(notes) and len(reads.read(notes)) == 2
     notes.write_bytes(notes.read_bytes().replace(b"data/a", b"data/e"))
     assert reads.damaged(notes)
+
+
+def write_often(path: Path) -> None:
+    for _ in range(200):
+        write_shared(path, lambda file: file.write(b"the same"))
+
+
+def test_many_jobs_write_one_list_at_once(tmp_path: Path) -> None:
+    path = tmp_path / ".data" / "list.jsonl"
+    with ProcessPoolExecutor(4) as pool:
+        list(pool.map(write_often, [path] * 4))  # raises what one of them raised
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes() == b"the same"

@@ -11,18 +11,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 SEAL = b',\n  "crc": "%08x"\n}\n'
 """The end of a record; that of a journal's line is in one line."""
 
 
-def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+def write(path: Path, fill: Callable[[BinaryIO], object], own: str = "") -> None:
     """Write a file whole or not at all: next to it, onto the disk, then renamed over it.
 
-    `fill` writes the content into an open binary file. Raises OSError, and leaves the old file as
-    it was, if the new one cannot be written.
+    `fill` writes the content into an open binary file. Where several processes may write the same
+    file at once, each needs a word of its `own`. Raises OSError, and leaves the old file as it was,
+    if the new one cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}{own}.part")
     try:
         part.unlink(missing_ok=True)  # what a killed process left, or a link to somewhere else
         with part.open("xb") as file:
@@ -36,12 +38,12 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
 
 
 def write_shared(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write a file into a folder that is made if it is not there: all may write in it who may in
-    the folder around it. Raises OSError."""
+    """Write a file that several processes may write at once, into a folder that is made if it is
+    not there: all may write in it who may in the folder around it. Raises OSError."""
     with suppress(FileExistsError):
         path.parent.mkdir()
         path.parent.chmod(path.parent.parent.stat().st_mode)
-    write(path, fill)
+    write(path, fill, f".{uuid4().hex}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,7 +12,6 @@ from engine.job.terminal import log
 DIGITS = 32
 """Hexadecimal digits of a hash, of SHA-256's 64."""
 
-
 LARGE = 10**10
 """Bytes of a file above which reading it takes so long that the log says what for."""
 

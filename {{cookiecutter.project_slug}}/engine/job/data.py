@@ -159,11 +159,12 @@ def _changed(path: Path, places: Places) -> frozenset[str]:
 
 def _present(found: Mapping[str, Entry], places: Places) -> dict[str, Entry | None]:
     """What is there now of files that were read, as far as their folders are at hand."""
-    return {
-        name: contents.look(places.path(name), name, entry)
-        for name, entry in found.items()
-        if places.at_hand(name)
-    }
+    with reads.aside():
+        return {
+            name: contents.look(places.path(name), name, entry)
+            for name, entry in found.items()
+            if places.at_hand(name)
+        }
 
 
 def _unlike(before: Mapping[str, Entry], now: Mapping[str, Entry | None]) -> set[str]:

@@ -94,11 +94,11 @@ def join(of_job: tuple[Path, Places] | None) -> None:
 @contextmanager
 def aside() -> Iterator[None]:
     """Leave out what this thread reads meanwhile: it is not for the job."""
-    _thread.aside = True
+    before, _thread.aside = getattr(_thread, "aside", False), True
     try:
         yield
     finally:
-        _thread.aside = False
+        _thread.aside = before
 
 
 _thread = threading.local()
