@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -330,7 +331,7 @@ def test_secret_files_are_neither_noted_nor_copied(with_secrets: Project, tmp_pa
     sweep = start(root, with_secrets.env | {"FOUND": str(found)})
     out, err = sweep.communicate(timeout=300)
     assert (sweep.returncode, err) == (0, ""), out
-    (job,) = (root / "runs").glob("*/*")
+    (job,) = (root / "runs").glob("*/*/")
     diff = (job / "changes.diff").read_text()
     head = diff.splitlines()[0]
     assert head.startswith("# left out (may hold secrets): ")
@@ -349,6 +350,10 @@ def test_secret_files_are_neither_noted_nor_copied(with_secrets: Project, tmp_pa
     written = {*files_with(SECRET, root)} - {root / name for name in SECRET_FILES}
     assert written == {root / "tracked.env", root / "address.py", root / "models.py"}
     assert "postgresql://ada:***@db.example.org/x" in (job / "code.json").read_text()
+    (kept,) = (root / "runs").glob(".code/*")
+    with tarfile.open(kept) as archive:
+        archive.extractall(tmp_path / "kept", filter="data")
+    assert not [*files_with(SECRET, tmp_path / "kept")]
     mode, *copies = found.read_text().splitlines()
     assert mode == "0o40700"
     assert sorted(copies) == [
