@@ -106,7 +106,7 @@ _notes: Reads | None = None
 
 
 def _noted(event: str, args: tuple[Any, ...]) -> None:
-    if event in EVENTS and _notes:
+    if _notes and event in EVENTS:  # in this order: while Python ends, both become None
         _notes.note(event, args)
 
 

@@ -92,7 +92,7 @@ def _print_attempt(attempt: Attempt) -> None:
         "device": tags.get("device", ""),
         "commit": commit,
         "folder": shown(attempt.folder) if attempt.folder else "",
-        "its code": attempt.code_copy,
+        "code copy": attempt.code_copy,
         "installed": attempt.installed,
         "MLflow run": attempt.run_id,
         "problem": attempt.problem,
