@@ -67,8 +67,11 @@ class Store:
         **settings: Any,
     ) -> str:
         """Store one job, with a value of each curve for each evaluation; returns its run's id."""
-        found = self.client.get_experiment_by_name(experiment)
-        place = found.experiment_id if found else self.client.create_experiment(experiment)
+        if found := self.client.get_experiment_by_name(experiment):
+            place = found.experiment_id
+        else:
+            files = (self.folder / "artifacts").as_uri()
+            place = self.client.create_experiment(experiment, files)
         about = {
             "job_id": name(settings),
             "commit": "abc",
