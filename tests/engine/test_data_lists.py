@@ -24,7 +24,7 @@ def attempt(root: Path, job: str, contents: str) -> Path:
         path.write_text(name)
         notes.note("open", (str(path), "r", 0))
     write_record(folder / "outcome.json", {"id": job, "data": data.keep(folder, places, "")})
-    data.kept(folder)
+    data.forget_notes(folder)
     return folder
 
 

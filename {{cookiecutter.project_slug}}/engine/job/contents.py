@@ -56,7 +56,7 @@ def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
 def digest(entries: Iterable[Entry]) -> str:
     """Return a hash of names and contents; empty for no entries. Times do not count."""
     found = sorted((entry.name, entry.hash) for entry in entries)
-    return _hash("\n".join(map("\0".join, found))) if found else ""
+    return of_text("\n".join(map("\0".join, found))) if found else ""
 
 
 def _folder(path: Path, name: str, about: os.stat_result, known: Entry | None) -> Entry:
@@ -64,8 +64,9 @@ def _folder(path: Path, name: str, about: os.stat_result, known: Entry | None) -
     if known and known.time == time:
         return known
     names = sorted(each for each in os.listdir(path) if not each.startswith("."))
-    return Entry(name, len(names), time, _hash("\0".join(names)))
+    return Entry(name, len(names), time, of_text("\0".join(names)))
 
 
-def _hash(text: str) -> str:
+def of_text(text: str) -> str:
+    """Return the hash of a text, which may have parts that are none, as names of files do."""
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:DIGITS]

@@ -5,7 +5,6 @@ In the folder of runs, `.code/<digest>.tar.gz` has the project's code, engine in
 Jobs that ran with the same share one file.
 """
 
-import hashlib
 import io
 import platform
 import sys
@@ -18,7 +17,7 @@ from typing import BinaryIO
 
 from engine import files, privacy
 from engine.job import code_files, provenance, reads
-from engine.job.contents import DIGITS
+from engine.job.contents import of_text
 from engine.paths import CODE
 
 
@@ -39,9 +38,9 @@ def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
     with reads.aside():
         code, installed = dict(_code()), "".join(_installed())
     return {
-        "code_copy": (f".code/{_digest(repr(code))}.tar.gz", lambda file: _pack(code, file)),
+        "code_copy": (f".code/{of_text(repr(code))}.tar.gz", lambda file: _pack(code, file)),
         "installed": (
-            f".installed/{_digest(installed)}.txt",
+            f".installed/{of_text(installed)}.txt",
             lambda file: file.write(installed.encode()),
         ),
     }
@@ -74,7 +73,3 @@ def _installed() -> Iterator[str]:
     for name in sorted(found):
         package, _, version = name.removesuffix(".dist-info").rpartition("-")
         yield f"{package.replace('_', '-')}=={version}\n"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:DIGITS]

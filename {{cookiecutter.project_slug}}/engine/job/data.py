@@ -51,7 +51,7 @@ def keep(attempt: Path, places: Places, before: str) -> str:
     return new
 
 
-def kept(attempt: Path) -> None:
+def forget_notes(attempt: Path) -> None:
     """Forget the attempt's own notes: its records have the digest of the list."""
     (attempt / reads.FILE).unlink(missing_ok=True)
 
@@ -86,8 +86,8 @@ def summary(attempt: Path) -> Summary | None:
 
 
 def difference(attempt: Path, places: Places) -> str:
-    """Return how the data differs from that which an attempt has read, in a few words that name
-    files: `data/train/cat changed`. Empty if it is the same, or cannot be checked."""
+    """Return which of the files that an attempt has read are different now, in a few words:
+    `data/train/cat changed`. Empty if none is, or they cannot be checked."""
     known = digest(attempt)
     if known == MIXED:
         return "it went on with changed data"

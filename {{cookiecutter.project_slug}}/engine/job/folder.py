@@ -180,7 +180,7 @@ class JobFolder(Generic[S]):
             raise JobError(f"is running already ({who})")
         self._lock = lock
         self.owner = _owner(lock, self.path)
-        self._before = self.change, self.changed, self.starts_over
+        self._since_the_last = self.change, self.changed, self.starts_over
 
     def discard(self) -> None:
         """Remove the folders again if there is nothing in them."""
@@ -197,7 +197,7 @@ class JobFolder(Generic[S]):
         What is damaged is mended, and said in the log.
         """
         self._open_log()
-        change, changed, anew = self._before
+        change, changed, anew = self._since_the_last
         if anew:
             log.info("starting over, since the %s has changed (%s)", changed, change)
         if self.runtime.force:
@@ -269,7 +269,7 @@ class JobFolder(Generic[S]):
             "lines": self.journal.lines,
         }
         write_record(self.path / "outcome.json", outcome)
-        data.kept(self.path)
+        data.forget_notes(self.path)
         if status == "finished":
             shutil.rmtree(self.path / attempts.BEFORE, ignore_errors=True)
 
