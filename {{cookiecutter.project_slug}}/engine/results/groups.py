@@ -45,7 +45,7 @@ def apart(
     left = [name for name in varied(jobs) if name not in but]
     if len(left) < needed:
         few = f"only {settings(left)} varies" if left else "no setting varies"
-        raise NoResults(f"{few} among the jobs, beside the {setting(SEED)}; vary more in run.sh")
+        raise NoResults(f"{few} among the jobs, besides the {setting(SEED)}; vary more in run.sh")
     parts: list[list[str]] = [[] for _ in most]
     for number, (part, values) in enumerate(zip(parts, most, strict=True), start=1):
         for name in list(left):

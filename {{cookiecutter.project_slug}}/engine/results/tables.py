@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["curves", "jobs", "only", "predictions", "times_to"]
 
 OWN = ("job_id", "run_id", "ended", "diverged")
-"""What a table of jobs has beside their settings, metrics and tags."""
+"""What a table of jobs has besides their settings, metrics and tags."""
 
 
 def jobs(experiment: str, kind: type[Any] | None = None) -> "pd.DataFrame":
