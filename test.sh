@@ -3,7 +3,7 @@
 #
 #   bash test.sh            in minutes; needs no root, no servers and no particular Linux
 #   bash test.sh --all      everything, at full counts: real servers, clusters, disks, users
-#   bash test.sh --rest     what --all adds to the first, at small counts
+#   bash test.sh --rest     what --all adds to the first, at small counts, one test of several alike
 #   bash test.sh --gpu      what needs a GPU
 #
 # Further arguments go to pytest: bash test.sh -k resume
@@ -13,7 +13,7 @@ cd "$(dirname "$0")"
 counts=(--kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --edits 1000 --slurm-jobs 20)
 case ${1-} in
   --all) chosen=(-m "not gpu" "${counts[@]}") && shift ;;
-  --rest) chosen=(-m "(full or root) and not gpu") && shift ;;
+  --rest) chosen=(-m "(full or root) and not (gpu or alike)") && shift ;;
   --gpu) chosen=(-m gpu) && shift ;;
   *) chosen=(-m "not (full or root or gpu)") ;;
 esac

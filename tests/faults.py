@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import torch
 from engine.training import checkpoints
+from warm import forks
 
 POINTS = """
 SELECT metrics.key, metrics.step, metrics.value FROM metrics JOIN runs USING (run_uuid)
@@ -32,7 +33,7 @@ TIMES = ("elapsed_seconds", "examples_per_second", "data_wait_fraction", "system
 Curves = dict[str, list[tuple[object, ...]]]
 """(step, value) of each metric that is the same each time, by its name."""
 
-UNSET = ("MLFLOW", "CUDA", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+UNSET = ("MLFLOW", "CUDA", "PYTEST", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 """What the commands of a project are not told by the environment, since a user's does not."""
 
 
@@ -64,7 +65,13 @@ class Project:
 
     def run(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
         """`python run.py` to its end."""
-        return ended(self.start(*flags, **env))
+        warm = forks(frozenset(self.env.items()))
+        if env or self._before or not warm.free.acquire(blocking=False):
+            return ended(self.start(*flags, **env))
+        try:
+            return warm.run([str(self.root / "run.py"), *flags], self.root)
+        finally:
+            warm.free.release()
 
     def do(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Another command in the project's folder, such as `python plot.py`, to its end."""
@@ -88,9 +95,14 @@ class Project:
         return attempt_in(self.root / "runs" / job_id)
 
     def ask(self, query: str, *values: object) -> list[tuple[object, ...]]:
-        """Rows of the project's sqlite store."""
+        """Rows of the project's sqlite store; none while the store has no tables yet."""
         with closing(sqlite3.connect(self.root / "mlflow.db", timeout=120)) as store:
-            return store.execute(query, values).fetchall()
+            try:
+                return store.execute(query, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" not in str(error):
+                    raise
+                return []
 
     def write(self, change: str) -> None:
         """Change the project's sqlite store by hand."""
@@ -107,9 +119,7 @@ class Project:
 
     def journalled(self, job_id: str) -> Curves:
         """Return a job's curves as its journal has them."""
-        lines = (self.folder(job_id) / "metrics.jsonl").read_text().splitlines()
-        points = [line for line in map(json.loads, lines) if "metrics" in line]
-        return curves([(k, p["step"], v) for p in points for k, v in p["metrics"].items()])
+        return curves_in(self.folder(job_id))
 
     def tensors(self, job_id: str) -> dict[str, dict[str, Any]]:
         """Return what best.pt and last.pt hold, but for times and the journal's length."""
@@ -124,6 +134,12 @@ def attempt_in(job: Path) -> Path:
     found = list(job.glob("*/"))
     assert len(found) < 2
     return found[0] if found else job / "none"
+
+
+def curves_in(attempt: Path) -> Curves:
+    """Return an attempt's curves as its journal has them."""
+    lines = map(json.loads, (attempt / "metrics.jsonl").read_text().splitlines())
+    return curves([(k, p["step"], v) for p in lines for k, v in p.get("metrics", {}).items()])
 
 
 def curves(points: Iterable[tuple[Any, ...]]) -> Curves:

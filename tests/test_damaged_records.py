@@ -63,6 +63,7 @@ def test_a_journal(unsent: tuple[Project, Path]) -> None:
     assert "missing in the curves" in str(project.ask(query))
 
 
+@pytest.mark.full
 def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
     """They are NUL bytes, or JSON of another type."""
     project, folder = unsent
@@ -93,6 +94,7 @@ def test_an_end_that_is_gone(unsent: tuple[Project, Path]) -> None:
     assert project.stored(folder.parent.name) == before
 
 
+@pytest.mark.full
 def test_the_store_away_as_well(unsent: tuple[Project, Path]) -> None:
     project, folder = unsent
     path = folder / "metrics.jsonl"

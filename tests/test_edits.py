@@ -10,14 +10,16 @@ import pytest
 from edits import BEFORE, EDITS
 from faults import Project, ended, job_of, kill, learnt, same, wait_until
 
+pytestmark = pytest.mark.full
+
 OFTEN = ("--checkpoint-minutes", "0.0001")
 GRID = "third setting in the grid"
 
-FIRST = ("own loss",)
-"""Edits that `bash test.sh` makes; each takes half a minute, and .ci/run makes them all."""
+FIRST = ("own loss", "second metric", "deleted flag", "steps for epochs")
+"""Edits that .ci/run makes too; each takes most of a minute."""
 
 EACH = [
-    pytest.param(name, marks=() if name in FIRST else pytest.mark.full)
+    pytest.param(name, marks=() if name in FIRST else pytest.mark.alike)
     for name in EDITS
     if name != GRID
 ]
@@ -76,7 +78,6 @@ def test_edited_it_runs_is_killed_continues_and_is_drawn(
     assert_drawn(parts, "learning-curves")
 
 
-@pytest.mark.full
 def test_a_third_setting_in_the_grid(base: tuple[Project, str], tmp_path: Path) -> None:
     project = edited(base[0], GRID, tmp_path / "project")
     sweep = project.command("bash", "run.sh")

@@ -161,6 +161,7 @@ def test_a_job_learns(project: Project, job: str, name: str) -> None:
     assert tested < 0.9 * first
 
 
+@pytest.mark.full
 def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     project: Project, job: str, name: str, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     assert fresh.stored(job) == project.stored(job)
 
 
+@pytest.mark.full
 def test_a_sweep_is_drawn_the_right_way_up(project: Project, name: str, tmp_path: Path) -> None:
     fresh, example = project.copy(tmp_path / "copy"), EXAMPLES[name]
     grid = "".join(f"  job {job}\n" for job in example.jobs)

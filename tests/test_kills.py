@@ -85,7 +85,9 @@ def example(request: pytest.FixtureRequest, make: Callable[..., Path]) -> tuple[
     return request.param, project
 
 
-@pytest.fixture(scope="module", params=LOADERS)
+@pytest.fixture(
+    scope="module", params=[pytest.param("resident", marks=pytest.mark.alike), "workers"]
+)
 def left_alone(request: pytest.FixtureRequest, example: tuple[str, Project]) -> Left:
     """The job of an example that nobody disturbs."""
     name, project = example

@@ -74,6 +74,7 @@ def end(job: subprocess.Popen[str]) -> None:
     job.wait()
 
 
+@pytest.mark.full
 def test_of_two_that_start_at_once_one_gives_way(
     project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:

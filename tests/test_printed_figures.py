@@ -79,7 +79,7 @@ def test_same_figures_from_postgresql_and_from_a_server(draw, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("venue", ["icml", "nature"])
+@pytest.mark.parametrize("venue", ["icml", pytest.param("nature", marks=pytest.mark.alike)])
 def test_poppler_finds_the_same_pages_and_fonts(draw, poppler, tmp_path, venue):
     done = draw("--venue", venue, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

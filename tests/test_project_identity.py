@@ -36,6 +36,7 @@ def rename(project: Project, old: str, new: str) -> None:
     file.write_text(text.replace(f'\nname = "{old}"\n', f'\nname = "{new}"\n'))
 
 
+@pytest.mark.full
 def test_another_project_of_the_same_name_is_refused_and_renamed_it_runs(
     project: Project, make: Callable[..., Path], tmp_path: Path
 ) -> None:

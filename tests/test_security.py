@@ -145,6 +145,7 @@ def test_gpu_locks_are_for_all_users_but_only_to_take(
     assert modes == {"GPU-a.0": 0o644, "GPU-a.1": 0o644}
 
 
+@pytest.mark.full
 def test_a_gpu_lock_that_becomes_a_link_is_not_taken(
     project: Project, machine: Path, home: Path
 ) -> None:
@@ -325,6 +326,7 @@ def with_secrets(project: Project, tmp_path: Path) -> Project:
     return copy
 
 
+@pytest.mark.full
 def test_secret_files_are_neither_noted_nor_copied(with_secrets: Project, tmp_path: Path) -> None:
     root, found = with_secrets.root, tmp_path / "found"
     write_grid(root, shlex.join(QUICK))
@@ -376,12 +378,13 @@ REAL = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("address", REAL)
 def test_a_job_tells_nobody_the_password_of_a_store_that_is_away(
     project: Project, address: str
 ) -> None:
     env = {"MLFLOW_TRACKING_URI": address, "WANDB_API_KEY": f"env-{SECRET}"}
-    flags = (*QUICK, "--seed", str(73 + REAL.index(address)))
+    flags = (*QUICK, "--seed", str(len(address)))
     done = project.run(*flags, **env)
     assert "not everything has been uploaded (" in one_line(done, 3)
     assert "127.0.0.1" in done.stderr
