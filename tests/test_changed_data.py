@@ -150,6 +150,15 @@ def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(
     assert "it went on with changed data" in one_line(project.run(*flags), 5)
 
 
+def test_a_mean_over_older_jobs_with_different_data_is_refused(project: Project) -> None:
+    changed = project.root / "data" / "cat" / "0.png"
+    image(100, changed)
+    assert project.run(*FLAGS, "--seed", "1").returncode == 0
+    image(101, changed)
+    drawn = project.do("python", "plot.py", "--format", "png")
+    assert "2 of 2 jobs are from different code or data" in one_line(drawn, 1)
+
+
 def test_a_table_has_the_results_of_the_present_data(project: Project) -> None:
     table = "from engine.results import tables; from settings import Settings\n"
     table += "from engine.tracking.experiment import experiment_name\n"

@@ -5,10 +5,14 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
-from faults import Curves, Project, curves, job_of
+from faults import Project, curves_in, job_of
+
+pytestmark = pytest.mark.full
 
 FLAGS = ("--epochs", "1", "--quiet")
 TOKEN = "hunter2-Tr0ub4dor"
@@ -29,13 +33,6 @@ def project(make: Callable[..., Path]) -> Project:
     return project
 
 
-def curves_in(attempt: Path) -> Curves:
-    lines = map(json.loads, (attempt / "metrics.jsonl").read_text().splitlines())
-    points = [(k, p["step"], v) for p in lines for k, v in p.get("metrics", {}).items()]
-    return curves(points)
-
-
-@pytest.mark.full
 def test_each_attempt_s_copy_of_the_code_gives_its_results_again(
     project: Project, tmp_path: Path
 ) -> None:
@@ -63,9 +60,21 @@ def test_what_is_the_same_is_kept_once_and_secrets_never(project: Project) -> No
             assert not any(content and TOKEN.encode() in content.read() for content in contents)
 
 
+def test_which_examples_are_in_which_part_is_kept_once_for_all_jobs(project: Project) -> None:
+    (kept,) = project.root.glob("runs/.splits/*.npz")
+    with np.load(kept) as split:
+        parts = {name: split[name].tolist() for name in split}
+    assert {*parts} == {"train", "val", "test"}
+    assert sorted(chain(*parts.values())) == list(range(1797))
+    for attempt in project.root.glob("runs/*/*/"):
+        about = json.loads((attempt / "split.json").read_text())
+        assert about["split"] == f".splits/{kept.name}"
+        assert about["examples"] == {name: len(part) for name, part in parts.items()}
+
+
 def test_who_may_write_jobs_may_write_copies(project: Project) -> None:
     runs = project.root / "runs"
-    for copies in (runs / ".code", runs / ".installed"):
+    for copies in (runs / ".code", runs / ".installed", runs / ".splits"):
         assert copies.stat().st_mode == runs.stat().st_mode
 
 
@@ -80,5 +89,5 @@ def test_the_list_of_what_is_installed_is_one_that_pip_reads(project: Project) -
 def test_jobs_show_says_where_they_are(project: Project) -> None:
     (job,) = (path.name for path in project.root.glob("runs/[0-9a-f]*"))
     said = project.do("python", "jobs.py", "show", job).stdout
-    for copy in (*project.root.glob("runs/.code/*"), *project.root.glob("runs/.installed/*")):
+    for copy in project.root.glob("runs/.[cis]*/*"):
         assert str(copy.relative_to(project.root)) in said

@@ -13,6 +13,8 @@ import pytest
 from faults import Project
 from repository import REPOSITORY
 
+pytestmark = pytest.mark.full
+
 EARLIER = sorted((REPOSITORY / "tests" / "earlier").glob("*.tar.xz"))
 
 

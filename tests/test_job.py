@@ -39,8 +39,9 @@ def test_its_last_line_is_the_result_and_its_files_are_plain(
     assert last.startswith("job ") and " finished: test_loss " in last
     folder = project.folder(job_of(finished))
     assert {file.name for file in folder.iterdir()} == {
-        *("settings.json", "code.json", "spec.json", "log.txt", "metrics.jsonl", "outcome.json"),
+        *("settings.json", "code.json", "spec.json", "split.json", "log.txt", "metrics.jsonl"),
         *("best.pt", "last.pt", "predictions.npz", "lock", "courier.lock", "sent.json", "logged"),
+        "outcome.json",
     }
     best = torch.load(folder / "best.pt", weights_only=True)
     assert best["settings"]["epochs"] == 2 and set(best["models"]["model"]) >= {"mean", "std"}
@@ -155,6 +156,7 @@ def begun(job: subprocess.Popen[str]) -> str:
     return first
 
 
+@pytest.mark.full
 def test_killed_it_is_marked_by_its_courier_and_interrupted_it_ends_in_order(
     project: Project,
 ) -> None:
@@ -213,6 +215,7 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(
     assert best.stat().st_mtime_ns == written  # nothing was trained again
 
 
+@pytest.mark.full
 def test_evaluated_in_the_background_with_workers_it_ends_quietly_with_the_same_results(
     project: Project, finished: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:

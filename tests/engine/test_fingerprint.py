@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from code_edits import INNER, JOBS, student_files, write
-from engine.evidence import Fingerprint, Project
+from engine.evidence import Fingerprint, Project, engine_code
 from engine.evidence.versions import COMMAND, MANIFEST, record
 from engine.job.identity import identity
 from settings import Settings
@@ -71,15 +71,13 @@ def test_parts_are_what_the_job_uses(found: Fingerprint) -> None:
     }
     others = {"models:MLP", "models:GPT", "data:mnist", "run:check", "engine.data.published"}
     assert not others & {*found.parts}
-    assert found.parts["engine.training.ema"].startswith("v")
-    assert not [part for part in found.parts if part.startswith(("engine.results", "plot"))]
+    assert not [part for part in found.parts if part.startswith(("engine.", "plot"))]
     assert not found.advice
 
 
 def test_a_part_says_what_it_is_and_by_what_it_was_reached(found: Fingerprint) -> None:
     assert found.source("models:block").startswith("def block(")
     assert found.source("models:MODELS[convnet]").strip().startswith('"convnet": lambda')
-    assert found.source("engine.training.ema").startswith("engine.training.ema: results version")
     assert found.why("models:block") == (
         "models:block <- models:ConvNet <- models:MODELS[convnet] <- models:make <- run:load"
         " <- run:main <- run:<module>"
@@ -159,10 +157,30 @@ def edited(root: Path, change: bytes, line_end: bytes = b"\n") -> Fingerprint:
 
 def test_an_engine_that_was_edited_counts_as_code(tmp_path: Path, found: Fingerprint) -> None:
     new = edited(tmp_path / "new", b"\nEMA.decay = 1\n")
-    assert [p for p in found.parts if found.parts[p] != new.parts[p]] == ["engine.training.ema"]
+    assert {*new.parts.items()} - {*found.parts.items()} == {
+        ("engine.training.ema", new.parts["engine.training.ema"])
+    }
     assert new.source("engine.training.ema").endswith("EMA.decay = 1\n")
     for name, change, line_end in (("comment", b"# !\n", b"\n"), ("ends", b"", b"\r\n")):
         assert edited(tmp_path / name, change, line_end).digest == found.digest
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_another_engine_counts_by_its_results_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Fingerprint, raised: bool
+) -> None:
+    """One whose modules import others, or have other results."""
+    versions = json.loads(MANIFEST.read_text())
+    for module in versions["modules"].values():
+        module["imports"] = []
+    versions["modules"]["engine.training.ema"]["results"] += raised
+    monkeypatch.setattr(engine_code, "MANIFEST", tmp_path / "versions.json")
+    (tmp_path / "versions.json").write_text(json.dumps(versions))
+    new = Project(INNER).fingerprint(JOB)
+    assert (new.digest != found.digest) == raised
+    if raised:
+        assert new.parts["engine.training.ema"] == "v2"
+        assert new.source("engine.training.ema") == "engine.training.ema: results version 2\n"
 
 
 def test_the_results_versions_are_recorded() -> None:

@@ -319,6 +319,6 @@ def test_repeats_from_different_code_are_found(store):
         store.job("codes", {"val_accuracy": [0.5]}, tags={"code": code}, seed=seed, model="mlp")
     store.job("codes", {"val_accuracy": [0.5]}, tags={"code": "c"}, seed=0, model="convnet")
     jobs = tables.jobs("codes")
-    assert groups.of_mixed_code(jobs) == sorted(jobs.loc[jobs["model"] == "mlp", "job_id"])
-    assert groups.of_mixed_code(tables.only(jobs, {"seed": [0, 1]})) == []
-    assert groups.of_mixed_code(tables.jobs("codes").drop(columns="code")) == []
+    assert groups.of_mixed_evidence(jobs) == sorted(jobs.loc[jobs["model"] == "mlp", "job_id"])
+    assert groups.of_mixed_evidence(tables.only(jobs, {"seed": [0, 1]})) == []
+    assert groups.of_mixed_evidence(tables.jobs("codes").drop(columns="code")) == []

@@ -62,7 +62,7 @@ class Attempt(Generic[S]):
         folder.make()
         self._take()
         for lease in known.leases.get(folder.id, []):
-            if lease.code in code.same(folder.code) and lease.owner != folder.owner:
+            if code.fits(lease.code, folder.code) and lease.owner != folder.owner:
                 line = (
                     f"{self._label} is running already (on {lease.host}, says the tracking store)"
                 )
@@ -113,15 +113,17 @@ class Attempt(Generic[S]):
     def _leave_if_finished(self, stored: Collection[reading.Finished]) -> None:
         """End the process if the job needs no attempt, or may have none; `stored` are the finished
         attempts that the store has."""
-        folder, last = self._folder, self._folder.outcome()
-        line = f"already finished: {last.get('said', 'see MLflow')}"
-        root = PROJECT / last.get("data_root", folder.places.data_root)
+        folder = self._folder
+        last = {} if folder.change else folder.outcome()
+        here = last if last.get("status") == "finished" else {}
+        line = f"already finished: {here.get('said', 'see MLflow')}"
+        root = PROJECT / here.get("data_root", folder.places.data_root)
         if root != folder.places.data_root:
             line += f" (on --data-root {root})"
         if any(folder.fits(each.code, each.data) for each in stored) and not folder.redone:
             sys.exit(leave(0, f"{self._label} {line}{self._unchecked()}"))
         self._leave_if_stale(bool(stored))
-        if last.get("status") == "diverged" and not folder.change:
+        if last.get("status") == "diverged":
             line = f"diverged before: {last.get('said')}; --force starts it over"
             sys.exit(leave(1, f"{self._label} {line}"))
         if folder.finished():

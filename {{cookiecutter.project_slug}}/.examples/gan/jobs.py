@@ -3,6 +3,7 @@
     python jobs.py list             # all jobs: their state, their results, their settings
     python jobs.py show 1872aa      # one job; the beginning of its id will do
     python jobs.py stale --diff     # which jobs other code has made, and what has changed since
+    python jobs.py accept --verify --because "train() split in two"  # no result has changed
     python jobs.py --help
 
 In a script:

@@ -54,6 +54,7 @@ def load(job: Job[Settings]) -> tuple[nn.Module, Batches, Batches | None, Batche
     settings = job.settings
     splits = data.load(settings, job.runtime.data_root)
     job.save_spec(splits.spec)  # with it, jobs.load() makes the model without the data
+    job.save_split(train=splits.train, val=splits.val, test=splits.test)
     return (
         models.make(settings, splits.spec),
         job.batches(splits.train, settings.batch_size, shuffle=True),

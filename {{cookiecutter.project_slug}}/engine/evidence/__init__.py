@@ -15,6 +15,7 @@
     effects           what importing a module does
     harmless          calls that change nothing
     engine_code       the engine's modules and their results versions
+    running           which code really runs
     evidence_files    files that comments name, and sources of programs that constants name
     versions          a maintainer's command: records the engine's modules
 

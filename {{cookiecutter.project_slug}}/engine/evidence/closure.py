@@ -1,6 +1,7 @@
 """Everything that a job's results can depend on in the project's code, from the entry on."""
 
 import ast
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,12 +21,18 @@ Cache = dict[ast.AST, list[Written]]
 
 Place = tuple[Module, ast.AST]
 
+WHOLE = "<file>"
+"""In place of a definition: all of a module."""
+
+EVERY_LINE = range(sys.maxsize)
+
 
 class Closure:
     """The parts of the code that one job reaches.
 
     `texts` has the canonical text of each part, or a hash where there is no text; `sources` what a
-    person would read; `reached_from` the part by which each was reached first.
+    person would read; `reached_from` the part by which each was reached first; `lines` which lines
+    of each module are in a part, counted from 0.
     """
 
     def __init__(
@@ -43,10 +50,14 @@ class Closure:
         self.sources: dict[str, Callable[[], str]] = {}
         self.reached_from: dict[str, str] = {}
         self.advice: dict[str, str] = {}
+        self.lines: dict[str, list[range]] = {}
 
-    def find(self, entry: str) -> None:
-        """Reach everything, beginning with what importing the entry does."""
+    def find(self, entry: str, also: Sequence[str]) -> None:
+        """Reach everything, beginning with what importing the entry does, and `also` these."""
         self._enter(entry, "")
+        for part in also:
+            module, _, name = part.partition(":")
+            self._add(module, name)
         while self._waiting or self._take_entries() or self._take_subclasses():
             if self._waiting:
                 self._follow(*self._waiting.popleft())
@@ -54,6 +65,14 @@ class Closure:
             if name := self._files.named(word):
                 self._take_file(name, "")
         self._take_engine()
+
+    def _add(self, name: str, definition: str) -> None:
+        """Take a definition that has run, as far as it is still there."""
+        module = self._code.modules.get(name)
+        if definition == WHOLE:
+            self._take_whole(name, "", "code has run there that no definition has")
+        elif module and definition in module.definitions:
+            self._reach(Use("definition", name, definition), "")
 
     def _follow(self, use: Use, by: str) -> None:
         match use.how:
@@ -99,11 +118,13 @@ class Closure:
         path = self._code.modules.path(name)
         self.advice[name] = f"{path} cannot be read as Python: any change of the file counts"
         self._put(f"{name}:<file>", self._files.hash(path), lambda: self._files.text(path), by)
+        self.lines[name] = [EVERY_LINE]
 
     def _take_whole(self, name: str, by: str, why: str) -> None:
         """Take all that a module defines, since nobody can say what is used of it."""
         self._import(name, by)
         module = self._code.modules.get(name)
+        self.lines.setdefault(name, []).append(EVERY_LINE)
         if module and name not in self.advice:
             path = self._code.modules.path(name)
             self.advice[name] = f"{path} counts as a whole: {why}"
@@ -147,6 +168,7 @@ class Closure:
         for each, (module, node) in zip(written, places, strict=True):
             self._words |= each.words
             self._waiting.extend((use, part) for use in each.uses)
+            self.lines.setdefault(module.name, []).append(range(*extent(node)))
             self._take_dependencies(module, range(*extent(node)), part)
 
     def _put(self, part: str, text: str, source: Callable[[], str], by: str) -> None:

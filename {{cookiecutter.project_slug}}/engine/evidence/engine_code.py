@@ -29,6 +29,10 @@ CAN_CHANGE_RESULTS = (
 FACADES = ("engine.loop", "engine.cli")
 """Modules that pass names on."""
 
+FIRST = "v1"
+"""The results version of a module whose results never changed. It counts for nothing: a new engine
+that has more modules, or fewer, gives the same results."""
+
 MANIFEST = Path(__file__).with_name("versions.json")
 
 
@@ -87,7 +91,7 @@ class EngineCode:
 
     def reached(self, paths: set[str]) -> dict[str, str]:
         """Return the modules behind some names, with all that they import: their results versions,
-        or the hash of their code if it was edited."""
+        or the hash of their code if it was edited. Those in their first version are left out."""
         waiting = [module for path in paths for module in parents(path) if self.file(module)]
         found: dict[str, str] = {}
         while waiting:
@@ -95,7 +99,7 @@ class EngineCode:
             if module not in found and counts(module):
                 found[module] = self._evidence(module)
                 waiting.extend(self._imports(module))
-        return found
+        return {module: evidence for module, evidence in found.items() if evidence != FIRST}
 
     def _data(self, module: str) -> bytes:
         file = self.file(module)

@@ -2,14 +2,15 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from engine.evidence.canonical import SCHEME, short
-from engine.evidence.closure import Cache, Closure
+from engine.evidence.closure import WHOLE, Cache, Closure
 from engine.evidence.engine_code import EngineCode
 from engine.evidence.evidence_files import Files
 from engine.evidence.project_code import ProjectCode
@@ -29,7 +30,8 @@ class Fingerprint:
     """
 
     digest: str
-    """SHA-256 over the scheme's number and the parts, without the modules that they stand in."""
+    """SHA-256 over the scheme's number and the parts, without the modules that they stand in; after
+    it the names of what the fingerprint was widened by."""
 
     parts: Mapping[str, str]
     """The hash of each part."""
@@ -40,12 +42,22 @@ class Fingerprint:
     advice: Sequence[str]
     """A line for each module that had to be taken whole, with the reason."""
 
+    lines: Mapping[str, Sequence[range]] = field(repr=False, compare=False)
+    """The lines of each module that are in a part, counted from 0."""
+
+    _widened: Callable[[tuple[str, ...]], "Fingerprint"] = field(repr=False, compare=False)
     _sources: Mapping[str, Callable[[], str]] = field(repr=False, compare=False)
     _reached_from: Mapping[str, str] = field(repr=False, compare=False)
 
     def source(self, part: str) -> str:
         """Return the source text of a part; KeyError if the job has no such part."""
         return self._sources[part]()
+
+    def widened(self, also: Iterable[str]) -> "Fingerprint":
+        """Return the fingerprint of the same job with more definitions, such as "models:block", and
+        what these depend on; without those that are gone."""
+        names = tuple(sorted({*also, *self.digest.split()[1:]}))
+        return self._widened(names) if names else self
 
     def why(self, part: str) -> str:
         """Return by what a part was reached: "models:block <- models:ConvNet <- run:main"."""
@@ -69,16 +81,28 @@ class Project:
         self._written: Cache = {}
         self._known: dict[tuple[Any, ...], Fingerprint] = {}
 
-    def fingerprint(self, settings: Mapping[str, Any]) -> Fingerprint:
+    def fingerprint(self, settings: Mapping[str, Any], also: tuple[str, ...] = ()) -> Fingerprint:
         """Return the fingerprint of the job with these settings, as plain values by their names.
 
         They are all that its identity has; settings that were added later have their neutral
-        values there.
+        values there. `also` are definitions that count besides, such as "models:block".
         """
-        key = self._key(settings)
+        key = self._key(settings), also
         if key not in self._known:
-            self._known[key] = self._find(settings)
+            self._known[key] = self._find(settings, also)
         return self._known[key]
+
+    def lacking(self, code: Fingerprint, ran: Iterable[CodeType]) -> list[str]:
+        """Return the definitions of the project that have run and that a fingerprint lacks."""
+        return sorted({name for each in ran if (name := self._outside(code, each))})
+
+    def _outside(self, code: Fingerprint, ran: CodeType) -> str:
+        """The definition that has some code, if that is in no part of a fingerprint."""
+        name, line = self._code.modules.name_of(Path(ran.co_filename)), ran.co_firstlineno - 1
+        if not name or any(line in lines for lines in code.lines.get(name, ())):
+            return ""
+        module = self._code.modules.get(name)
+        return f"{name}:{(module and module.definition_at(line)) or WHOLE}"
 
     @cached_property
     def _conditions(self) -> list[str]:
@@ -102,9 +126,9 @@ class Project:
             return value in keys or value.removeprefix("val_") in keys or "." in value
         return isinstance(value, list | tuple) and bool(value)
 
-    def _find(self, settings: Mapping[str, Any]) -> Fingerprint:
+    def _find(self, settings: Mapping[str, Any], also: tuple[str, ...]) -> Fingerprint:
         closure = Closure(self._code, self._files, settings, self._written)
-        closure.find(self._entry)
+        closure.find(self._entry, also)
         labels = _labels(closure.texts)
         parts = {part: short(_named(text, labels).encode()) for part, text in closure.texts.items()}
         for part in parts:
@@ -113,10 +137,12 @@ class Project:
         lines = sorted(f"{labels[part]} {found}" for part, found in parts.items())
         text = "\n".join([f"scheme {SCHEME}", *lines])
         return Fingerprint(
-            digest=hashlib.sha256(text.encode()).hexdigest(),
+            digest=" ".join([hashlib.sha256(text.encode()).hexdigest(), *also]),
             parts=parts,
             labels={part: labels[part] for part in parts},
             advice=tuple(closure.advice.values()),
+            lines=closure.lines,
+            _widened=partial(self.fingerprint, settings),
             _sources=closure.sources,
             _reached_from=closure.reached_from,
         )

@@ -7,7 +7,7 @@ anything else. Only then do the registry's other entries not count.
 import ast
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from engine.evidence.modules import Module
 from engine.evidence.resolution import Resolver, Target, chain_of
@@ -30,6 +30,8 @@ NO_KEY: frozenset[Key] = frozenset()
 
 DEPTH = 5
 """Calls that a parameter is followed back through."""
+
+SCOPES = (*get_args(Function), ast.ClassDef, *get_args(Comprehension))
 
 TRANSPARENT = {"cache", "lru_cache", "no_grad", "inference_mode", "staticmethod", "classmethod"}
 """Decorators that pass arguments on as they are."""
@@ -154,7 +156,7 @@ class KeyFinder:
         found: dict[str, list[Call]] = {}
         for module in self._modules:
             for statement in module.statements:
-                for call in _calls_in(statement, (), module):
+                for call in _calls_in(statement, module):
                     found.setdefault(_tail(call.node.func), []).append(call)
         return found
 
@@ -207,13 +209,15 @@ def _matched(name: str, target: ast.expr, value: ast.expr) -> Iterator[list[ast.
             yield from _matched(name, part, of_it)
 
 
-def _calls_in(node: ast.AST, around: tuple[ast.AST, ...], module: Module) -> Iterator[Call]:
-    if isinstance(node, ast.Call):
-        yield Call(node, around, module)
-    if isinstance(node, Function | ast.ClassDef | Comprehension):
-        around = (*around, node)
-    for child in children(node):
-        yield from _calls_in(child, around, module)
+def _calls_in(statement: ast.stmt, module: Module) -> Iterator[Call]:
+    waiting: list[tuple[ast.AST, tuple[ast.AST, ...]]] = [(statement, ())]
+    while waiting:
+        node, around = waiting.pop()
+        if isinstance(node, ast.Call):
+            yield Call(node, around, module)
+        if isinstance(node, SCOPES):
+            around = (*around, node)
+        waiting.extend((child, around) for child in children(node))
 
 
 def _tail(node: ast.AST) -> str:

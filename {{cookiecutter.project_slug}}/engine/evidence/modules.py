@@ -124,6 +124,18 @@ class Module:
         """Return the lines of a statement, decorators included, or of an expression."""
         return "\n".join(self.lines[slice(*extent(node))])
 
+    def definition_at(self, line: int) -> str:
+        """Return a name that the statement at a line, counted from 0, binds; empty if none."""
+        return next(
+            (
+                name
+                for name, statements in self.definitions.items()
+                for statement in statements
+                if line in range(*extent(statement))
+            ),
+            "",
+        )
+
     @cached_property
     def lines_outside(self) -> list[int]:
         """The lines, counted from 0, that are in no definition."""

@@ -30,6 +30,15 @@ class Modules:
             self._files[name] = self._find(name)
         return self._files[name]
 
+    def name_of(self, file: Path) -> str:
+        """Return the name of the module in a file; empty if that cannot be a part of a job."""
+        if not file.is_relative_to(self.folder):
+            return ""
+        parts = file.relative_to(self.folder).with_suffix("").parts
+        if parts[0] in NO_PART_OF_A_JOB or not all(part.isidentifier() for part in parts):
+            return ""
+        return ".".join(parts).removesuffix(".__init__")
+
     def path(self, name: str) -> str:
         """Return where a module lies below the project's folder."""
         file = self.file(name)
@@ -77,10 +86,7 @@ class Modules:
 
     def everything(self) -> Iterator[str]:
         """Yield the names of all modules that may be a part of a job."""
-        for file in sorted(self.folder.rglob("*.py")):
-            parts = file.relative_to(self.folder).with_suffix("").parts
-            if parts[0] not in NO_PART_OF_A_JOB and all(part.isidentifier() for part in parts):
-                yield ".".join(parts).removesuffix(".__init__")
+        yield from filter(None, map(self.name_of, sorted(self.folder.rglob("*.py"))))
 
 
 def parents(name: str) -> list[str]:

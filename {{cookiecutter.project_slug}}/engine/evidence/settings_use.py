@@ -15,6 +15,12 @@ MODULE = "settings"
 SETS_ATTRIBUTES = {"setattr", "delattr", ".__setattr__", "SimpleNamespace", "Namespace"}
 REPLACES = ("dataclasses.replace", "copy.replace")
 
+BINDS = (
+    *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.comprehension),
+    *(ast.withitem, ast.MatchAs, ast.MatchStar, ast.arg),
+)
+"""What may give `settings` another value."""
+
 
 def setting(node: ast.AST) -> str:
     """Return the name x of `settings.x` or `job.settings.x`; nothing for anything else."""
@@ -76,7 +82,7 @@ class SettingsUse:
         for node in module.nodes:
             if isinstance(node, ast.Call):
                 yield from self._made(module, node)
-            elif not self._keeps(node) or names_others(node):
+            elif (isinstance(node, BINDS) and not self._keeps(node)) or names_others(node):
                 yield False
 
     def _made(self, module: Module, call: ast.Call) -> Iterator[bool]:

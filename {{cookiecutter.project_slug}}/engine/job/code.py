@@ -5,9 +5,11 @@ depend on, with its hash and its source (engine.evidence). By it a job whose cod
 is told from one that was only moved, reformatted or explained.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from engine.evidence import Fingerprint, Project
@@ -37,9 +39,34 @@ def present(settings: Any, script: str) -> Fingerprint:
     return _project(script).fingerprint(identity(settings))
 
 
-def same(code: Fingerprint) -> set[str]:
-    """Return the digests of all code whose results count as this code's."""
-    return accepted().same(code.digest)
+def fits(digest: str, code: Fingerprint) -> bool:
+    """Return whether results with the digest of their code count as results of some code."""
+    return digest in accepted().same(code.widened(_widened_by(digest)).digest)
+
+
+def present_as_in(folder: Path, code: Fingerprint) -> Fingerprint:
+    """Return the present code of a job, widened as that of an attempt was."""
+    return code.widened(_widened_by(digest(folder)))
+
+
+def _widened_by(digest: str) -> list[str]:
+    return digest.split()[1:]
+
+
+def widen(folder: Path, code: Fingerprint, script: str, ran: Iterable[CodeType]) -> list[str]:
+    """Add to the code of an attempt what has run in it besides, with all that this depends on;
+    returns the names of what was added."""
+    if digest(folder) == MIXED:
+        return []
+    code = present_as_in(folder, code)
+    if names := _project(script).lacking(code, ran):
+        keep(folder, code.widened(names))
+    return [in_python(name) for name in names]
+
+
+def lacking(code: Fingerprint, script: str, ran: Iterable[CodeType]) -> list[str]:
+    """Return what has run in a job that some code lacks, with names as in Python."""
+    return [in_python(name) for name in _project(script).lacking(code, ran)]
 
 
 def keep(folder: Path, code: Fingerprint) -> None:
@@ -81,7 +108,7 @@ def parts(folder: Path) -> dict[str, dict[str, str]]:
 def changed(folder: Path, code: Fingerprint) -> list[str]:
     """Return the names of the parts in which some code differs from that which a job is from, but
     for changes that are accepted."""
-    kept = parts(folder)
+    kept, code = parts(folder), present_as_in(folder, code)
     labels = {part["label"]: name for name, part in kept.items()}
     labels |= {label: name for name, label in code.labels.items()}
     before = {part["label"]: part["hash"] for part in kept.values()}
@@ -94,7 +121,8 @@ def changed(folder: Path, code: Fingerprint) -> list[str]:
 def difference(folder: Path, code: Fingerprint) -> str:
     """Return how some code differs from that which a job is from, in a few words, with the names of
     definitions as in Python: `models.ConvNet changed`. Empty if it is the same."""
-    if (known := digest(folder)) in same(code):
+    known = digest(folder)
+    if fits(known, code):
         return ""
     if known == MIXED:
         return "it went on with changed code"

@@ -121,6 +121,16 @@ def fits(digest: str, places: Places) -> bool:
     return digest != MIXED and not _changed(_list(digest, places), places)
 
 
+def conflict(attempts: Iterable[Path]) -> str:
+    """Return a name under which some attempts have read different contents; empty if none."""
+    hashes: dict[str, str] = {}
+    for attempt in attempts:
+        for entry in _listed(_list(digest(attempt), last_places(attempt))).values():
+            if hashes.setdefault(entry.name, entry.hash) != entry.hash:
+                return _printable(entry.name)
+    return ""
+
+
 def _printable(name: str) -> str:
     """The name of a file or a folder, also if it is no text."""
     return os.fsencode(name.rstrip("/")).decode(errors="backslashreplace")

@@ -27,14 +27,14 @@ from uuid import uuid4
 from engine import locks
 from engine.cli.metrics import Metric, as_plain
 from engine.errors import JobError, SettingsError
-from engine.evidence import Fingerprint
+from engine.evidence import Fingerprint, running
 from engine.files import opened, read_record, record, write_record, write_text
 from engine.job import attempts, code, copies, data, identity, journal, lines, reads
 from engine.job.interruption import Interruption
 from engine.job.places import Places
 from engine.job.runtime import Runtime
 from engine.job.terminal import Terminal, log
-from engine.paths import portable
+from engine.paths import CODE, portable
 
 S = TypeVar("S")
 
@@ -128,9 +128,8 @@ class JobFolder(Generic[S]):
 
     def fits(self, code_digest: str, data_digest: str) -> bool:
         """Return whether results of some code and data are those of the present code and data."""
-        same = code.same(self.code)
         fits = not data_digest or data.fits(data_digest, self.places)
-        return code_digest in same and fits
+        return fits and code.fits(code_digest, self.code)
 
     @property
     def starts_over(self) -> bool:
@@ -198,6 +197,8 @@ class JobFolder(Generic[S]):
         """
         self._open_log()
         change, changed, anew = self._since_the_last
+        before = lines.record_of(self.latest, "settings.json") if self.latest else {}
+        after = before.get("journal", {}).get("journal", "")
         if anew:
             log.info("starting over, since the %s has changed (%s)", changed, change)
         if self.runtime.force:
@@ -223,17 +224,19 @@ class JobFolder(Generic[S]):
             log.warning("%s was damaged; it is written again", code.FILE)
             code.keep(self.path, self.code)
         log_every = self.runtime.log_every
-        self.journal = journal.Journal(self.path, log_every)
+        self.journal = journal.Journal(self.path, log_every, code.digest(self.path), after)
         if self.journal.damage:
             log.warning("%s", self.journal.damage)
         (self.path / "outcome.json").unlink(missing_ok=True)
         if log_every not in ("auto", self.journal.log_every):
             log.warning("--log-every stays %s, with which this job began", self.journal.log_every)
-        write_record(self.path / "settings.json", self._about() | copies.keep(self.root.parent))
+        self._copies = copies.keep(self.root.parent)
+        self._write_settings()
         log.info("%s: %s", self.label, self.name)
+        self._watch = running.begin(CODE)
 
-    def _about(self) -> dict[str, Any]:
-        return {
+    def _write_settings(self) -> None:
+        about = {
             "schema": 1,
             "id": self.id,
             "name": self.name,
@@ -245,6 +248,7 @@ class JobFolder(Generic[S]):
             "data": self._data,
             "journal": self.journal.start,
         }
+        write_record(self.path / "settings.json", about | self._copies)
 
     def keep_changes(self, diff: str) -> None:
         """Write down how the code differs from its commit."""
@@ -253,6 +257,7 @@ class JobFolder(Generic[S]):
 
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended, a word of STATUS, and its last line."""
+        self._widen_code()
         self._data = self._data_read()
         if self._data:
             self.journal.tags({"data": self._data})
@@ -272,6 +277,15 @@ class JobFolder(Generic[S]):
         data.forget_notes(self.path)
         if status == "finished":
             shutil.rmtree(self.path / attempts.BEFORE, ignore_errors=True)
+
+    def _widen_code(self) -> None:
+        """Count functions as the job's code that have run although its fingerprint lacks them."""
+        names = code.widen(self.path, self.code, self.script, self._watch.ran)
+        if names:
+            line = "added to the job's fingerprint, since it ran: %s; see docs/evidence.md"
+            log.warning(line, ", ".join(names))
+            self._write_settings()
+            self.journal.tags({"code": code.digest(self.path)})
 
     def _data_read(self) -> str:
         """The digest of what the attempt has read, now that it ends."""

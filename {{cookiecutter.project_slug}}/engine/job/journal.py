@@ -2,14 +2,16 @@
 
 `metrics.jsonl` is only ever added to, by one attempt at the job after another:
 
-    {"line": 1, "start": {"journal": "5f1c…", "log_every": "auto"}, "crc": "0c85d0bb"}
+    {"line": 1, "start": {"journal": "5f1c…", "log_every": "auto", "code": "90b5…", "after": ""},
+     "crc": "0c85d0bb"}
     {"line": 2, "tags": {"commit": "…"}, "crc": "91f4e2d7"}
     {"line": 3, "time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31}, "crc": "…"}
     {"line": 4, "files": ["profile.txt"], "crc": "…"}
     {"line": 5, "end": "FINISHED", "crc": "…"}
 
-Each line has a number and a checksum (lines.py), so that no damage is taken for what was measured;
-mending.py says what is done about it.
+`code` is the fingerprint of the code that the attempt began with, `after` the journal of the one
+before it. Each line has a number and a checksum (lines.py), so that no damage is taken for what was
+measured; mending.py says what is done about it.
 
 Times are milliseconds since 1970. They make a replay harmless: MLflow stores a point that it
 already has, same step, value and time, only once. What an attempt does over again, because the one
@@ -40,8 +42,8 @@ class Journal:
     is that of the first attempt, so that the curve stays one curve. `lines` is the last number.
     """
 
-    def __init__(self, folder: Path, log_every: int | str) -> None:
-        found = mending.mend(folder, log_every)
+    def __init__(self, folder: Path, log_every: int | str, code: str = "", after: str = "") -> None:
+        found = mending.mend(folder, log_every=log_every, code=code, after=after)
         self.start, self.log_every = found.start, found.start["log_every"]
         self.damage, self._lost = found.damage, found.lost
         self.lines = self._before = found.last

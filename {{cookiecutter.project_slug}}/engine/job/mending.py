@@ -49,14 +49,14 @@ class _Sorted(NamedTuple):
     last: int
 
 
-def mend(folder: Path, log_every: int | str) -> Mended:
-    """Make a job's journal whole; `log_every` is for one that begins.
+def mend(folder: Path, **begins: Any) -> Mended:
+    """Make a job's journal whole; `begins` is what a new one says of itself, besides its id.
 
     Raises OSError if it cannot be read or written.
     """
     path = folder / lines.FILE
     *ended, half = (path.read_bytes() if path.exists() else b"").split(b"\n")
-    start = _start(folder, ended) or {"journal": uuid4().hex, "log_every": log_every}
+    start = _start(folder, ended) or {"journal": uuid4().hex, **begins}
     found = _sort(ended, lines.seed_of(start["journal"]), lines.expected(folder, start["journal"]))
     text, lost = _in_order(found, start)
     damage = ""

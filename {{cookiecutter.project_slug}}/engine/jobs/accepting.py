@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from engine.errors import JobError, SettingsError
+from engine.evidence import Fingerprint
 from engine.job import acceptance, code
 from engine.job.acceptance import Change, Hashes
 from engine.job.folder import JobFolder
@@ -61,7 +62,7 @@ def _write(accepted: Sequence[JobFolder[Any]], because: str, verified: bool) -> 
     today = datetime.now(UTC).date().isoformat()
     acceptance.accept(
         [Change(*change, because, _user(), today, verified) for change in changes.values()],
-        {(code.digest(job.latest), job.code.digest) for job in accepted if job.latest},
+        {(code.digest(job.latest), _present(job).digest) for job in accepted if job.latest},
         CODE,
     )
     how = "replayed with the same bits" if verified else "not verified"
@@ -74,8 +75,15 @@ def _changes(job: JobFolder[Any]) -> Changes:
     """The definitions of a job's code before and after."""
     assert job.latest
     before = {part["label"]: part["hash"] for part in code.parts(job.latest).values()}
-    after = {job.code.labels[name]: found for name, found in job.code.parts.items()}
+    present = _present(job)
+    after = {present.labels[name]: found for name, found in present.parts.items()}
     return tuple(acceptance.between(before, after))
+
+
+def _present(job: JobFolder[Any]) -> Fingerprint:
+    """The present code of a job, widened as that of its latest attempt was."""
+    assert job.latest
+    return code.present_as_in(job.latest, job.code)
 
 
 def _problem(job: JobFolder[Any]) -> str:

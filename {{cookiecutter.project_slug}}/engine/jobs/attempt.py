@@ -49,6 +49,9 @@ class Attempt:
     installed: str = ""
     """Where the copies lie of what it ran with (engine.job.copies)."""
 
+    split: str = ""
+    """Where it is written which examples it trained, validated and tested on."""
+
     folder: Path | None = None
     run_id: str = ""
     """Of its run in MLflow."""
@@ -86,16 +89,18 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         said=str(outcome.get("said", "")),
         tags=tags,
         metrics=metrics,
-        code_copy=_copy(path, "code_copy"),
-        installed=_copy(path, "installed"),
+        code_copy=_kept(path, "settings.json", "code_copy"),
+        installed=_kept(path, "settings.json", "installed"),
+        split=_kept(path, "split.json", "split"),
         folder=path,
         run_id=str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
         problem=problem,
     )
 
 
-def _copy(attempt: Path, name: str) -> str:
-    kept = lines.record_of(attempt, "settings.json").get(name)
+def _kept(attempt: Path, record: str, name: str) -> str:
+    """Where a file lies that attempts share; empty if it is not known."""
+    kept = lines.record_of(attempt, record).get(name)
     return shown(attempt.parent.parent / kept) if kept else ""
 
 

@@ -19,7 +19,7 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
     job's results do not depend on it."""
     if job.folder is None:
         raise SettingsError(f"job {job.id}: {job.problem}")
-    found = job.folder.code
+    found = code.present_as_in(job.latest, job.folder.code) if job.latest else job.folder.code
     chain = [code.in_python(part) for part in _chain(found, definition)]
     if as_json:
         print(json.dumps({"job": job.id, "definition": definition, "chain": chain}, indent=2))

@@ -94,6 +94,7 @@ def _print_attempt(attempt: Attempt) -> None:
         "folder": shown(attempt.folder) if attempt.folder else "",
         "code copy": attempt.code_copy,
         "installed": attempt.installed,
+        "split": attempt.split,
         "MLflow run": attempt.run_id,
         "problem": attempt.problem,
     }

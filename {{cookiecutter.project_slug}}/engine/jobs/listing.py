@@ -61,15 +61,15 @@ def print_list(project: Project, state: str, as_json: bool) -> int:
 
 def _row(project: Project, job: Job) -> Row:
     state, about, _ = job.state(project.view)
-    if latest := job.latest:
-        outcome = lines.record_of(latest, "outcome.json")
+    latest = job.latest
+    outcome = lines.record_of(latest, "outcome.json") if latest else {}
+    finished_here = outcome.get("status") == "finished" and (not job.folder or job.folder.begun)
+    if latest and (finished_here or state != "finished"):
         said = str(outcome.get("said", "")) if outcome.get("status") == "finished" else ""
         return Row(job, latest, state, about, last_logged(latest), _shortened(said))
-    if job.stored:
-        last = job.stored[-1]
-        return Row(
-            job, None, state, about, last["ended"] / 1000, _shortened(as_line(results(last)))
-        )
+    if stored := project.finished_in_store(job):
+        result = _shortened(as_line(results(stored)))
+        return Row(job, None, state, about, stored["ended"] / 1000, result)
     return Row(job, None, state, about, 0.0, "")
 
 

@@ -120,6 +120,13 @@ class Project:
         (job,) = found.values()
         return self._restored(job)
 
+    def finished_in_store(self, job: Job) -> StoredJob | None:
+        """Return a job's finished attempt in the store whose results count: the last one with the
+        present code and data, or else the last one; None if it has none."""
+        found = job.stored or [each for each in self._stored if each["job_id"] == job.id]
+        fits = [each for each in found if job.folder and _fits(job.folder, each["tags"])]
+        return next(reversed(fits or found), None)
+
     def _on_disk(self, prefix: str = "") -> Iterator[Job]:
         try:
             names = os.listdir(self.runs_root)
@@ -182,3 +189,7 @@ class Project:
             runs_root=self.runs_root,
             pause_after=Span(pause) if pause else None,
         )
+
+
+def _fits(job: JobFolder[Any], tags: Mapping[str, str]) -> bool:
+    return job.fits(tags.get("code", ""), tags.get("data", ""))

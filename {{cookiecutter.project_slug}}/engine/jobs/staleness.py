@@ -89,23 +89,22 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
     names = code.changed(job.latest, job.folder.code)
     if not names:  # but its data
         yield Change("", about)
-    now, labels = job.folder.code, {part.get("label"): part for part in kept.values()}
+    now = code.present_as_in(job.latest, job.folder.code)
+    labels = {part.get("label"): part for part in kept.values()}
     for part in names:
         before = kept.get(part) or labels.get(now.labels.get(part, part))
         what = "new" if before is None else "changed" if part in now.parts else "gone"
         name = code.in_python(part)
-        yield Change(name, what, diffs=_diffs(name, job, before, part))
+        yield Change(name, what, diffs=_diffs(name, job.id, before, _source(now, part)))
 
 
-def _diffs(name: str, job: Job, before: dict[str, str] | None, part: str) -> list[str]:
+def _diffs(name: str, job_id: str, before: dict[str, str] | None, new: str | None) -> list[str]:
     """What was changed in a definition, if both sources are known."""
-    assert job.folder
     old = "" if before is None else before.get("source")
-    new = _source(job.folder.code, part)
     if old is None or new is None:
         return []
     lines = difflib.unified_diff(
-        old.splitlines(), new.splitlines(), f"{name} of job {job.id}", f"{name} now", lineterm=""
+        old.splitlines(), new.splitlines(), f"{name} of job {job_id}", f"{name} now", lineterm=""
     )
     return ["\n".join(lines)]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import SettingsError
+from engine.evidence import Fingerprint
 from engine.job import code, data
 from engine.job.identity import restore
 from engine.paths import PROJECT
@@ -40,24 +41,31 @@ def chosen(
     return found, stale
 
 
-def _present(job: StoredJob, kind: type[Any]) -> set[str | None]:
-    """The digests that count as the present code's for a job, and None; None alone if today's
-    settings cannot say the job's."""
+def _present(job: StoredJob, kind: type[Any]) -> Fingerprint | None:
+    """The present code of a job; None if today's settings cannot say the job's."""
     stored = {name: value(text) for name, text in job["params"].items()}
     with suppress(SettingsError):
-        present = code.present(restore(kind, stored), job["tags"].get("script", "run"))
-        return {None, *code.same(present)}
-    return {None}
+        return code.present(restore(kind, stored), job["tags"].get("script", "run"))
+    return None
 
 
-def _is_fresh(tags: Mapping[str, str], codes: set[str | None]) -> bool:
-    """Whether an attempt has one of these codes, and the present data as far as that is known."""
-    if tags.get("code") not in codes or not tags.get("data"):
-        return tags.get("code") in codes
-    written = Path(tags.get("job_folder", ""))
-    moved = PROJECT / "runs" / written.parent.name / written.name
-    folder = moved if moved.exists() else written
+def _is_fresh(tags: Mapping[str, str], present: Fingerprint | None) -> bool:
+    """Whether an attempt has the present code and data, as far as they are known."""
+    known = tags.get("code")
+    if known and not (present and code.fits(known, present)):
+        return False
+    if not tags.get("data"):
+        return True
+    folder = folder_of(tags.get("job_folder", ""))
     return not data.difference(folder, data.last_places(folder))
+
+
+def folder_of(job_folder: str) -> Path:
+    """Return an attempt's folder, by its run's tag: in the project, which may have moved, if it is
+    there."""
+    written = Path(job_folder)
+    moved = PROJECT / "runs" / written.parent.name / written.name
+    return moved if moved.exists() else written
 
 
 def value(text: str) -> Any:

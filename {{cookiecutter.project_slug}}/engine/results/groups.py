@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.job import data
+from engine.results import freshness
 from engine.results.metrics import CURE, Measured, NoResults, chooser
 from engine.results.statistics import mean_interval
 from engine.results.style import names, setting, settings
@@ -95,15 +97,18 @@ def described(job: "pd.DataFrame", jobs: "pd.DataFrame") -> str:
     return str(label(jobs, names)[jobs["job_id"] == job["job_id"].item()].item())
 
 
-def of_mixed_code(jobs: "pd.DataFrame") -> list[str]:
-    """Return the ids of the jobs that differ in nothing but the seed and in their code: a mean over
-    them would be of several programs."""
+def of_mixed_evidence(jobs: "pd.DataFrame") -> list[str]:
+    """Return the ids of the jobs that differ in nothing but the seed and in their code or their
+    data: a mean over them would be of several programs."""
     if "code" not in jobs:
         return []
-    alike = [name for name in jobs.attrs["settings"] if name != SEED]
-    known = jobs.dropna(subset=["code"])
-    codes = known.astype({name: str for name in alike}).groupby(alike)["code"]
-    return sorted(known.loc[codes.transform("nunique") > 1, "job_id"])
+    names = [name for name in jobs.attrs["settings"] if name != SEED]
+    mixed: list[str] = []
+    for _, alike in jobs.astype(dict.fromkeys(names, str)).groupby(names):
+        folders = [freshness.folder_of(str(folder)) for folder in alike["job_folder"]]
+        if alike["code"].nunique() > 1 or data.conflict(folders):
+            mixed += alike["job_id"].tolist()
+    return sorted(mixed)
 
 
 def combinations(jobs: "pd.DataFrame", by: Sequence[str]) -> int:

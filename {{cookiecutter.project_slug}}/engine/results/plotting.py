@@ -143,14 +143,13 @@ def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
     warning: they may well be from the same.
     """
     stale, n = jobs.loc[jobs["stale"], "job_id"], len(jobs)
-    mixed = groups.of_mixed_code(jobs)
-    if not mixed and len(stale) < n:
-        mixed = [*stale]
+    mixed = [*stale] if len(stale) < n else groups.of_mixed_evidence(jobs)
+    are = "is" if len(mixed) == 1 else "are"
     if any_code and mixed:
-        return f" {len(mixed)} of the {n} jobs are from different code or data."
+        return f" {len(mixed)} of the {n} jobs {are} from different code or data."
     if mixed:
         raise NoResults(
-            f"{len(mixed)} of {n} jobs are from different code or data, such as {mixed[0]}; "
+            f"{len(mixed)} of {n} jobs {are} from different code or data, such as {mixed[0]}; "
             "bash run.sh --redo-stale runs what is stale again, --any-code draws them all the same"
         )
     if len(stale) and not any_code:

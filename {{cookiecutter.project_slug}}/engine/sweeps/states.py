@@ -128,7 +128,7 @@ class View:
         leases = self._known.leases.get(job.id, [])
         owner = owner_of(job.path) if leases else ""
         others = (lease for lease in leases if lease.owner != owner)
-        return next((lease for lease in others if lease.code in code.same(job.code)), None)
+        return next((lease for lease in others if code.fits(lease.code, job.code)), None)
 
 
 def progress(folder: Path) -> tuple[str, float | None]:

@@ -14,7 +14,7 @@ from engine import files, machine
 from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.job.folder import JobFolder
-from engine.training import compilation, devices, parts
+from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
 from engine.training.measures import check_ranges, numbers
@@ -112,6 +112,10 @@ class Job(TrainingLoop, Generic[S]):
         self._spec = asdict(spec) if is_dataclass(spec) else dict(spec)  # type: ignore[arg-type]
         files.write_json(self._folder.path / "spec.json", self._spec)
         self._folder.journal.files(["spec.json"])
+
+    def save_split(self, **parts: Dataset[Any] | None) -> None:
+        """Keep which examples each part of the data has, by name, such as `train`."""
+        self._folder.journal.files(splits.save(self._folder.path, parts))
 
     def log_image(self, name: str, image: Any) -> None:
         """Log an image, (H, W), (C, H, W) or (H, W, C), or several as a grid, (N, C, H, W).
