@@ -1,0 +1,97 @@
+"""Two people with one store, each with edits of their own: each sees the results of their code."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Project, ended, job_of
+from sweeps import write_grid
+
+pytestmark = pytest.mark.full
+
+SHORT = ("--epochs", "1", "--quiet")
+MODELS = ("mlp", "mlp", "convnet", "convnet")
+WIDTHS = {"ada": 128, "ben": 64}
+"""Of the MLP, after each one's edit."""
+
+
+@pytest.fixture(scope="module")
+def users(make: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> list[Project]:
+    """Two clones of a project, in which both have swept the same grid at the same time."""
+    made, folder = Project(make()), tmp_path_factory.mktemp("users")
+    users = [made.copy(folder / name) for name in WIDTHS]
+    grid = [f"{' '.join(SHORT)} --model {model} --seed {seed}" for seed, model in enumerate(MODELS)]
+    for user, width in zip(users, WIDTHS.values(), strict=True):
+        user.env["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/store.db"
+        write_grid(user.root, *grid)
+        models = user.root / "models.py"
+        models.write_text(models.read_text().replace("256", str(width)))
+    for sweep in [user.command("bash", "run.sh") for user in users]:
+        done = ended(sweep)
+        assert done.returncode in (0, 3), done
+    for user in users:  # what so many at once could not upload in time
+        sent = user.do("python", "jobs.py", "sync")
+        assert sent.returncode == 0, sent
+    return users
+
+
+def listed(user: Project) -> dict[str, dict[str, Any]]:
+    """What `jobs.py list` says of each job, by its id."""
+    found = json.loads(user.do("python", "jobs.py", "list", "--json").stdout)
+    return {job["id"]: job for job in found}
+
+
+def results(user: Project) -> dict[str, str]:
+    """What `jobs.py list` says that each job came to."""
+    return {job: about["result"] for job, about in listed(user).items()}
+
+
+def test_each_has_finished_all_jobs_with_their_own_results(users: list[Project]) -> None:
+    ada, ben = users
+    for user in users:
+        again = user.do("bash", "run.sh")
+        assert again.stdout == f"{len(MODELS)} of {len(MODELS)} jobs finished, 0 of them now\n"
+        assert {job["state"] for job in listed(user).values()} == {"finished"}
+    assert len(results(ada)) == len(MODELS)
+    for job, about in listed(ada).items():
+        is_edited = about["settings"]["model"] == "mlp"
+        assert (about["result"] != results(ben)[job]) == is_edited
+
+
+def test_without_the_folders_of_the_jobs_each_still_sees_their_own(
+    users: list[Project], tmp_path: Path
+) -> None:
+    for user in users:
+        clone = Project(tmp_path / user.root.name)
+        shutil.copytree(user.root, clone.root, ignore=shutil.ignore_patterns("runs"))
+        clone.env = user.env
+        assert results(clone) == results(user)
+
+
+def test_who_takes_over_the_edit_of_another_has_the_results_too(users: list[Project]) -> None:
+    ada, ben = users
+    models = ada.root / "models.py"
+    own = models.read_text()
+    models.write_text((ben.root / "models.py").read_text())
+    try:
+        done = ada.run(*SHORT)
+        assert (done.returncode, "already finished" in done.stdout) == (0, True), done
+        assert results(ada)[job_of(done)] == results(ben)[job_of(done)]
+    finally:
+        models.write_text(own)
+
+
+def test_what_another_has_finished_meanwhile_is_listed_with_their_result(
+    users: list[Project],
+) -> None:
+    ada, ben = users
+    flags = ("--model", "convnet", "--epochs", "2", "--seed", "9", "--quiet")
+    paused = ben.run(*flags, "--pause-after", "1e")
+    assert paused.returncode == 0 and "paused" in paused.stdout, paused
+    job = job_of(ada.run(*flags))
+    again = ben.run(*flags)
+    assert (again.returncode, "already finished: see MLflow" in again.stdout) == (0, True), again
+    assert results(ben)[job] == results(ada)[job] != ""
