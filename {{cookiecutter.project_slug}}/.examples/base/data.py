@@ -3,7 +3,8 @@
 To add a dataset, write a function such as `digits` and a line in DATASETS. Any torch Dataset will
 do; a TensorDataset, which is in memory, is the fastest. An example may be a tuple, a dict or a
 dataclass of tensors and numbers; forward() in run.py gets batches of them. load() here takes them
-for an input and a label, and images for uint8 (C, H, W): change it with the examples.
+for an input and a label, and images for uint8 (C, H, W): change it with the examples. For examples
+of different lengths and for streams see docs/recipes.md.
 
 To add an augmentation, write a function such as `crop_flip` and a line in AUGMENTATIONS. It gets
 whole training batches, on the device. Random changes belong here, not in a Dataset, whose examples

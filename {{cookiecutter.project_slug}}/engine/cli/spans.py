@@ -43,6 +43,6 @@ class Span(str):
             return int(self)
         if steps_per_epoch is None:
             raise SettingsError(
-                f"{self}: these training data have no length; give a number of steps"
+                f"{self}: this training data has no epochs; give a number of steps, such as 500"
             )
         return round(self.number * steps_per_epoch)

@@ -4,7 +4,8 @@
     published     published datasets, as torchvision fetches and reads them
     splits        holding out examples
     augmentation  random changes to whole batches of images
-    batches       batches on the device; order, resident and workers are its parts
+    batches       batches on the device; order, resident, workers and processes are its parts
+    streams       batches of examples without an index; stream_parts is its part
     trees         batches of any nesting of tensors
     seeds         independent random streams from one seed
     remembering   functions of a dataset that work only once for the same one

@@ -3,22 +3,25 @@
 There are two loaders: `resident` keeps all examples on the device, as they are, and picks batches
 by index; `workers` reads batches in processes beside training. Both give the same batches in the
 same order. A batch has the nesting of an example (tuples, lists, dicts, dataclasses), with tensors
-of one more dimension.
+of one more dimension, or is what a function of the student's makes of a list of examples (collate).
+A stream, whose examples have no index, comes in its own order (streams.py).
 """
 
 from collections.abc import Callable, Iterator, Sized
 from contextlib import closing
 from functools import partial
+from itertools import count
 from typing import Any, cast
 
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from engine.data import trees
-from engine.data.order import Order, fetch, whole
+from engine.data.order import Collate, Order, fetch, whole
 from engine.data.resident import Resident, is_stored, store
+from engine.data.streams import Place, Stream, is_stream
 from engine.data.workers import Workers
-from engine.errors import SettingsError
+from engine.errors import JobError, SettingsError
 from engine.machine import cores
 from engine.training.devices import free_memory
 
@@ -30,42 +33,60 @@ MOST_WORKERS = 8
 
 
 class Batches:
-    """The batches of a dataset or a subset, on the device; `len` is their number in an epoch.
+    """The batches of a dataset, a subset or a stream, on the device; `len` is their number in an
+    epoch, which those of a stream do not have.
 
     Several threads may iterate at once. `loader` is `resident` or `workers`.
     """
 
-    def __init__(self, order: Order, source: Resident | Workers, loader: str) -> None:
-        self._order, self._source = order, source
-        self.loader = loader
+    def __init__(self, source: Resident | Workers | Stream, batch_size: int, loader: str) -> None:
+        self._source = source
+        self.batch_size, self.loader = batch_size, loader
         self.check: Callable[[], None] = lambda: None
         """Called before each batch of an evaluation; may raise."""
 
     @property
     def examples(self) -> int:
         """Examples in an epoch."""
-        return self._order.examples
+        return self._ordered.order.examples
 
     @property
-    def batch_size(self) -> int:
-        """Examples in a batch; the last of an epoch may have fewer."""
-        return self._order.batch_size
+    def steps_per_epoch(self) -> int | None:
+        """Batches in an epoch; None for a stream."""
+        return None if isinstance(self._source, Stream) else len(self)
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._ordered.order)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._source.epoch(0, 0):
+        source = self._source
+        for batch in source.once() if isinstance(source, Stream) else source.epoch(0, 0):
             self.check()
             yield batch
 
+    def endless(self, epoch: int, batch: int, place: Place) -> Iterator[tuple[Any, int]]:
+        """Yield batches without end, with the number of examples in each: from a batch of an epoch
+        on, or of a stream from a place on, which moves along."""
+        if isinstance(self._source, Stream):
+            yield from self._source.endless(place)
+        for number in count(epoch):
+            yield from self.from_position(number, batch)
+            batch = 0
+
     def from_position(self, epoch: int, batch: int) -> Iterator[tuple[Any, int]]:
         """Yield the batches of an epoch from one on, with the number of examples in each."""
-        return zip(self._source.epoch(epoch, batch), self._order.sizes(batch), strict=True)
+        source = self._ordered
+        return zip(source.epoch(epoch, batch), source.order.sizes(batch), strict=True)
 
     def close(self) -> None:
         """End the reading processes; no thread may still iterate."""
         self._source.close()
+
+    @property
+    def _ordered(self) -> Resident | Workers:
+        if isinstance(self._source, Stream):
+            raise TypeError("the batches of a stream have no length")
+        return self._source
 
 
 def make(
@@ -75,21 +96,33 @@ def make(
     loader: str = "auto",
     workers: int | str = "auto",
     seed: int | None = None,
+    collate: Collate | None = None,
 ) -> Batches:
-    """Return the batches of a dataset or a subset, shuffled if there is a seed.
+    """Return the batches of a dataset, a subset or a stream, shuffled if there is a seed.
 
     `loader` is `resident`, `workers`, or `auto` (by size); `workers` a number of processes or
-    `auto` (by the job's cores). Raises SettingsError if there are no examples.
+    `auto` (by the job's cores). Raises SettingsError if there are no examples, or for `resident`
+    if they cannot lie on the device stacked, JobError for a stream that is to be shuffled.
     """
+    processes = workers if isinstance(workers, int) else _auto_workers()
+    if loader == "resident" and (collate or is_stream(dataset)):
+        raise SettingsError("--loader resident: not for a stream or with collate; use workers")
+    if is_stream(dataset):
+        if seed is not None:
+            raise JobError(
+                "job.batches(…, shuffle=True): a stream comes in its own order; leave shuffle out, "
+                "and shuffle in its __iter__"
+            )
+        stream = Stream(dataset, batch_size, device, processes, collate or trees.stacked)
+        return Batches(stream, batch_size, "workers")
     dataset, indices = whole(dataset)
     if not len(indices):
         raise SettingsError("--dataset: one of its parts has no examples")
     order = Order(indices, batch_size, seed)
-    processes = workers if isinstance(workers, int) else _auto_workers()
-    if loader == "resident" or (loader == "auto" and _fits(dataset, device)):
+    if loader == "resident" or (loader == "auto" and not collate and _fits(dataset, device)):
         stored = store(dataset, device, partial(_everything, dataset, processes))
-        return Batches(order, Resident(stored, order, device), "resident")
-    return Batches(order, Workers(dataset, order, device, processes), "workers")
+        return Batches(Resident(stored, order, device), batch_size, "resident")
+    return Batches(Workers(dataset, order, device, processes, collate), batch_size, "workers")
 
 
 def _auto_workers() -> int:
@@ -109,6 +142,6 @@ def _everything(dataset: Dataset[Any], processes: int) -> Any:
     if type(dataset) is TensorDataset:
         return dataset.tensors
     order = Order(torch.arange(len(cast(Sized, dataset))), 256, None)
-    with closing(Workers(dataset, order, torch.device("cpu"), processes)) as reading:
+    with closing(Workers(dataset, order, torch.device("cpu"), processes, None)) as reading:
         batches = list(reading.epoch(0, 0))
     return trees.mapped(lambda *parts: torch.cat(parts), *batches)

@@ -1,6 +1,6 @@
 """Which examples of a dataset make up which batch."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import torch
@@ -9,6 +9,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from engine.data import trees
 from engine.data.seeds import generator
+
+Collate = Callable[[list[Any]], Any]
+"""From examples to a batch of them, as torch's DataLoader takes it."""
 
 
 class Order:
@@ -56,12 +59,12 @@ def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
     return dataset, indices
 
 
-def fetch(dataset: Dataset[Any], indices: Tensor) -> Any:
-    """Return the batch of the examples at indices (B,).
+def fetch(dataset: Dataset[Any], indices: Tensor, collate: Collate | None = None) -> Any:
+    """Return the batch of the examples at indices (B,), by default stacked.
 
     A dataset that has `__getitems__`, for a list of indices, is asked for all of them at once.
     """
-    if type(dataset) is TensorDataset:
+    if type(dataset) is TensorDataset and not collate:
         return dataset[indices]
     several, at = getattr(dataset, "__getitems__", None), indices.tolist()
-    return trees.stacked(several(at) if several else [dataset[i] for i in at])
+    return (collate or trees.stacked)(several(at) if several else [dataset[i] for i in at])

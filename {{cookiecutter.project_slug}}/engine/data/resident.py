@@ -46,7 +46,7 @@ class Resident:
     """Picks batches by index from what lies on the device: nothing is copied while training."""
 
     def __init__(self, stored: Stored, order: Order, device: torch.device) -> None:
-        self._order, self._device = order, device
+        self.order, self._device = order, device
         self._stored = stored  # kept alive
         leaves = trees.leaves(stored.examples)
         batch = order.batch_size * sum(leaf[:1].nbytes for leaf in leaves)
@@ -56,8 +56,8 @@ class Resident:
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Yield the batches of one epoch but the first `done`."""
-        size = self._order.batch_size
-        indices = self._order.epoch(number).to(self._device, non_blocking=runs_ahead(self._device))
+        size = self.order.batch_size
+        indices = self.order.epoch(number).to(self._device, non_blocking=runs_ahead(self._device))
         for first in range(done * size, len(indices), self._at_once):
             several = indices[first : first + self._at_once]
             picked = [leaf.index_select(0, several).split(size) for leaf in self._leaves]

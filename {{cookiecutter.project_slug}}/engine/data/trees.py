@@ -1,6 +1,6 @@
 """Batches of any shape: tuples, lists, dicts and dataclasses, nested in any way, of tensors."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,17 +13,18 @@ def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Return a tree of the same shape, of what the function makes of each leaf.
 
     With several trees of one shape, the function takes a leaf of each. Whatever is no tuple, list,
-    dict or dataclass is a leaf.
+    mapping (which becomes a dict) or dataclass is a leaf, and so is a tuple that gets to a device
+    by itself, such as torch's PackedSequence.
     """
     trees = (tree, *others)
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return {key: mapped(function, *(each[key] for each in trees)) for key in tree}
     if is_dataclass(tree) and not isinstance(tree, type):
         names = [field.name for field in fields(tree)]
         return replace(
             tree, **{n: mapped(function, *(getattr(each, n) for each in trees)) for n in names}
         )
-    if isinstance(tree, tuple | list):
+    if isinstance(tree, tuple | list) and not hasattr(tree, "to"):
         parts = [mapped(function, *each) for each in zip(*trees, strict=True)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)  # a namedtuple
     return function(*trees)
@@ -57,8 +58,17 @@ def stacked(examples: Sequence[Any]) -> Any:
     return mapped(_stacked, *examples)
 
 
+def rows(batch: Any) -> int | None:
+    """Return the length of the first dimension that all tensors of a batch have in common; None if
+    they have not, or something else is in it."""
+    found = {
+        leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in leaves(batch)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
 def split(batch: Any, size: int) -> Iterator[Any]:
-    """Yield the batch in parts of so many examples; the last may be smaller."""
+    """Yield a batch that has `rows` in parts of so many; the last may be smaller."""
     for parts in zip(*(leaf.split(size) for leaf in leaves(batch)), strict=True):
         yield filled(batch, parts)
 
@@ -74,4 +84,6 @@ def _tensor(value: Any) -> Tensor:
         return torch.as_tensor(value)
     except (TypeError, RuntimeError) as error:
         kind = type(value).__name__
-        raise TypeError(f"an example holds a {kind}, which is no tensor or number") from error
+        raise TypeError(
+            f"an example holds a {kind}, which is no tensor or number; see collate in job.batches()"
+        ) from error

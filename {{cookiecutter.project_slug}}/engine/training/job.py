@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from engine import files, machine
 from engine.data import batches as loaders
 from engine.data.batches import Batches
+from engine.data.order import Collate
 from engine.job.folder import JobFolder
 from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
@@ -34,7 +35,6 @@ class Job(TrainingLoop, Generic[S]):
     def __init__(self, folder: JobFolder[S], device: torch.device | None = None) -> None:
         super().__init__(folder, device or devices.choose(folder.runtime.device))
         self.settings, self.runtime = folder.settings, folder.runtime
-        self._all_batches: list[Batches] = []
         self._outputs = Outputs()
 
     def start(self) -> None:
@@ -55,27 +55,43 @@ class Job(TrainingLoop, Generic[S]):
             self._watcher = Profile(count, folder.path, self.device, parts, finished)
 
     @overload
-    def batches(self, part: Dataset[Any], batch_size: int, shuffle: bool = False) -> Batches: ...
+    def batches(
+        self,
+        part: Dataset[Any],
+        batch_size: int,
+        shuffle: bool = False,
+        collate: Collate | None = None,
+    ) -> Batches: ...
     @overload
     def batches(
-        self, part: Dataset[Any] | None, batch_size: int, shuffle: bool = False
+        self,
+        part: Dataset[Any] | None,
+        batch_size: int,
+        shuffle: bool = False,
+        collate: Collate | None = None,
     ) -> Batches | None: ...
     def batches(
-        self, part: Dataset[Any] | None, batch_size: int, shuffle: bool = False
+        self,
+        part: Dataset[Any] | None,
+        batch_size: int,
+        shuffle: bool = False,
+        collate: Collate | None = None,
     ) -> Batches | None:
-        """Return the batches of a dataset on the device; None of None.
+        """Return the batches of a dataset or a stream on the device; None of None.
 
         Those with `shuffle` are to train on: in an order that depends on the seed and the epoch.
+        `collate`, a function at the top of a module, makes a batch of a list of examples where they
+        cannot be stacked, such as texts of different lengths.
         """
         if part is None:
             return None
         runtime, seed = self.runtime, self._seed if shuffle else None
         how = (self.device, batch_size, runtime.loader, runtime.workers)
-        made = loaders.make(part, *how, seed=seed)
+        made = loaders.make(part, *how, seed=seed, collate=collate)
         made.check = self._check_evaluation
         self._all_batches.append(made)
         if shuffle and self._length.steps_per_epoch is None:
-            self._length.set_epoch(len(made))
+            self._length.set_epoch(made.steps_per_epoch)
         return made
 
     def prepare(self, forward: Forward, precision: str = "fp32") -> Prepared:

@@ -40,7 +40,7 @@ class Length(Stateful):
         """
         self.steps_per_epoch = steps or 0
         if self.in_epochs and not steps:
-            raise SettingsError("--epochs: this data has no length; use --steps or --minutes")
+            raise SettingsError("--epochs: this data has no epochs; use --steps or --minutes")
 
     @property
     def total(self) -> int | None:

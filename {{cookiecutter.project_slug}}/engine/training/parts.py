@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.data import trees
+from engine.errors import JobError
 
 Count = Callable[[Any], Tensor]
 """From a batch to the number of its elements (), on the batch's device."""
@@ -18,17 +19,22 @@ def parts(batch: Any, count: int, elements: Count | None = None) -> Iterator[tup
 
     The fraction is that of the examples; with `elements`, that of the elements that this counts,
     such as the tokens that are not padding. No part is a single example, unless the batch is:
-    batch norm cannot take one.
+    batch norm cannot take one. Raises JobError for a batch that cannot be split into examples.
     """
-    first = trees.leaves(batch)[0]
-    size = len(first)
+    size = trees.rows(batch)
+    if not size:
+        raise JobError(
+            "--accumulate: this batch cannot be split into parts, since it is not made of tensors "
+            "that have a row for each example"
+        )
     split = trees.split(batch, _examples_in_part(size, count))
     if elements:
         whole = elements(batch)
         yield from ((part, elements(part) / whole) for part in split)
     else:
-        sizes = ((part, len(trees.leaves(part)[0])) for part in split)
-        yield from ((part, _constant(some / size, first.device)) for part, some in sizes)
+        for part in split:
+            first = trees.leaves(part)[0]
+            yield part, _constant(len(first) / size, first.device)
 
 
 def _examples_in_part(size: int, count: int) -> int:

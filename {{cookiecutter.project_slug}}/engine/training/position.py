@@ -3,6 +3,7 @@
 from typing import Any
 
 from engine.cli.spans import Span
+from engine.errors import SettingsError
 from engine.stateful import Stateful
 from engine.training.length import Length
 
@@ -64,4 +65,8 @@ class Position(Stateful):
 
     def _next_evaluation(self) -> int:
         per_epoch = self.length.steps_per_epoch if self._in_epochs else 1
-        return max(1, round((self.interval + 1) * self._every * (per_epoch or 1)))
+        if not per_epoch:
+            raise SettingsError(
+                "--eval-every: this data has no epochs; give a number of steps, such as 500"
+            )
+        return max(1, round((self.interval + 1) * self._every * per_epoch))

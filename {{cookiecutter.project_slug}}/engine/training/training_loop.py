@@ -13,6 +13,7 @@ from torch import nn
 
 from engine.cli.spans import Span
 from engine.data.batches import Batches
+from engine.data.streams import Place
 from engine.errors import JobError
 from engine.job.folder import JobFolder
 from engine.job.identity import identity
@@ -67,6 +68,8 @@ class TrainingLoop:
         self._position = Position(folder.settings, self._length)
         self._watch = Stopwatch()
         self._background = Background(device, folder.interruption.check)
+        self._place = Place()
+        self._all_batches: list[Batches] = []
         self._at: dict[str, Any] | None = None  # of the background result that is being looked at
         self._spec: dict[str, Any] = {}
         self._trained: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
@@ -94,6 +97,8 @@ class TrainingLoop:
             "stopwatch": self._watch,
             "background": self._background,
         }
+        if any(batches.steps_per_epoch is None for batches in self._all_batches):
+            own["stream"] = self._place
         self._state.add({f"job.{name}": part for name, part in own.items()})
         self._parts = list(training.values())
         self._state.restore()
@@ -224,7 +229,7 @@ class TrainingLoop:
 
     def span(self, span: Span) -> int:
         """Return a span such as --warmup as a number of steps."""
-        return span.steps(self._length.steps_per_epoch)
+        return span.steps(self._length.steps_per_epoch or None)
 
     def end_training(self) -> None:
         """Save the end of training, once; from then on a signal ends the job at once."""
@@ -268,17 +273,14 @@ class TrainingLoop:
         """The batches from here on, without end: the same iterator for all intervals."""
         if self._open_stream is None:
             self._streamed = batches
-            self._length.set_epoch(len(batches))
+            self._length.set_epoch(batches.steps_per_epoch)
             self._meter.choose_spacing(self._length.total)
-            stream = self._watch.waiting(self._endless(batches))
+            endless = batches.endless(*self._position.place(), self._place)
+            stream = self._watch.waiting(endless)
             self._open_stream = self._watcher.steps(stream, batches) if self._watcher else stream
         if batches is not self._streamed:
             raise JobError("job.steps(batches): a job can train on one set of batches only")
         return self._open_stream
-
-    def _endless(self, batches: Batches) -> Iterator[tuple[Any, int]]:
-        while True:
-            yield from batches.from_position(*self._position.place())
 
     def _end_steps(self) -> None:
         """The steps of an interval are done: what comes now is its evaluation."""

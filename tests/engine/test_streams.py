@@ -1,0 +1,166 @@
+"""Streams: examples without an index, read in any number of processes, and on from any batch."""
+
+import random
+from itertools import chain, islice
+from typing import Any
+
+import pytest
+import torch
+from engine.data import batches as loaders
+from engine.data.streams import Place
+from engine.errors import JobError, SettingsError
+from torch.utils.data import IterableDataset
+
+CPU = torch.device("cpu")
+SIZE = 4
+
+
+class Numbers(IterableDataset[int]):
+    """The numbers of some ranges, each pass in another order."""
+
+    def __init__(self, ranges: list[range]) -> None:
+        self._ranges = ranges
+        self._pass = 0
+
+    def set_epoch(self, number: int) -> None:
+        self._pass = number
+
+    def _order(self) -> list[int]:
+        numbers = [n for each in self._ranges for n in each]
+        random.Random(self._pass).shuffle(numbers)
+        return numbers
+
+    def __iter__(self):
+        return iter(self._order())
+
+
+class Stateful(Numbers):
+    """The same, with a state; counts what it had to give."""
+
+    def __init__(self, ranges: list[range]) -> None:
+        super().__init__(ranges)
+        self._given = torch.zeros((), dtype=torch.long)
+
+    def __iter__(self):
+        for number in self._order()[int(self._given) :]:
+            self._given += 1
+            yield number
+        self._given.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self._given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._given = state["given"].clone()
+
+
+def sharded(kind: type[Numbers]) -> type[Numbers]:
+    """A kind of stream that can be read in parts."""
+
+    class Sharded(kind):  # type: ignore[misc, valid-type]
+        @property
+        def num_shards(self) -> int:
+            return len(self._ranges)
+
+        def shard(self, num_shards: int, index: int) -> Numbers:
+            return kind(self._ranges[index::num_shards])
+
+    return Sharded
+
+
+KINDS = {
+    "plain": Numbers,
+    "with a state": Stateful,
+    "sharded": sharded(Numbers),
+    "sharded, with a state": sharded(Stateful),
+}
+RANGES = {
+    1: [range(22)],
+    4: [range(9), range(100, 111), range(200, 203), range(300, 305)],
+    11: [range(100 * n, 100 * n + n + 3) for n in range(11)],
+}
+
+
+def make(kind: str, shards: int, workers: int = 0, **more: Any) -> loaders.Batches:
+    return loaders.make(KINDS[kind](RANGES[shards]), CPU, SIZE, workers=workers, **more)
+
+
+def trained(batches: loaders.Batches, count: int, place: Place) -> list[list[int]]:
+    """The next batches of an endless stream; all of them are full."""
+    given = list(islice(batches.endless(1, 0, place), count))
+    assert all(examples == len(batch) == SIZE for batch, examples in given)
+    return [batch.tolist() for batch, _ in given]
+
+
+@pytest.mark.parametrize("shards", RANGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_from_any_batch_with_any_number_of_processes(kind: str, shards: int) -> None:
+    whole = trained(make(kind, shards), 30, Place())
+    for done, workers in ((0, 2), (1, 1), (3, 0), (7, 3), (13, 0), (25, 8)):
+        before, after = Place(), Place()
+        trained(make(kind, shards), done, before)
+        after.load_state_dict(before.state_dict())
+        batches = make(kind, shards, workers)
+        assert trained(batches, 30 - done, after) == whole[done:]
+        assert after.batches == 30
+        batches.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_examples_come_once_a_pass(kind: str) -> None:
+    batches = make(kind, 1)
+    given = [*chain(*trained(batches, 11, Place()))]  # two passes
+    assert sorted(given) == sorted([*range(22), *range(22)])
+    assert sorted(given[:22]) == [*range(22)] and given[:22] != given[22:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shards", RANGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_evaluation_is_one_pass_each_time(kind: str, shards: int, workers: int) -> None:
+    batches = make(kind, shards, workers)
+    first, again = ([batch.tolist() for batch in batches] for _ in range(2))
+    assert first == again
+    assert sorted(chain(*first)) == sorted(n for each in RANGES[shards] for n in each)
+    batches.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_is_broken_off_leaves_nothing_behind(kind: str, workers: int) -> None:
+    batches = make(kind, 4, workers)
+    whole = [batch.tolist() for batch in batches]
+    assert len([*islice(batches, 2)]) == 2
+    assert [batch.tolist() for batch in batches] == whole
+    batches.close()
+
+
+def test_two_that_iterate_at_once_do_not_disturb_each_other() -> None:
+    batches = make("with a state", 1)
+    both = [(one.tolist(), other.tolist()) for one, other in zip(batches, batches, strict=True)]
+    assert all(one == other for one, other in both)
+
+
+def test_prefetched_examples_do_not_count() -> None:
+    batches, place = make("with a state", 1, workers=1), Place()
+    trained(batches, 2, place)
+    assert [int(part["source"]["given"]) for part in place.state_dict()["parts"]] == [2 * SIZE]
+    batches.close()
+
+
+def test_what_a_stream_does_not_have_is_refused() -> None:
+    with pytest.raises(JobError, match="a stream comes in its own order; leave shuffle out"):
+        make("plain", 1, seed=0)
+    with pytest.raises(SettingsError, match="--loader resident: not for a stream"):
+        make("plain", 1, loader="resident")
+    with pytest.raises(TypeError, match="have no length"):
+        len(make("plain", 1))
+    with pytest.raises(
+        JobError, match="the stream of training examples, or a part of it, is empty"
+    ):
+        batches = loaders.make(Numbers([]), CPU, SIZE, workers=0)
+        trained(batches, 1, Place())
+    place = Place()
+    trained(make("sharded", 4), 4, place)
+    with pytest.raises(JobError, match="has 1 parts, but it had 4"):
+        trained(make("sharded", 1), 1, place)
