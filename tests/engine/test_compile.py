@@ -2,10 +2,14 @@
 
 import shutil
 import threading
+from dataclasses import dataclass
 
 import pytest
 import torch
 from engine.training import compilation
+from engine.training.forward import Prepared
+from engine.training.precision import Precision
+from torch import Tensor
 from torch._dynamo.utils import counters
 from toy import STEPS, Loop, forward
 
@@ -49,6 +53,40 @@ def test_network_loss_and_measurements_are_one_region(toy, graphs, background):
         assert "linear" in text and "cross_entropy" in text and "argmax" in text
     assert compilation.events == []
     assert done.curves() == toy.run("plain", **settings).curves()
+
+
+@dataclass
+class Texts:
+    """A batch of texts, as long as the longest."""
+
+    tokens: Tensor  # (B, T)
+    label: Tensor  # (B,)
+
+
+def texts(count: int, length: int) -> Texts:
+    """Return a batch of random texts."""
+    return Texts(torch.randint(20, (count, length)), torch.randint(3, (count,)))
+
+
+def of_texts(model, batch, _settings):
+    losses = torch.nn.functional.cross_entropy(model(batch.tokens), batch.label, reduction="none")
+    return losses.mean(), {"loss": losses}
+
+
+def test_batches_of_any_length_are_compiled_once_more(graphs):
+    prepared = Prepared(of_texts, Precision("fp32", torch.device("cpu")), compile=True)
+    model = torch.nn.EmbeddingBag(20, 3)
+    sizes = [(8, 5), (8, 5), (3, 5), (8, 9), (8, 4), (8, 7), (2, 6), (8, 5)]
+    compiled = []
+    for size in sizes:
+        batch = texts(*size)
+        loss, measured = prepared(model, batch, None)
+        assert torch.equal(loss, of_texts(model, batch, None)[0])
+        assert measured["loss"].shape == size[:1]
+        compiled.append(len(graphs))
+    assert compiled == [1, 1, 1, 2, 2, 2, 2, 2]
+    (event,) = compilation.events
+    assert "tensor 'batch.tokens' size mismatch at index 1. expected 5, actual 9" in event
 
 
 class TwoForwards(Loop):

@@ -48,11 +48,12 @@ def wanted(choice: str, device: torch.device, steps: int | None) -> bool:
     return choice == "on"
 
 
-def compiled(function: C) -> C:
-    """Return a function compiled for fixed shapes; what slows it down goes to the job's log."""
+def compiled(function: C, dynamic: bool = False) -> C:
+    """Return a function compiled for fixed shapes, or with `dynamic` for any; what slows it down
+    goes to the job's log."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
     _listen()
-    return torch.compile(function, dynamic=False)  # type: ignore[return-value]
+    return torch.compile(function, dynamic=dynamic)  # type: ignore[return-value]
 
 
 class _EventLog(logging.Handler):

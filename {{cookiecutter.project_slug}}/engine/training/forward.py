@@ -5,12 +5,12 @@ the network, the loss and the sums of what was measured are one region.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Size, Tensor, nn
 
+from engine.data import trees
 from engine.training import compilation
 from engine.training.measures import Measured, Sum, summed, sums_of
 from engine.training.precision import Precision
@@ -29,16 +29,20 @@ another thread compiles, as background evaluation would."""
 class Prepared:
     """A forward function under autocast and, with `compile`, compiled; `plain` without both.
 
-    It is compiled for the shapes of the first batch in training and the first in evaluation; other
-    shapes, such as an epoch's smaller last batch, run as they are, so nothing is compiled twice.
+    It is compiled for the shapes of the first batch in training and the first in evaluation. An
+    epoch's smaller last batch runs as it is. Should batches differ in more than their number of
+    examples, as texts do, it is compiled once more, for any shapes.
     """
 
     def __init__(self, forward: Forward, precision: Precision, compile: bool) -> None:
         self._precision = precision
         self.plain = forward
         self.compiled = compile
-        self._compiled = compilation.compiled(region(forward)) if compile else None
-        self._shapes: dict[bool, list[Any]] = {}
+        if compile:
+            self._for_usual = compilation.compiled(region(forward))
+            self._for_any = compilation.compiled(region(forward), dynamic=True)
+        self._usual: dict[bool, list[Size]] = {}
+        """The shapes of the first batch, in training and in evaluation."""
 
     @property
     def precision(self) -> str:
@@ -50,15 +54,27 @@ class Prepared:
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return the loss () and what was measured; with its sums, if that was compiled."""
         with self._precision.autocast():
-            if not (self._compiled and self._usual(model.training, batch)):
+            compiled = self._compiled_for(model.training, batch) if self.compiled else None
+            if not compiled:
                 return self.plain(model, batch, settings)
             with ONE_THREAD:
-                loss, measured, made = self._compiled(model, batch, settings)
+                loss, measured, made = compiled(model, batch, settings)
             return loss, Measured(measured, {name: Sum(*pair) for name, pair in made.items()})
 
-    def _usual(self, training: bool, batch: Any) -> bool:
-        shapes = [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        return self._shapes.setdefault(training, shapes) == shapes
+    def _compiled_for(self, training: bool, batch: Any) -> Region | None:
+        """The compiled function for a batch; None for one that is only smaller than the first."""
+        shapes = [leaf.shape for leaf in trees.leaves(batch) if isinstance(leaf, Tensor)]
+        usual = self._usual.setdefault(training, shapes)
+        if shapes == usual:
+            return self._for_usual
+        return None if _differ_in_rows_alone(shapes, usual) else self._for_any
+
+
+def _differ_in_rows_alone(shapes: Sequence[Size], others: Sequence[Size]) -> bool:
+    """Whether two batches have the same shapes but for one number of examples in each."""
+    rows = [{shape[:1] for shape in each} for each in (shapes, others)]
+    one_each = all(len(found) == 1 for found in rows)
+    return one_each and [shape[1:] for shape in shapes] == [shape[1:] for shape in others]
 
 
 def region(forward: Forward) -> Region:
