@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sqlite3
 import stat
@@ -20,7 +21,6 @@ LIGHT = '''
 import time
 BEGUN = time.time()
 import json, os, sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,12 +30,7 @@ from engine.job import provenance
 from engine.job.folder import JobFolder
 from engine.job.runtime import Runtime
 from engine.launch import begin
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    seed: int = 0
-    lr: float = 0.1
-    note: str = ""
+from settings import METRICS, Settings
 
 class Job:
     def __init__(self, folder, device):
@@ -45,40 +40,67 @@ def check(job):
     if job.settings.note == "wrong":
         raise SettingsError("--note wrong: cannot run")
 
-if sys.argv[1:2] == ["--grid"]:
+def main(job):
+    begin(Settings, METRICS).run(main, check)  # run.sh reads these names
+
+if __name__ != "__main__":  # it is imported for check()
     sys.modules["torch"] = SimpleNamespace(device=str)
     sys.modules["engine.training.job"] = SimpleNamespace(Job=Job)
-    sys.exit(begin(Settings, {}).run(None, check))
-job = JobFolder(*parse(Settings, Runtime, sys.argv[1:]), {})
-note = json.loads(job.settings.note or "{}")
-if job.outcome().get("status") == "finished":
-    sys.exit(0)
-job.make()
-try:
-    job.take()
-except JobError as error:
-    print(job.label, error)
-    sys.exit(4)
-job.open()
-job.keep_changes(provenance.version()["changes"])
-job.journal.metrics(2, {"elapsed_seconds": 4.0}, of=12)
-job.journal.flush()
-ran = job.path / "ran"
-ran.open("a").write("x")
-time.sleep(note.get("seconds", 0.3))
-status, said = note.get("ends", "finished"), note.get("says", "")
-if len(ran.read_text()) > note.get("times", 99):
-    status = "finished"
-job.close(status, said)
-names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-device, threads = (os.environ.get(name, "") for name in names)
-line = {"job": job.id, "device": device, "threads": threads, "begun": BEGUN, "ended": time.time()}
-line |= {"code": __doc__, "commit": provenance.version()["commit"]}
-with Path(os.environ["INTERVALS"]).open("a") as file:
-    print(json.dumps(line), file=file)
-print(f"{job.label} {status}: {said}")
-sys.exit(status in ("failed", "diverged"))
+else:
+    script = Path(sys.argv[0]).stem
+    job = JobFolder(*parse(Settings, Runtime, sys.argv[1:]), {}, script)
+    note = json.loads(job.settings.note or "{}")
+    if job.outcome().get("status") == "finished":
+        sys.exit(0)
+    job.make()
+    try:
+        job.take()
+    except JobError as error:
+        print(job.label, error)
+        sys.exit(4)
+    job.open()
+    job.keep_changes(provenance.version()["changes"])
+    job.journal.metrics(2, {"elapsed_seconds": 4.0}, of=12)
+    job.journal.flush()
+    ran = job.path / "ran"
+    ran.open("a").write("x")
+    time.sleep(note.get("seconds", 0.3))
+    status, said = note.get("ends", "finished"), note.get("says", "")
+    if len(ran.read_text()) > note.get("times", 99):
+        status = "finished"
+    job.close(status, said)
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+    device, threads = (os.environ.get(name, "") for name in names)
+    line = {"job": job.id, "device": device, "threads": threads}
+    line |= {"begun": BEGUN, "ended": time.time()}
+    line |= {"code": __doc__, "commit": provenance.version()["commit"]}
+    with Path(os.environ["INTERVALS"]).open("a") as file:
+        print(json.dumps(line), file=file)
+    print(f"{job.label} {status}: {said}")
+    sys.exit(status in ("failed", "diverged"))
 '''
+
+SETTINGS = """
+from dataclasses import dataclass
+
+METRICS = {}
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    epochs: int = 1
+    seed: int = 0
+    lr: float = 0.1
+    note: str = ""
+"""
+
+ANALYSIS = """
+from engine.cli import JobId
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisSettings:
+    first: JobId
+    note: str = ""
+"""
 
 STORE = """
 CREATE TABLE experiments (experiment_id, name, lifecycle_stage);
@@ -129,6 +151,7 @@ class Lab:
     ) -> None:
         self.project, self.machine = project.copy(folder / "project"), machine or folder / "machine"
         (self.project.root / "run.py").write_text(LIGHT)
+        (self.project.root / "settings.py").write_text(SETTINGS)
         self.intervals_file = self.machine / "intervals"
         if not machine:
             self._make_machine(gpus)
@@ -162,6 +185,21 @@ class Lab:
     def write_grid(self, *jobs: str) -> None:
         """Make these jobs, each given as shell words, the grid of run.sh."""
         write_grid(self.project.root, *jobs)
+
+    def write_lines(self, *lines: str) -> None:
+        """Make these lines the grid of run.sh."""
+        self.write_grid("--seed 0")
+        script = self.project.root / "run.sh"
+        text = script.read_text()
+        script.write_text(
+            text.replace("  job --seed 0\n", "".join(f"  {each}\n" for each in lines))
+        )
+
+    def write_analysis(self) -> None:
+        """Add analyse.py, whose jobs are light too, and derived from others."""
+        script = re.sub(r"\bSettings\b", "AnalysisSettings", LIGHT)
+        (self.project.root / "analyse.py").write_text(script)
+        (self.project.root / "settings.py").write_text(SETTINGS + ANALYSIS)
 
     def start(self, *flags: str, **env: str) -> subprocess.Popen[str]:
         """Start `bash run.sh` in a process group of its own."""
@@ -205,6 +243,18 @@ def start(
 def light(**note: object) -> Callable[[int], str]:
     """A light job's words, by its seed."""
     return lambda seed: f"--seed {seed} --note {shlex.quote(json.dumps(note))}"
+
+
+def assert_after_their_inputs(lab: Lab, count: int) -> None:
+    """So many jobs of analyse.py have run, each after the job that it is derived from."""
+    found = {interval.job: interval for interval in lab.intervals()}
+    records = [
+        json.loads(path.read_text()) for path in lab.project.root.glob("runs/*/*/settings.json")
+    ]
+    derived = {each["id"]: each["settings"]["first"] for each in records if each["script"] != "run"}
+    assert len(derived) == count
+    for job, first in derived.items():
+        assert found[first].ended <= found[job].begun
 
 
 def assert_one_at_a_time(intervals: list[Interval]) -> None:

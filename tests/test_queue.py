@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from faults import Project, ended, wait_until
-from sweeps import Lab, assert_one_at_a_time, light, start
+from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, start
 
 
 @pytest.fixture
@@ -46,6 +46,22 @@ def test_jobs_run_as_often_as_they_should(lab: Lab) -> None:
     assert_one_at_a_time(intervals)
     assert sorted(Counter(i.job for i in intervals).values()) == [1] * 10 + [2] * 2
     assert {i.device for i in intervals} == {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
+
+
+def test_jobs_run_after_those_that_they_are_derived_from(lab: Lab) -> None:
+    """Also where the order in the grid is another, and behind jobs that another sweep runs."""
+    lab.write_analysis()
+    captured = [f"id{n}=$(job {light(seconds=n)(n)})" for n in range(3)]
+    derived = [f'again{n}=$(job analyse.py --first "$id{n}")' for n in range(3)]
+    twice = [f'job analyse.py --first "$again{n}"' for n in range(3)]
+    lab.write_lines(*captured, *derived, *twice, *(f"job --seed {n}" for n in range(7, 10)))
+    sweeps = [lab.start(), lab.start("--gpus", "0,1")]
+    for done in map(ended, sweeps):
+        assert (done.returncode, done.stderr) == (0, ""), done
+        assert counts(done)[:2] == [12, 12]
+    assert_one_at_a_time(lab.intervals())
+    assert {*Counter(i.job for i in lab.intervals()).values()} == {1}
+    assert_after_their_inputs(lab, 6)
 
 
 def test_two_sweeps_over_one_grid_share_the_work(lab: Lab) -> None:

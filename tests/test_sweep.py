@@ -27,13 +27,6 @@ def lab(project: Project, tmp_path: Path) -> Lab:
     return Lab(project, tmp_path, gpus=0)
 
 
-def write_loop(lab: Lab, line: str) -> None:
-    """Make one line the body of the grid."""
-    lab.write_grid("--seed 0")
-    script = lab.project.root / "run.sh"
-    script.write_text(script.read_text().replace("job --seed 0", line))
-
-
 def test_jobs_that_train(project: Project) -> None:
     """One diverges, one has an odd note and is in the grid twice; then there is nothing to do."""
     odd = f"{QUICK} --seed 5 --note={shlex.quote(NOTE)}"
@@ -71,10 +64,11 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:
         "job 4, run.py --help: --help: cannot be used in a grid",
         "run.sh: 3 of 4 jobs are wrong; nothing was started",
     ]
-    script = lab.project.root / "run.py"
-    right = script.read_text()
-    script.write_text(right.replace("seed: int = 0", "seed: int"))
+    script, settings = (lab.project.root / f"{name}.py" for name in ("run", "settings"))
+    declared, right = settings.read_text(), script.read_text()
+    settings.write_text(declared.replace("seed: int = 0", "seed: int"))
     assert one_line(lab.sweep(), 2) == "run.sh: Settings.seed: needs a default"
+    settings.write_text(declared)
     script.write_text(right.replace("def check(job):", "def check(job):\n    job.settings.sede"))
     lab.write_grid("--seed 9")
     fault = lab.sweep()
@@ -97,7 +91,7 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:
     [("jobb --seed 9", "jobb: command not found"), ('job --lr "$lrr"', "lrr: unbound variable")],
 )
 def test_a_misspelt_grid_starts_nothing(lab: Lab, line: str, said: str) -> None:
-    write_loop(lab, line)
+    lab.write_lines(line)
     done = lab.sweep()
     assert (done.returncode, done.stdout) == (2, "")
     unknown, nothing = done.stderr.splitlines()
@@ -105,8 +99,49 @@ def test_a_misspelt_grid_starts_nothing(lab: Lab, line: str, said: str) -> None:
     assert nothing == "run.sh: nothing was started"
 
 
+def test_a_captured_job_prints_its_id_and_others_print_nothing(lab: Lab) -> None:
+    lab.write_analysis()
+    odd = 'job --note "a  b\n\'\\$"'
+    lab.write_lines(
+        "printf '0\\n1\\n' | while read -r seed; do job --seed \"$seed\"; done",
+        f"id=$({odd} --seed 2)",
+        f"{odd} --seed 2",
+        'echo "captured $id" >&2',
+        'second=$(job analyse.py --first "$id" --note end)',
+        'job analyse.py --first "$second"',
+    )
+    done = lab.sweep("--list", "--json")
+    rows = json.loads(done.stdout)
+    assert done.stderr == f"captured {rows[2]['id']}\n"
+    assert [row["settings"].get("first") for row in rows[2:]] == [
+        None,
+        rows[2]["id"],
+        rows[3]["id"],
+    ]
+    assert len(rows) == 5
+
+
+def test_of_a_wrong_job_no_id_is_known(lab: Lab) -> None:
+    lab.write_analysis()
+    lab.write_lines("id=$(job --sede 3)", 'job analyse.py --first "$id"', "job plot.py")
+    done = lab.sweep()
+    assert done.returncode == 2
+    first, second, third, nothing = done.stderr.splitlines()
+    assert first == "job 1, run.py --sede 3: --sede: no such flag; did you mean --seed?"
+    assert second.startswith("job 2, analyse.py --first '': --first : must be the id of a job")
+    assert third.startswith(
+        "job 3, plot.py: plot.py: is not a job script, which calls launch.begin"
+    )
+    assert nothing == "run.sh: 3 of 3 jobs are wrong; nothing was started"
+
+
+def test_wrong_flags_end_a_sweep_that_captures(lab: Lab) -> None:
+    lab.write_lines("id=$(job --seed 3)", 'job --seed 4 --note "of $id"')
+    assert one_line(lab.sweep("--gpsu", "0"), 2).startswith("run.sh: --gpsu: no such flag")
+
+
 def test_an_empty_grid_is_refused(lab: Lab) -> None:
-    write_loop(lab, ":")
+    lab.write_lines(":")
     done = lab.sweep()
     assert (done.returncode, done.stderr) == (2, "run.sh: the grid has no jobs\n")
 
@@ -135,7 +170,7 @@ def test_slurm_where_there_is_none(lab: Lab) -> None:
     lab.write_grid("--seed 9")
     programs = lab.machine / "programs"
     programs.mkdir()
-    for name in ("bash", "dirname", "date", "mkdir", "rm", "git", "flock"):
+    for name in ("bash", "dirname", "date", "mkdir", "mkfifo", "rm", "git", "flock"):
         if found := shutil.which(name):
             (programs / name).symlink_to(found)
     done = lab.sweep("--slurm", PATH=str(programs))
@@ -148,14 +183,14 @@ def test_search_draws_the_same_settings_each_time(lab: Lab) -> None:
     body = "search {} --lr 'log 1e-4 1e-1' --note \"choice 'a b' c\" -- --seed 1"
     shown = []
     for count in (8, 16):
-        write_loop(lab, body.format(count))
+        lab.write_lines(body.format(count))
         shown.append(listed(lab)[:-1])
     assert shown[1][:8] == shown[0] and len(shown[1]) == 16
     rates = [float(re.findall(r"lr=(\S+)", line)[0]) for line in shown[1]]
     quarters = Counter(int(4 * math.log(rate / 1e-4) / math.log(1e3)) for rate in rates)
     assert quarters == {0: 4, 1: 4, 2: 4, 3: 4}  # evenly spread, on the scale that was asked for
     assert {re.findall(r"note=(.+)", line)[0].strip() for line in shown[1]} == {"a b", "c"}
-    write_loop(lab, body.format("some"))
+    lab.write_lines(body.format("some"))
     wrong = lab.sweep("--list")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("run.sh: search: must begin with how many")
@@ -209,6 +244,24 @@ def test_slurm_gives_what_is_not_here(lab: Lab, project: Project, tmp_path: Path
     done = ended(start(whole.root, lab.env, "--slurm"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 jobs submitted to Slurm as 17" in done.stdout
+
+
+def test_slurm_is_told_which_jobs_come_first(lab: Lab) -> None:
+    lab.write_analysis()
+    asked = lab.machine / "asked"
+    for name, said in (("sbatch", "$$"), ("scontrol", "MaxArraySize = 9"), ("squeue", "")):
+        (lab.machine / name).write_text(f'#!/bin/sh\necho "$@" >>{asked}-{name}\necho {said}\n')
+        (lab.machine / name).chmod(0o755)
+    captured = [f"id{n}=$(job {light()(n)})" for n in range(2)]
+    lab.write_lines(*captured, 'job analyse.py --first "$id1"', "job --seed 7")
+    done = lab.sweep("--slurm")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    (array, _), (said, after) = (
+        done.stdout.split(" as ")[1].split(";")[0].split(", "),
+        (Path(f"{asked}-sbatch").read_text().splitlines()),
+    )
+    assert "--array=0-2 " in said and "--dependency" not in said
+    assert "--array=0-0 " in after and f"--dependency=afterok:{array}_1 " in after
 
 
 def test_results_that_the_store_lacks(lab: Lab, tmp_path: Path) -> None:

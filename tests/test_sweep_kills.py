@@ -100,7 +100,7 @@ def test_a_terminal_that_closes_says_so_twice(lab: Lab) -> None:
     """The jobs are asked to stop all the same, not killed."""
     text = (lab.project.root / "run.py").read_text()
     slow = "import signal; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(143)))"
-    (lab.project.root / "run.py").write_text(text.replace("time.sleep(", f"{slow}\ntime.sleep(", 1))
+    (lab.project.root / "run.py").write_text(text.replace("time.sleep(", f"{slow}; time.sleep(", 1))
     lab.write_grid(light(seconds=600)(0))
     sweep = lab.start()
     wait_until(lambda: bool(list(lab.project.root.glob("runs/*/*/ran"))))
@@ -115,7 +115,7 @@ def test_a_terminal_that_closes_says_so_twice(lab: Lab) -> None:
 def test_a_second_ctrl_c_kills(lab: Lab) -> None:
     """Also a job that does not listen to the first; the terminal sends it to all of them."""
     text = (lab.project.root / "run.py").read_text()
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep("
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep("
     (lab.project.root / "run.py").write_text(text.replace("time.sleep(", deaf))
     lab.write_grid(light(seconds=600)(0))
     sweep = lab.start()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from engine.attempt import Attempt
-from engine.job import code, lines
+from engine.job import inputs, lines
 from engine.job.folder import JobFolder
 from engine.job.interruption import handle
 from engine.job.runtime import Runtime
@@ -209,7 +209,7 @@ def job(runs: Path) -> JobFolder[Settings]:
     return JobFolder(Settings(seed=SEED), Runtime(device="cpu", runs_root=runs), METRICS)
 
 
-_present = cache(code.present)
+_present = cache(inputs.present)
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def here() -> Iterator[StringIO]:
     with (
         patch("engine.attempt.Courier", Courier),
         patch("engine.training.job.Job", Training),
-        patch("engine.job.code.present", _present),
+        patch("engine.job.inputs.present", _present),
         patch("engine.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
         patch.object(delivery, "Run", lambda *run: Courier.store.run(*run)),
         redirect_stdout(said),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from engine import locks
 from engine.cli.metrics import as_plain
 from engine.errors import Diverged, JobError, SettingsError, cause
-from engine.job import code, data, identity, interruption, project, provenance
+from engine.job import code, data, identity, inputs, interruption, project, provenance
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
@@ -59,6 +59,7 @@ class Attempt(Generic[S]):
         folder = self._folder
         if not folder.runtime.force:
             self._leave_if_finished(known.finished.get(folder.id, []))
+        self._begin_with_inputs()
         folder.make()
         self._take()
         for lease in known.leases.get(folder.id, []):
@@ -131,6 +132,13 @@ class Attempt(Generic[S]):
             self._courier = Courier()
             self._courier.carry(folder.path)
             sys.exit(self._delivered(line + self._unchecked()))
+
+    def _begin_with_inputs(self) -> None:
+        """End the process if a job that this one is derived from has not finished, or is stale."""
+        try:
+            inputs.begin(self._folder.settings, self._folder.runs_root)
+        except JobError as error:
+            sys.exit(leave(1, f"{self._label} {error}"))
 
     def _unchecked(self) -> str:
         """A remark on data that cannot be compared with what the job has read."""
@@ -243,6 +251,7 @@ class Scratch(Attempt[S]):
 
     def _begin(self) -> None:
         self._folder.label = "scratch"
+        self._begin_with_inputs()
         self._temporary = Path(tempfile.mkdtemp(prefix="scratch-"))
         self._folder.root = self._temporary / self._folder.id
         self._folder.make()

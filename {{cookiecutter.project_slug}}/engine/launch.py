@@ -20,28 +20,24 @@ from engine.job import interruption
 from engine.job.folder import JobFolder
 from engine.job.runtime import Runtime
 from engine.job.terminal import leave
-from engine.sweeps.sweep import Grid
 from engine.tracking import address
 
 S = TypeVar("S")
 
 
-def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Grid[S]:
+def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S]:
     """Read the command line of a job script; ends the process if that is all there is to do.
 
-    Returns what to call `run(main, check)` of: an attempt at the job or, for `--grid FOLDER …`, by
-    which run.sh hands over the command lines of many jobs, the check of these.
+    Returns an attempt at the job, which its `run(main, check)` does. The grid of run.sh reads from
+    the script's source which settings and metrics it gives here (job/scripts.py).
     """
     interruption.handle(signal.SIG_DFL)
-    script, words = Path(sys.argv[0]).name, sys.argv[1:]
-    of_sweep = words[:1] == ["--grid"]
+    script = Path(sys.argv[0]).name
     os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
     try:
         declared.check(metrics)
-        if of_sweep:
-            return Grid(kind, metrics, script, Path(words[1]), words[2:])
-        settings, runtime = parse(kind, Runtime, words)
+        settings, runtime = parse(kind, Runtime, sys.argv[1:])
         folder = JobFolder(settings, runtime, metrics, Path(script).stem)
         return Scratch(folder) if runtime.scratch else Attempt(folder)
     except SettingsError as error:
-        sys.exit(leave(2, f"{'run.sh' if of_sweep else script}: {error}"))
+        sys.exit(leave(2, f"{script}: {error}"))

@@ -12,7 +12,7 @@ import sys
 
 from engine.cli.parser import parse
 from engine.evidence import running
-from engine.job import code
+from engine.job import code, inputs, scripts
 from engine.job.runtime import Runtime
 from engine.job.terminal import leave
 from engine.paths import CODE
@@ -33,8 +33,10 @@ def main() -> int:
         status = int(end.code or 0)
     if status:
         return status
-    settings, _ = parse(sys.modules["settings"].Settings, Runtime, sys.argv[1:])
-    lacking = code.lacking(code.present(settings, script.stem), script.stem, watch.ran)
+    name = script.stem
+    settings, runtime = parse(scripts.read(name).settings, Runtime, sys.argv[1:])
+    present = inputs.present(settings, name, runtime.runs_root)
+    lacking = code.lacking(present, name, watch.ran)
     line = f"not in the job's fingerprint: {', '.join(lacking)}; see docs/evidence.md"
     return leave(LACKING, line) if lacking else 0
 

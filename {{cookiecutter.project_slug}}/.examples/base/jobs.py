@@ -23,8 +23,7 @@ from engine.jobs import command
 from settings import Settings
 
 if __name__ == "__main__":
-    # Before torch is imported, which is slow. A further job script is named here with its settings.
-    sys.exit(command.run(run=Settings))
+    sys.exit(command.run())  # before torch is imported, which is slow
 
 from torch import Tensor, nn
 

@@ -1,6 +1,6 @@
 """What a field of a settings dataclass may say about itself, kept as the field's metadata."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -20,6 +20,7 @@ def setting(
     replaces: str = "",
     formerly: str = "",
     alone: Any = None,
+    only_with: Collection[str] = (),
 ) -> Any:
     """Return a dataclass field with a default, and with rules that the command line checks.
 
@@ -32,6 +33,7 @@ def setting(
         replaces: Another setting, which does not count where this one is above 0.
         formerly: The name that this setting had when the first jobs ran.
         alone: The value of a flag that is given without one.
+        only_with: Of a flag of the engine, settings of which a script must have one to have it.
     """
     metadata = {
         "above": above,
@@ -44,6 +46,7 @@ def setting(
         "replaces": replaces,
         "formerly": formerly,
         "alone": alone,
+        "only_with": only_with,
     }
     return field(default=default, metadata=metadata)
 

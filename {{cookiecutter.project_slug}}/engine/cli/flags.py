@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from engine.cli import metrics, registries
+from engine.cli.job_ids import JobId
 from engine.cli.spans import Span
 from engine.cli.values import Reader, as_plain, as_text, reader
 from engine.errors import SettingsError, did_you_mean
@@ -43,6 +44,11 @@ class Flag:
     reader: Reader
     names: tuple[str, ...]
     """What the value can be; none if any text will do."""
+
+    @property
+    def required(self) -> bool:
+        """Whether the command line must have it."""
+        return self.default is MISSING
 
     def read(self, text: str) -> Any:
         """Return the value of a text. Raises SettingsError if it is none, or breaks a rule."""
@@ -145,12 +151,13 @@ def _without_type(kind: type, hints: Mapping[str, Any]) -> Iterator[str]:
 def _flag(field: Field[Any], annotation: Any) -> Flag:
     """The flag of a field. Raises TypeError or ValueError if it cannot be one."""
     rules, default = field.metadata, field.default
-    if default is MISSING:
+    if default is MISSING and annotation is not JobId:
         raise ValueError("needs a default")
     if not field.init:
         raise ValueError("a value computed from other settings must be a property, not a field")
     flag = Flag(field.name, default, rules, reader(annotation), _names(rules))
-    _check_in_code(flag, "default", default)
+    if not flag.required:
+        _check_in_code(flag, "default", default)
     if "neutral" in rules:
         _check_in_code(flag, "neutral value", rules["neutral"])
     return flag

@@ -42,6 +42,9 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
     settings = flags.of(kind)
     own = {name: values.pop(name) for name in [*values] if name in settings}
     _choose_length(settings, own)
+    for name, flag in settings.items():
+        if flag.required and name not in own:
+            raise SettingsError(f"{option(name)}: is missing; it must be {flag.reader.wanted}")
     try:
         return kind(**own), runtime(**values)
     except ValueError as error:  # a rule in __post_init__
@@ -112,7 +115,12 @@ def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
         if name in engines or name == "help":
             taken = f"{option(name)} is a flag of the engine"
             raise SettingsError(f"{kind.__name__}.{name}: {taken}; choose another name")
-    known = {**own, **engines}
+    offered = {
+        name: flag
+        for name, flag in engines.items()
+        if not flag.rules.get("only_with") or own.keys() & {*flag.rules["only_with"]}
+    }
+    known = {**own, **offered}
     return known, _parser(known, docs.of_fields(kind) | docs.of_fields(runtime))
 
 
@@ -137,10 +145,12 @@ def _parser(known: Mapping[str, Flag], written: Mapping[str, docs.Doc]) -> Parse
 
 def _help(flag: Flag, text: str) -> str:
     """The help of a flag, in lines that fit the terminal."""
-    is_path = isinstance(flag.default, Path)
-    default = shown(flag.default) if is_path else as_text(as_plain(flag.default))
+    default = as_text(as_plain(flag.default)) or "empty"
+    if isinstance(flag.default, Path):
+        default = shown(flag.default)
+    said = "(required)" if flag.required else f"(default: {default})"
     names, others = flag.names, flag.rules.get("others")
     either = f"One of {', '.join(names)}{f', or {others}' if others else ''}." if names else ""
-    words = " ".join(filter(None, [text, either, f"(default: {default or 'empty'})"]))
+    words = " ".join(filter(None, [text, either, said]))
     width = min(shutil.get_terminal_size().columns, 100) - 26
     return textwrap.fill(words.replace("%", "%%"), max(width, 30), break_on_hyphens=False)

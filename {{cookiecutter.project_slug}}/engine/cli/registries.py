@@ -25,7 +25,7 @@ def names(registry: str) -> tuple[str, ...]:
     Raises SettingsError if the project has no such module or if the names are not written out.
     """
     module, _, name = registry.rpartition(".")
-    found = tuple(dict.fromkeys(_names(name, _tree(_file(registry, module)), registry)))
+    found = tuple(dict.fromkeys(_names(name, parsed(_file(registry, module)), registry)))
     if not found:
         raise SettingsError(f"{registry}: there is no such dict, or it is empty")
     return found
@@ -40,7 +40,8 @@ def _file(registry: str, module: str) -> Path:
 
 
 @cache
-def _tree(file: Path) -> ast.Module:
+def parsed(file: Path) -> ast.Module:
+    """Return the source of a file as a tree. Raises SettingsError if it is not Python."""
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError) as error:

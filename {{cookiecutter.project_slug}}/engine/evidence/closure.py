@@ -66,6 +66,10 @@ class Closure:
                 self._take_file(name, "")
         self._take_engine()
 
+    def take_input(self, job: str, code: str) -> None:
+        """Take the code of a job that this one is derived from, as its digest."""
+        self._put(f"input:{job}", code, lambda: f"code {code}", "")
+
     def _add(self, name: str, definition: str) -> None:
         """Take a definition that has run, as far as it is still there."""
         module = self._code.modules.get(name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 from engine.evidence.canonical import SCHEME, short
@@ -25,8 +25,8 @@ class Fingerprint:
 
     Parts are named "models:ConvNet" (a definition), "models:MODELS[mlp]" (an entry of a registry),
     "models:<module>" (what importing a module does), "models:<file>" (a module that cannot be
-    read), "file:kernels/a.cu" and "engine.training.ema" (its results version, or a hash if it was
-    edited).
+    read), "file:kernels/a.cu", "input:1872aa178ea7" (the code of a job that this one is derived
+    from) and "engine.training.ema" (its results version, or a hash if it was edited).
     """
 
     digest: str
@@ -81,15 +81,21 @@ class Project:
         self._written: Cache = {}
         self._known: dict[tuple[Any, ...], Fingerprint] = {}
 
-    def fingerprint(self, settings: Mapping[str, Any], also: tuple[str, ...] = ()) -> Fingerprint:
+    def fingerprint(
+        self,
+        settings: Mapping[str, Any],
+        also: tuple[str, ...] = (),
+        inputs: Mapping[str, str] = MappingProxyType({}),
+    ) -> Fingerprint:
         """Return the fingerprint of the job with these settings, as plain values by their names.
 
         They are all that its identity has; settings that were added later have their neutral
-        values there. `also` are definitions that count besides, such as "models:block".
+        values there. `also` are definitions that count besides, such as "models:block". `inputs`
+        are the digests of the jobs that this one is derived from, by their ids.
         """
-        key = self._key(settings), also
+        key = self._key(settings), also, tuple(inputs.items())
         if key not in self._known:
-            self._known[key] = self._find(settings, also)
+            self._known[key] = self._find(settings, also, inputs)
         return self._known[key]
 
     def lacking(self, code: Fingerprint, ran: Iterable[CodeType]) -> list[str]:
@@ -126,9 +132,13 @@ class Project:
             return value in keys or value.removeprefix("val_") in keys or "." in value
         return isinstance(value, list | tuple) and bool(value)
 
-    def _find(self, settings: Mapping[str, Any], also: tuple[str, ...]) -> Fingerprint:
+    def _find(
+        self, settings: Mapping[str, Any], also: tuple[str, ...], inputs: Mapping[str, str]
+    ) -> Fingerprint:
         closure = Closure(self._code, self._files, settings, self._written)
         closure.find(self._entry, also)
+        for job, code in inputs.items():
+            closure.take_input(job, code)
         labels = _labels(closure.texts)
         parts = {part: short(_named(text, labels).encode()) for part, text in closure.texts.items()}
         for part in parts:
@@ -142,7 +152,7 @@ class Project:
             labels={part: labels[part] for part in parts},
             advice=tuple(closure.advice.values()),
             lines=closure.lines,
-            _widened=partial(self.fingerprint, settings),
+            _widened=partial(self.fingerprint, settings, inputs=inputs),
             _sources=closure.sources,
             _reached_from=closure.reached_from,
         )

@@ -55,6 +55,13 @@ class Accepted:
             found |= {each for pair in self.codes if found & {*pair} for each in pair}
         return found
 
+    def oldest_code(self, digest: str) -> str:
+        """Return the oldest fingerprint that counts as the same."""
+        older = {new: old for old, new in self.codes}
+        while digest in older:
+            digest = older.pop(digest)  # once each, lest a change that was taken back goes round
+        return digest
+
     def oldest(self, hashes: Hashes) -> dict[str, str]:
         """Return the hashes of the oldest definitions that count as the same."""
         found = dict(hashes)

@@ -5,7 +5,7 @@ depend on, with its hash and its source (engine.evidence). By it a job whose cod
 is told from one that was only moved, reformatted or explained.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,6 +25,9 @@ FILE = "code.json"
 MIXED = "mixed"
 """In place of a digest, for a job that went on with changed code."""
 
+INPUT = "input"
+"""How the names of parts begin that are jobs."""
+
 NAMED = 3
 """Changed definitions that a message names at most."""
 
@@ -34,9 +37,10 @@ def _project(script: str) -> Project:
     return Project(CODE, script)
 
 
-def present(settings: Any, script: str) -> Fingerprint:
-    """Return the fingerprint of the code as it is, for a job with these settings."""
-    return _project(script).fingerprint(identity(settings))
+def present(settings: Any, script: str, inputs: Mapping[str, str]) -> Fingerprint:
+    """Return the fingerprint of the code as it is, for a job with these settings; `inputs` are the
+    digests of the jobs that it is derived from, by their ids (inputs.py finds them)."""
+    return _project(script).fingerprint(identity(settings), inputs=inputs)
 
 
 def fits(digest: str, code: Fingerprint) -> bool:
@@ -147,8 +151,10 @@ def _opened(data: bytes) -> dict[str, Any]:
 
 
 def in_python(part: str) -> str:
-    """Return a part's name as in Python: `models.ConvNet`, `models.py`."""
+    """Return a part's name as in Python: `models.ConvNet`, `models.py`; or `input 1872aa178ea7`."""
     module, _, name = part.partition(":")
+    if module == INPUT:
+        return f"{module} {name}"
     if name in ("<module>", "<file>"):
         return f"{module}.py"
     return f"{module}.{name}" if name and module != "file" else name or module

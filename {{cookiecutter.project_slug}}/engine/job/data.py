@@ -6,7 +6,7 @@ digest to the list of all that it has read, which it shares with the jobs that h
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,12 @@ def keep(attempt: Path, places: Places, before: str) -> str:
         if contents.digest(reads.read(path).values()) != new:  # it is not somebody else's
             raise
     return new
+
+
+def read_by(found: Iterable[Path]) -> Iterator[Entry]:
+    """Yield what attempts had read when they last ended."""
+    for attempt in found:
+        yield from _listed(_list(digest(attempt), last_places(attempt))).values()
 
 
 def forget_notes(attempt: Path) -> None:
@@ -124,10 +130,9 @@ def fits(digest: str, places: Places) -> bool:
 def conflict(attempts: Iterable[Path]) -> str:
     """Return a name under which some attempts have read different contents; empty if none."""
     hashes: dict[str, str] = {}
-    for attempt in attempts:
-        for entry in _listed(_list(digest(attempt), last_places(attempt))).values():
-            if hashes.setdefault(entry.name, entry.hash) != entry.hash:
-                return _printable(entry.name)
+    for entry in read_by(attempts):
+        if hashes.setdefault(entry.name, entry.hash) != entry.hash:
+            return _printable(entry.name)
     return ""
 
 

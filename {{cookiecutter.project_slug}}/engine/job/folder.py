@@ -29,10 +29,11 @@ from engine.cli.metrics import Metric, as_plain
 from engine.errors import JobError, SettingsError
 from engine.evidence import Fingerprint, running
 from engine.files import opened, read_record, record, write_record, write_text
-from engine.job import attempts, code, copies, data, identity, journal, lines, reads
+from engine.job import attempts, code, copies, data, identity, inputs, journal, lines, reads
 from engine.job.interruption import Interruption
 from engine.job.places import Places
 from engine.job.runtime import Runtime
+from engine.job.scripts import DEFAULT
 from engine.job.terminal import Terminal, log
 from engine.paths import CODE, portable
 
@@ -55,28 +56,35 @@ STATUS = {
 
 
 class JobFolder(Generic[S]):
-    """A job's folder, `root`, and its attempt's, `path`. `journal` is there once it is open."""
+    """A job's folder, `root`, and its attempt's, `path`. `journal` is there once it is open.
+
+    `runs_root` is where other jobs are.
+    """
 
     journal: journal.Journal
 
     def __init__(
-        self, settings: S, runtime: Runtime, metrics: Mapping[str, Metric], script: str = "run"
+        self, settings: S, runtime: Runtime, metrics: Mapping[str, Metric], script: str = DEFAULT
     ) -> None:
         self.settings, self.runtime, self.metrics, self.script = settings, runtime, metrics, script
         self.id = identity.job_id(settings, script)
         self.label = f"job {self.id}"
-        self.root = _absolute(runtime.runs_root) / self.id
+        self.runs_root = _absolute(runtime.runs_root)
+        self.root = self.runs_root / self.id
         self.interruption = Interruption()
+        inputs.name(self.id, settings, script)
 
     @property
     def name(self) -> str:
-        """The settings that differ from their defaults, in one line."""
-        return identity.as_words(self.settings)
+        """The settings that differ from their defaults, in one line; before them the script, if it
+        is not run.py."""
+        words = identity.as_words(self.settings)
+        return words if self.script == DEFAULT else f"{self.script} {words}"
 
     @cached_property
     def code(self) -> Fingerprint:
         """The code that the job's results would depend on now."""
-        return code.present(self.settings, self.script)
+        return inputs.present(self.settings, self.script, self.runs_root)
 
     @cached_property
     def path(self) -> Path:
@@ -168,7 +176,9 @@ class JobFolder(Generic[S]):
         """Note from now on which files this process reads, beside what the attempt has read."""
         if self.runtime.force or self.starts_over or self.finished():
             (self.path / reads.FILE).unlink(missing_ok=True)
-        reads.note_from_now_on(data.begin(self.path, self.places))
+        notes = data.begin(self.path, self.places)
+        notes.add(data.read_by(inputs.attempts_at(self.settings, self.runs_root)))
+        reads.note_from_now_on(notes)
 
     def take(self) -> None:
         """Become the job's owner on this disk; raises JobError if another process is."""

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from engine.cli import flags
+from engine.cli import JobId, flags
 from engine.cli.values import as_plain, as_text
 from engine.errors import SettingsError
 
@@ -46,6 +46,17 @@ def job_id(settings: Any, script: str = "run") -> str:
             hashed[known.formerly.get(name, name)] = value
     text = json.dumps([script, hashed], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def inputs(settings: Any) -> dict[JobId, str]:
+    """Return the jobs that a job is derived from: their ids, each with the flag that names it."""
+    found: dict[JobId, str] = {}
+    for name in flags.of(type(settings)):
+        value = getattr(settings, name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, JobId):
+                found.setdefault(each, flags.option(name))
+    return found
 
 
 def neutral(settings: Any) -> dict[str, Any]:

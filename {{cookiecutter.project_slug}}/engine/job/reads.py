@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -47,6 +47,11 @@ class Reads:
         self._places, self._known = places, known
         self._seen, self._made = set[str](), set[str]()
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Count files as read that others have read."""
+        for entry in entries:
+            os.write(self._file, encoded(entry))
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
         """Note what Python reports. Raises OSError if that cannot be written down."""

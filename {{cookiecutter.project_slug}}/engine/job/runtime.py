@@ -7,6 +7,12 @@ from typing import Literal
 from engine.cli import Span, setting
 from engine.paths import PROJECT
 
+LENGTHS = ("epochs", "steps", "minutes")
+"""Settings of jobs that train: others are not offered the flags of a training loop."""
+
+BATCHES = (*LENGTHS, "batch_size")
+"""Settings of jobs that read batches: others are not offered the flags of a loader."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
@@ -16,15 +22,15 @@ class Runtime:
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, cuda:1 or mps. auto: a GPU if there is one."""
 
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Literal["auto", "on", "off"] = setting("auto", only_with=BATCHES)
     """Whether to use torch.compile. auto: on a CUDA GPU, if the job is so long that it saves more
     time than it takes."""
 
-    loader: Literal["auto", "resident", "workers"] = "auto"
+    loader: Literal["auto", "resident", "workers"] = setting("auto", only_with=BATCHES)
     """How batches are read. resident: all data is kept on the device; workers: processes read it in
     the background; auto: by the size of the data."""
 
-    workers: int | Literal["auto"] = setting("auto", at_least=0, at_most=1024)
+    workers: int | Literal["auto"] = setting("auto", at_least=0, at_most=1024, only_with=BATCHES)
     """Processes that read data with --loader workers. auto: by this job's fraction of the cores."""
 
     threads: int | Literal["auto"] = setting("auto", at_least=1, at_most=1024)
@@ -36,21 +42,21 @@ class Runtime:
     runs_root: Path = PROJECT / "runs"
     """Folder with a folder for each job, and in that one for each attempt."""
 
-    log_every: int | Literal["auto"] = setting("auto", at_least=1)
+    log_every: int | Literal["auto"] = setting("auto", at_least=1, only_with=LENGTHS)
     """Optimizer steps between two logged points of the training metrics, each the mean over these
     steps. auto: about 1,000 points per job."""
 
-    checkpoint_minutes: float = setting(10.0, above=0, at_most=10_000)
+    checkpoint_minutes: float = setting(10.0, above=0, at_most=10_000, only_with=LENGTHS)
     """Minutes between two checkpoints. One is also written when the job is interrupted."""
 
-    pause_after: Span | None = setting(None, above=0)
+    pause_after: Span | None = setting(None, above=0, only_with=LENGTHS)
     """Pause the job after this many steps (500) or epochs (2e), counted from its beginning. The
     same command without this flag continues it."""
 
     deterministic: bool = False
     """Use only deterministic operations, so that a GPU gives the same bits each time. Slower."""
 
-    profile: int = setting(0, at_least=0, at_most=10_000, alone=20)
+    profile: int = setting(0, at_least=0, at_most=10_000, alone=20, only_with=LENGTHS)
     """Steps to profile, 20 if no number is given. profile.txt in the job's folder then shows where
     their time goes and what to change. 0: off."""
 
@@ -62,7 +68,7 @@ class Runtime:
     """Start over, even if the job is finished or diverged. What it has left so far is kept until it
     has finished again."""
 
-    continue_anyway: bool = False
+    continue_anyway: bool = setting(False, only_with=LENGTHS)
     """Continue the last attempt, even if the code has changed since it began. Its results then
     belong to no version of the code."""
 

@@ -15,7 +15,7 @@ from engine.job.acceptance import Change, Hashes
 from engine.job.folder import JobFolder
 from engine.job.terminal import leave
 from engine.jobs import replay
-from engine.jobs.project import Project
+from engine.jobs.project import Job, Project
 from engine.paths import CODE
 
 Changes = tuple[tuple[Hashes, Hashes], ...]
@@ -30,6 +30,7 @@ def accept(project: Project, because: str, verify: bool) -> int:
     if not because.strip():
         raise SettingsError("--because: say why results do not change")
     stale = [job for job in project.all() if job.state(project.view).word == "stale"]
+    stale = [job for job in stale if not _is_by_inputs(job)]
     known = [job.folder for job in stale if job.folder and job.latest and code.parts(job.latest)]
     if not stale:
         print("no job is stale")
@@ -39,6 +40,14 @@ def accept(project: Project, because: str, verify: bool) -> int:
     if accepted:
         _write(accepted, because, verify)
     return 0 if len(accepted) == len(stale) else 1
+
+
+def _is_by_inputs(job: Job) -> bool:
+    """Whether a job is stale only since its inputs are, with which it counts again."""
+    if not (job.folder and job.latest):
+        return False
+    names = code.changed(job.latest, job.folder.code)
+    return bool(names) and all(name.startswith(f"{code.INPUT}:") for name in names)
 
 
 def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:

@@ -1,6 +1,8 @@
 """What is known of one attempt at a job: its code, when and where it ran, and its results."""
 
+import json
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +45,8 @@ class Attempt:
 
     tags: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Test results, and validation results of the best evaluation."""
+    """Test results, validation results of the best evaluation, and what a script that does not
+    train has measured."""
 
     code_copy: str = ""
     installed: str = ""
@@ -72,13 +75,14 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     sent = read_record(path / "sent.json")
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
+    declared = lines.record_of(path, "settings.json").get("metrics", {})
     problem = ""
     try:
         with (path / lines.FILE).open("rb") as file:
             for line in lines.Reader(file).read():
                 tags |= line.get("tags", {})
                 found = line.get("metrics", {})
-                metrics |= {k: v for k, v in found.items() if k.startswith(RESULTS)}
+                metrics |= _results(found, declared)
     except (OSError, JobError) as error:
         problem = cause(error)
     return Attempt(
@@ -120,7 +124,11 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
 
 def results(stored: StoredJob) -> dict[str, float]:
     """Return what a stored job logged at its end."""
-    return {k: v for k, v in stored["metrics"].items() if k.startswith(RESULTS)}
+    return _results(stored["metrics"], json.loads(stored["tags"].get("metrics", "{}")))
+
+
+def _results(metrics: dict[str, float], declared: Collection[str]) -> dict[str, float]:
+    return {k: v for k, v in metrics.items() if k.startswith(RESULTS) or k in declared}
 
 
 def last_logged(attempt: Path) -> float:

@@ -90,15 +90,14 @@ COMMANDS = {
 }
 
 
-def run(**kinds: type) -> int:
-    """Do what the command line says; returns the exit status. `kinds` are the classes of settings,
-    by job script: `run=Settings`."""
+def run() -> int:
+    """Do what the command line says; returns the exit status."""
     interruption.handle(signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `list | head` no trace
     os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
     try:
         given = _read(sys.argv[1:])
-        project = Project(kinds, given.runs_root)
+        project = Project(given.runs_root)
         status = COMMANDS[given.command].act(project, given)
     except (SettingsError, ConnectionError) as error:
         return leave(2 if isinstance(error, SettingsError) else 1, f"jobs.py: {error}")

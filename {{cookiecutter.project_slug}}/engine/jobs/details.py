@@ -64,18 +64,19 @@ def _print_settings(job: Job) -> None:
     """A line for each setting, with its default where that is another value."""
     settings = _settings(job)
     known = flags.of(type(job.folder.settings)) if job.folder else {}
+    defaults = {name: as_plain(flag.default) for name, flag in known.items() if not flag.required}
     print("settings")
     width = max(map(len, settings), default=0)
     for name, value in settings.items():
-        default = as_plain(known[name].default) if name in known else value
+        default = defaults.get(name, value)
         usual = f"  (default: {as_text(default) or 'empty'})" if value != default else ""
         print(f"  {name:{width}}  {as_text(value)}{usual}".rstrip())
 
 
 def _print_attempt(attempt: Attempt) -> None:
     name = attempt.folder.name if attempt.folder else attempt_name(attempt.code) or "without code"
-    others = f"with other code or data ({attempt.change})"
-    fits = others if attempt.change else "with the present code and data"
+    other_code = f"with other code or data ({attempt.change})"
+    fits = other_code if attempt.change else "with the present code and data"
     print(f"\nattempt {name}: {attempt.state}, {fits}")
     tags = attempt.tags
     commit = tags.get("commit", "")
@@ -83,9 +84,11 @@ def _print_attempt(attempt: Attempt) -> None:
         commit += ", with changes"
     tested = {k: v for k, v in attempt.metrics.items() if k.startswith("test_")}
     best = {k: v for k, v in attempt.metrics.items() if k.startswith("best_")}
+    others = {k: v for k, v in attempt.metrics.items() if k not in tested | best}
     lines = {
         "until" if attempt.state == "running" else "ended": local(attempt.ended),
         "said": "" if attempt.state == "finished" else attempt.said,
+        "result": as_line(others),
         "test": as_line(tested),
         "validation": as_line(best),
         "host": tags.get("host", ""),

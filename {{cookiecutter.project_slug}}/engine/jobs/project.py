@@ -15,7 +15,7 @@ from engine import locks
 from engine.cli import Span
 from engine.cli.values import as_text
 from engine.errors import SettingsError, cause
-from engine.job import attempts, lines
+from engine.job import attempts, lines, scripts
 from engine.job.folder import JobFolder
 from engine.job.identity import restore
 from engine.job.runtime import Runtime
@@ -34,7 +34,7 @@ class Job:
     """A job, as far as it is known."""
 
     id: str
-    script: str = "run"
+    script: str = scripts.DEFAULT
     settings: dict[str, Any] = field(default_factory=dict)
     """As they are recorded; empty if they cannot be read."""
 
@@ -56,7 +56,8 @@ class Job:
         """The settings that differ from their defaults, in one line."""
         if self.folder:
             return self.folder.name
-        return " ".join(f"{name}={as_text(each)}" for name, each in self.settings.items())
+        script = [] if self.script == scripts.DEFAULT else [self.script]
+        return " ".join([*script, *(f"{k}={as_text(v)}" for k, v in self.settings.items())])
 
     @property
     def latest(self) -> Path | None:
@@ -78,15 +79,15 @@ class Job:
 
 
 class Project:
-    """All jobs of the project; `kinds` are the classes of their settings, by job script.
+    """All jobs of the project.
 
     Raises SettingsError if there is no such folder of runs, or there can be no such store.
     """
 
-    def __init__(self, kinds: Mapping[str, type], runs_root: Path | None) -> None:
+    def __init__(self, runs_root: Path | None) -> None:
         if runs_root and not runs_root.expanduser().is_dir():
             raise SettingsError(f"--runs-root: there is no folder {runs_root}")
-        self._kinds, self.runs_root = kinds, (runs_root or Runtime().runs_root).expanduser()
+        self.runs_root = (runs_root or Runtime().runs_root).expanduser()
 
     @cached_property
     def view(self) -> View:
@@ -156,10 +157,7 @@ class Project:
         """Return the job with its settings and its folder, as far as they can be known."""
         try:
             self._read_settings(job)
-            kind = self._kinds.get(job.script)
-            if kind is None:
-                raise SettingsError(f"jobs.py does not say which settings {job.script}.py has")
-            settings: Any = restore(kind, job.settings)
+            settings: Any = restore(scripts.read(job.script).settings, job.settings)
             folder = JobFolder(settings, self._runtime(job), {}, job.script)
             if folder.id != job.id:
                 raise SettingsError(f"today's settings.py makes another job of it, {folder.id}")
@@ -174,7 +172,7 @@ class Project:
                 job.script, job.settings = about["script"], about["settings"]
                 return
         for stored in job.stored or (each for each in self._stored if each["job_id"] == job.id):
-            job.script = stored["tags"].get("script", "run")
+            job.script = stored["tags"].get("script", scripts.DEFAULT)
             job.settings = {name: value(text) for name, text in stored["params"].items()}
         if not job.settings:
             why = "its settings.json is damaged or missing" if job.attempts else "no permission"

@@ -8,12 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from engine.cli import flags
 from engine.cli.flags import option
 from engine.cli.values import as_text
 from engine.errors import JobError
 from engine.job import lines
 from engine.job.folder import JobFolder
 from engine.job.identity import identity
+from engine.job.runtime import LENGTHS
 from engine.paths import CODE
 from engine.tracking.address import last_line
 
@@ -28,6 +30,8 @@ def difference(job: JobFolder[Any]) -> str:
     """Return how the present code's first steps differ from those that a job's journal has, in a
     few words; empty if all bits are the same. Raises JobError if they cannot be compared."""
     assert job.latest
+    if not {*LENGTHS} & flags.of(type(job.settings)).keys():
+        raise JobError("it does not train, so it has no first steps")
     start, said = _journal(job.latest)
     declared = lines.record_of(job.latest, "settings.json").get("metrics", {})
     names = {f"{part}_{name}" for part in ("train", "val") for name in declared} | {"lr"}
@@ -76,12 +80,12 @@ def _again(
     job: JobFolder[Any], until: int, log_every: int | str, threads: str, folder: Path
 ) -> list[dict[str, Any]]:
     """The journal of a job that runs up to a step, in a folder and a store of its own."""
-    flags = [f"{option(name)}={as_text(value)}" for name, value in identity(job.settings).items()]
-    flags += [f"--pause-after={until}", f"--log-every={log_every}", f"--runs-root={folder}"]
-    flags += [f"--threads={threads}"]
-    flags += [f"--data-root={job.places.data_root}", "--quiet"]
+    words = [f"{option(name)}={as_text(value)}" for name, value in identity(job.settings).items()]
+    words += [f"--pause-after={until}", f"--log-every={log_every}", f"--runs-root={folder}"]
+    words += [f"--threads={threads}"]
+    words += [f"--data-root={job.places.data_root}", "--quiet"]
     done = subprocess.run(
-        [sys.executable, str(CODE / f"{job.script}.py"), *flags],
+        [sys.executable, str(CODE / f"{job.script}.py"), *words],
         env=os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"},
         capture_output=True,
         text=True,

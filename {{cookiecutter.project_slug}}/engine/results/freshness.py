@@ -11,8 +11,9 @@ from typing import Any
 
 from engine.errors import SettingsError
 from engine.evidence import Fingerprint
-from engine.job import code, data
+from engine.job import code, data, inputs
 from engine.job.identity import restore
+from engine.job.scripts import DEFAULT
 from engine.paths import PROJECT
 from engine.tracking.stored_jobs import StoredJob
 
@@ -45,7 +46,9 @@ def _present(job: StoredJob, kind: type[Any]) -> Fingerprint | None:
     """The present code of a job; None if today's settings cannot say the job's."""
     stored = {name: value(text) for name, text in job["params"].items()}
     with suppress(SettingsError):
-        return code.present(restore(kind, stored), job["tags"].get("script", "run"))
+        settings: Any = restore(kind, stored)
+        runs_root = folder_of(job["tags"].get("job_folder", "")).parent.parent
+        return inputs.present(settings, job["tags"].get("script", DEFAULT), runs_root)
     return None
 
 

@@ -128,14 +128,15 @@ def monitored(jobs: "pd.DataFrame") -> Measured:
     data.
 
     Where that is `none`, the first declared metric that they have validation values of, else
-    training values. Raises NoResults where they have neither.
+    training values, else values on no part of the data, as of a script that does not train. Raises
+    NoResults where they have none.
     """
     metrics = declared(jobs)
     monitors = jobs.get("monitor", jobs["job_id"].map(lambda _: "none"))
     name = str(monitors.mode()[0]).removeprefix("val_")
     if name in metrics:
         return Measured(name, metrics[name], "val")
-    parts: tuple[Part, ...] = ("val", "train")
+    parts: tuple[Part | None, ...] = ("val", "train", None)
     for part in parts:
         for name, metric in metrics.items():
             if (found := Measured(name, metric, part)).key in jobs:

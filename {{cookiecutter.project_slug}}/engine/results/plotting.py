@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import SettingsError, did_you_mean
+from engine.job.scripts import DEFAULT
 from engine.paths import PROJECT
 from engine.results import figure_files, figures, groups, provenance, style, tables, venues
 from engine.results.metrics import NoResults, chooser, declared
@@ -26,11 +27,13 @@ def main(
     of_one: Mapping[str, Drawing],
     only: Mapping[str, Any],
     labels: Mapping[str, str],
+    script: str = DEFAULT,
 ) -> int:
     """Draw figures, by their names: those `of_all` jobs that have the settings of `only`, and those
     `of_one` of them, by default the best on validation data.
 
-    `kind` is the class of the project's settings, `labels` are what settings are called in figures.
+    The jobs are those of one script, `run` for run.py; `kind` is the class of their settings.
+    `labels` are what settings are called in figures.
     Returns the exit status: 1 if a figure would not print right, or none could be drawn.
     """
     args = _parser().parse_args()
@@ -41,7 +44,7 @@ def main(
         if args.venue == "list":
             print(venues.listing())
             return 0
-        return _draw_all(args, kind, of_all, of_one, only, labels)
+        return _draw_all(args, kind, script, of_all, of_one, only, labels)
     except SettingsError as error:
         status, said = 2, str(error)
     except (NoResults, OSError) as error:
@@ -53,6 +56,7 @@ def main(
 def _draw_all(
     args: argparse.Namespace,
     kind: type[Any],
+    script: str,
     of_all: Mapping[str, Drawing],
     of_one: Mapping[str, Drawing],
     only: Mapping[str, Any],
@@ -62,7 +66,7 @@ def _draw_all(
     style.label_settings(labels)
     if args.experiment == experiment_name():
         reading.settle(args.experiment)
-    every = tables.jobs(args.experiment, kind)
+    every = tables.jobs(args.experiment, kind, script)
     jobs = tables.only(every, only)
     declared(jobs)  # two directions of one metric let no figure be true
     mixed = _other_code(jobs, args.any_code)

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import SettingsError, did_you_mean
+from engine.job.scripts import DEFAULT
 from engine.results import freshness
 from engine.results.metrics import DECLARED, Measured, NoResults
 from engine.results.predictions import predictions
@@ -27,8 +28,9 @@ OWN = ("job_id", "run_id", "ended", "diverged")
 """What a table of jobs has besides their settings, metrics and tags."""
 
 
-def jobs(experiment: str, kind: type[Any] | None = None) -> "pd.DataFrame":
-    """Return one row per job, by job id: its settings, last metrics and tags, each a column.
+def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) -> "pd.DataFrame":
+    """Return one row per job of a script, such as `run` for run.py, by job id: its settings, last
+    metrics and tags, each a column.
 
     With the class of the project's settings (`kind`), a job's row is that of its attempt with the
     present code, if it has one; without, that of its last one. Whether it is of other code than the
@@ -41,9 +43,12 @@ def jobs(experiment: str, kind: type[Any] | None = None) -> "pd.DataFrame":
     `attrs["settings"]`. Raises NoResults where no job has finished, ConnectionError where the store
     cannot be read.
     """
-    found, stale = freshness.chosen(stored_jobs.jobs(experiment), kind)
+    of_script = [
+        job for job in stored_jobs.jobs(experiment) if job["tags"].get("script", DEFAULT) == script
+    ]
+    found, stale = freshness.chosen(of_script, kind)
     if all(job["diverged"] for job in found):
-        raise NoResults(_why_none(experiment, len(found)))
+        raise NoResults(_why_none(experiment, script, len(found)))
     import pandas as pd
 
     table = pd.DataFrame(map(_row, found))
@@ -162,10 +167,11 @@ def _today(name: str, renamed: Mapping[str, str]) -> str:
     return name
 
 
-def _why_none(experiment: str, diverged: int) -> str:
+def _why_none(experiment: str, script: str, diverged: int) -> str:
     known = reading.experiments()
+    job = "job" if script == DEFAULT else f"job of {script}.py"
     if diverged:
-        return f"all {diverged} jobs in the experiment {experiment!r} diverged; see their log.txt"
+        return f"all {diverged} {job}s in the experiment {experiment!r} diverged; see their log.txt"
     if experiment in known or not known:
-        return f"no finished job in the experiment {experiment!r} yet"
+        return f"no finished {job} in the experiment {experiment!r} yet"
     return f"no experiment {experiment!r} in the tracking store; it has {', '.join(known)}"

@@ -1,7 +1,8 @@
 """What a sweep is to do and, in the end, has done, in files of its folder.
 
 `plan.json` has all jobs. The others are for queue.sh and Slurm's tasks: `queue` (a line for each
-job to run: index, id, folder), `jobs/<index>` (its words), `slots` (a line for each worker: device,
+job to run: index, id, folder, and the indices of those that it is derived from and that run before
+it), `jobs/<index>` (its words, the script first), `slots` (a line for each worker: device,
 lock, place) and `options`. `codes/<index>` is the exit status of a job that has run. An index is a
 job's place in the grid, from 1.
 
@@ -34,21 +35,32 @@ class Row(NamedTuple):
     folder: str
 
 
+class Task(NamedTuple):
+    """A job that is left to run: its index, its words, and the indices of its inputs that are."""
+
+    number: int
+    words: Sequence[str]
+    inputs: Sequence[int]
+
+
 def write(
     folder: Path,
     rows: Sequence[Row],
-    left: Mapping[int, list[str]],
+    left: Sequence[Task],
     slots: list[Slot],
     flags: Namespace,
 ) -> None:
-    """Write down all jobs, and the words of those that are left to run, by their index."""
-    for index, words in left.items():
-        text = "".join(f"{word}\0" for word in words)
-        (folder / "jobs" / str(index)).write_text(text, errors="surrogateescape")
+    """Write down all jobs, and those that are left to run, each after its inputs."""
+    for task in left:
+        text = "".join(f"{word}\0" for word in task.words)
+        (folder / "jobs" / str(task.number)).write_text(text, errors="surrogateescape")
     at_once = min(len(left), len(slots))
     threads = max(1, machine.cores() // at_once)
     numbers = (len(rows), flags.per_gpu or 1, flags.retries, at_once, threads)
-    queue = [(index, rows[index - 1].id, rows[index - 1].folder) for index in left]
+    queue = []
+    for task in left:
+        row = rows[task.number - 1]
+        queue.append((task.number, row.id, row.folder, " ".join(map(str, task.inputs))))
     files.write_json(folder / "plan.json", {"jobs": rows})
     (folder / "slots").write_text(_lines(slots))
     (folder / "options").write_text(_lines([(*numbers, "1" if flags.fail_fast else "")]))

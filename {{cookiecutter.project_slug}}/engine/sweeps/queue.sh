@@ -80,8 +80,8 @@ run_job() {
   mkdir -p "$folder" && echo "started on $slot, $(date)" >>"$folder/output.txt"
   while
     read_words "$index"
-    echo "[$index/$count] job $id started on $slot: ${args[*]-}"
-    attempt "$index" "$folder" ${args[@]+"${args[@]}"}
+    echo "[$index/$count] job $id started on $slot: ${args[*]}"
+    attempt "$index" "$folder" "${args[@]}"
     last=$(tail -n 1 "$folder/output.txt")
     if [[ $last != "job $id "* ]]; then # it was killed, or crashed
       last="job $id ended with status $code: $last"
@@ -99,7 +99,7 @@ run_job() {
 # The word that a job wrote down when it ended.
 outcome() { sed -n 's/^ *"status": "\(.*\)",*$/\1/p' "$1/outcome.json" 2>/dev/null; }
 
-# Reads a job's words into `args`.
+# Reads a job's words, its script and its flags, into `args`.
 read_words() {
   local word
   args=()
@@ -108,9 +108,9 @@ read_words() {
 
 # Starts a job and waits for its end; `code` is its exit status. Everything it prints is kept.
 attempt() {
-  local index=$1 folder=$2 pid
-  shift 2
-  PROJECT_FOLDER=$PWD "$python" "$work/code/run.py" "$@" >>"$folder/output.txt" 2>&1 &
+  local index=$1 folder=$2 script=$3 pid
+  shift 3
+  PROJECT_FOLDER=$PWD "$python" "$work/code/$script" "$@" >>"$folder/output.txt" 2>&1 &
   pid=$!
   echo "$pid" >"$work/pids/$index"
   if [[ -e $work/stop ]]; then kill -TERM "$pid" 2>/dev/null; fi
@@ -132,8 +132,22 @@ may_do_better() {
 worker() {
   trap '' INT HUP PIPE
   trap : TERM
-  local slot=$1 lock=$2 place=$3 index id folder said='' held='' code='' usage='' args=()
-  while IFS=$'\t' read -r index id folder <&3; do
+  local slot=$1 lock=$2 place=$3 said='' held='' code='' usage='' args=() early='' busy=1
+  while
+    take_jobs
+    [[ -n $held ]] && release && held=''
+    [[ -n $early && -n $busy ]] && goes_on
+  do sleep 1 && is_running && busy=1 || busy=''; done
+}
+
+# Goes once through the queue; `early` says whether it has jobs whose inputs are not over yet, `busy`
+# that this worker has run any.
+take_jobs() {
+  local index id folder inputs
+  early=''
+  while IFS=$'\t' read -r index id folder inputs <&3; do
+    [[ -d $work/claims/$index ]] && continue
+    if ! are_over "$inputs"; then early=1 && continue; fi
     while [[ -z $held && ! -d $work/claims/$index ]] && goes_on; do
       if hold "$slot" "$lock" "$place"; then held=1; fi
     done
@@ -142,8 +156,23 @@ worker() {
     if was_run_elsewhere "$index" "$folder"; then continue; fi
     run_job "$slot" "$index" "$id" "$folder" 3<&-
     release
-    held=''
+    held='' busy=1
   done 3<"$work/queue"
+}
+
+# Whether jobs are over, however they have ended: a job says itself if an input has failed.
+are_over() {
+  local index status
+  for index in $1; do
+    read -r status 2>&- <"$work/codes/$index" && ((status != 4)) || return 1
+  done
+}
+
+# Whether any job of this sweep runs.
+is_running() {
+  local file pid
+  for file in "$work"/pids/*; do read -r pid 2>&- <"$file" && kill -0 "$pid" 2>&- && return; done
+  return 1
 }
 
 # Becomes a module of the sweep's copy of the engine.
@@ -199,18 +228,18 @@ run_queue() {
 
 # Leaves in the queue the jobs that have no status yet; waits until the first one has no owner.
 keep_unresolved() {
-  local index id folder code
-  while IFS=$'\t' read -r index id folder; do
+  local index id folder inputs code
+  while IFS=$'\t' read -r index id folder inputs; do
     code=4
     if [[ -e $work/codes/$index ]]; then read -r code <"$work/codes/$index"; fi
     if ((code == 4)); then
       rm -rf "$work/codes/$index" "$work/claims/$index"
-      printf '%s\t%s\t%s\n' "$index" "$id" "$folder"
+      printf '%s\t%s\t%s\t%s\n' "$index" "$id" "$folder" "$inputs"
     fi
   done <"$work/queue" >"$work/unresolved"
   mv "$work/unresolved" "$work/queue"
   if [[ -s $work/queue && ! -e $work/stop ]]; then
-    read -r index id folder <"$work/queue"
+    IFS=$'\t' read -r index id folder inputs <"$work/queue"
     become states "$folder" >&2 &
     while kill -0 $! 2>/dev/null && [[ ! -e $work/stop ]]; do wait $!; done
     kill $! 2>/dev/null

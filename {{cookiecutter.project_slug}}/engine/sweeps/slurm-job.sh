@@ -8,13 +8,14 @@
 work=$1 row=$(($2 + SLURM_ARRAY_TASK_ID + 1)) python=$3
 task=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 cd "$work/../.." && source "$work/code/engine/sweeps/queue.sh" || exit
-IFS=$'\t' read -r index _ folder < <(sed -n "${row}p" "$work/queue")
+IFS=$'\t' read -r index _ folder _ < <(sed -n "${row}p" "$work/queue")
 read_words "$index"
 mkdir -p "$folder"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SLURM_CPUS_ON_NODE} # not all Slurms keep jobs to theirs
 trap 'kill -USR1 "$pid" 2>/dev/null' USR1
 trap 'kill -TERM "$pid" 2>/dev/null' TERM
-attempt "$index" "$folder" ${args[@]+"${args[@]}"}
+attempt "$index" "$folder" "${args[@]}"
+((code == 3)) && code=0 # it has finished, and those that are derived from it can start
 ((code == 138 || code == 143)) && [[ $(squeue --noheader --job="$task" --format=%T) == RUNNING ]] &&
   scontrol requeue "$task"
 exit "$code"

@@ -9,14 +9,27 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.errors import SettingsError
 
 OPTIONS = ("--gres=gpu:1", "--signal=B:USR1@60", "--requeue", "--open-mode=append")
 """What sbatch is told unless the user says otherwise: USR1, 60 s before the end, is the warning."""
+
+
+Inputs = Sequence[int | str]
+"""What a job waits for: places in the queue, from 0, and tasks that Slurm has already."""
+
+
+class Queued(NamedTuple):
+    """A job in Slurm's queue: its task, such as `17_3`, and Slurm's word for its state."""
+
+    task: str
+    state: str
 
 
 def require() -> None:
@@ -25,28 +38,49 @@ def require() -> None:
         raise SettingsError("--slurm: there is no sbatch on this machine")
 
 
-def submit(folder: Path, count: int, at_most: int | None, options: list[str], name: str) -> str:
-    """Hand the jobs of a sweep's queue to Slurm; a line that says so. Raises SettingsError."""
-    size = _largest_array()
+def submit(
+    folder: Path, inputs: Sequence[Inputs], at_most: int | None, options: list[str], name: str
+) -> str:
+    """Hand the jobs of a sweep's queue, by their inputs, to Slurm; a line that says so.
+
+    Raises SettingsError.
+    """
     limit = f"%{at_most}" if at_most else ""
     output = str(folder).replace("%", "%%") + "/slurm-%A_%a.txt"
     script = str(folder / "code" / "engine" / "sweeps" / "slurm-job.sh")
     ids: list[str] = []
-    for start in range(0, count, size):
-        words = [f"--array=0-{min(size, count - start) - 1}{limit}", f"--job-name={name}"]
+    tasks: list[str] = []
+    for start, count, of_all in _arrays_to_make(inputs, _largest_array()):
+        words = [f"--array=0-{count - 1}{limit}", f"--job-name={name}"]
         words += [f"--output={output}", "--parsable", *OPTIONS]
+        after = [tasks[each] if isinstance(each, int) else each for each in of_all]
+        conditions = [":".join(["afterok", *after])] if after else []
         if at_most and ids:  # a limit holds within one array
-            words.append(f"--dependency=afterany:{ids[-1]}")
+            conditions.append(f"afterany:{ids[-1]}")
+        if conditions:
+            words += [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"]
         try:
             made = _ask("sbatch", *words, *options, script, str(folder), str(start), sys.executable)
         except SettingsError as error:
-            had = f"; Slurm has {start} of {count} jobs, the same command hands it the rest"
+            rest = "the same command hands it the rest"
+            had = f"; Slurm has {start} of {len(inputs)} jobs, {rest}"
             raise SettingsError(f"{error}{had if ids else ''}") from error
         ids.append(made.split(";")[0].strip())
+        tasks += [f"{ids[-1]}_{number}" for number in range(count)]
         with (folder / "slurm").open("a") as file:
             print(ids[-1], start, file=file)
     arrays = ", ".join(ids)
-    return f"{count} jobs submitted to Slurm as {arrays}; bash run.sh --list shows them"
+    return f"{len(inputs)} jobs submitted to Slurm as {arrays}; bash run.sh --list shows them"
+
+
+def _arrays_to_make(inputs: Sequence[Inputs], size: int) -> Iterator[tuple[int, int, Inputs]]:
+    """The first job of each array, how many it has, and what they all wait for: their inputs."""
+    start = 0
+    for of_all, alike in groupby(inputs):
+        end = start + len(list(alike))
+        for first in range(start, end, size):
+            yield first, min(size, end - first), of_all
+        start = end
 
 
 def was_given(folder: Path) -> bool:
@@ -63,12 +97,10 @@ def has(folder: Path) -> bool:
         return True
 
 
-def queued(sweeps: Path) -> dict[str, str]:
-    """What Slurm says of the jobs in its queue, such as `Slurm 17_3 PENDING`, by job id.
-
-    Raises SettingsError where it says nothing.
-    """
-    found: dict[str, str] = {}
+def queued(sweeps: Path) -> dict[str, Queued]:
+    """What Slurm says of the jobs in its queue, by job id. Raises SettingsError where it says
+    nothing."""
+    found: dict[str, Queued] = {}
     folders = [path.parent for path in sorted(sweeps.glob("*/slurm"))]
     tasks = _tasks() if folders else {}
     for folder in folders:
@@ -76,7 +108,7 @@ def queued(sweeps: Path) -> dict[str, str]:
             ids = [line.split("\t")[1] for line in (folder / "queue").read_text().splitlines()]
             for array, start in _arrays(folder):
                 for task, state in tasks.get(array, {}).items():
-                    found[ids[start + task]] = f"Slurm {array}_{task} {state}"
+                    found[ids[start + task]] = Queued(f"{array}_{task}", state)
     return found
 
 

@@ -66,14 +66,14 @@ class View:
         self.problems: list[str] = []
         self.store_is_away = False
         self._known = reading.Known({}, {})
-        self._queued: dict[str, str] = {}
+        self.queued: dict[str, slurm.Queued] = {}
         try:
             self._known = reading.known(experiment_name())
         except ConnectionError as error:
             self.store_is_away = True
             self.problems.append(f"{error}; going by the jobs' folders alone")
         try:
-            self._queued = slurm.queued(SWEEPS)
+            self.queued = slurm.queued(SWEEPS)
         except SettingsError as error:
             self.problems.append(f"{error}; what is in its queue is not known")
 
@@ -92,8 +92,8 @@ class View:
             return State("running", *progress(latest))
         if lease := self._lease(job):
             return State("running", f"on {lease.host}")
-        if job.id in self._queued:
-            return State("queued", self._queued[job.id])
+        if queued := self.queued.get(job.id):
+            return State("queued", f"Slurm {queued.task} {queued.state}")
         if finished and not job.runtime.force and not latest:
             return State("stale", "in another folder")
         return State("pending") if job.runtime.force else self._by_folder(job)
@@ -150,7 +150,8 @@ def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
     for job_id, job in unlike.items():
         word, about, _ = view.state(job)
         row = {"id": job_id, "state": word, "about": about, "folder": str(job.path)}
-        rows.append(row | {"code": job.code.digest, "settings": identity(job.settings)})
+        row |= {"code": job.code.digest, "script": job.script}
+        rows.append(row | {"settings": identity(job.settings)})
     print(json.dumps(rows, indent=2))
     view.warn()
 

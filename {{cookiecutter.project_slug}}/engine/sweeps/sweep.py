@@ -1,106 +1,100 @@
 """A sweep's jobs, looked at together before any of them starts.
 
-run.sh calls `python run.py --grid FOLDER FLAGS`, with the sweep's folder and its own flags. Every
-job is read and checked; then the code is frozen and the plan written, for queue.sh to carry out or
-for Slurm.
+run.sh starts `python -m engine.sweeps.sweep FOLDER FLAGS`, with the sweep's folder and its own
+flags. Once the grid is complete (grid.py), every job is read and checked; then the code is frozen
+and the plan written, for queue.sh to carry out or for Slurm.
 """
 
+import os
 import shlex
 import signal
 import subprocess
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import NoReturn
 
-from engine.cli import parser
+from engine.cli import metrics
 from engine.cli.flags import of as settings_flags
-from engine.cli.metrics import Metric
 from engine.errors import JobError, SettingsError, cause
-from engine.job import interruption, provenance
-from engine.job.folder import JobFolder
+from engine.job import inputs, interruption, provenance
 from engine.job.identity import identity
-from engine.job.runtime import Runtime
 from engine.job.terminal import leave
 from engine.paths import CODE
-from engine.sweeps import flags, plan, slots, slurm, snapshot, states
-from engine.tracking import database, reading
+from engine.sweeps import flags, grid, plan, slots, slurm, snapshot, states
+from engine.sweeps.grid import Entry
+from engine.tracking import address, database, reading
 from engine.tracking.experiment import experiment_name
 
-S = TypeVar("S")
 
-NO_JOB = {"-h", "--help", "--scratch"}
-"""Flags of run.py with which it does something other than a job."""
-
-
-@dataclass
-class Entry(Generic[S]):
-    """A job of the grid; `number` is its place there, from 1."""
-
-    number: int
-    words: list[str]
-    job: JobFolder[S] = field(init=False)
-    state: str = ""
-    about: str = ""
-
-    @property
-    def forced(self) -> list[str]:
-        """The flag by which a stale job starts over."""
-        return ["--force"] if self.state == "stale" else []
-
-
-class Grid(Generic[S]):
+class Grid:
     """All jobs of a sweep; ends the process if one is wrong (status 2) or none is left to run."""
 
-    def __init__(
-        self,
-        kind: type[S],
-        metrics: Mapping[str, Metric],
-        script: str,
-        folder: Path,
-        words: list[str],
-    ) -> None:
-        self._script, self._folder = script, folder
-        self._flags = flags.read(words)
-        settings_flags(kind)  # a mistake in settings.py is said once
-        self._entries: list[Entry[S]] = list(_entries(folder / "grid"))
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self._folder, self._flags = folder, flags.read(words)
+        grid.answer(folder)
+        self._entries = grid.entries(folder / "grid")
         if not self._entries:
             raise SettingsError("the grid has no jobs")
-
-        def read(entry: Entry[S]) -> None:
-            if found := NO_JOB & set(entry.words):
-                raise SettingsError(f"{min(found)}: cannot be used in a grid")
-            settings, runtime = parser.parse(kind, Runtime, entry.words)
-            entry.job = JobFolder(settings, runtime, metrics, Path(script).stem)
-
-        self._each(self._entries, read)
+        self._check_scripts()
+        self._each(self._entries, Entry.read)
         self._look()
         snapshot.clear(folder)
         self._slots = slots.on_gpus(self._flags.gpus, self._flags.per_gpu or 1)
         self._ask_states()
         if not self._left:
             self._leave_it()
+        self._check_inputs()
         snapshot.take(self._folder / "code")
         self._store = None if _has_store() else _make_store()
 
-    def run(self, _main: object, check: Callable[[Any], object]) -> int:
-        """Check the jobs that are left, now that torch can be asked; returns the exit status."""
-        self._check(check)
+    def run(self) -> int:
+        """Check the jobs that are left, which takes torch; returns the exit status."""
+        self._check()
         self._each(self._left, lambda entry: entry.job.make())
         if self._store:
             _wait_for(self._store)
         if not provenance.version()["commit"]:
             print("no git repository here, so no commit is recorded", flush=True)
-        left = {entry.number: [*entry.words, *entry.forced] for entry in self._left}
-        plan.write(self._folder, self._rows, left, self._slots, self._flags)
+        left = {entry.job.id: entry for entry in self._left}
+        tasks = [
+            plan.Task(
+                entry.number,
+                [*entry.words, *entry.forced],
+                [left[job].number for job in entry.inputs if job in left],
+            )
+            for entry in self._left
+        ]
+        plan.write(self._folder, self._rows, tasks, self._slots, self._flags)
         return self._submit() if self._flags.slurm else 0
 
-    def _check(self, check: Callable[[Any], object]) -> None:
+    def _check_scripts(self) -> None:
+        """Raise SettingsError for a mistake in settings.py, once and not for each job."""
+        for entry in {entry.script: entry for entry in self._entries}.values():
+            try:
+                script = entry.declared()
+            except SettingsError:  # which is said of each of its jobs
+                continue
+            settings_flags(script.settings)
+            metrics.check(script.metrics)
+
+    def _check_inputs(self) -> None:
+        """Look for the inputs of the jobs that are left: in the grid, or finished before."""
+        named = {entry.job.id for entry in self._entries}
+
+        def act(entry: Entry) -> None:
+            inputs.check(entry.job.settings, entry.job.runs_root, named)
+
+        self._each(self._left, act)
+
+    def _check(self) -> None:
         """Check each job that is left, and find out how many at once the CPU serves."""
+        modules = {entry.script: import_module(entry.script) for entry in self._left}
         import torch
 
         from engine.training.job import Job
@@ -108,17 +102,16 @@ class Grid(Generic[S]):
         # Where Slurm's jobs are submitted there may be no GPU, so each asks for its own by itself.
         device = torch.device("meta") if self._flags.slurm else None
         at_once: list[int] = []
-        checked: set[tuple[str, Runtime]] = set()
+        checked: set[tuple[object, ...]] = set()
 
-        def act(entry: Entry[S]) -> None:
+        def act(entry: Entry) -> None:
             settings, runtime = entry.job.settings, entry.job.runtime
             job = Job(entry.job, device)
-            unseeded = str(
-                identity(settings) | {"seed": None}
-            )  # a job can run whatever its seed is
-            if (unseeded, runtime) not in checked:
-                check(job)
-                checked.add((unseeded, runtime))
+            unseeded = identity(settings) | {"seed": None}  # a job can run whatever its seed is
+            alike = entry.script, str(unseeded), runtime
+            if alike not in checked:
+                getattr(modules[entry.script], entry.declared().check)(job)
+                checked.add(alike)
             at_once.append(slots.at_once(job.device.type, runtime.threads))
 
         self._each(self._left, act)
@@ -146,7 +139,7 @@ class Grid(Generic[S]):
             return
         sys.exit(0)
 
-    def _each(self, entries: list[Entry[S]], act: Callable[[Entry[S]], object]) -> None:
+    def _each(self, entries: list[Entry], act: Callable[[Entry], object]) -> None:
         """Act on each entry; name all that are wrong, then leave."""
         wrong = 0
         for entry in entries:
@@ -154,7 +147,7 @@ class Grid(Generic[S]):
                 act(entry)
             except Exception as error:
                 wrong += 1
-                command = f"{self._script} {shlex.join(entry.words)}"
+                command = shlex.join(entry.words)
                 leave(2, f"job {entry.number}, {command}: {cause(error)}{_place(error)}")
         if wrong:
             line = f"{wrong} of {len(self._entries)} jobs are wrong; nothing was started"
@@ -163,7 +156,7 @@ class Grid(Generic[S]):
     def _ask_states(self) -> None:
         """Find the state of each job (`repeated` if it is in the grid before, `skipped` by --only)
         and which of them are left to run."""
-        view = states.View()
+        self._view = view = states.View()
         view.warn()
         to_run = {*states.STARTED}
         if not self._flags.slurm:
@@ -180,27 +173,30 @@ class Grid(Generic[S]):
             elif self._flags.only and entry.state in to_run - {self._flags.only}:
                 entry.state = "skipped"
             seen.add(entry.job.id)
-        self._left = [entry for entry in self._entries if entry.state in to_run]
+        left = {entry.job.id: entry for entry in self._entries if entry.state in to_run}
+        self._left = sorted(left.values(), key=partial(_depth, left=left))
 
     @property
     def _rows(self) -> list[plan.Row]:
         return [plan.Row(e.state, e.about, e.job.id, str(e.job.path)) for e in self._entries]
 
     def _submit(self) -> int:
-        count, at_most, sbatch = len(self._left), self._flags.at_most, self._flags.sbatch
+        at_most, sbatch, queued = self._flags.at_most, self._flags.sbatch, self._view.queued
+        places: dict[str, int | str] = {job: known.task for job, known in queued.items()}
+        places |= {entry.job.id: place for place, entry in enumerate(self._left)}
+        waits = [[places[job] for job in e.inputs if job in places] for e in self._left]
         interruption.handle(signal.SIG_IGN)  # or Slurm would have jobs whose folder is gone
         try:
-            line = slurm.submit(self._folder, count, at_most, sbatch, experiment_name())
+            line = slurm.submit(self._folder, waits, at_most, sbatch, experiment_name())
         except SettingsError as error:
             return leave(1 if slurm.was_given(self._folder) else 2, f"run.sh: {error}")
         return leave(0, line)
 
 
-def _entries(grid: Path) -> Iterator[Entry[Any]]:
-    """The jobs in the file: for each the number of its words, and the words, each ended by NUL."""
-    words = iter(grid.read_text(errors="surrogateescape").split("\0")[:-1])
-    for number, count in enumerate(words, start=1):
-        yield Entry(number, [next(words) for _ in range(int(count))])
+def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
+    """How many jobs must run one after another before a job can, of those that are left."""
+    depths = (_depth(left[job], left) for job in entry.inputs if job in left)
+    return 1 + max(depths, default=-1)
 
 
 def _place(error: Exception) -> str:
@@ -231,3 +227,17 @@ def _wait_for(store: subprocess.Popen[str]) -> None:
         why = errors.strip().splitlines()[-1]
         line = f"the tracking store is unavailable ({why}); results wait in the jobs' folders"
         leave(1, f"run.sh: {line}")
+
+
+def main(folder: Path, words: list[str]) -> int:
+    """Plan a sweep; returns the exit status."""
+    interruption.handle(signal.SIG_DFL)
+    os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
+    try:
+        return Grid(folder, words).run()
+    except SettingsError as error:
+        return leave(2, f"run.sh: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -3,9 +3,8 @@
 # each job, and calls `sweep "$@"`. sweep.py reads the flags, asks once which jobs are finished, and
 # freezes the code; queue.sh runs what is left.
 #
-# A sweep's folder, .sweeps/<name>/, holds `grid` (all jobs: the number of words, then the words, each
-# ended by a NUL byte), the plan (plan.py has its files) and `code/` (what is run). `lock` is held by
-# all that the sweep has started.
+# A sweep's folder, .sweeps/<name>/, holds `grid` and two pipes (grid.py says what for), the plan
+# (plan.py has its files) and `code/` (what is run). `lock` is held by all that the sweep has started.
 
 set -Euo pipefail # without -e, under which `wait`, ((n++)) and traps misbehave
 cd "$(dirname "$0")" || exit 1
@@ -14,8 +13,20 @@ source engine/sweeps/queue.sh
 python=${PYTHON:-python}
 [[ -z ${PYTHON:-}${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && python=.venv/bin/python
 
-# Adds a job to the grid. Its words are kept apart by NUL bytes, so that any value passes through.
-job() { printf '%s\0' "$#" "$@" >&4; }
+# Adds a job to the grid; in `id=$(job …)` prints its id. Its words are kept apart by NUL bytes, so
+# that any value passes through.
+job() {
+  printf '%s\0' "$#" "$@" >&4
+  if ((BASH_SUBSHELL)) && [[ ! /dev/fd/1 -ef /dev/fd/3 ]]; then print_id "$@"; fi
+}
+
+# Asks sweep.py, which may have ended because of wrong flags.
+print_id() {
+  local id=
+  printf '%s\0' "$#" "$@" >&5
+  until read -r -t 1 id <&6; do kill -0 "$planner" 2>/dev/null || return; done
+  echo "$id"
+}
 
 # Adds jobs whose settings are drawn at random, the same each time; search.py tells how:
 #   search 20 --lr 'log 1e-4 1e-1' --batch-size 'choice 32 64' -- --model convnet
@@ -25,6 +36,7 @@ search() { "$python" -m engine.sweeps.search "$@" >&4 || : >"$work/wrong"; }
 refuse_unknown() { if (($? == 127)); then : >"$work/wrong" && exit 2; fi; }
 
 clean_up() {
+  if [[ -n ${naming:-} ]]; then kill "$planner" 2>/dev/null; fi
   if [[ ! -e $work/slurm ]]; then rm -rf "$work"; fi
   if [[ -n ${naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
 }
@@ -41,15 +53,19 @@ make_folder() {
 # Runs what the grid names and is not finished, or does what the flags say instead.
 sweep() {
   make_folder
+  mkfifo "$work"/{asked,answered} && exec 3>&1 5<>"$work/asked" 6<>"$work/answered" || exit 1
+  "$python" -m engine.sweeps.sweep "$work" "$@" 3>&- 5>&- 6>&- &
+  planner=$!
+  trap 'kill "$planner" && wait && exit 130' INT
+  trap 'kill "$planner" && wait && exit 143' TERM HUP
   trap refuse_unknown ERR
   naming=1 && grid 4>"$work/grid"
   trap - ERR
   if [[ -e $work/wrong ]]; then exit 2; fi
   naming=
-  "$python" run.py --grid "$work" "$@" &
-  trap 'kill $! && wait && exit 130' INT
-  trap 'kill $! && wait && exit 143' TERM HUP
-  wait $! || exit
+  printf 'end\0' >&5
+  wait "$planner" || exit
+  exec 3>&- 5>&- 6>&-
   if [[ ! -e $work/queue || -e $work/slurm ]]; then exit 0; fi
   run_queue
   (become plan "$work")

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from engine.errors import JobError
 from engine.evidence import Fingerprint
-from engine.job import attempts, code, data, lines
+from engine.job import attempts, code, data, inputs, lines
 from engine.job.identity import restore
-from engine.paths import PROJECT, shown
+from engine.job.scripts import DEFAULT
+from engine.paths import shown
 from engine.training import checkpoints
 
 S = TypeVar("S")
@@ -35,20 +36,22 @@ def best(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
 
     Of several attempts it is the one with the present code and data, or else the last one that
     finished.
-    Raises JobError if it has kept no weights or they are damaged, SettingsError if today's settings
-    cannot say what the job's were.
+    Raises JobError if it has kept no weights or they are damaged, and within a job if it is not one
+    of that job's inputs or from other code or data; SettingsError if today's settings cannot say
+    what the job's were.
     """
-    job = (runs_root or PROJECT / "runs") / job_id
+    job = (runs_root or inputs.runs_root()) / job_id
     found = [path for path in attempts.all_of(job) if (path / "best.pt").exists()]
     if not found:
         raise JobError(f"{shown(job)}/*/best.pt: not found; the job has kept no weights")
     found.sort(key=lambda path: attempts.status(path) == "finished")
     kept = _opened(found[-1])
     settings = restore(kind, kept["settings"])
-    script = lines.record_of(found[-1], "settings.json").get("script", "run")
-    present = code.present(settings, script)
+    script = lines.record_of(found[-1], "settings.json").get("script", DEFAULT)
+    present = inputs.present(settings, script, job.parent)
     changes = [_change(path, present) for path in found]
     of_present = [path for path, change in zip(found, changes, strict=True) if not change]
+    inputs.refuse(job_id, "" if of_present else changes[-1])
     if not of_present:
         warnings.warn(f"job {job_id} is from {changes[-1]}", stacklevel=3)
     elif of_present[-1] != found[-1]:

@@ -128,7 +128,7 @@ def check_name(name: str) -> None:
 def check_ranges(metrics: Mapping[str, float], declared: Mapping[str, Metric]) -> None:
     """Raise JobError for a metric outside of the range that it was declared to have."""
     for logged, value in metrics.items():
-        metric = declared.get(logged.partition("_")[2])
+        metric = declared.get(logged) or declared.get(logged.partition("_")[2])
         if metric and outside(metric, value):
             low, high = metric.range
             raise JobError(

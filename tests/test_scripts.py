@@ -1,0 +1,248 @@
+"""A further job script, that of docs/recipes.md: jobs of its own, derived from those of run.py."""
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from faults import Project, ended, job_of, kill, one_line, wait_until
+from sweeps import write_grid
+from test_changed_data import image
+
+pytestmark = pytest.mark.full
+
+INPUT = "--dataset image-folder --image-size 8 --epochs 1 --seed {}"
+
+
+def recipe(root: Path) -> list[str]:
+    """The code blocks of the recipe: of settings.py, analyse.py, run.sh and plot_analyses.py."""
+    text = (root / "docs" / "recipes.md").read_text()
+    section = text.split("## A script of your own\n")[1].split("\n## ")[0]
+    return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
+
+
+def analyse(project: Project, *flags: str) -> list[str]:
+    """The command of an analysis."""
+    return ["python", "analyse.py", *flags, "--quiet"]
+
+
+def sweep(project: Project) -> tuple[int, str]:
+    """The exit status of `bash run.sh`, and its last line."""
+    done = project.do("bash", "run.sh")
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.returncode, done.stdout.splitlines()[-1]
+
+
+def states(project: Project) -> dict[str, str]:
+    """What `bash run.sh --list` says of each job, by its name: its state, and why."""
+    done = project.do("bash", "run.sh", "--list")
+    assert (done.returncode, done.stderr) == (0, "")
+    return {line[27:].split("  [")[0]: line[14:] for line in done.stdout.splitlines()[:-1]}
+
+
+@pytest.fixture(scope="module")
+def made(make: Callable[..., Path]) -> Project:
+    """A project with images and two analyses of two jobs, all of which its grid has run."""
+    project = Project(make())
+    settings, script, _, figures = recipe(project.root)
+    text = (project.root / "settings.py").read_text()
+    text = text.replace("import Metric,", "import JobId, Metric,")
+    (project.root / "settings.py").write_text(f"{text}\n\n{settings}")
+    (project.root / "analyse.py").write_text(script)
+    (project.root / "plot_analyses.py").write_text(figures)
+    for name in ("cat", "dog"):
+        folder = project.root / "data" / name
+        folder.mkdir(parents=True)
+        for number in range(20):
+            image(number, folder / f"{number}.png")
+    write_grid(project.root, INPUT.format(0))
+    run_sh = project.root / "run.sh"
+    captured = "".join(f"  job{n}=$(job {INPUT.format(n)})\n" for n in range(2))
+    analysis = '  job analyse.py --first "$job0" --second "$job1"'
+    body = f"{captured}{analysis}\n{analysis} --norm 1\n"
+    run_sh.write_text(run_sh.read_text().replace(f"  job {INPUT.format(0)}\n", body))
+    assert sweep(project) == (0, "4 of 4 jobs finished, 4 of them now")
+    return project
+
+
+@pytest.fixture
+def project(made: Project, tmp_path: Path) -> Project:
+    """That project with its jobs and their store, to change."""
+    return Project(Path(shutil.copytree(made.root, tmp_path / "project")))
+
+
+def inputs(project: Project) -> list[str]:
+    """The ids of the jobs of run.py, by their seed."""
+    rows = project.ask(
+        "SELECT tags.value FROM params JOIN tags USING (run_uuid) "
+        "WHERE params.key = 'seed' AND tags.key = 'job_id' ORDER BY params.value"
+    )
+    return [str(job) for (job,) in rows]
+
+
+def edit(project: Project, file: str, old: str, new: str) -> None:
+    path = project.root / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_what_is_done_is_not_done_again_and_is_what_was_asked_for(made: Project) -> None:
+    assert sweep(made) == (0, "4 of 4 jobs finished, 0 of them now")
+    first, second = inputs(made)
+    (value,) = made.ask(
+        "SELECT latest_metrics.value FROM latest_metrics JOIN params USING (run_uuid) "
+        "WHERE latest_metrics.key = 'distance' AND params.key = 'norm' AND params.value = '2'"
+    )
+    each = [
+        torch.load(made.folder(job) / "best.pt", weights_only=True)["models"]["model"]
+        for job in (first, second)
+    ]
+    names = [name for name, tensor in each[0].items() if tensor.is_floating_point()]
+    apart = torch.cat([(each[0][name] - each[1][name]).flatten() for name in names])
+    assert value == pytest.approx((apart.norm().item(),))
+    again = made.do(*analyse(made, "--first", first, "--second", second))
+    assert "already finished: distance " in again.stdout, again
+
+
+def test_help_has_its_settings_and_no_flags_of_training(made: Project) -> None:
+    said = made.do("python", "analyse.py", "--help").stdout
+    assert "usage: python analyse.py" in said
+    assert "--first JOBID" in said and "(required)" in said and "--runs-root" in said
+    for flag in ("--epochs", "--pause-after", "--checkpoint-minutes", "--loader"):
+        assert flag not in said
+        assert flag in made.do("python", "run.py", "--help").stdout
+
+
+def test_wrong_flags_are_said_by_its_name(made: Project) -> None:
+    first, second = inputs(made)
+    for flags, said in (
+        (["--frist", first], "analyse.py: --frist: no such flag; did you mean --first?"),
+        (["--first", first], "analyse.py: --second: is missing; it must be the id of a job"),
+        (["--first", "1"], "analyse.py: --first 1: must be the id of a job, 12 hexadecimal"),
+        (["--first", first, "--second", "0" * 12], f"analyse.py: --second {'0' * 12}: there is no"),
+        (["--first", first, "--second", second, "--pause-after", "1"], "analyse.py: --pause-after"),
+    ):
+        assert one_line(made.do(*analyse(made, *flags)), 2).startswith(said)
+
+
+def test_jobs_and_figures_know_which_script_it_was(made: Project) -> None:
+    listed = made.do("python", "jobs.py", "list").stdout
+    assert len(re.findall(r"finished .* distance \S+ +analyse first=\w{12} second=", listed)) == 2
+    job = next(line.split()[0] for line in listed.splitlines() if "analyse" in line)
+    shown = made.do("python", "jobs.py", "show", job).stdout
+    assert "command: python analyse.py --first=" in shown and "result      distance " in shown
+    table = "from engine.results import tables; from engine.tracking import experiment as e;"
+    table += "jobs = tables.jobs(e.experiment_name()); print(len(jobs), 'first' in jobs)"
+    assert made.do("python", "-c", table).stdout == "2 False\n"
+    drawn = made.do("python", "plot_analyses.py", "--format", "png")
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    caption = (made.root / "figures" / "distances.tex").read_text()
+    assert caption.startswith("Distance of 2 pairs of jobs.")
+
+
+def test_an_edit_that_concerns_an_input_makes_both_stale_until_it_is_undone(
+    project: Project,
+) -> None:
+    edit(project, "run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
+    said = states(project)
+    assert len(said) == 4 and all(each.startswith("stale") for each in said.values())
+    first, second = inputs(project)
+    for name, each in said.items():
+        of = f"input {first}, input {second}" if name.startswith("analyse") else "run.train"
+        assert each.endswith(f"[{of} changed]")
+    flags = ("--first", first, "--second", second)
+    stale = one_line(project.do(*analyse(project, *flags)), 5)
+    assert f"was finished with other code (input {first}, input {second} changed)" in stale
+    refused = one_line(project.do(*analyse(project, *flags, "--force")), 1)
+    assert refused.endswith(f"cannot start: its input {first} is stale (run.train changed)")
+    accepted = project.do("python", "jobs.py", "accept", "--because", "it is the same")
+    assert "no longer stale: 2 jobs" in accepted.stdout, accepted
+    assert sweep(project) == (0, "4 of 4 jobs finished, 0 of them now")
+    (project.root / "accepted.json").unlink()
+    edit(project, "run.py", "scaler.scale(loss * 1)", "scaler.scale(loss)")
+    assert sweep(project) == (0, "4 of 4 jobs finished, 0 of them now")
+
+
+def test_an_edit_of_the_script_concerns_its_jobs_alone(project: Project) -> None:
+    edit(project, "analyse.py", ".norm(", ".abs().norm(")
+    assert sweep(project) == (1, "2 of 4 jobs finished, 0 of them now; 2 stale")
+    done = project.do("bash", "run.sh", "--redo-stale")
+    assert done.stdout.splitlines()[-1] == "4 of 4 jobs finished, 2 of them now"
+
+
+def test_data_that_an_input_has_read_counts(project: Project) -> None:
+    file = project.root / "data" / "cat" / "3.png"
+    before = file.read_bytes()
+    image(99, file)
+    said = states(project)
+    assert len(said) == 4
+    assert all(each.endswith("[data/cat/3.png changed]") for each in said.values())
+    file.write_bytes(before)
+    assert sweep(project) == (0, "4 of 4 jobs finished, 0 of them now")
+
+
+def test_a_wrong_id_is_refused_before_anything_starts(project: Project) -> None:
+    wrong = f"analyse.py --first {'0' * 12} --second {inputs(project)[0]}"
+    write_grid(project.root, INPUT.format(7), wrong, "analise.py --first 1")
+    script = project.do("bash", "run.sh")
+    assert script.returncode == 2
+    assert script.stderr.splitlines() == [
+        "job 3, analise.py --first 1: analise.py: there is no such script; "
+        "did you mean analyse.py?",
+        "run.sh: 1 of 3 jobs are wrong; nothing was started",
+    ]
+    write_grid(project.root, INPUT.format(7), wrong)
+    refused = project.do("bash", "run.sh")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.splitlines() == [
+        f"job 2, {wrong}: --first {'0' * 12}: there is no such job; "
+        "`python jobs.py list` shows all",
+        "run.sh: 1 of 2 jobs are wrong; nothing was started",
+    ]
+
+
+def test_an_input_that_fails_is_named(project: Project) -> None:
+    run_sh = project.root / "run.sh"
+    text = run_sh.read_text()
+    diverging = INPUT.format(1) + " --lr 1e30 --optimizer sgd"
+    run_sh.write_text(text.replace(f"(job {INPUT.format(1)})", f"(job {diverging})"))
+    assert run_sh.read_text() != text
+    done = project.do("bash", "run.sh")
+    assert done.returncode == 1
+    diverged, *failed = done.stderr.splitlines()
+    said = f" cannot start: its input {diverged.split()[1]} has not finished (diverged) ["
+    assert len(failed) == 2 and all(said in each for each in failed)
+    assert done.stdout.endswith("1 of 4 jobs finished, 0 of them now; 1 diverged, 2 failed\n")
+
+
+def test_a_job_that_no_setting_names_is_no_input(project: Project) -> None:
+    first, second = inputs(project)
+    edit(project, "analyse.py", "weights(settings.second)", f'weights("{second}")')
+    done = project.do(*analyse(project, "--first", first, "--second", first))
+    assert f"failed: job {second} is no input: name it in a setting" in one_line(done, 1)
+
+
+def test_killed_it_starts_again(project: Project) -> None:
+    first, second = inputs(project)
+    begun = 'Path("begun").touch(); time.sleep(30 * (not Path("again").exists()))'
+    edit(project, "analyse.py", "    settings = job.settings\n", f"    {begun}\n")
+    edit(project, "analyse.py", "weights(settings.", "weights(job.settings.")
+    edit(project, "analyse.py", "norm(settings.", "norm(job.settings.")
+    edit(
+        project, "analyse.py", "import sys\n", "import sys\nimport time\nfrom pathlib import Path\n"
+    )
+    flags = ("--first", second, "--second", first)
+    job = project.command(sys.executable, "analyse.py", *flags, "--quiet")
+    wait_until((project.root / "begun").exists)
+    kill(job.pid)
+    assert ended(job).returncode == -9
+    (project.root / "again").touch()
+    done = project.do(*analyse(project, *flags))
+    assert done.returncode == 0, done
+    assert " finished: distance " in done.stdout
+    assert [status for _, status in project.runs(job_of(done))] == ["FINISHED"]
+    assert project.journalled(job_of(done)) == project.stored(job_of(done))

@@ -1,0 +1,133 @@
+"""The jobs that a job is derived from, its inputs: those that its settings of type JobId name.
+
+A derived job depends on the code and the data of its inputs as on its own, so it is stale when they
+are. Their code is part of its fingerprint; what they have read counts as read by it.
+"""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.errors import JobError, SettingsError
+from engine.evidence import Fingerprint
+from engine.job import acceptance, attempts, code, data, identity, lines, scripts
+from engine.job.runtime import Runtime
+
+UNKNOWN = "unknown"
+"""In place of a digest, for a job that is not there."""
+
+Known = tuple[Any, str]
+"""The settings and the script of a job."""
+
+_named: dict[str, Known] = {}
+_of_this_job: tuple[set[str], Path] | None = None
+
+
+def name(job_id: str, settings: Any, script: str) -> None:
+    """Take note of a job that may be an input before it has begun, as in a grid."""
+    _named[job_id] = settings, script
+
+
+def begin(settings: Any, runs_root: Path) -> None:
+    """From here on this process does the job with these settings; raises as `check` does."""
+    global _of_this_job
+    check(settings, runs_root)
+    _of_this_job = {*identity.inputs(settings)}, runs_root
+
+
+def runs_root() -> Path:
+    """Return where jobs are looked for: where this process's job is, if it does one."""
+    return _of_this_job[1] if _of_this_job else Runtime().runs_root
+
+
+def refuse(job_id: str, change: str) -> None:
+    """Within a job, raise JobError if another job is not one of its inputs, or has changed."""
+    if _of_this_job and job_id not in _of_this_job[0]:
+        raise JobError(f"job {job_id} is no input: name it in a setting of the type JobId")
+    if _of_this_job and change:
+        raise JobError(f"input {job_id} is from {change}")
+
+
+def present(settings: Any, script: str, runs_root: Path) -> Fingerprint:
+    """Return the fingerprint of the code as it is, for a job with these settings."""
+    digests = {str(job): _digest(job, runs_root) for job in identity.inputs(settings)}
+    return code.present(settings, script, digests)
+
+
+def check(settings: Any, runs_root: Path, coming: Collection[str] = ()) -> None:
+    """Raise SettingsError if an input is no job, JobError if it has not finished with the present
+    code and data; those that are `coming` are left out."""
+    for job, flag in identity.inputs(settings).items():
+        if job in coming:
+            continue
+        try:
+            if not _known(job, runs_root):
+                raise SettingsError("there is no such job; `python jobs.py list` shows all")
+        except SettingsError as error:
+            raise SettingsError(f"{flag} {job}: {error}") from None
+        if problem := _problem(job, runs_root):
+            raise JobError(f"cannot start: its input {job} {problem}")
+
+
+def attempts_at(settings: Any, runs_root: Path) -> list[Path]:
+    """Return the folders of the inputs' attempts whose results count."""
+    jobs = identity.inputs(settings)
+    return [path for job in jobs for path in [*_finished(_fitting(job, runs_root))][-1:]]
+
+
+def _digest(job: str, runs_root: Path) -> str:
+    """The digest of an input's present code; of code that was accepted as the same, the oldest."""
+    try:
+        known = _known(job, runs_root)
+    except SettingsError:
+        known = None
+    if not known:
+        return UNKNOWN
+    found = present(*known, runs_root)
+    for attempt in attempts.all_of(runs_root / job)[-1:]:
+        found = code.present_as_in(attempt, found)
+    return acceptance.accepted().oldest_code(found.digest)
+
+
+def _known(job: str, runs_root: Path) -> Known | None:
+    """The settings and the script of a job; None if it has not begun.
+
+    Raises SettingsError if today's settings cannot say the same.
+    """
+    if job in _named:
+        return _named[job]
+    for attempt in reversed(attempts.all_of(runs_root / job)):
+        if about := lines.record_of(attempt, "settings.json"):
+            kind = scripts.read(about["script"]).settings
+            try:
+                return identity.restore(kind, about["settings"]), about["script"]
+            except ValueError as error:  # a rule in __post_init__
+                raise SettingsError(str(error)) from error
+    return None
+
+
+def _problem(job: str, runs_root: Path) -> str:
+    """Why a job cannot be an input now, in a few words; empty if it can."""
+    fitting, found = _fitting(job, runs_root), attempts.all_of(runs_root / job)
+    if any(_finished(fitting)):
+        return ""
+    if fitting:
+        return f"has not finished ({attempts.status(fitting[-1]) or 'it was killed, or it runs'})"
+    return f"is stale ({_change(job, found[-1], runs_root)})" if found else "has not begun"
+
+
+def _finished(found: list[Path]) -> Iterator[Path]:
+    return (path for path in found if attempts.status(path) == "finished")
+
+
+def _fitting(job: str, runs_root: Path) -> list[Path]:
+    """The attempts at a job with the present code and data; the last one last."""
+    found = attempts.all_of(runs_root / job)
+    return [path for path in found if not _change(job, path, runs_root)]
+
+
+def _change(job: str, attempt: Path, runs_root: Path) -> str:
+    """How the code or the data has changed since an attempt at a job."""
+    known = _known(job, runs_root)
+    changed = code.difference(attempt, present(*known, runs_root)) if known else ""
+    return changed or data.difference(attempt, data.last_places(attempt))

@@ -1,0 +1,102 @@
+"""The jobs that run.sh's grid names: from words such as `analyse.py --lr 1` to jobs.
+
+Words without a script are those of run.py. In the sweep's folder the file `grid` has all jobs: for
+each the number of its words, then the words, each ended by NUL. While the grid is being named, jobs
+that are captured, as in `id=$(job …)`, come in the same form through the pipe `asked`; through the
+other, `answered`, goes the id of each in a line, which is empty if the words are wrong.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from engine.cli import parser
+from engine.errors import SettingsError
+from engine.job import identity, scripts
+from engine.job.folder import JobFolder
+from engine.job.runtime import Runtime
+from engine.job.scripts import Script
+
+NO_JOB = {"-h", "--help", "--scratch"}
+"""Flags of a script with which it does something other than a job."""
+
+END = "end"
+"""In place of a number of words, once the grid is complete."""
+
+
+@dataclass
+class Entry:
+    """A job of the grid; `number` is its place there, from 1."""
+
+    number: int
+    script: str
+    flags: list[str]
+    job: JobFolder[Any] = field(init=False)
+    state: str = ""
+    about: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """The command line, after `python`."""
+        return [f"{self.script}.py", *self.flags]
+
+    @property
+    def inputs(self) -> list[str]:
+        """The ids of the jobs that it is derived from."""
+        return [*identity.inputs(self.job.settings)]
+
+    @property
+    def forced(self) -> list[str]:
+        """The flag by which a stale job starts over."""
+        return ["--force"] if self.state == "stale" else []
+
+    def declared(self) -> Script:
+        """Return what its script says of its jobs. Raises SettingsError if there is none."""
+        return scripts.read(self.script)
+
+    def read(self) -> None:
+        """Find out which job it is. Raises SettingsError if it can be none."""
+        if found := NO_JOB & set(self.flags):
+            raise SettingsError(f"{min(found)}: cannot be used in a grid")
+        script = self.declared()
+        settings, runtime = parser.parse(script.settings, Runtime, self.flags)
+        self.job = JobFolder(settings, runtime, script.metrics, script.name)
+
+
+def entries(grid: Path) -> list[Entry]:
+    """Return the jobs in a sweep's file."""
+    text = grid.read_text(sys.getfilesystemencoding(), "surrogateescape")
+    return list(_entries(iter(text.split("\0")[:-1])))
+
+
+def answer(folder: Path) -> None:
+    """Answer with the ids of the jobs that are captured, until the grid is complete. Ends the
+    process if run.sh is gone."""
+    with (folder / "asked").open("rb") as asked, (folder / "answered").open("w") as answered:
+        for entry in _entries(iter(lambda: _word(asked), None)):
+            with suppress(SettingsError):  # which is said once all jobs are known
+                entry.read()
+            print(entry.job.id if hasattr(entry, "job") else "", file=answered, flush=True)
+
+
+def _entries(words: Iterator[str]) -> Iterator[Entry]:
+    for number, count in enumerate(words, start=1):
+        if count == END:
+            return
+        given = [next(words) for _ in range(int(count))]
+        is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
+        script = given.pop(0).removesuffix(".py") if is_named else scripts.DEFAULT
+        yield Entry(number, script, given)
+
+
+def _word(pipe: BinaryIO) -> str:
+    """The next word that comes through a pipe."""
+    found = bytearray()
+    while (byte := pipe.read(1)) != b"\0":
+        if not byte:
+            sys.exit(1)
+        found += byte
+    return found.decode(sys.getfilesystemencoding(), "surrogateescape")
