@@ -17,7 +17,14 @@ from pathlib import Path
 import pytest
 from faults import Project, assert_as_undisturbed, one_line, wait_until
 from slurms import PAUSE, Cluster, slurm
-from sweeps import Lab, assert_one_at_a_time, light, start, write_grid
+from sweeps import (
+    Lab,
+    assert_after_their_inputs,
+    assert_one_at_a_time,
+    light,
+    start,
+    write_grid,
+)
 from test_queue import SOMEONE_ELSE
 
 pytestmark = pytest.mark.full
@@ -244,6 +251,27 @@ def test_more_jobs_than_an_array_holds(lab: Lab, cluster: Cluster) -> None:
     assert len(folders(lab.project.root)) == 1
     assert lab.sweep("--only", "failed").returncode == 0
     assert folders(lab.project.root) == []
+
+
+def test_derived_jobs_run_after_their_inputs_and_not_after_one_that_failed(
+    lab: Lab, cluster: Cluster
+) -> None:
+    lab.write_analysis()
+    failing = light(ends="failed", says="no")(2)
+    captured = [f"id{n}=$(job {light()(n)})" for n in range(2)]
+    derived = [f'again{n}=$(job analyse.py --first "$id{n}")' for n in range(2)]
+    lab.write_lines(
+        *captured,
+        f"id2=$(job {failing})",
+        *derived,
+        *(f'job analyse.py --first "${name}"' for name in ("again0", "again1", "id2")),
+    )
+    arrays(lab.sweep("--slurm"), 8)
+    cluster.wait_until_empty()
+    assert_after_their_inputs(lab, 4)
+    assert len(lab.intervals()) == 7
+    states = [state for state, _ in listed(lab.sweep("--list")).values()]
+    assert sorted(states) == ["failed", "pending", *["unsent"] * 6]
 
 
 def test_at_most_one_at_a_time(lab: Lab, cluster: Cluster) -> None:

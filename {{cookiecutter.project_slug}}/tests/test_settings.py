@@ -14,10 +14,10 @@ from typing import Literal
 import pytest
 
 import settings as project_settings
-from engine.cli import Metric, SettingsError, Span, added, metrics, registries, setting
+from engine.cli import JobId, Metric, SettingsError, Span, added, metrics, registries, setting
 from engine.cli.parser import parse as parse_command
 from engine.cli.values import as_text
-from engine.job.identity import as_words, identity, job_id, neutral, restore
+from engine.job.identity import as_words, identity, inputs, job_id, neutral, restore
 from engine.job.runtime import Runtime
 
 METRICS = {"loss": Metric(better="lower"), "mae": Metric(better="lower", range=(0, None))}
@@ -263,6 +263,40 @@ def test_help_of_a_class_that_inherits_has_both(capsys):
     assert "Data: --dataset" in shown
     assert "Longer: --epochs INT Passes. (default: 100) --tail FLOAT (default: 0.5)" in shown
     assert parse("--epochs", "5", kind=Longer) == Longer(epochs=5)
+
+
+# Jobs that are derived from others
+
+
+FIRST, SECOND = "1872aa178ea7", "6481210abf0b"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived:
+    """What a script may have that does not train."""
+
+    first: JobId
+    others: tuple[JobId, ...] = ()
+    teacher: JobId | None = None
+
+
+def test_other_jobs_are_named_by_their_ids():
+    settings = parse("--first", FIRST, "--others", f"{FIRST},{SECOND}", kind=Derived)
+    assert inputs(settings) == {FIRST: "--first", SECOND: "--others"}
+    assert restore(Derived, json.loads(json.dumps(identity(settings)))) == settings
+    assert refusal(kind=Derived) == (
+        "--first: is missing; it must be the id of a job, 12 hexadecimal digits"
+    )
+    for wrong in ("", "1872aa", FIRST.upper(), f"{FIRST}0"):
+        assert "must be the id of a job" in refusal(f"--first={wrong}", kind=Derived)
+
+
+def test_flags_of_training_are_for_settings_that_train(capsys):
+    for flag in ("--pause-after=3", "--profile", "--loader=workers"):
+        assert parse(flag)
+        assert "no such flag" in refusal("--first", FIRST, flag, kind=Derived)
+    assert "--loader" not in shown_help(Derived, capsys)
+    assert "--loader" in shown_help(dataclass_of(("batch_size", int, 8)), capsys)
 
 
 # Registries
@@ -637,6 +671,7 @@ OWN = [
 OWN_FIELDS = [
     pytest.param(kind, field, id=f"{kind.__name__}.{field.name}")
     for kind in OWN
+    if all(field.default is not dataclasses.MISSING for field in fields(kind))
     for field in fields(kind)
 ]
 NUMBERS = [each for each in OWN_FIELDS if type(each.values[1].default) is float]
@@ -658,7 +693,7 @@ def test_a_number_has_one_id_however_it_is_written(kind, field):
 @pytest.mark.parametrize("kind", OWN)
 def test_help_has_every_flag(kind, capsys):
     shown = shown_help(kind, capsys)
-    for field in (*fields(kind), *fields(Runtime)):
+    for field in (*fields(kind), *(f for f in fields(Runtime) if not f.metadata.get("only_with"))):
         assert f"\n  --{field.name.replace('_', '-')} " in shown
 
 

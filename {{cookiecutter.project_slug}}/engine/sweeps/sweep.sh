@@ -22,10 +22,11 @@ job() {
 
 # Asks sweep.py, which may have ended because of wrong flags.
 print_id() {
-  local id=
+  local id
   printf '%s\0' "$#" "$@" >&5
-  until read -r -t 1 id <&6; do kill -0 "$planner" 2>/dev/null || return; done
-  echo "$id"
+  while kill -0 "$planner" 2>/dev/null; do
+    if read -r -t 1 id <&6; then echo "$id" && return; fi
+  done
 }
 
 # Adds jobs whose settings are drawn at random, the same each time; search.py tells how:
