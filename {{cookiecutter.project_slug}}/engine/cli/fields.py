@@ -33,7 +33,7 @@ def setting(
         replaces: Another setting, which does not count where this one is above 0.
         formerly: The name that this setting had when the first jobs ran.
         alone: The value of a flag that is given without one.
-        only_with: Of a flag of the engine, settings of which a script must have one to have it.
+        only_with: For flags of the engine: settings of which a script must have one to have them.
     """
     metadata = {
         "above": above,

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from engine import locks
 from engine.errors import JobError, SettingsError
 from engine.evidence import Fingerprint
 from engine.job import acceptance, attempts, code, data, identity, lines, scripts
@@ -61,10 +62,12 @@ def check(settings: Any, runs_root: Path, coming: Collection[str] = ()) -> None:
         if job in coming:
             continue
         try:
-            if not _known(job, runs_root):
-                raise SettingsError("there is no such job; `python jobs.py list` shows all")
+            known = _known(job, runs_root)
         except SettingsError as error:
             raise SettingsError(f"{flag} {job}: {error}") from None
+        if not known:
+            line = "there is no such job; `python jobs.py list` shows all"
+            raise SettingsError(f"{flag} {job}: {line}")
         if problem := _problem(job, runs_root):
             raise JobError(f"cannot start: its input {job} {problem}")
 
@@ -112,7 +115,9 @@ def _problem(job: str, runs_root: Path) -> str:
     if any(_finished(fitting)):
         return ""
     if fitting:
-        return f"has not finished ({attempts.status(fitting[-1]) or 'it was killed, or it runs'})"
+        runs = locks.held(fitting[-1] / "lock")
+        status = "running" if runs else attempts.status(fitting[-1]) or "interrupted"
+        return f"has not finished ({status})"
     return f"is stale ({_change(job, found[-1], runs_root)})" if found else "has not begun"
 
 
