@@ -141,7 +141,15 @@ def test_jobs_and_figures_know_which_script_it_was(made: Project) -> None:
     drawn = made.do("python", "plot_analyses.py", "--format", "png")
     assert (drawn.returncode, drawn.stderr) == (0, "")
     caption = (made.root / "figures" / "distances.tex").read_text()
-    assert "Distance of 2 pairs of jobs." in caption
+    assert "Distance in 2 analyses." in caption
+
+
+def test_the_store_alone_tells_as_well(made: Project, tmp_path: Path) -> None:
+    elsewhere = made.copy(tmp_path / "elsewhere")
+    elsewhere.env = {**made.env, "MLFLOW_TRACKING_URI": f"sqlite:///{made.root}/mlflow.db"}
+    assert sweep(elsewhere) == (0, "4 of 4 jobs finished, 0 of them now")
+    drawn = elsewhere.do("python", "plot_analyses.py", "--format", "png")
+    assert (drawn.returncode, drawn.stderr) == (0, "")
 
 
 def test_an_edit_that_concerns_an_input_makes_both_stale_until_it_is_undone(

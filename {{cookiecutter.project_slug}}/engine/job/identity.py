@@ -8,7 +8,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from engine.cli import JobId, flags
 from engine.cli.values import as_plain, as_text
@@ -57,6 +57,12 @@ def inputs(settings: Any) -> dict[JobId, str]:
             if isinstance(each, JobId):
                 found.setdefault(each, flags.option(name))
     return found
+
+
+def can_have_inputs(kind: type) -> bool:
+    """Return whether jobs with settings of this class can be derived from others."""
+    types = [each for flag in flags.of(kind).values() for each in flag.reader.types]
+    return any(JobId in (each, *get_args(each)) for each in types)
 
 
 def neutral(settings: Any) -> dict[str, Any]:

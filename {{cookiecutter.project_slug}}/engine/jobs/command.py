@@ -90,14 +90,15 @@ COMMANDS = {
 }
 
 
-def run() -> int:
-    """Do what the command line says; returns the exit status."""
+def run(**kinds: type) -> int:
+    """Do what the command line says; returns the exit status. `kinds` are classes of settings, by
+    job script, for scripts that are gone: `former=FormerSettings`."""
     interruption.handle(signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `list | head` no trace
     os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
     try:
         given = _read(sys.argv[1:])
-        project = Project(given.runs_root)
+        project = Project(kinds, given.runs_root)
         status = COMMANDS[given.command].act(project, given)
     except (SettingsError, ConnectionError) as error:
         return leave(2 if isinstance(error, SettingsError) else 1, f"jobs.py: {error}")

@@ -79,15 +79,16 @@ class Job:
 
 
 class Project:
-    """All jobs of the project.
+    """All jobs of the project; `kinds` are classes of settings, by job script, for scripts that are
+    gone.
 
     Raises SettingsError if there is no such folder of runs, or there can be no such store.
     """
 
-    def __init__(self, runs_root: Path | None) -> None:
+    def __init__(self, kinds: Mapping[str, type], runs_root: Path | None) -> None:
         if runs_root and not runs_root.expanduser().is_dir():
             raise SettingsError(f"--runs-root: there is no folder {runs_root}")
-        self.runs_root = (runs_root or Runtime().runs_root).expanduser()
+        self._kinds, self.runs_root = kinds, (runs_root or Runtime().runs_root).expanduser()
 
     @cached_property
     def view(self) -> View:
@@ -157,7 +158,8 @@ class Project:
         """Return the job with its settings and its folder, as far as they can be known."""
         try:
             self._read_settings(job)
-            settings: Any = restore(scripts.read(job.script).settings, job.settings)
+            kind = self._kinds.get(job.script) or scripts.read(job.script).settings
+            settings: Any = restore(kind, job.settings)
             folder = JobFolder(settings, self._runtime(job), {}, job.script)
             if folder.id != job.id:
                 raise SettingsError(f"today's settings.py makes another job of it, {folder.id}")

@@ -3,7 +3,7 @@
 A job whose code is not known, as of one that was stored by other means, counts as fresh.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -11,9 +11,8 @@ from typing import Any
 
 from engine.errors import SettingsError
 from engine.evidence import Fingerprint
-from engine.job import code, data, inputs
+from engine.job import code, data, inputs, scripts
 from engine.job.identity import restore
-from engine.job.scripts import DEFAULT
 from engine.paths import PROJECT
 from engine.tracking.stored_jobs import StoredJob
 
@@ -42,14 +41,29 @@ def chosen(
     return found, stale
 
 
+def name_all(attempts: Iterable[StoredJob]) -> None:
+    """Take note of all jobs, of which any may be an input of others, though not on this disk."""
+    for job_id, job in {attempt["job_id"]: attempt for attempt in attempts}.items():
+        with suppress(SettingsError, ValueError):  # of older code; a rule in __post_init__
+            kind = scripts.read(script_of(job)).settings
+            inputs.name(job_id, _settings(job, kind), script_of(job))
+
+
+def script_of(job: StoredJob) -> str:
+    """Return the name of a job's script."""
+    return job["tags"].get("script", scripts.DEFAULT)
+
+
 def _present(job: StoredJob, kind: type[Any]) -> Fingerprint | None:
     """The present code of a job; None if today's settings cannot say the job's."""
-    stored = {name: value(text) for name, text in job["params"].items()}
     with suppress(SettingsError):
-        settings: Any = restore(kind, stored)
         runs_root = folder_of(job["tags"].get("job_folder", "")).parent.parent
-        return inputs.present(settings, job["tags"].get("script", DEFAULT), runs_root)
+        return inputs.present(_settings(job, kind), script_of(job), runs_root)
     return None
+
+
+def _settings(job: StoredJob, kind: type[Any]) -> Any:
+    return restore(kind, {name: value(text) for name, text in job["params"].items()})
 
 
 def _is_fresh(tags: Mapping[str, str], present: Fingerprint | None) -> bool:

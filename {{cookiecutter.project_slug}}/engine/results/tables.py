@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import SettingsError, did_you_mean
+from engine.job.identity import can_have_inputs
 from engine.job.scripts import DEFAULT
 from engine.results import freshness
 from engine.results.metrics import DECLARED, Measured, NoResults
@@ -43,9 +44,10 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     `attrs["settings"]`. Raises NoResults where no job has finished, ConnectionError where the store
     cannot be read.
     """
-    of_script = [
-        job for job in stored_jobs.jobs(experiment) if job["tags"].get("script", DEFAULT) == script
-    ]
+    every = stored_jobs.jobs(experiment)
+    if kind and can_have_inputs(kind):
+        freshness.name_all(every)
+    of_script = [job for job in every if freshness.script_of(job) == script]
     found, stale = freshness.chosen(of_script, kind)
     if all(job["diverged"] for job in found):
         raise NoResults(_why_none(experiment, script, len(found)))
