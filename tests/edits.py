@@ -158,7 +158,6 @@ EDITS = {
                 '    """Fraction of the first layer that is left out."""\n\n'
                 "    pretrained: bool = False\n",
             ),
-            (SETTINGS, "SettingsError, Span, setting", "SettingsError, Span, added, setting"),
             (
                 MODELS,
                 '"mlp": lambda settings, spec: MLP(spec.shape, len(spec.classes)),',

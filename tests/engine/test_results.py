@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import stored
@@ -252,6 +253,31 @@ def test_jobs_without_a_seed_repeat_nothing(store):
     jobs = tables.jobs("unseeded")
     assert compare(jobs, 3).repeats == "single jobs"
     assert compare(jobs, 3).difference == ""
+
+
+def test_folds_of_a_cross_validation_are_repeats(store):
+    for lr, fold, seed in product((0.1, 0.2), (1, 2, 3), (0, 1)):
+        one(store, "folds", [0.5 + lr + 0.01 * fold], lr=lr, fold=fold, seed=seed)
+    jobs = tables.jobs("folds")
+    assert groups.varied(jobs) == ["lr"]
+    both = compare(jobs, 3)
+    independent = "95% t interval, as if folds were independent"
+    assert both.repeats == f"mean of 6 jobs that differ in seed and fold, {independent}"
+    assert both.difference.endswith(", 95% t interval of 6 pairs by seed and fold.")
+    assert [len(results) for results in both.results().values()] == [6, 6]
+    of_one_seed = compare(tables.only(jobs, {"seed": 1}), 3)
+    assert of_one_seed.repeats == f"mean of 3 folds, {independent}"
+    of_one_fold = compare(tables.only(jobs, {"fold": 2}), 3)
+    assert of_one_fold.repeats == "mean of 2 seeds, 95% t interval"
+    assert groups.described(jobs[:1], jobs) == "lr 0.1, seed 0, fold 1"
+
+
+def test_folds_are_told_apart_where_a_job_is_of_none(store):
+    for fold in range(4):
+        one(store, "some folds", [0.5 + 0.01 * fold], fold=fold, seed=0)
+    jobs = tables.jobs("some folds")
+    assert groups.varied(jobs) == ["fold"]
+    assert compare(jobs, 4).repeats == "one seed"
 
 
 def test_what_is_in_no_mean_is_said(store):

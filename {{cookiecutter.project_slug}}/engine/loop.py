@@ -3,7 +3,7 @@
 Job             the job: its settings, its position, its checkpoints, what it logs
 Batches         batches on the device
 Forward         a forward function as job.prepare() returns it
-Means, Outputs  means over batches; values of each example, kept in predictions.npz
+Means           means over batches
 EMA             an exponential moving average of weights
 EarlyStopping   which evaluation is best, and when to stop
 clip_gradients  torch's clip_grad_norm_ at half of its cost for the host

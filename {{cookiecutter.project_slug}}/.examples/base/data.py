@@ -26,10 +26,10 @@ from torch.utils.data import Dataset, TensorDataset
 from engine.data.augmentation import random_shift
 from engine.data.images import ImageFolder, channel_statistics
 from engine.data.published import published
-from engine.data.splits import split
+from engine.data.splits import fold, split
 from engine.errors import SettingsError
 from models import Spec
-from settings import Settings
+from settings import FOLDS, Settings
 
 Batch = tuple[Tensor, Tensor]  # images (B, C, H, W), uint8, and labels (B,)
 Examples = Dataset[Any]  # (image, label), one by one
@@ -67,7 +67,11 @@ def load(settings: Settings, data_root: Path) -> Splits:
     train, val, test = source.train, source.val, source.test
     if test is None:
         train, test = split(train, TEST_FRACTION, settings.split_seed)
-    if val is None and settings.val_fraction:
+    if settings.fold:
+        if val is not None:
+            raise SettingsError(f"--fold: {settings.dataset} has validation examples of its own")
+        train, val = fold(train, settings.fold, FOLDS, settings.split_seed)
+    elif val is None and settings.val_fraction:
         train, val = split(train, settings.val_fraction, settings.split_seed)
     if val is None and settings.monitor != "none":
         raise SettingsError("--val-fraction 0: without validation examples, add --monitor none")

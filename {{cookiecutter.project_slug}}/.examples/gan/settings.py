@@ -7,19 +7,21 @@ write so that old jobs keep their ids. How a job runs (--device, --workers, …)
 flags belong to the engine and change no result.
 
 The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
-accumulate, seed and monitor. Everything imports this file, so it imports nothing slow.
+accumulate, seed, fold and monitor. Everything imports this file, so it imports nothing slow.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.cli import Metric, SettingsError, Span, setting
+from engine.cli import Metric, SettingsError, Span, added, setting
 
 METRICS = {  # by the names that forward() in run.py measures them under
     "distance": Metric(better="lower", label="energy distance", range=(0, None), scale="log"),
     "generator_loss": Metric(better="lower", unit="nats"),
     "discriminator_loss": Metric(better="lower", unit="nats"),
 }
+
+FOLDS = 5  # of the training examples, for --fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,10 @@ class Settings:
 
     val_fraction: float = setting(0.1, at_least=0, below=1)
     """Fraction of the training examples held out for validation. 0: none."""
+
+    fold: int = added(0, neutral=0, at_least=0, at_most=FOLDS, replaces="val_fraction")
+    """Fold of the training examples to validate on, from 1 to FOLDS, in place of --val-fraction. 0:
+    use --val-fraction."""
 
     split_seed: int = setting(0, at_least=0)
     """Seed of the split into training, validation and test examples."""

@@ -2,7 +2,8 @@
 
     images        images in folders, and their statistics
     published     published datasets, as torchvision fetches and reads them
-    splits        holding out examples
+    splits        holding out examples at random, by label, by group and in folds
+    apportioning  how many, and which groups
     augmentation  random changes to whole batches of images
     batches       batches on the device; order, resident, workers and processes are its parts
     streams       batches of examples without an index; stream_parts is its part

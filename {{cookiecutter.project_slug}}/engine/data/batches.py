@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from engine.data import trees
@@ -54,6 +55,12 @@ class Batches:
     def steps_per_epoch(self) -> int | None:
         """Batches in an epoch; None for a stream."""
         return None if isinstance(self._source, Stream) else len(self)
+
+    @property
+    def indices(self) -> Tensor | None:
+        """Where the examples are in their dataset (N,), in the order in which `iter` has them; None
+        for a stream."""
+        return None if isinstance(self._source, Stream) else self._source.order.epoch(0)
 
     def __len__(self) -> int:
         return len(self._ordered.order)

@@ -12,15 +12,21 @@ def remembered(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatena
     """Return a function that remembers its results, by the dataset itself and the other arguments.
 
     All jobs of a grid are checked in one process, and most of them have the same data. Unlike
-    `functools.cache` it takes datasets without a hash.
+    `functools.cache` it takes datasets, arrays and lists, which have no hash.
     """
     results: dict[Hashable, tuple[Any, R]] = {}
 
     @wraps(function)
     def remembering(dataset: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        key = (id(dataset), args, tuple(sorted(kwargs.items())))
-        if key not in results:  # with the dataset, as an address alone would be used again
-            results[key] = dataset, function(dataset, *args, **kwargs)
+        named = sorted((name, _key(value)) for name, value in kwargs.items())
+        key = (_key(dataset), *map(_key, args), *named)
+        if key not in results:  # with what is known by its address, which would be used again
+            results[key] = (dataset, args, kwargs), function(dataset, *args, **kwargs)
         return results[key][1]
 
     return remembering
+
+
+def _key(value: Any) -> Hashable:
+    """Numbers and texts are known by what they are, all else by its address."""
+    return value if isinstance(value, int | float | str) else id(value)

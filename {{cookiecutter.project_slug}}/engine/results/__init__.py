@@ -6,7 +6,7 @@ and matplotlib; may import cli, job and tracking.
     groups        what the jobs differ in
     comparison    what a figure tells apart of that
     statistics    means, intervals, differences, Kaplan–Meier curves
-    predictions   what a job predicted
+    outputs       what jobs kept of each test example; predictions: the classes among it
     figures       figures at their printed size
     plots         what is drawn on their axes; images: text in images
     captions      what is said below them

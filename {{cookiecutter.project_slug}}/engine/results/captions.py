@@ -6,7 +6,16 @@ Sentences begin with a space and are empty where there is nothing to say.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.results.groups import SEED, combinations, finite, groups, having, varied
+from engine.results.groups import (
+    FOLD,
+    SEED,
+    combinations,
+    finite,
+    groups,
+    having,
+    repeated,
+    varied,
+)
 from engine.results.metrics import Measured, NoResults
 from engine.results.statistics import paired_difference
 from engine.results.style import setting, settings, with_interval
@@ -21,8 +30,8 @@ MOST = 6
 def repeats(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> str:
     """Return what the means over jobs of the same settings stand on: `mean of 3 seeds`.
 
-    Raises NoResults where jobs differ in more than these settings and the seed, so that a mean over
-    them would be of different things.
+    Raises NoResults where jobs differ in more than these settings, the seed and the fold, so that a
+    mean over them would be of different things.
     """
     known = having(jobs, metric.result)
     more = [name for name in varied(known) if name not in by]
@@ -31,9 +40,30 @@ def repeats(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> str:
     counts = [len(alike) for alike in groups(known, by).values()]
     few, many = min(counts), max(counts)
     if many == 1:
-        return f"one {setting(SEED)}" if SEED in jobs else "single jobs"
+        return f"one {settings(names)}" if (names := repeated(jobs)) else "single jobs"
     mean = "geometric mean" if metric.log else "mean"
-    return f"{mean} of {few if few == many else f'{few}–{many}'} {setting(SEED)}s"
+    return f"{mean} of {few if few == many else f'{few}–{many}'} {_repeats(known)}"
+
+
+def interval(jobs: "pd.DataFrame", metric: Measured) -> str:
+    """Return what the intervals of such means are."""
+    scale = " of the logarithm" if metric.log else ""
+    # They share most of their training examples: Bengio and Grandvalet 2004,
+    # jmlr.org/papers/v5/grandvalet04a.html.
+    folds = ", as if folds were independent" if FOLD in _varying(jobs) else ""
+    return f"95% t interval{scale}{folds}"
+
+
+def _repeats(jobs: "pd.DataFrame") -> str:
+    """What several repeats are: `seeds`."""
+    names = _varying(jobs) or [SEED]
+    if len(names) == 1:
+        return f"{setting(names[0])}s"
+    return f"jobs that differ in {settings(names)}"
+
+
+def _varying(jobs: "pd.DataFrame") -> list[str]:
+    return [name for name in repeated(jobs) if combinations(jobs, [name]) > 1]
 
 
 def left_out(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> str:
@@ -56,14 +86,15 @@ def _missing(jobs: "pd.DataFrame", metric: Measured, whose: str) -> list[str]:
 
 
 def compared(samples: "Sequence[pd.Series[float]]", metric: Measured) -> str:
-    """Say how the first two samples differ, by seed; nothing where they share no seed."""
+    """Say how the first two samples differ, by seed and fold; nothing where they share none."""
     if len(samples) < 2 or not (pairs := len((samples[0] - samples[1]).dropna())):
         return ""
     what = "First over second" if metric.log else "First minus second"
     difference = with_interval(*paired_difference(samples[0], samples[1], metric.log))
+    repeat = settings([str(name) for name in samples[0].index.names])
     if pairs == 1:
-        return f" {what}: {difference}, of one {setting(SEED)}."
-    return f" {what}: {difference}, 95% t interval of {pairs} pairs by {setting(SEED)}."
+        return f" {what}: {difference}, of one {repeat}."
+    return f" {what}: {difference}, 95% t interval of {pairs} pairs by {repeat}."
 
 
 def first(jobs: "pd.DataFrame", shown: int, count: int) -> str:

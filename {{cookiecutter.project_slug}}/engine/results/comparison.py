@@ -63,7 +63,7 @@ class Comparison:
         """What means and intervals stand on: `mean of 3 seeds, 95% t interval`."""
         if "mean" not in self.means:
             return self.means
-        return f"{self.means}, 95% t interval{' of the logarithm' if self.metric.log else ''}"
+        return f"{self.means}, {captions.interval(self.jobs, self.metric)}"
 
     @property
     def notes(self) -> str:

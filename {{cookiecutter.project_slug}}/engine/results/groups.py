@@ -1,6 +1,7 @@
 """What jobs differ in: groups of jobs with the same settings, and the best of them.
 
-Jobs that differ in nothing but the setting `seed` are repeats of one another.
+Jobs that differ in nothing but the setting `seed` are repeats of one another. So are jobs that
+differ in `fold`, if all of them are of a cross-validation: of a fold from 1 on.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,16 +18,21 @@ from engine.results.style import names, setting, settings
 if TYPE_CHECKING:
     import pandas as pd
 
-SEED = "seed"
-"""The setting in which repeats differ."""
+SEED, FOLD = "seed", "fold"
+"""The settings in which repeats differ."""
+
+
+def repeated(jobs: "pd.DataFrame") -> list[str]:
+    """Return the settings that the jobs have in which repeats differ."""
+    folds = FOLD in jobs and is_numeric(jobs, FOLD) and bool((jobs[FOLD] > 0).all())
+    return [*([SEED] if SEED in jobs else []), *([FOLD] if folds else [])]
 
 
 def varied(jobs: "pd.DataFrame") -> list[str]:
-    """Return the settings that the jobs differ in, but for the seed: those that vary most come
-    first, numbers before words."""
-    differing = [
-        name for name in jobs.attrs["settings"] if name != SEED and combinations(jobs, [name]) > 1
-    ]
+    """Return the settings that the jobs differ in, but for those of repeats: those that vary most
+    come first, numbers before words."""
+    names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
+    differing = [name for name in names if combinations(jobs, [name]) > 1]
 
     def rank(name: str) -> tuple[int, bool, str]:
         commonest = jobs[name].value_counts(dropna=False).max()
@@ -93,16 +99,16 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
 
 def described(job: "pd.DataFrame", jobs: "pd.DataFrame") -> str:
     """Return what tells the one job in a table apart from others: `mlp, seed 2`."""
-    names = [*varied(jobs), *([SEED] if SEED in jobs else [])]
+    names = [*varied(jobs), *repeated(jobs)]
     return str(label(jobs, names)[jobs["job_id"] == job["job_id"].item()].item())
 
 
 def of_mixed_evidence(jobs: "pd.DataFrame") -> list[str]:
-    """Return the ids of the jobs that differ in nothing but the seed and in their code or their
-    data: a mean over them would be of several programs."""
+    """Return the ids of the repeats that differ in their code or their data: a mean over them would
+    be of several programs."""
     if "code" not in jobs:
         return []
-    names = [name for name in jobs.attrs["settings"] if name != SEED]
+    names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
     mixed: list[str] = []
     for _, alike in jobs.astype(dict.fromkeys(names, str)).groupby(names):
         folders = [freshness.folder_of(str(folder)) for folder in alike["job_folder"]]
@@ -143,9 +149,9 @@ def best(jobs: "pd.DataFrame") -> str:
 def samples(
     jobs: "pd.DataFrame", by: Sequence[str], metric: Measured
 ) -> "dict[str, pd.Series[Any]]":
-    """Return the results of the jobs with the same settings, by seed: the best first, and none of
-    settings without a result."""
-    index = SEED if SEED in jobs else "job_id"
+    """Return the results of the jobs with the same settings, by seed and fold: the best first, and
+    none of settings without a result."""
+    index = repeated(jobs) or ["job_id"]
     found = ranked(jobs, by, metric)
     each = {name: finite(alike.set_index(index), metric.result) for name, alike in found.items()}
     return {name: results for name, results in each.items() if len(results)}

@@ -2,18 +2,14 @@
 `label` and `predicted` in `predictions.npz`, by `job.keep_outputs` in run.py."""
 
 import json
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zipfile import BadZipFile
 
-from engine.errors import cause
 from engine.results.metrics import NoResults
+from engine.results.outputs import FILE, kept
 from engine.tracking import stored_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-FILE = "predictions.npz"
 
 MOST_CLASSES = 1000
 """Classes of which a figure could show anything."""
@@ -33,16 +29,9 @@ def predictions(job: "pd.DataFrame") -> Predictions:
 
     Raises NoResults if it has kept none that can be read, or not of classes.
     """
-    import numpy as np
-
     (row,) = job.to_dict("records")
-    where = row["run_id"], row["job_folder"]
-    try:
-        with np.load(BytesIO(stored_jobs.file(*where, FILE))) as kept:
-            label, predicted = kept["label"], kept["predicted"]
-    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
-        why = f"no predicted classes of the job {row['job_id']} can be read"
-        raise NoResults(f"{why} ({cause(error)}); see job.keep_outputs in run.py") from error
+    with kept(row, "predicted classes") as arrays:
+        label, predicted = arrays["label"], arrays["predicted"]
     if label.shape != predicted.shape or label.ndim != 1 or not _are_numbers(label, predicted):
         raise NoResults(
             f"{FILE} of the job {row['job_id']} does not hold integers, a class for each example"
@@ -50,7 +39,7 @@ def predictions(job: "pd.DataFrame") -> Predictions:
     count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1
     if count > MOST_CLASSES:
         raise NoResults(f"{count} classes are too many for a figure")
-    return Predictions(label, predicted, _names(*where, count))
+    return Predictions(label, predicted, _names(row["run_id"], row["job_folder"], count))
 
 
 def _are_numbers(*arrays: Any) -> bool:

@@ -3,6 +3,7 @@
     jobs = tables.jobs("my-project")
     jobs.groupby(["model", "lr"])["best_val_loss"].mean()
     curves = tables.curves(jobs, "val_loss")
+    kept = tables.outputs(jobs, "label", "predicted", settings=["model"])
 
 pandas is imported when a table is first asked for.
 """
@@ -17,13 +18,14 @@ from engine.job.identity import can_have_inputs
 from engine.job.scripts import DEFAULT
 from engine.results import freshness
 from engine.results.metrics import DECLARED, Measured, NoResults
+from engine.results.outputs import outputs
 from engine.results.predictions import predictions
 from engine.tracking import reading, stored_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["curves", "jobs", "only", "predictions", "times_to"]
+__all__ = ["curves", "jobs", "only", "outputs", "predictions", "times_to"]
 
 OWN = ("job_id", "run_id", "ended", "diverged")
 """What a table of jobs has besides their settings, metrics and tags."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
@@ -19,7 +19,7 @@ from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
 from engine.training.measures import check_ranges, numbers
-from engine.training.outputs import Outputs
+from engine.training.outputs import Outputs, Value
 from engine.training.precision import Precision
 from engine.training.seeding import GlobalStreams
 from engine.training.training_loop import Metrics, TrainingLoop
@@ -35,7 +35,6 @@ class Job(TrainingLoop, Generic[S]):
     def __init__(self, folder: JobFolder[S], device: torch.device | None = None) -> None:
         super().__init__(folder, device or devices.choose(folder.runtime.device))
         self.settings, self.runtime = folder.settings, folder.runtime
-        self._outputs = Outputs()
 
     def start(self) -> None:
         """Take the device and this job's threads, and seed all random numbers."""
@@ -88,7 +87,7 @@ class Job(TrainingLoop, Generic[S]):
         runtime, seed = self.runtime, self._seed if shuffle else None
         how = (self.device, batch_size, runtime.loader, runtime.workers)
         made = loaders.make(part, *how, seed=seed, collate=collate)
-        made.check = self._check_evaluation
+        made.check = partial(self._begin_batch, made)
         self._all_batches.append(made)
         if shuffle and self._length.steps_per_epoch is None:
             self._length.set_epoch(made.steps_per_epoch)
@@ -152,16 +151,20 @@ class Job(TrainingLoop, Generic[S]):
         """Log a copy of a file."""
         self._artifacts.file(path, self.step)
 
-    def keep_outputs(self, **values: Tensor) -> None:
+    def keep_outputs(self, **values: Value) -> None:
         """Keep values of each test example, a batch at a time, in predictions.npz: tensors (B, …)
-        by name. Nothing here waits for the device."""
+        by name, or lists of tensors of different lengths. Nothing here waits for the device.
+
+        Raises JobError for values of different numbers of examples, or unlike those of earlier
+        batches.
+        """
         self._outputs.add(values)
 
     def finish(self, results: Metrics) -> dict[str, float]:
         """Log the results of a finished job; returns them with those of its best evaluation."""
         self.end_training()
         journal, best = self._folder.journal, self.best
-        journal.files(self._outputs.save(self._folder.path))
+        journal.files(self._outputs.save())
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
         step = best.get("step", self.step)
         tested = numbers(results)
@@ -175,6 +178,15 @@ class Job(TrainingLoop, Generic[S]):
         self._background.close()
         for batches in self._all_batches:
             batches.close()
+
+    def _begin_batch(self, batches: Batches) -> None:
+        """A batch of an evaluation comes next."""
+        self._outputs.batch_of = batches
+        self._check_evaluation()
+
+    @cached_property
+    def _outputs(self) -> Outputs:
+        return Outputs(self._folder.path, self.device)
 
     @cached_property
     def _artifacts(self) -> Artifacts:

@@ -1,0 +1,288 @@
+"""What a job keeps of each test example: of any form, written as it comes, read as a table."""
+
+import re
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from engine.errors import SettingsError
+from engine.results import tables
+from engine.results.metrics import NoResults
+from engine.training import outputs
+from engine.training.outputs import Outputs
+from toy import DATA, TRAIN, VAL, Loop
+
+CPU = torch.device("cpu")
+
+
+class Keeping(Loop):
+    """Keeps what a function makes of each batch of the test, which is on the validation data."""
+
+    def __init__(self, make, part=VAL, shuffle=False):
+        super().__init__()
+        self.make, self.part, self.shuffle = make, part, shuffle
+
+    def evaluate(self, model, job, forward, val, part):
+        if part != "test":
+            return super().evaluate(model, job, forward, val, part)
+        for batch in job.batches(self.part, 8, shuffle=self.shuffle):
+            job.keep_outputs(**self.make(*batch))
+        return {}
+
+
+def read(done, *names):
+    """The outputs of a job as a table."""
+    assert done.status == 0, done.said
+    about = {"job_id": "a", "run_id": "", "job_folder": str(done.folder), "lr": 0.1}
+    return tables.outputs(pd.DataFrame([about | {"diverged": False}]), *names, settings=["lr"])
+
+
+def kept(toy, make, *names, **how):
+    """The outputs of a job that keeps what a function makes of its points and labels."""
+    return read(toy.run(loop=Keeping(make, **how), epochs=1), *names)
+
+
+POINTS, LABELS = VAL[:]
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda points, labels: labels, LABELS),
+        (lambda points, labels: labels == 1, LABELS == 1),
+        (lambda points, labels: points, POINTS),
+        (lambda points, labels: points.double().t().contiguous().t(), POINTS.double()),
+        (lambda points, labels: points.half(), POINTS.half()),
+        (lambda points, labels: points.bfloat16(), POINTS.bfloat16().float()),
+        (lambda points, labels: points.requires_grad_() * 2, POINTS * 2),
+        (
+            lambda points, labels: labels.byte().view(-1, 1, 1, 1).expand(-1, 3, 4, 5),
+            LABELS.byte().view(-1, 1, 1, 1).expand(-1, 3, 4, 5),
+        ),
+        (lambda points, labels: points[:, :0], POINTS[:, :0]),
+    ],
+)
+def test_tensors_of_any_kind_come_back_as_they_were(toy, make, wanted):
+    table = kept(toy, lambda points, labels: {"value": make(points, labels)})
+    assert [*table.columns] == ["job_id", "lr", "index", "value"]
+    values = np.stack(table["value"].to_list())
+    assert values.dtype == wanted.numpy().dtype
+    assert np.array_equal(values, wanted.numpy())
+    assert {*table["job_id"]} == {"a"} and {*table["lr"]} == {0.1}
+
+
+def test_values_of_different_lengths_come_back_one_by_one(toy):
+    def boxes(points, labels):
+        return {"boxes": [point.expand(n, -1) for point, n in zip(points, labels, strict=True)]}
+
+    table = kept(toy, boxes)
+    assert [*table.columns] == ["job_id", "lr", "index", "boxes"] and len(table) == len(VAL)
+    for found, point, n in zip(table["boxes"], POINTS, LABELS, strict=True):
+        assert np.array_equal(found, point.expand(n, -1).numpy())
+
+
+def test_what_is_changed_afterwards_is_kept_as_it_was(toy):
+    scratch = torch.zeros(8)
+
+    def make(points, labels):
+        scratch[: len(labels)] = labels.float()
+        return {"value": scratch[: len(labels)]}
+
+    assert kept(toy, make)["value"].tolist() == LABELS.tolist()
+
+
+def test_the_place_of_each_example_is_known(toy):
+    def make(points, labels):
+        return {"first": points[:, 0]}
+
+    table = kept(toy, make)
+    assert table["index"].tolist() == list(range(len(TRAIN), len(DATA)))
+
+    shuffled = read(toy.run("shuffled", Keeping(make, shuffle=True), epochs=1))
+    places = shuffled["index"].tolist()
+    assert places != sorted(places) == table["index"].tolist()
+    assert shuffled["first"].tolist() == DATA[:][0][places, 0].tolist()
+
+
+class OnItsOwn(Keeping):
+    """Tests on batches that the engine did not make."""
+
+    def evaluate(self, model, job, forward, val, part):
+        if part != "test":
+            return super().evaluate(model, job, forward, val, part)
+        for first in range(0, len(VAL), 8):
+            job.keep_outputs(**self.make(*VAL[first : first + 8]))
+        return {}
+
+
+def labels_alone(points, labels):
+    return {"label": labels}
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        OnItsOwn(labels_alone),
+        Keeping(lambda points, labels: {"token": points.flatten()}),
+        Keeping(lambda points, labels: {"label": labels[:3]}),
+    ],
+    ids=["batches of its own", "tokens", "some"],
+)
+def test_the_place_is_not_said_where_it_is_not_certain(toy, loop):
+    assert "index" not in read(toy.run(loop=loop, epochs=1))
+
+
+def test_an_index_of_the_job_s_own_is_kept(toy):
+    table = kept(toy, lambda points, labels: {"index": labels})
+    assert [*table.columns] == ["job_id", "lr", "index"]
+    assert table["index"].tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda p, y: {"label": y, "predicted": y[1:]},
+            "needs a value for each example, but has 8 of label, 7 of predicted",
+        ),
+        (
+            lambda p, y: {"label": y, "boxes": [p[0]]},
+            "needs a value for each example, but has 8 of label, 1 of boxes",
+        ),
+        (
+            lambda p, y: {"loss": p.mean()},
+            "loss must be a tensor (B, …), or a list with a tensor (L, …) for each example",
+        ),
+        (
+            lambda p, y: {"label": y.tolist()},
+            "label must be a tensor (B, …), or a list with a tensor (L, …) for each example",
+        ),
+        (
+            lambda p, y: {"count": len(y)},
+            "count must be a tensor (B, …), or a list with a tensor (L, …) for each example",
+        ),
+        (
+            lambda p, y: {"label": y} if len(y) == 8 else {"labels": y},
+            "labels, after label of another batch; keep the same of each",
+        ),
+        (
+            lambda p, y: {"value": p[:, : len(y)]},
+            "value of an example is (4,) float32, after (6,) float32; if the lengths differ",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(toy, make, said):
+    done = toy.run(loop=Keeping(make), epochs=1)
+    assert done.status == 1
+    assert f"failed: job.keep_outputs: {said}" in done.said
+    assert not (done.folder / "predictions.npz").exists()
+
+
+class Late:
+    """An event of a device that is never done until it is waited for."""
+
+    def __init__(self, waits):
+        self.waits = waits
+
+    def record(self):
+        pass
+
+    def query(self):
+        return False
+
+    def synchronize(self):
+        self.waits.append(self)
+
+
+def test_a_device_that_is_late_is_waited_for_only_when_many_batches_are(tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr(outputs.devices, "event", lambda device: Late(waits))
+    keeping = Outputs(tmp_path, CPU)
+    for number in range(outputs.AHEAD):
+        keeping.add({"value": torch.full((4,), number)})
+    assert not waits
+    keeping.add({"value": torch.full((4,), outputs.AHEAD)})
+    assert len(waits) == 1
+    assert keeping.save() == ["predictions.npz"]
+    with np.load(tmp_path / "predictions.npz") as found:
+        assert found["value"].tolist() == [n for n in range(outputs.AHEAD + 1) for _ in range(4)]
+
+
+def anonymous():
+    """Bytes of memory of this process that no file is behind."""
+    (line,) = re.findall(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(line)
+
+
+def test_the_host_does_not_hold_what_is_kept(tmp_path):
+    keeping, batch = Outputs(tmp_path, CPU), torch.ones(4, 1 << 18)
+    before, whole = anonymous(), 50 * batch.nbytes
+    for _ in range(50):
+        keeping.add({"embedding": batch})
+    assert anonymous() - before < whole / 4
+    tracemalloc.start()
+    keeping.save()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < whole / 4
+    assert [*tmp_path.iterdir()] == [tmp_path / "predictions.npz"]
+
+
+def test_nothing_kept_is_no_file(tmp_path):
+    assert Outputs(tmp_path, CPU).save() == [] and not [*tmp_path.iterdir()]
+
+
+def jobs_with(tmp_path, **values):
+    """A table of jobs, with what each has kept, by its id."""
+    rows = []
+    for name, arrays in values.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        if arrays is not None:
+            np.savez(folder / "predictions.npz", **arrays)
+        about = {"job_id": name, "run_id": "", "job_folder": str(folder), "diverged": False}
+        rows.append(about | {"seed": len(rows)})
+    return pd.DataFrame(rows)
+
+
+def test_jobs_come_one_after_another_with_what_is_asked_for(tmp_path):
+    one = {"index": [3, 5], "label": [0, 1], "score": [[0.1, 0.9], [0.8, 0.2]]}
+    jobs = jobs_with(tmp_path, a=one, b={**one, "label": [1, 1]}, c=None)
+    jobs.loc[2, "diverged"] = True
+    table = tables.outputs(jobs, "label", settings=["seed"])
+    assert table.to_dict("list") == {
+        "job_id": ["a", "a", "b", "b"],
+        "seed": [0, 0, 1, 1],
+        "index": [3, 5, 3, 5],
+        "label": [0, 1, 1, 1],
+    }
+    every = tables.outputs(jobs)
+    assert [*every.columns] == ["job_id", "index", "label", "score"]
+    assert np.stack(every["score"]).shape == (4, 2)
+
+
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
+    jobs = jobs_with(tmp_path, a={"label": [0, 1]}, b=None)
+    with pytest.raises(NoResults, match=r"^no outputs of the job b can be read \(.+\); see job\."):
+        tables.outputs(jobs)
+    with pytest.raises(NoResults, match=r"the job a can be read .+loss is not a file"):
+        tables.outputs(jobs[:1], "loss")
+    with pytest.raises(SettingsError, match=r"the jobs have no setting sede; did you mean seed\?"):
+        tables.outputs(jobs[:1], settings=["sede"])
+    with pytest.raises(NoResults, match="none of the jobs has finished"):
+        tables.outputs(jobs.assign(diverged=True))
+    file = tmp_path / "a" / "predictions.npz"
+    data = bytearray(file.read_bytes())
+    for place in range(len(data)):
+        damaged = data.copy()
+        damaged[place] ^= 0x55
+        file.write_bytes(damaged)
+        try:
+            found = tables.outputs(jobs[:1])
+        except NoResults as error:
+            assert "\n" not in str(error)
+        else:
+            assert found["label"].tolist() == [0, 1]

@@ -1,0 +1,268 @@
+"""Parts of a dataset by label, by group and in folds, against what brute force finds."""
+
+import os
+import subprocess
+import sys
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from engine.data.apportioning import nearest
+from engine.data.order import whole
+from engine.data.splits import check_groups, fold, split
+from engine.errors import SettingsError
+from repository import REPOSITORY
+from torch.utils.data import TensorDataset
+
+CHANCES = [np.random.default_rng(seed) for seed in range(200)]
+
+
+def dataset(count):
+    """Examples that are their own places."""
+    return TensorDataset(torch.arange(count))
+
+
+def places(part):
+    """Where a part's examples are in the whole dataset."""
+    return whole(part)[1].numpy()
+
+
+def refusal(function, *args, **kwargs):
+    """The one line with which arguments are refused."""
+    with pytest.raises(SettingsError) as caught:
+        function(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def random_labels(chance, least=1):
+    """Labels of uneven numbers of examples, in any order."""
+    sizes = chance.integers(least, 40, size=chance.integers(1, 12))
+    return chance.permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+def random_groups(chance, most=8):
+    """Groups of uneven sizes, in any order."""
+    sizes = chance.integers(1, 30, size=chance.integers(2, most + 1))
+    return chance.permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+def test_a_random_part_is_what_it_has_always_been():
+    """Otherwise all jobs of older versions would be of other examples."""
+    assert places(split(dataset(20), 0.25, 3)[1]).tolist() == [0, 8, 10, 14, 15]
+
+
+def test_the_number_held_out_of_each_label_is_within_one_of_the_fraction():
+    made = 0
+    for seed, chance in enumerate(CHANCES):
+        labels, fraction = random_labels(chance), float(chance.choice([0.1, 0.29, 1 / 3, 0.5, 0.8]))
+        try:
+            rest, held_out = map(places, split(dataset(len(labels)), fraction, seed, labels))
+        except SettingsError as error:
+            exact = fraction * np.bincount(labels)
+            assert ((exact < 1) | (exact > np.bincount(labels) - 1)).any(), error
+            continue
+        made += 1
+        assert sorted([*rest, *held_out]) == list(range(len(labels)))
+        exact = fraction * np.bincount(labels)
+        assert (np.abs(np.bincount(labels[held_out]) - exact) < 1).all()
+        assert len(held_out) == round(fraction * len(labels))
+        assert {*labels[held_out]} == {*labels[rest]} == {*labels}
+    assert made > 50
+
+
+def test_which_label_gets_one_more_is_left_to_chance():
+    """Ten labels of five examples: a fraction of 0.3 is one of each, and a second one of five."""
+    labels = np.repeat(np.arange(10), 5)
+    twos = [
+        frozenset(np.flatnonzero(np.bincount(labels[places(part)]) == 2))
+        for seed in range(50)
+        for _, part in [split(dataset(50), 0.3, seed, labels)]
+    ]
+    assert {len(each) for each in twos} == {5}
+    assert len({*twos}) > 20 and frozenset.union(*twos) == {*range(10)}
+
+
+def nearest_by_force(sizes, wanted):
+    """How near to a number any of the sizes come together."""
+    each = (sum(some) for n in range(len(sizes) + 1) for some in combinations(sizes, n))
+    return min(abs(total - wanted) for total in each)
+
+
+def test_groups_come_as_near_to_the_fraction_as_groups_can():
+    made = 0
+    for seed, chance in enumerate(CHANCES):
+        groups = random_groups(chance)
+        sizes, fraction = np.bincount(groups), float(chance.choice([0.1, 0.25, 0.5, 0.7]))
+        wanted = round(fraction * len(groups))
+        try:
+            rest, held_out = map(
+                places, split(dataset(len(groups)), fraction, seed, groups=groups.tolist())
+            )
+        except SettingsError:
+            assert min(wanted, len(groups) - wanted) == nearest_by_force(sizes.tolist(), wanted)
+            continue
+        made += 1
+        assert not {*groups[rest]} & {*groups[held_out]}
+        assert sorted([*rest, *held_out]) == list(range(len(groups)))
+        assert abs(len(held_out) - wanted) == nearest_by_force(sizes.tolist(), wanted)
+    assert made > 100
+
+
+def test_many_groups_come_to_the_number_itself_and_are_any_of_them():
+    chance = CHANCES[0]
+    sizes = np.minimum(chance.zipf(1.5, size=5000), 2000)
+    wanted = round(0.2 * sizes.sum())
+    often = np.zeros(len(sizes))
+    for _ in range(100):
+        order = chance.permutation(len(sizes))
+        chosen = order[nearest(sizes[order], wanted)]
+        assert sizes[chosen].sum() == wanted
+        often[chosen] += 1
+    large, small = often[sizes > 20], often[sizes == 1]
+    assert large.mean() == pytest.approx(20, abs=2) and small.mean() == pytest.approx(20, abs=2)
+
+
+def test_with_both_whole_groups_of_each_label_are_held_out():
+    for seed, chance in enumerate(CHANCES[:50]):
+        groups = chance.permutation(np.repeat(np.arange(30), chance.integers(1, 9, size=30)))
+        labels = (groups % 3 == 0).astype(int)
+        rest, held_out = map(places, split(dataset(len(groups)), 0.3, seed, labels, groups))
+        assert not {*groups[rest]} & {*groups[held_out]}
+        exact = 0.3 * np.bincount(labels)
+        assert (np.abs(np.bincount(labels[held_out]) - exact) < 2).all()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_folds_are_apart_together_whole_and_even(grouped, labelled):
+    for seed, chance in enumerate(CHANCES[:60]):
+        groups = chance.permutation(np.repeat(np.arange(24), chance.integers(1, 20, size=24)))
+        labels, count = groups % 2, int(chance.integers(2, 7))
+        how = {"labels": labels if labelled else None, "groups": groups if grouped else None}
+        whole_set = dataset(len(groups))
+        parts = [
+            [*map(places, fold(whole_set, k, count, seed, **how))] for k in range(1, count + 1)
+        ]
+        assert sorted(place for _, part in parts for place in part) == list(range(len(groups)))
+        for rest, part in parts:
+            assert sorted([*rest, *part]) == list(range(len(groups)))
+            assert not grouped or not {*groups[rest]} & {*groups[part]}
+        most = np.bincount(groups).max() if grouped else 1
+        counted = np.array([np.bincount(labels[part], minlength=2) for _, part in parts])
+        counted = counted if labelled else counted.sum(axis=1, keepdims=True)
+        assert (counted.min(axis=0) > 0).all()
+        assert (np.ptp(counted, axis=0) <= most).all()
+        if not grouped:
+            assert np.ptp(counted.sum(axis=1)) <= 1
+
+
+def test_a_part_is_split_again_by_the_labels_and_groups_of_the_whole():
+    groups = np.arange(600) // 4
+    labels = groups % 3
+    rest, test = split(dataset(600), 0.2, 0, labels, groups)
+    train, val = fold(rest, 2, 5, 0, labels, groups)
+    check_groups(groups, train=train, val=val, test=test)
+    assert np.bincount(labels[places(val)]).tolist() == [32, 32, 32]
+
+
+def test_the_same_arguments_give_the_same_objects():
+    examples, labels = dataset(40), [0, 1] * 20
+    assert split(examples, 0.2, 0, labels=labels)[0] is split(examples, 0.2, 0, labels=labels)[0]
+    tensor = torch.tensor(labels)
+    assert fold(examples, 1, 4, 0, tensor) is fold(examples, 1, 4, 0, tensor)
+    assert fold(examples, 1, 4, 0, tensor) is not fold(examples, 1, 4, 0, tensor.clone())
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "array", "tensor", "texts", "pairs"])
+def test_values_of_any_kind(kind):
+    numbers = [0, 1, 1, 2, 2, 2, 2, 1, 0, 0] * 4
+    values = {
+        "list": numbers,
+        "tuple": tuple(numbers),
+        "array": np.array(numbers, dtype=np.uint8),
+        "tensor": torch.tensor(numbers),
+        "texts": [f"patient {n}" for n in numbers],
+        "pairs": [(n, "left") for n in numbers],
+    }[kind]
+    found = places(split(dataset(40), 0.25, 0, labels=values)[1])
+    assert np.array_equal(found, places(split(dataset(40), 0.25, 0, labels=numbers)[1]))
+
+
+SCRIPT = """
+import torch
+from engine.data.splits import fold, split
+from torch.utils.data import TensorDataset
+examples, names = TensorDataset(torch.zeros(60)), [f"patient {n % 17}" for n in range(60)]
+print(split(examples, 0.2, 0, groups=names)[1].indices, fold(examples, 2, 3, 0, names)[1].indices)
+"""
+
+
+def test_splits_do_not_depend_on_python_s_hashes():
+    said = set()
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            cwd=REPOSITORY / "{{cookiecutter.project_slug}}",
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        said.add(done.stdout)
+    assert len(said) == 1
+
+
+def test_what_is_too_few_is_refused_in_one_line():
+    five, labels = dataset(5), ["cat", "cat", "cat", "cat", "dog"]
+    assert refusal(split, five, 0.4, 0, labels=labels) == (
+        "--dataset: 1 examples with the label 'dog' are too few to hold out a fraction of 0.4"
+    )
+    assert places(split(five, 0.2, 0, groups=labels)[1]).tolist() == [4]
+    assert refusal(split, five, 0.2, 0, groups=["one"] * 5) == (
+        "--dataset: 1 groups are too few to hold out a fraction of 0.2"
+    )
+    assert refusal(fold, five, 1, 6, 0) == "--dataset: 5 examples are too few for 6 folds"
+    assert refusal(fold, five, 1, 3, 0, groups=labels) == (
+        "--dataset: 2 groups are too few for 3 folds"
+    )
+    assert refusal(fold, five, 1, 2, 0, labels) == (
+        "--dataset: 1 examples with the label 'dog' are too few for 2 folds"
+    )
+    assert refusal(fold, five, 4, 3, 0) == "--fold 4: must be from 1 to 3"
+    assert refusal(fold, five, 1, 1, 0) == "folds 1: must be at least 2"
+
+
+def test_what_does_not_fit_is_refused_in_one_line():
+    four = dataset(4)
+    assert refusal(split, four, 0.5, 0, labels=[0, 1]) == (
+        "--dataset: 2 labels for 4 examples; give one each"
+    )
+    assert refusal(split, four, 0.5, 0, [0, 1, 0, 1], ["a", "a", "b", "b"]) == (
+        "--dataset: the group 'a' has several labels"
+    )
+    assert refusal(fold, four, 1, 2, 0, torch.zeros(4, 2)) == (
+        "--dataset: labels: unhashable type: 'list'; give a number, a text or a tuple for each "
+        "example"
+    )
+
+
+def test_a_group_on_both_sides_is_refused_wherever_the_parts_come_from():
+    examples, patients = dataset(6), ["p1", "p1", "p2", "p2", "p3", "p4"]
+    train, test = split(examples, 1 / 3, 0, groups=patients)
+    check_groups(patients, train=train, val=None, test=test)
+    check_groups(patients, train=train, test=["p8", "p9"])
+    train, test = split(examples, 0.5, 0)
+    said = refusal(check_groups, patients, train=train, test=test)
+    assert said.startswith("--dataset: a group is in two parts: 'p") and "train and test" in said
+    mine = torch.utils.data.Subset(examples, [0, 2]), torch.utils.data.Subset(examples, [1, 3])
+    assert refusal(check_groups, patients, val=mine[0], test=mine[1]) == (
+        "--dataset: a group is in two parts: 'p1' in val and test, and 1 more"
+    )
+    assert refusal(check_groups, patients, train=examples, test=["p9", "p3"]) == (
+        "--dataset: a group is in two parts: 'p3' in train and test"
+    )
+    assert refusal(check_groups, patients, train=examples, test=dataset(6)) == (
+        "--dataset: parts of several datasets; give the groups of each part"
+    )
