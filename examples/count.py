@@ -3,15 +3,16 @@
     python examples/count.py    the tables of docs/compared.md
 
 Counted are the lines of code that are new or changed in the student's files, plot.py and run.sh
-included; of the scripts in `compared`, all. Not counted are deleted and blank lines, comments,
-docstrings, and the network: classes of nn.Module and the table MODELS, which the scripts import.
+included; of the scripts in `compared`, which not all examples have, all. Not counted are deleted
+and blank lines, comments, docstrings, and the network: classes of nn.Module and the table MODELS,
+which the scripts import.
 """
 
 import ast
 import io
 import sys
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -67,30 +68,32 @@ def is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def rows(cells: Iterable[Iterable[object]]) -> str:
-    """Return lines of a Markdown table."""
+def script(example: str, way: str) -> Path:
+    """Return where the script is that does the same without the template."""
+    return HERE / "compared" / f"{example}_{way}.py"
+
+
+def table(head: Sequence[str], rows: Mapping[str, Sequence[int]]) -> str:
+    """Return a Markdown table of rows of numbers, by their names."""
+    cells = [head, ["---"] * len(head), *([name, *each] for name, each in rows.items())]
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in cells)
 
 
 def main() -> int:
     """Print the tables."""
-    examples = names()
-    found = {example: counts(example) for example in examples}
-    ways = {"lightning": "Lightning", "plain": "plain script with MLflow"}
-    scripts = {
-        name: [len(code(HERE / "compared" / f"{example}_{way}.py")) for example in examples]
-        for way, name in ways.items()
+    found = {example: counts(example) for example in names()}
+    compared = [example for example in found if script(example, "plain").exists()]
+    lines: dict[str, list[int]] = {
+        "this template, new and changed": [sum(found[example].values()) for example in compared],
+        "this template, all in the student's files": [*map(whole, compared)],
     }
+    for way, name in {"lightning": "Lightning", "plain": "plain script with MLflow"}.items():
+        lines[name] = [len(code(script(example, way))) for example in compared]
+    print(table(["lines", *compared], lines), end="\n\n")
     files = sorted({file for each in found.values() for file in each})
-    head = [["lines", *examples], ["---"] * (1 + len(examples))]
-    here = [
-        ["this template, new and changed", *(sum(each.values()) for each in found.values())],
-        ["this template, all in the student's files", *map(whole, examples)],
-    ]
-    there = [[name, *counted] for name, counted in scripts.items()]
-    print(rows([*head, *here, *there]), end="\n\n")
-    of_files = [[f"`{file}`", *(each.get(file, 0) for each in found.values())] for file in files]
-    print(rows([["new and changed in", *examples], head[1], *of_files]))
+    by_file = {f"`{file}`": [each.get(file, 0) for each in found.values()] for file in files}
+    by_file["all of them"] = [sum(each.values()) for each in found.values()]
+    print(table(["new and changed in", *found], by_file))
     return 0
 
 

@@ -88,3 +88,15 @@ def test_shifts_follow_torchs_random_numbers():
     torch.manual_seed(3)
     assert torch.equal(random_shift(images), first)
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("shape", SIDES.values(), ids=SIDES)
+def test_images_and_their_masks_are_shifted_alike(shape):
+    images = torch.randint(256, (50, 3, *shape), dtype=torch.uint8)
+    masks = images.sum(1)  # the same pixels give the same sum
+    torch.manual_seed(3)
+    shifted_images, shifted_masks = random_shift(images, masks)
+    assert (shifted_masks.shape, shifted_masks.dtype) == (masks.shape, masks.dtype)
+    assert torch.equal(shifted_images.sum(1), shifted_masks)
+    torch.manual_seed(3)
+    assert torch.equal(random_shift(images), shifted_images)

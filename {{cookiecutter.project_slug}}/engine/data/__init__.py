@@ -1,6 +1,7 @@
 """Datasets, splits, batches on the device, and augmentation.
 
     images        images in folders, and their statistics
+    masks         images with the class of each pixel
     published     published datasets, as torchvision fetches and reads them
     splits        holding out examples at random, by label, by group and in folds
     apportioning  how many, and which groups

@@ -43,7 +43,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         size = size or SIZE
         steps = [v2.PILToTensor(), v2.Resize(size, antialias=True), v2.CenterCrop(size)]
         try:
-            self._files = datasets.ImageFolder(root, v2.Compose(steps), loader=_open)
+            self._files = datasets.ImageFolder(root, v2.Compose(steps), loader=in_colour)
         except FileNotFoundError as error:
             wanted = "wanted: one folder of images per class"
             raise SettingsError(f"--data-root: {first_line(error)}; {wanted}") from error
@@ -87,12 +87,15 @@ def channel_statistics(
     return tuple(pixels.mean(1).tolist()), tuple(pixels.std(1).clamp_min(1e-3).tolist())
 
 
-def _open(path: str) -> Image.Image:
-    """Return an image the way up that it is to be looked at, in 8-bit colour."""
+def in_colour(path: str | Path, upright: bool = True) -> Image.Image:
+    """Return an image in 8-bit colour; `upright`, the way up that it is to be looked at.
+
+    Raises ValueError for one of more bits.
+    """
     with Image.open(path) as image:
         if image.mode.startswith(("I", "F")) or any(map(_cut_off, image.tile)):
             raise ValueError("it has more than 8 bits a channel, which would be cut off")
-        return ImageOps.exif_transpose(image).convert("RGB")
+        return (ImageOps.exif_transpose(image) if upright else image).convert("RGB")
 
 
 def _cut_off(tile: Any) -> bool:

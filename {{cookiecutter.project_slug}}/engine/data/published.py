@@ -1,6 +1,7 @@
 """Published datasets, as torchvision fetches and reads them; what is wrong is said in one line."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,18 @@ def published(name: str, root: Path) -> tuple[TensorDataset, list[str], TensorDa
     from engine.data import cifar
 
     kind = getattr(cifar, name, None) or getattr(datasets, name)
-    try:
+    with fetching(root):
         train, test = (kind(root, train=part, download=True) for part in (True, False))
         classes = list(train.classes)
         return _in_memory(train, len(classes)), classes, _in_memory(test, len(classes))
+
+
+@contextmanager
+def fetching(root: Path) -> Iterator[None]:
+    """Raise SettingsError, in one line, for whatever goes wrong as torchvision fetches or reads a
+    dataset in a folder."""
+    try:
+        yield
     except (SettingsError, JobError):
         raise
     except Exception as error:  # there is no end to what a damaged file makes its reader raise

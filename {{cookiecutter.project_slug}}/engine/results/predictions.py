@@ -39,17 +39,20 @@ def predictions(job: "pd.DataFrame") -> Predictions:
     count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1
     if count > MOST_CLASSES:
         raise NoResults(f"{count} classes are too many for a figure")
-    return Predictions(label, predicted, _names(row["run_id"], row["job_folder"], count))
+    return Predictions(label, predicted, classes(job, count))
+
+
+def classes(job: "pd.DataFrame", count: int) -> list[str]:
+    """Return the names of at least so many classes, as the spec of the one job in a table has them;
+    else their numbers."""
+    (row,) = job.to_dict("records")
+    try:
+        spec = stored_jobs.file(row["run_id"], row["job_folder"], "spec.json")
+        names = json.loads(spec)["classes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        names = []
+    return [str(name) for name in names] if len(names) >= count else [str(i) for i in range(count)]
 
 
 def _are_numbers(*arrays: Any) -> bool:
     return all(array.dtype.kind in "iub" for array in arrays)
-
-
-def _names(run_id: str, folder: str, count: int) -> list[str]:
-    """The names of classes, as the job's spec has them; else their numbers."""
-    try:
-        names = json.loads(stored_jobs.file(run_id, folder, "spec.json"))["classes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        names = []
-    return [str(name) for name in names] if len(names) >= count else [str(i) for i in range(count)]

@@ -19,13 +19,13 @@ from engine.job.scripts import DEFAULT
 from engine.results import freshness
 from engine.results.metrics import DECLARED, Measured, NoResults
 from engine.results.outputs import outputs
-from engine.results.predictions import predictions
+from engine.results.predictions import classes, predictions
 from engine.tracking import reading, stored_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["curves", "jobs", "only", "outputs", "predictions", "times_to"]
+__all__ = ["classes", "curves", "jobs", "only", "outputs", "predictions", "times_to"]
 
 OWN = ("job_id", "run_id", "ended", "diverged")
 """What a table of jobs has besides their settings, metrics and tags."""

@@ -6,20 +6,22 @@ arxiv.org/abs/2411.18704.
 
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+M = TypeVar("M", bound=nn.Module)
 
-class EMA:
+
+class EMA(Generic[M]):
     """The EMA of a model's weights over the steps; `model` is the model itself if `decay` is 0.
 
     At each step the EMA keeps the fraction `decay` of itself; less at first, (1 + step) / (10 +
     step). Buffers, such as those of batch norm, are copied.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: M, decay: float) -> None:
         self.model = deepcopy(model) if decay else model  # as trainable: shares compiled code
         self._decay = decay
         self._steps = 0

@@ -1,0 +1,174 @@
+"""The example for segmentation: what it measures, its augmentations, and its datasets in files."""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faults import Project, job_of, one_line
+from PIL import Image
+
+RANDOM = np.random.default_rng(0)
+NONE = 255  # the class of pixels that do not count
+SHORT = ("--epochs", "1", "--image-size", "32", "--batch-size", "64", "--val-fraction", "0.25")
+
+
+@pytest.fixture(scope="module")
+def project(make) -> Project:
+    return Project(make(example="segmentation"))
+
+
+def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
+    done = project.run(*flags)
+    assert done.returncode == 0, done
+    return done
+
+
+def kept(project: Project, job: str) -> dict[str, np.ndarray]:
+    with np.load(project.folder(job) / "predictions.npz") as file:
+        return dict(file)
+
+
+# What is measured
+
+
+def test_metrics_are_those_of_the_pixels_that_have_a_class(project):
+    """All test images are in one batch, so all are kept and everything can be computed again."""
+    job = job_of(run(project, "--epochs", "3", "--batch-size", "200"))
+    outputs, curves = kept(project, job), project.stored(job)
+    mask, predicted = outputs["mask"], outputs["predicted"]
+    assert (mask.shape, outputs["image"].shape) == ((120, 24, 24), (120, 1, 24, 24))
+    counts = mask != NONE
+    assert not counts.all()
+    ious = {}
+    for number, name in enumerate(["background", *map(str, range(10))]):
+        true, found = mask == number, (predicted == number) & counts
+        ious[name] = (true & found).sum() / (true | found).sum()
+    tested = {
+        key.removeprefix("test_"): points[-1][1]
+        for key, points in curves.items()
+        if key.startswith("test_")
+    }
+    correct = (mask == predicted)[counts].mean()
+    wanted = {f"iou_{name}": value for name, value in ious.items()}
+    wanted |= {"iou": np.mean([*ious.values()]), "pixel_accuracy": correct}
+    assert tested == pytest.approx(wanted | {"loss": tested["loss"]}, abs=1e-6)
+    assert sum(iou > 0 for iou in ious.values()) > 2
+
+
+AUGMENTED = """
+import torch
+import data
+from settings import Settings
+
+images = torch.randint(256, (200, 1, 24, 24), dtype=torch.uint8)
+for name in data.AUGMENTATIONS:
+    augment = data.augmentation(Settings(augment=name))
+    changed, masks = augment((images, images[:, 0]))
+    print(name, torch.equal(changed[:, 0], masks), torch.equal(changed, images))
+"""
+
+
+def test_augmentations_move_masks_with_their_images(project):
+    """Each mask is its image, before and after."""
+    done = project.do("python", "-c", AUGMENTED)
+    assert done.stdout.splitlines() == ["none True True", "crop True False", "crop-flip True False"]
+
+
+# Datasets in files
+
+
+def photograph(path: Path, mask: np.ndarray) -> None:
+    """Write a photograph in which the classes of a mask differ in brightness."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    grey = (40 * (mask % 7) + RANDOM.integers(0, 16, mask.shape)).astype(np.uint8)
+    Image.fromarray(np.stack([grey] * 3, 2)).save(path)
+
+
+def write_mask(path: Path, mask: np.ndarray, palette: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(mask)
+    if palette:
+        image.putpalette(RANDOM.integers(0, 256, 768, dtype=np.uint8).tobytes())
+    image.save(path)
+
+
+def halves(left: int, right: int, edge: int) -> np.ndarray:
+    """A mask of two classes, left and right, with an edge between."""
+    mask = np.full((32, 32), left, dtype=np.uint8)
+    mask[:, RANDOM.integers(8, 24) :] = right
+    where = int(np.argmax(mask[0] == right))
+    mask[:, where - 1 : where + 1] = edge
+    return mask
+
+
+def voc(root: Path) -> np.ndarray:
+    """Pascal VOC's files: masks with a palette and edges of 255. Returns those to test on."""
+    folder, tested = root / "VOCdevkit" / "VOC2012", []
+    for part, count in (("train", 8), ("val", 4)):
+        names = [f"2007_{part}_{number}" for number in range(count)]
+        listed = folder / "ImageSets" / "Segmentation" / f"{part}.txt"
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        listed.write_text("".join(f"{name}\n" for name in names))
+        for name in names:
+            mask = halves(0, 8, NONE)
+            photograph(folder / "JPEGImages" / f"{name}.jpg", mask)
+            write_mask(folder / "SegmentationClass" / f"{name}.png", mask, palette=True)
+            tested += [mask] if part == "val" else []
+    return np.stack(tested)
+
+
+def pets(root: Path) -> np.ndarray:
+    """Oxford-IIIT Pet's files: trimaps of 1, 2 and 3. Returns the classes to test on."""
+    folder, tested = root / "oxford-iiit-pet", []
+    (folder / "annotations").mkdir(parents=True)
+    for part, count in (("trainval", 8), ("test", 4)):
+        names = [f"Abyssinian_{part}{number}" for number in range(count)]
+        listed = "".join(f"{name} 1 1 1\n" for name in names)
+        (folder / "annotations" / f"{part}.txt").write_text(listed)
+        for name in names:
+            trimap = halves(1, 2, 3)
+            photograph(folder / "images" / f"{name}.jpg", trimap)
+            write_mask(folder / "annotations" / "trimaps" / f"{name}.png", trimap, palette=False)
+            tested += [np.choose(trimap - 1, [1, 0, NONE])] if part == "test" else []
+    return np.stack(tested)
+
+
+def mask_folder(root: Path) -> np.ndarray:
+    """Images, masks and the names of classes; no part is set aside to test on."""
+    masks = [halves(0, 1, NONE) for _ in range(12)]
+    for number, mask in enumerate(masks):
+        photograph(root / "images" / f"{number:02}.jpg", mask)
+        write_mask(root / "masks" / f"{number:02}.png", mask, palette=False)
+    (root / "classes.txt").write_text("ground\nsky\n")
+    return np.stack(masks)
+
+
+FILES = {"voc": voc, "pets": pets, "mask-folder": mask_folder}
+
+
+@pytest.mark.parametrize("dataset", FILES)
+def test_a_dataset_in_files_is_read_in_its_format(project, dataset, tmp_path):
+    masks = FILES[dataset](tmp_path)
+    done = run(project, "--dataset", dataset, "--data-root", str(tmp_path), *SHORT)
+    tested = kept(project, job_of(done))["mask"]
+    assert tested.shape[1:] == (32, 32) and len(tested)
+    known = {mask.tobytes() for mask in masks.astype(np.uint8)}
+    assert {mask.tobytes() for mask in tested} <= known
+    if dataset != "mask-folder":  # which is split at random
+        assert np.array_equal(tested, masks)
+
+
+def test_what_is_wrong_with_files_is_said_in_one_line(project, tmp_path):
+    mask_folder(tmp_path)
+    flags = ("--dataset", "mask-folder", "--data-root", str(tmp_path), "--note", "wrong", *SHORT)
+    (tmp_path / "masks" / "03.png").unlink()
+    assert "there is no mask 03 in" in one_line(project.run(*flags), 2)
+    (tmp_path / "images" / "03.jpg").unlink()
+    (tmp_path / "masks" / "05.png").write_bytes(b"damaged")
+    assert "05.png cannot be read: cannot identify image" in one_line(project.run(*flags), 1)
+
+
+def test_scenes_have_one_size(project):
+    done = project.run("--image-size", "32")
+    assert one_line(done, 2).startswith("run.py: --image-size 32: the scenes are 24")

@@ -1,0 +1,216 @@
+"""The figures, drawn from the results of finished jobs.
+
+    python plot.py                              # figures/*.pdf and .png, and .tex: their captions
+    python plot.py --venue neurips --out paper/figures
+    python plot.py --provenance figures/learning-curves.pdf
+
+One function per figure, which returns it with its caption. To add one, write it, with the name of
+its files, into FIGURES. Figures show the metric that the jobs monitor and tell apart what varies
+among them; settings are ranked and chosen by validation results, never by those on test data.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.cli import Metric
+from engine.results import comparison, figures, metrics, plots, plotting, tables
+from settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    Drawn = tuple[Figure, str]
+
+ONLY: dict[str, object] = {}
+"""Settings that jobs must have to be drawn: {"epochs": 30}; a list allows several values."""
+
+LABELS = {"lr": "learning rate"}
+"""What settings are called in figures, where that is not their name."""
+
+RANKED = 12
+"""Largest number of rows in a ranking."""
+
+PICTURED = 6
+"""Largest number of test images in a figure."""
+
+NO_CLASS = 255
+"""In a mask, a pixel that counts in no metric."""
+
+
+def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
+    """The monitored metric by optimizer step: a line for each value of the setting that varies
+    most, a panel for each of the others."""
+    shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs))
+    curves = shown.curves()
+    fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
+    for ax, lines in zip(axes, curves.values(), strict=True):
+        for name, repeated in lines.items():
+            plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
+    beyond = figures.limit(axes[0], curves, shown.metric)
+    figures.legend(fig, shown.repeats)
+    return fig, (
+        f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
+        f"{beyond}{shown.notes}"
+    )
+
+
+def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results by the number that varies most: a line for each value of the others."""
+    x = comparison.numeric(jobs)
+    shown = comparison.compare(jobs, 6, along=[x])
+    fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
+    figures.value_axis(ax.yaxis, shown.metric)
+    plots.points(ax, shown.lines, x, shown.metric)
+    figures.legend(fig, shown.repeats)
+    figures.ticks_at(ax, shown.jobs[x])
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points beside "
+        f"a mean are its jobs, crosses those that diverged.{shown.notes}"
+    )
+
+
+def metric_map(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results for each value of the setting that varies most, and of the others."""
+    shown = comparison.compare(jobs, 20, 20, needed=2)
+    (x,), _ = shown.parts
+    fig, ax = figures.rows([*shown.rows], 0.4)
+    plots.heatmap(ax, shown.rows, x, shown.metric)
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.means}; brighter is better.{shown.notes}"
+    )
+
+
+def ranking(jobs: "pd.DataFrame") -> "Drawn":
+    """Settings by their validation results, the best first, and their test results below these."""
+    shown = comparison.compare(jobs, len(jobs), needed=1)
+    best = shown.results(RANKED)
+    fig, ax = figures.rows([*best], 0.45)
+    figures.value_axis(ax.xaxis, shown.metric.of(None))
+    plots.ranking(ax, best, shown.metric, shown.results(part="test"))
+    figures.legend(fig)
+    return fig, (
+        f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
+        f"test results.{shown.difference}{shown.notes}"
+    )
+
+
+def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
+    """Kaplan–Meier curves: the fraction of jobs that has reached a metric's target, by time."""
+    metric = metrics.with_target(jobs)
+    shown = comparison.compare(tables.times_to(jobs, metric), 6, metric=metric)
+    fig, ax = figures.figure("column", 2.2 + 0.17 * len(shown.lines))
+    for name, alike in shown.lines.items():
+        plots.reached(ax, alike["reached"], alike["lasted"], name, shown.looks[name])
+    ax.set(xlabel="training and evaluation (s)", ylabel=f"fraction of jobs at {metric.goal}")
+    figures.legend(fig)
+    never = shown.jobs["reached"].isna().sum()
+    return fig, (
+        f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
+        f"and evaluation on {hardware(jobs)} (Kaplan–Meier estimate, 95% interval). {never} of "
+        f"{len(shown.jobs)} jobs never reached it: upright ticks, where they ended; at the right, "
+        f"if they diverged.{shown.chosen}"
+    )
+
+
+def throughput(jobs: "pd.DataFrame") -> "Drawn":
+    """Training examples per second with different settings, on each kind of device."""
+    devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
+    shown = comparison.compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
+    fastest = shown.results(RANKED)
+    fig, ax = figures.rows([*fastest], 0.3)
+    figures.value_axis(ax.xaxis, shown.metric)
+    plots.ranking(ax, fastest, shown.metric)
+    ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
+    return fig, (
+        f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
+        f"{shown.first(RANKED)}: {shown.repeats}."
+    )
+
+
+def hardware(jobs: "pd.DataFrame") -> str:
+    """The kinds of devices that the jobs ran on."""
+    return ", ".join(sorted(jobs["hardware"].unique()))
+
+
+def iou_by_class(jobs: "pd.DataFrame") -> "Drawn":
+    """The IoU of each class on test data, with the settings that are best on validation data."""
+    shown = comparison.compare(jobs, len(jobs))
+    best, *_ = shown.results()
+    alike = comparison.compare(shown.lines[best])
+    keys = {name: f"test_iou_{name}" for name in tables.classes(alike.jobs[:1], 0)}
+    results = {name: alike.jobs[key].dropna() for name, key in keys.items() if key in alike.jobs}
+    if not results:
+        raise metrics.NoResults("the jobs have no IoU of single classes; see evaluate in run.py")
+    metric = metrics.Measured("iou", Metric(better="higher", label="IoU", range=(0, 1)), "test")
+    fig, ax = figures.rows([*results], 0.2)
+    figures.value_axis(ax.xaxis, metric)
+    plots.ranking(ax, results, metric)
+    which = f" with the settings of the best {shown.metric} ({best})" if best else ""
+    return fig, f"Test IoU of each class{which}: {alike.repeats}.{alike.notes}"
+
+
+def segmentations(job: "pd.DataFrame") -> "Drawn":
+    """The first test images of one job, their masks and the predicted classes."""
+    kept = tables.outputs(job, "image", "mask", "predicted")[:PICTURED]
+    images, masks, predicted = (np.stack(kept[name]) for name in ("image", "mask", "predicted"))
+    numbers = np.unique([masks, predicted]).tolist()
+    classes = tables.classes(job, 1 + max(number for number in numbers if number != NO_CLASS))
+    names, colours = dict(enumerate(classes)) | {NO_CLASS: "no class"}, palette(len(classes))
+    fig, axes = figures.figure("full", 4, nrows=3, ncols=len(images), squeeze=False)
+    rows = {
+        "image": [image.transpose(1, 2, 0).repeat(3 // len(image), 2) for image in images],
+        "mask": colours[masks],
+        "predicted": colours[predicted],
+    }
+    for (label, row), places in zip(rows.items(), axes, strict=True):
+        places[0].set_ylabel(label)
+        for picture, ax in zip(row, places, strict=True):
+            ax.imshow(picture)
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set_visible(True)
+    for number in numbers:  # a legend of the classes that are seen
+        look = {"color": colours[number], "markeredgecolor": "black", "markeredgewidth": 0.4}
+        axes[0, 0].plot([], [], "s", label=names[number], **look)
+    figures.legend(fig)
+    return fig, (
+        f"The first {len(images)} test images, their masks and the predicted classes. On all test "
+        f"images the mean IoU is {job['test_iou'].item():.3f}: {job.attrs['about']}."
+    )
+
+
+def palette(classes: int) -> "NDArray[np.float64]":
+    """A colour (256, 3) for each number in a mask: black for the background, white for no class.
+
+    Raises NoResults for classes that colours cannot tell apart.
+    """
+    import matplotlib
+
+    known = matplotlib.colormaps["tab10" if classes <= 11 else "tab20"]
+    if classes > 1 + known.N:
+        raise metrics.NoResults(f"{classes} classes are too many to tell apart by colours")
+    colours = np.ones((256, 3))
+    colours[0] = 0
+    colours[1 : 1 + known.N] = known(range(known.N))[:, :3]
+    return colours
+
+
+FIGURES = {
+    "learning-curves": learning_curves,
+    "metric-vs-setting": metric_vs_setting,
+    "metric-map": metric_map,
+    "ranking": ranking,
+    "iou-by-class": iou_by_class,
+    "time-to-target": time_to_target,
+    "throughput": throughput,
+}
+
+OF_ONE_JOB = {"segmentations": segmentations}
+"""Figures of the job of --job, or the best on validation data."""
+
+
+if __name__ == "__main__":
+    sys.exit(plotting.main(Settings, FIGURES, OF_ONE_JOB, ONLY, LABELS))

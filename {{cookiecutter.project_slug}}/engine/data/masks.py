@@ -1,0 +1,111 @@
+"""Images with a mask each, which has the class of every pixel."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from engine.cli.metrics import is_name
+from engine.data.images import SIZE, in_colour
+from engine.errors import JobError, SettingsError, first_line
+
+IGNORED = 255
+"""In a mask, a pixel of no class, as in Pascal VOC: it is neither trained nor evaluated on."""
+
+NUMBERS = ("1", "L", "P")
+"""Pillow's modes of images with a single number a pixel, of 8 bits at most."""
+
+
+class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
+    """A dataset of (image, mask) from files: those of the images, and those of their masks.
+
+    Images are uint8 (3, size, size), masks uint8 (size, size): scaled, then the middle square.
+    `classes` are those that the numbers from 0 on stand for in the files of masks, or IGNORED; 255
+    is always. When an example is read, JobError is raised for files that are no 8-bit image and its
+    mask.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Path],
+        masks: Sequence[Path],
+        classes: Sequence[int],
+        size: int | None = None,
+    ) -> None:
+        self.images, self.masks = images, masks
+        self._size = size or SIZE
+        self._class_of = torch.full((256,), -1)
+        self._class_of[: len(classes)] = torch.tensor(classes)
+        self._class_of[IGNORED] = IGNORED
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return an image (3, size, size) and its mask (size, size)."""
+        try:
+            return self._read(self.images[index], self.masks[index])
+        except Exception as error:  # there is no end to what a damaged file makes its reader raise
+            files = f"{self.images[index]} and its mask {self.masks[index]}"
+            raise JobError(f"{files} cannot be read: {first_line(error)}") from error
+
+    def _read(self, image: Path, mask: Path) -> tuple[Tensor, Tensor]:
+        from torchvision.transforms.v2 import InterpolationMode, functional  # slow to import
+
+        # Not turned as the camera says: masks are drawn over the pixels as they are stored.
+        pixels = functional.pil_to_tensor(in_colour(image, upright=False))
+        classes = self._class_of[_numbers(mask)][None]
+        if classes.shape[1:] != pixels.shape[1:]:
+            raise ValueError("they are not of the same size")
+        if (classes < 0).any():
+            raise ValueError("the mask has a number that stands for no class")
+        side, square = [self._size], [self._size, self._size]
+        pixels = functional.resize(pixels, side, antialias=True)
+        # The nearest pixel's, as there are no classes in between.
+        classes = functional.resize(classes.to(torch.uint8), side, InterpolationMode.NEAREST_EXACT)
+        return functional.center_crop(pixels, square), functional.center_crop(classes, square)[0]
+
+
+def read_folder(root: Path, size: int | None = None) -> tuple[MaskedImages, list[str]]:
+    """Return the images in `<root>/images` with their masks, `<root>/masks/<the same name>.png`,
+    and the names of the classes, a line each in `<root>/classes.txt`.
+
+    A pixel of a mask is the number of a line, from 0, or 255 for no class. Raises SettingsError for
+    what is missing.
+    """
+    listed, images, masks = root / "classes.txt", _files(root / "images"), _files(root / "masks")
+    if not listed.is_file():
+        raise SettingsError(f"--data-root: {listed} not found; write a class's name in each line")
+    if not images:
+        raise SettingsError(f"--data-root: there are no images in {root / 'images'}")
+    for name in sorted({*images} ^ {*masks}):
+        lacks = "mask" if name in images else "image"
+        raise SettingsError(f"--data-root: there is no {lacks} {name} in {root / lacks}s")
+    classes = listed.read_text().splitlines()
+    for name in classes:
+        if not is_name(name):  # there are metrics of each class
+            wanted = "letters, digits, '_', '-' and '.'"
+            raise SettingsError(f"--data-root: {listed}: a class's name is {wanted}, not {name!r}")
+    if len(classes) > IGNORED:
+        raise SettingsError(f"--data-root: {listed} has more than {IGNORED} classes")
+    files = [*images.values()], [*masks.values()]
+    return MaskedImages(*files, range(len(classes)), size), classes
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the files in a folder by their names without suffix, in order; hidden ones are not
+    meant."""
+    found = sorted(folder.glob("[!.]*"), key=lambda path: path.stem)
+    return {path.stem: path for path in found}
+
+
+def _numbers(mask: Path) -> Tensor:
+    """Return the pixels of a mask (H, W), int64."""
+    with Image.open(mask) as image:
+        if image.mode not in NUMBERS:
+            raise ValueError(f"the mask has colours ({image.mode}), not a class in each pixel")
+        return torch.from_numpy(np.array(image, dtype=np.int64))
