@@ -41,7 +41,8 @@ def check(job):
         raise SettingsError("--note wrong: cannot run")
 
 def main(job):
-    begin(Settings, METRICS).run(main, check)  # run.sh reads these names
+    command = begin(Settings, METRICS)  # run.sh reads these names
+    command.run(main, check)
 
 if __name__ != "__main__":  # it is imported for check()
     sys.modules["torch"] = SimpleNamespace(device=str)

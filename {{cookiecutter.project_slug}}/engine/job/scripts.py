@@ -35,11 +35,6 @@ class Script:
     check: str
     """The function that says whether a job could run."""
 
-    @property
-    def file(self) -> str:
-        """The name of its file."""
-        return f"{self.name}.py"
-
 
 @cache
 def read(name: str) -> Script:
@@ -48,7 +43,7 @@ def read(name: str) -> Script:
     Raises SettingsError if the project has no such script, or it does not say what its jobs are.
     """
     file = CODE / f"{name}.py"
-    if not file.is_file():
+    if "/" in name or not file.is_file():  # it must be beside run.py
         known = did_you_mean(file.name, sorted(path.name for path in CODE.glob("*.py")))
         raise SettingsError(f"{file.name}: there is no such script; {known}")
     tree = parsed(file)
@@ -58,22 +53,34 @@ def read(name: str) -> Script:
         if isinstance(statement, ast.ImportFrom) and statement.module
         for alias in statement.names
     }
-    declared = [imported.get(given) for given in _given(tree, "begin")]
-    check = _given(tree, "run")[1:]
-    if len(declared) != 2 or None in declared or not check:
+    found = _declared(tree)
+    if not found or not {*found[:2]} <= imported.keys():
         wanted = "launch.begin(Settings, METRICS), imported from settings.py, and run(main, check)"
         raise SettingsError(f"{file.name}: is not a job script, which calls {wanted}")
-    settings, metrics = (getattr(import_module(each[0]), each[1]) for each in declared if each)
-    return Script(name, settings, metrics, *check)
+    settings, metrics = (imported[each] for each in found[:2])
+    return Script(name, _value(*settings), _value(*metrics), check=found[2])
 
 
-def _given(tree: ast.Module, function: str) -> list[str]:
-    """The names that a function or method is called with; none if it is not called with two."""
+def _declared(tree: ast.Module) -> tuple[str, str, str] | None:
+    """What a script calls its class of settings, its metrics and its check."""
+    begun: dict[str, tuple[str, str]] = {}
     for node in ast.walk(tree):
         match node:
+            case ast.Assign(
+                targets=[ast.Name(id=command)],
+                value=ast.Call(
+                    func=ast.Name(id="begin") | ast.Attribute(attr="begin"),
+                    args=[ast.Name(id=settings), ast.Name(id=metrics)],
+                ),
+            ):
+                begun[command] = settings, metrics
             case ast.Call(
-                func=ast.Name(id=called) | ast.Attribute(attr=called),
-                args=[ast.Name(id=one), ast.Name(id=other)],
-            ) if called == function:
-                return [one, other]
-    return []
+                func=ast.Attribute(value=ast.Name(id=command), attr="run"),
+                args=[_, ast.Name(id=check)],
+            ) if command in begun:
+                return *begun[command], check
+    return None
+
+
+def _value(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
