@@ -176,6 +176,17 @@ def test_a_third_setting_in_the_grid(draw, store):
     assert "Shown are the values of" in drawn.caption("time-to-target")
 
 
+@pytest.mark.parametrize("venue", ["icml", "acl"])
+def test_a_cross_validation(draw, store, venue):
+    store.classifiers(f"folds {venue}", models=["mlp"], seeds=2, fold=(1, 2, 3))
+    drawn = draw(f"folds {venue}", "--venue", venue)
+    assert drawn.status == 0
+    assert {*ALL} - {*drawn.names} == {"metric-map"}
+    for name in ("learning-curves", "metric-vs-setting", "ranking"):
+        said = "mean of 6 jobs over seeds and folds, 95% t interval, as if folds were independent"
+        assert said in drawn.caption(name)
+
+
 def test_more_settings_than_a_figure_can_tell_apart(draw, store):
     more = {"batch_size": (32, 64, 128), "augment": ("none", "flip")}
     store.classifiers("many", seeds=1, evaluations=15, **more)

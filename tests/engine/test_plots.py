@@ -54,6 +54,14 @@ def test_means_end_with_the_first_curve_that_does():
     assert list(mean.get_xdata()) == list(range(8))
 
 
+def test_a_mean_of_curves_without_a_step_in_common_is_refused():
+    _, ax = figures.figure()
+    apart = curves([0.1, 0.2], [0.1, 0.3])
+    apart["step"] += 10 * apart["job_id"]
+    with pytest.raises(NoResults, match=r"^the jobs of mlp have values at different steps; give"):
+        plots.bands(ax, apart, "mlp", LOWER)
+
+
 def test_bands_stay_within_a_metrics_range():
     _, ax = figures.figure()
     plots.bands(ax, curves([0.9, 0.95], [0.99, 0.99]), "", HIGHER)

@@ -262,13 +262,14 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     assert groups.varied(jobs) == ["lr"]
     both = compare(jobs, 3)
     independent = "95% t interval, as if folds were independent"
-    assert both.repeats == f"mean of 6 jobs that differ in seed and fold, {independent}"
+    assert both.repeats == f"mean of 6 jobs over seeds and folds, {independent}"
     assert both.difference.endswith(", 95% t interval of 6 pairs by seed and fold.")
     assert [len(results) for results in both.results().values()] == [6, 6]
     of_one_seed = compare(tables.only(jobs, {"seed": 1}), 3)
     assert of_one_seed.repeats == f"mean of 3 folds, {independent}"
     of_one_fold = compare(tables.only(jobs, {"fold": 2}), 3)
     assert of_one_fold.repeats == "mean of 2 seeds, 95% t interval"
+    style.label_settings({})
     assert groups.described(jobs[:1], jobs) == "lr 0.1, seed 0, fold 1"
 
 

@@ -36,8 +36,8 @@ class Settings:
     """Fraction of the training examples held out for validation. 0: none."""
 
     fold: int = added(0, neutral=0, at_least=0, at_most=FOLDS, replaces="val_fraction")
-    """Fold of the training examples to validate on, from 1 to FOLDS, in place of --val-fraction. 0:
-    use --val-fraction."""
+    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, in place of
+    --val-fraction. 0: use --val-fraction."""
 
     split_seed: int = setting(0, at_least=0)
     """Seed of the split into training, validation and test examples."""

@@ -55,11 +55,9 @@ def interval(jobs: "pd.DataFrame", metric: Measured) -> str:
 
 
 def _repeats(jobs: "pd.DataFrame") -> str:
-    """What several repeats are: `seeds`."""
-    names = _varying(jobs) or [SEED]
-    if len(names) == 1:
-        return f"{setting(names[0])}s"
-    return f"jobs that differ in {settings(names)}"
+    """What several repeats are: `seeds`, or `jobs over seeds and folds`."""
+    names = [f"{setting(name)}s" for name in _varying(jobs) or [SEED]]
+    return names[0] if len(names) == 1 else f"jobs over {' and '.join(names)}"
 
 
 def _varying(jobs: "pd.DataFrame") -> list[str]:

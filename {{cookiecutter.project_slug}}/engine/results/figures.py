@@ -203,6 +203,7 @@ def legend(fig: "Figure", title: str = "") -> None:
         for ax in fig.axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
+    title = text.wrapped(title, 72 * fig.get_figwidth(), _venue.small)
     place: dict[str, Any] = {"loc": "outside upper center", "title": title}
     for columns in range(max(1, len(handles)), 0, -1):
         made = fig.legend(handles.values(), handles.keys(), ncols=columns, **place)

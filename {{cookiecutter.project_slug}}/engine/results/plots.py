@@ -45,13 +45,18 @@ def bands(
     """Draw repeated curves faintly, their mean over them, and its 95 % t interval as a band.
 
     curves: columns job_id, step (whole numbers) and value. Mean and band go as far as all curves
-    do, and the band no further than the metric's range. One curve alone has no band.
+    do, and the band no further than the metric's range. One curve alone has no band. Raises
+    NoResults where no step is one of all curves, as of folds of different sizes.
     """
     from matplotlib.collections import LineCollection
 
     table = curves.pivot(index="step", columns="job_id", values="value")
     steps, values = table.index.to_numpy(), metric.checked(table)
     whole = np.isfinite(values).all(axis=1)
+    if (curves.groupby("step").size() < table.shape[1]).all():
+        whose = f" of {label}" if label else ""
+        cure = "give --eval-every in steps, such as 50"
+        raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
     mean, low, high = _interval(values[whole], metric)
     each = [np.column_stack([steps, curve]) for curve in values.T]
     faint: Any = {"colors": look.colour, "linewidths": 0.4, "alpha": 0.45}

@@ -134,7 +134,7 @@ class _Column:
 
 def _columns(name: str, value: Value) -> list[tuple[str, Tensor]]:
     """The tensors that are kept of a value, by name."""
-    parts = [*value] if isinstance(value, list | tuple) else [value]
+    parts: list[Any] = [*value] if isinstance(value, list | tuple) else [value]
     if not parts or not all(isinstance(part, Tensor) and part.ndim for part in parts):
         wanted = "must be a tensor (B, …), or a list with a tensor (L, …) for each example"
         raise JobError(f"job.keep_outputs: {name} {wanted}")
