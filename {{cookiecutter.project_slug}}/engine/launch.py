@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.attempt import Attempt, Scratch
+from engine.checks.command import Check
 from engine.cli import metrics as declared
 from engine.cli.metrics import Metric
 from engine.cli.parser import parse
@@ -25,11 +26,12 @@ from engine.tracking import address
 S = TypeVar("S")
 
 
-def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S]:
+def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]:
     """Read the command line of a job script; ends the process if that is all there is to do.
 
-    Returns an attempt at the job, which its `run(main, check)` does. The grid of run.sh reads from
-    the script's source which settings and metrics it gives here (job/scripts.py).
+    Returns what to call `run(main, check)` of: an attempt at the job or, for --check, the test of
+    its guarantees. The grid of run.sh reads from the script's source which settings and metrics it
+    gives here (job/scripts.py).
     """
     interruption.handle(signal.SIG_DFL)
     script = Path(sys.argv[0]).name
@@ -38,6 +40,8 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S]:
         declared.check(metrics)
         settings, runtime = parse(kind, Runtime, sys.argv[1:])
         folder = JobFolder(settings, runtime, metrics, Path(script).stem)
+        if runtime.check:
+            return Check(folder)
         return Scratch(folder) if runtime.scratch else Attempt(folder)
     except SettingsError as error:
         sys.exit(leave(2, f"{script}: {error}"))

@@ -5,13 +5,16 @@ Metrics are logged as `train_`, `val_` or `test_` and the name that they are dec
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from engine.errors import SettingsError
 
 PARTS = ("train_", "val_", "test_")
+
+AT_START = re.compile(r"ln\((\w+)\)")
+"""What `at_start` is, unless it is a number."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,9 @@ class Metric:
         range: The lowest and the highest value possible; None: no bound.
         scale: The axis of figures, "linear" or "log".
         target: The value that counts as reached, for figures of the time to it.
+        at_start: About what it is in the first training step, which --check tests: a number other
+            than 0, or "ln(classes)", the cross-entropy of equal chances for all `classes`. That is
+            an entry of the spec that the job saves, which has a length or is a number.
     """
 
     better: Literal["lower", "higher"] = ""  # type: ignore[assignment]  # check() wants one
@@ -33,6 +39,7 @@ class Metric:
     range: tuple[float | None, float | None] = (None, None)
     scale: Literal["linear", "log"] = "linear"
     target: float | None = None
+    at_start: float | str | None = None
 
 
 def check(metrics: Mapping[str, Metric]) -> None:
@@ -59,6 +66,17 @@ def outside(metric: Metric, value: float) -> bool:
     low, high = metric.range
     slack = 1e-4 * max(abs(bound) for bound in (low or 0.0, high or 0.0, 1.0))
     return (low is not None and value < low - slack) or (high is not None and value > high + slack)
+
+
+def value_at_start(metric: Metric, spec: Mapping[str, Any]) -> float | None:
+    """Return the number that `at_start` means, with what a job's network has to know of the data;
+    None if that has no such entry."""
+    found = AT_START.fullmatch(metric.at_start) if isinstance(metric.at_start, str) else None
+    if not found:
+        return metric.at_start  # type: ignore[return-value]  # check() wants a number then
+    entry = spec.get(found[1])
+    count: Any = len(entry) if isinstance(entry, Sized) else entry
+    return math.log(count) if _is_number(count) and count > 0 else None
 
 
 def as_plain(metrics: Mapping[str, Metric]) -> dict[str, Any]:
@@ -112,7 +130,15 @@ def _wrong(metric: object) -> str:
         return f"range={metric.range!r}: must be two rising numbers; None where there is no bound"
     if metric.target is not None and not _is_number(metric.target):
         return f"target={metric.target!r}: must be a number"
+    if metric.at_start is not None and not _is_start(metric.at_start):
+        return f'at_start={metric.at_start!r}: must be a number but 0, or such as "ln(classes)"'
     return ""
+
+
+def _is_start(value: object) -> bool:
+    return bool(
+        AT_START.fullmatch(value) if isinstance(value, str) else _is_number(value) and value
+    )
 
 
 def _is_range(value: object) -> bool:

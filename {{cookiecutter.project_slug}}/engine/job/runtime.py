@@ -72,5 +72,10 @@ class Runtime:
     """Continue the last attempt, even if the code has changed since it began. Its results then
     belong to no version of the code."""
 
+    check: bool = False
+    """Test on this project's own code what the engine guarantees, in a few steps with few examples:
+    that a job continues exactly, that training steps do not wait for the device, and more. Each
+    finding is a line that names the file and the line. Leaves nothing behind."""
+
     scratch: bool = False
     """Run without a job id and leave nothing behind."""

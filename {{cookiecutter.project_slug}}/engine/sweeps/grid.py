@@ -20,7 +20,7 @@ from engine.job.folder import JobFolder
 from engine.job.runtime import Runtime
 from engine.job.scripts import Script
 
-NO_JOB = {"-h", "--help", "--scratch"}
+NO_JOB = {"-h", "--help", "--check", "--scratch"}
 """Flags of a script with which it does something other than a job."""
 
 END = "end"

@@ -1,0 +1,28 @@
+"""Is a metric at the start what it should be, where METRICS declares it?"""
+
+from engine.checks.answers import Answer, Finding
+from engine.checks.evidence import Evidence
+from engine.checks.facts import Fact, Kind
+from engine.cli.metrics import Metric, value_at_start
+
+SLACK = 0.5
+"""How far it may be off, as a fraction: few examples are measured, by weights of any scale."""
+
+
+def loss_at_start(evidence: Evidence) -> Answer:
+    """Answer whether the first step measures what is declared."""
+    declared: dict[str, Metric] = dict(evidence.job.metrics)
+    wanted = {name: metric for name, metric in declared.items() if metric.at_start is not None}
+    if not wanted:
+        return Answer(unknown="since no metric in METRICS has at_start=")
+    found = []
+    for name, metric in wanted.items():
+        measured = evidence.whole.facts.get(Fact(1, Kind.TRAINING, f"train_{name}"))
+        expected = value_at_start(metric, evidence.whole.spec)
+        if measured is None or expected is None:
+            missing = f"no {name} in the first step" if measured is None else "no such entry"
+            return Answer(unknown=f"since there is {missing} ({metric.at_start})")
+        if abs(float(measured) - expected) > SLACK * abs(expected):
+            text = f"train_{name} begins at {float(measured):.4g}, and not at about {expected:.4g}"
+            found.append(Finding(evidence.whole.resumed_at, f"{text} ({metric.at_start})"))
+    return Answer(tuple(found))
