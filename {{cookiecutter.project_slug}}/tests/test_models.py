@@ -1,7 +1,9 @@
 """What holds for all networks in models.py, and for what else has a name in a registry."""
 
+import sys
+
 import pytest
-from conftest import short
+from conftest import HERE, short
 
 import models
 from engine.cli import flags
@@ -32,3 +34,24 @@ def test_what_runs_is_in_the_fingerprint(project, number):
     names = [f"--{setting}={names[number % len(names)]}" for setting, names in OTHERS.items()]
     done = project.watched(*names, *short(2), "--scratch")
     assert done.returncode == 0, done.stderr
+
+
+CHECKS = """
+import os, runpy, sys
+import torch._dynamo
+for name in sys.argv[1:]:
+    if not os.fork():
+        sys.argv = ["run.py", "--model", name, "--check", "--data-root", os.environ["DATA_ROOT"]]
+        runpy.run_path("run.py", run_name="__main__")
+    print(f"status of {name}:", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+def test_the_guarantees_hold_for_every_network(project):
+    """In processes forked from one that has imported torch: --check takes seconds so."""
+    words = (sys.executable, "-c", CHECKS, *models.MODELS)
+    out, err = project.start(*words, DATA_ROOT=str(HERE / "data")).communicate(timeout=600)
+    said = [line.split() for line in out.splitlines() if line.startswith("status of ")]
+    status = {name.rstrip(":"): int(number) for _, _, name, number in said}
+    assert {*status} == {*models.MODELS} and status[Settings().model] == 0, out + err
+    assert {*status.values()} <= {0, 2}, out + err  # 2: it does not take such data

@@ -626,6 +626,10 @@ def test_a_mistake_in_the_dataclass_is_said_in_one_line(kind, line):
             "METRICS['loss']: target='0': must be a num",
         ),
         ({"loss": Metric(better="lower", unit=None)}, "METRICS['loss']: unit=None: must be text"),
+        (
+            {"loss": Metric(better="lower", at_start="log(classes)")},
+            "METRICS['loss']: at_start='log(classes)': must be a number but 0",
+        ),
     ],
 )
 def test_a_mistake_in_the_metrics_is_said_in_one_line(declared, line):

@@ -1,0 +1,234 @@
+"""Mistakes as a student makes them, each an edit of a fresh project's own files, and what
+`--check` must say of it: which guarantee is broken, and the line, by a text that is in it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edits import DATA, MODELS, RUN, Edit
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An edit, the guarantee that it breaks, and the file and a text in the line to be named."""
+
+    edit: Edit
+    guarantee: str
+    file: str
+    text: str
+    example: str = "classification"
+
+    def line(self, root: Path) -> int:
+        """Return the number of the line, once the edit is made."""
+        lines = (root / self.file).read_text().splitlines()
+        return next(number for number, line in enumerate(lines, 1) if self.text in line)
+
+
+RESUME, TWICE, WAITS = "exact resume", "the same bits twice", "waits for the device"
+EVALUATION, GRADIENTS, STATE = "evaluation", "gradients", "parts of the state"
+MEASUREMENTS, START = "measurements", "loss at the start"
+
+STEP = "            ema.update()\n"
+LOG = "                job.log(measured, lr=lr)  # stays on the device and is written later\n"
+OPTIMIZER = "    optimizer = optimizers.make(model, settings)\n"
+NONE = '    """Change nothing."""\n    return batch\n'
+EVALUATED = "        _, measured = forward(model, batch, job.settings)\n"
+FIRST = "        logits: Tensor = self.layers(images)\n        return logits\n\n\nclass ConvNet"
+
+
+def planted(*changes: tuple[str, str, str], flags: tuple[str, ...] = ()) -> Edit:
+    """Return an edit."""
+    return Edit(changes, flags)
+
+
+def in_steps(line: str) -> Edit:
+    """Return an edit by which each step does something after it has logged."""
+    return planted((RUN, LOG, f"{LOG}                {line}\n"))
+
+
+def augmented(body: str, above: str = "") -> Edit:
+    """Return an edit by which the augmentation `none` does something."""
+    done = f'    """Change nothing."""\n    images, labels = batch\n    {body}\n'
+    imported = "from collections.abc import Callable, Sequence\n"
+    return planted(
+        (DATA, NONE, done),
+        (DATA, "def none(batch: Batch)", f"{above}def none(batch: Batch)"),
+        (DATA, imported, f"import random\nimport time\n{imported}"),
+    )
+
+
+NOISY = '''RANDOM = np.random.default_rng(0)
+
+
+class Noisy(Dataset[Any]):
+    """Digits with noise."""
+
+    def __init__(self, digits: Dataset[Any]) -> None:
+        self.digits = digits
+
+    def __len__(self) -> int:
+        return len(self.digits)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self.digits[index]
+        return image + int(RANDOM.integers(2)), label
+
+
+def digits('''
+
+MISTAKES = {
+    "EMA not in job.resume": Mistake(
+        planted((RUN, "scaler=scaler, ema=ema, ", "scaler=scaler, "), flags=("--ema", "0.9")),
+        *(STATE, RUN, "ema = EMA("),
+    ),
+    "optimizer not in job.resume": Mistake(
+        planted((RUN, "optimizer=optimizer, scaler", "scaler")),
+        *(RESUME, RUN, "optimizer = optimizers.make("),
+    ),
+    "scheduler not in job.resume": Mistake(
+        planted(
+            (
+                RUN,
+                OPTIMIZER,
+                OPTIMIZER + "    decay = torch.optim.lr_scheduler.StepLR(optimizer, 50)\n",
+            ),
+            (RUN, STEP, STEP + "            decay.step()\n"),
+        ),
+        *(STATE, RUN, "decay = torch"),
+    ),
+    "number carried from step to step": Mistake(
+        planted(
+            (RUN, OPTIMIZER, OPTIMIZER + "    weight = 1.0\n"),
+            (RUN, STEP, STEP + "            weight *= 0.9\n"),
+            (RUN, "scaler.scale(loss).backward", "scaler.scale(loss * weight).backward"),
+        ),
+        *(RESUME, RUN, "weight = 1.0"),
+    ),
+    "counter in a module": Mistake(
+        augmented("SEEN.append(0)\n    return images + len(SEEN), labels", "SEEN = []\n\n\n"),
+        *(RESUME, DATA, "SEEN = []"),
+    ),
+    "own random numbers in the augmentation": Mistake(
+        augmented(
+            "return images + RANDOM.randrange(99), labels", "RANDOM = random.Random(0)\n\n\n"
+        ),
+        *(RESUME, DATA, "RANDOM = random.Random(0)"),
+    ),
+    "unseeded random numbers in the augmentation": Mistake(
+        augmented("return images + int(np.random.default_rng().integers(9)), labels"),
+        *(TWICE, DATA, "default_rng().integers"),
+    ),
+    "clock in the augmentation": Mistake(
+        augmented("return images + time.time_ns() // 1000 % 9, labels"),
+        *(TWICE, DATA, "time.time_ns()"),
+    ),
+    "random numbers in a dataset": Mistake(
+        planted(
+            (DATA, "def digits(", NOISY),
+            (
+                DATA,
+                "    return Source(TensorDataset(images, rows[:, -1].long()), ",
+                "    return Source(Noisy(TensorDataset(images, rows[:, -1].long())), ",
+            ),
+        ),
+        *(TWICE, DATA, "def __getitem__(self, index"),
+    ),
+    "item": Mistake(in_steps("total = loss.item()"), WAITS, RUN, "total = loss.item()"),
+    "float": Mistake(in_steps("total = float(loss)"), WAITS, RUN, "total = float(loss)"),
+    "print": Mistake(in_steps("print(loss)"), WAITS, RUN, "print(loss)"),
+    "if": Mistake(in_steps("model.train(bool(loss < 99))"), WAITS, RUN, "bool(loss < 99)"),
+    "tolist in the augmentation": Mistake(
+        augmented("return images + labels.tolist()[0], labels"), WAITS, DATA, "labels.tolist()"
+    ),
+    "NumPy in forward": Mistake(
+        planted(
+            (
+                RUN,
+                '"accuracy": predicted == labels',
+                '"accuracy": torch.from_numpy(predicted.cpu().numpy()) == labels',
+            )
+        ),
+        *(WAITS, RUN, "predicted.cpu().numpy()"),
+    ),
+    "mask": Mistake(in_steps("right = loss.expand(3)[loss.expand(3) > 0]"), WAITS, RUN, "right ="),
+    "dropout in evaluation": Mistake(
+        planted((MODELS, FIRST, FIRST.replace("images)", "nn.functional.dropout(images, 0.5))"))),
+        *(EVALUATION, RUN, "_, measured = forward("),
+    ),
+    "batch norm in evaluation": Mistake(
+        planted(
+            (RUN, EVALUATED, f"        model.network.train()\n{EVALUATED}"),
+            flags=("--model", "convnet"),
+        ),
+        *(EVALUATION, RUN, "_, measured = forward("),
+    ),
+    "evaluation draws random numbers": Mistake(
+        planted((RUN, EVALUATED, f"{EVALUATED}        chosen = torch.randperm(9)\n")),
+        *(EVALUATION, RUN, "chosen = torch.randperm(9)"),
+    ),
+    "evaluation sets the seed": Mistake(
+        planted(
+            (
+                RUN,
+                "    model.eval()\n    means",
+                "    model.eval()\n    torch.manual_seed(0)\n    means",
+            )
+        ),
+        *(EVALUATION, RUN, "torch.manual_seed(0)"),
+    ),
+    "unused layer": Mistake(
+        planted(
+            (
+                MODELS,
+                "        self.layers = nn.Sequential(\n            nn.Flatten(),",
+                "        self.unused = nn.Linear(3, 3)\n"
+                "        self.layers = nn.Sequential(\n            nn.Flatten(),",
+            )
+        ),
+        *(GRADIENTS, MODELS, "self.unused = "),
+    ),
+    "detached layer": Mistake(
+        planted(
+            (
+                MODELS,
+                FIRST,
+                FIRST.replace(
+                    "self.layers(images)", "self.layers[2:](self.layers[:2](images).detach())"
+                ),
+            )
+        ),
+        *(GRADIENTS, MODELS, "self.layers = nn.Sequential("),
+    ),
+    "layer without an optimizer": Mistake(
+        planted((RUN, OPTIMIZER, OPTIMIZER.replace("(model,", "(model.network.layers[2:],"))),
+        *(GRADIENTS, MODELS, "self.layers = nn.Sequential("),
+    ),
+    "column minus row": Mistake(
+        planted(
+            (
+                RUN,
+                "    errors = predicted - targets\n",
+                "    errors = predicted[:, None] - targets\n",
+            )
+        ),
+        *(MEASUREMENTS, RUN, "errors = predicted"),
+        "regression",
+    ),
+    "loss of unlike shapes": Mistake(
+        planted(
+            (
+                RUN,
+                "    losses = errors.square()\n",
+                "    losses = nn.functional.mse_loss(predicted[:, None], targets)\n",
+            )
+        ),
+        *(MEASUREMENTS, RUN, "losses = nn.functional.mse_loss"),
+        "regression",
+    ),
+    "logits that are too large": Mistake(
+        planted(
+            (RUN, "    losses = cross_entropy(logits, ", "    losses = cross_entropy(50 * logits, ")
+        ),
+        *(START, RUN, "job.resume("),
+    ),
+}

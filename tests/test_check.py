@@ -1,0 +1,99 @@
+"""`python run.py --check` finds mistakes that were planted, and nothing where there are none."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from edits import RUN
+from faults import Project, one_line
+from planted import MISTAKES, OPTIMIZER, planted
+
+FIRST = ("EMA not in job.resume", "item", "dropout in evaluation", "unused layer")
+"""Mistakes that are planted in the first stage; each takes some seconds."""
+
+OF_EACH = ("random numbers in a dataset", "own random numbers in the augmentation", "mask")
+"""Further ones that .ci/run plants."""
+
+MARKS = {
+    **{name: (pytest.mark.full, pytest.mark.alike) for name in MISTAKES},
+    **dict.fromkeys(OF_EACH, (pytest.mark.full,)),
+    **dict.fromkeys(FIRST, ()),
+}
+
+
+@pytest.fixture(scope="module")
+def of_example(make: Callable[..., Path]) -> Callable[[str], Project]:
+    """Makes a project from an example, once."""
+    return cache(lambda example: Project(make(example=example)))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks) for name, marks in MARKS.items()])
+def test_a_mistake_is_found_with_its_line(
+    of_example: Callable[[str], Project], tmp_path: Path, name: str
+) -> None:
+    mistake = MISTAKES[name]
+    project = of_example(mistake.example).copy(tmp_path / "project")
+    mistake.edit.make(project)
+    done = project.run("--check", *mistake.edit.flags)
+    assert done.returncode == 1, done
+    place = f"{mistake.guarantee}: {mistake.file}:{mistake.line(project.root)}: "
+    assert any(line.startswith(place) for line in done.stdout.splitlines()), (place, done.stdout)
+
+
+ALL_ON = "--model convnet --augment crop-flip --accumulate 2 --clip-norm 1 --ema 0.9 --warmup 2e"
+NO_VALIDATION = "--val-fraction 0 --monitor none --steps 500 --loader workers"
+
+
+@pytest.mark.parametrize(
+    ("example", "flags"),
+    [
+        ("classification", ""),
+        pytest.param("classification", ALL_ON, marks=pytest.mark.full),
+        pytest.param("classification", NO_VALIDATION, marks=pytest.mark.full),
+        pytest.param("regression", "", marks=pytest.mark.full),
+        pytest.param("gan", "", marks=pytest.mark.full),
+    ],
+)
+def test_nothing_is_found_where_nothing_is_wrong(
+    of_example: Callable[[str], Project], example: str, flags: str
+) -> None:
+    project = of_example(example)
+    before = {*project.root.rglob("*")}
+    done = project.run("--check", *flags.split())
+    assert (done.returncode, done.stderr) == (0, ""), done
+    *answers, last = done.stdout.splitlines()
+    assert last == "check finished: nothing found"
+    unknown = [line for line in answers if not line.endswith(": fine")]
+    assert all(line.startswith("loss at the start: cannot know") for line in unknown), unknown
+    assert {path for path in project.root.rglob("*") if "__pycache__" not in path.parts} <= before
+
+
+@pytest.mark.full
+def test_a_wait_may_be_declared(of_example: Callable[[str], Project], tmp_path: Path) -> None:
+    project = of_example("classification").copy(tmp_path / "project")
+    MISTAKES["item"].edit.make(project)
+    run = project.root / "run.py"
+    run.write_text(run.read_text().replace("loss.item()", "loss.item()  # waits"))
+    done = project.run("--check")
+    assert done.returncode == 0, done
+
+
+@pytest.mark.full
+def test_what_cannot_be_known_is_said(of_example: Callable[[str], Project], tmp_path: Path) -> None:
+    """Whether a layer was frozen by accident."""
+    project = of_example("classification").copy(tmp_path / "project")
+    frozen = "    model.network.layers[1].requires_grad_(False)\n"
+    planted((RUN, OPTIMIZER, f"{frozen}{OPTIMIZER}")).make(project)
+    done = project.run("--check")
+    assert done.returncode == 0, done
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("gradients: "))
+    assert line.startswith("gradients: cannot know, whether model.network.layers.1.weight, model.")
+    layers = MISTAKES["layer without an optimizer"].line(project.root)
+    assert line.endswith(f" should be frozen (models.py:{layers})")
+
+
+def test_wrong_settings_are_one_line_as_ever(of_example: Callable[[str], Project]) -> None:
+    done = of_example("classification").run("--check", "--val-fraction", "0")
+    line = one_line(done, 2)
+    assert line.startswith("run.py: --val-fraction 0: ") and not done.stdout
