@@ -42,7 +42,5 @@ class Span(str):
         if not self.endswith("e"):
             return int(self)
         if steps_per_epoch is None:
-            raise SettingsError(
-                f"{self}: this training data has no epochs; give a number of steps, such as 500"
-            )
+            raise SettingsError(f"{self}: this training data has no epochs; give a number of steps")
         return round(self.number * steps_per_epoch)
