@@ -80,7 +80,7 @@ class Outputs:
     def _index(self) -> dict[str, NDArray[Any]]:
         """Where the examples are in their dataset, if all are surely of one pass over it."""
         source = next(iter(self._sources)) if len(self._sources) == 1 else None
-        indices = source.indices if source else None
+        indices = None if source is None else source.indices
         if indices is None or len(indices) != self._examples:
             return {}
         return {"index": indices.numpy()}
