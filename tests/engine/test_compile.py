@@ -181,6 +181,7 @@ def test_auto_compiles_long_jobs_on_a_gpu(choice, device, steps, compiles):
     assert compilation.wanted(choice, torch.device(device), steps) is compiles
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_by_inductor_once_for_all_epochs_and_from_its_cache_for_the_next_job(
     toy, tmp_path, monkeypatch
