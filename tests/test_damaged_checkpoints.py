@@ -183,6 +183,7 @@ except JobError as error:
 """
 
 
+@pytest.mark.full
 def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(
     project: Project, reference: str, tmp_path: Path
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_cross_validation(draw, store, venue):
         assert said in drawn.caption(name)
 
 
+@pytest.mark.full
 def test_more_settings_than_a_figure_can_tell_apart(draw, store):
     more = {"batch_size": (32, 64, 128), "augment": ("none", "flip")}
     store.classifiers("many", seeds=1, evaluations=15, **more)

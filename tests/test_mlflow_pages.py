@@ -50,6 +50,7 @@ def test_its_name_and_its_description_tell_it_from_others(project: Project, run:
     assert (project.root / folder.removeprefix("Folder: ").strip("`")).is_dir()
 
 
+@pytest.mark.full
 def test_repeats_over_seeds_are_one_group_and_no_other_job_is_in_it(
     project: Project, run: Run
 ) -> None:

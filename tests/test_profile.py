@@ -108,6 +108,7 @@ def test_it_changes_no_result(project: Project, folder: Path) -> None:
     assert best["models"]["model"] and same(best, watched)
 
 
+@pytest.mark.full
 def test_a_job_with_just_enough_steps_has_a_report_and_one_with_fewer_says_so(
     project: Project,
 ) -> None:

@@ -111,6 +111,7 @@ def test_an_id_that_is_damaged_is_said_in_one_line(project: Project) -> None:
     assert ".project-id: holds no project id; restore it from version control" in said
 
 
+@pytest.mark.full
 def test_in_a_folder_shared_by_a_group_its_members_can_write_each_other_s_files(
     project: Project,
 ) -> None:

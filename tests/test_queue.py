@@ -48,6 +48,7 @@ def test_jobs_run_as_often_as_they_should(lab: Lab) -> None:
     assert {i.device for i in intervals} == {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
 
 
+@pytest.mark.full
 def test_jobs_run_after_those_that_they_are_derived_from(lab: Lab) -> None:
     """Also where the order in the grid is another, and behind jobs that another sweep runs."""
     lab.write_analysis()
@@ -64,6 +65,7 @@ def test_jobs_run_after_those_that_they_are_derived_from(lab: Lab) -> None:
     assert_after_their_inputs(lab, 6)
 
 
+@pytest.mark.full
 def test_two_sweeps_over_one_grid_share_the_work(lab: Lab) -> None:
     """The second one, started while the first runs, has a longer grid."""
     lab.write_grid(*map(light(seconds=1), range(6)))

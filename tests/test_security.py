@@ -246,6 +246,7 @@ def test_a_gpu_lock_that_another_user_has_closed_is_named(
     assert f"{machine}/locks/GPU-a.1: Permission denied; GPU_LOCKS can name" in line
 
 
+@pytest.mark.full
 def test_locks_of_jobs_and_stores_lead_nowhere_else(project: Project, home: Path) -> None:
     flags = (*QUICK, "--seed", "72")
     done = project.run(*flags)

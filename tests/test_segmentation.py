@@ -159,6 +159,7 @@ def test_a_dataset_in_files_is_read_in_its_format(project, dataset, tmp_path):
         assert np.array_equal(tested, masks)
 
 
+@pytest.mark.full
 def test_what_is_wrong_with_files_is_said_in_one_line(project, tmp_path):
     mask_folder(tmp_path)
     flags = ("--dataset", "mask-folder", "--data-root", str(tmp_path), "--note", "wrong", *SHORT)

@@ -75,6 +75,7 @@ writer.close()
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_writing_a_checkpoint_starts_no_threads_beside_those_of_training(tmp_path):
     env = os.environ | {"OMP_NUM_THREADS": "4"}

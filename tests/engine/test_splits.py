@@ -199,6 +199,7 @@ print(split(examples, 0.2, 0, groups=names)[1].indices, fold(examples, 2, 3, 0, 
 """
 
 
+@pytest.mark.full
 def test_splits_do_not_depend_on_python_s_hashes():
     said = set()
     for seed in ("1", "2"):
