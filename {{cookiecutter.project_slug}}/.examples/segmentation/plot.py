@@ -156,7 +156,7 @@ def iou_by_class(jobs: "pd.DataFrame") -> "Drawn":
 def segmentations(job: "pd.DataFrame") -> "Drawn":
     """The first test images of one job, their masks and the predicted classes."""
     kept = tables.outputs(job, "image", "mask", "predicted")[:PICTURED]
-    images, masks, predicted = (np.stack(kept[name]) for name in ("image", "mask", "predicted"))
+    images, masks, predicted = (np.stack([*kept[name]]) for name in ("image", "mask", "predicted"))
     numbers = np.unique([masks, predicted]).tolist()
     classes = tables.classes(job, 1 + max(number for number in numbers if number != NO_CLASS))
     names, colours = dict(enumerate(classes)) | {NO_CLASS: "no class"}, palette(len(classes))
