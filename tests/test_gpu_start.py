@@ -159,7 +159,7 @@ def test_a_sweep_gives_each_job_a_gpu_and_asks_none_to_plan(
     gpus = [re.findall(r'"gpu": ?"(\d)"', journal) for journal in journals]
     assert sorted(gpus) == [["0"], ["1"]]
     assert len(machine.starts()) == 2
-    assert not any("sweeps" in started["words"][0] for started in machine.starts())
+    assert not any(started["words"][0].endswith("sweep.py") for started in machine.starts())
 
 
 def test_every_line_that_a_gpu_takes_has_run(machine: Machine, project: Project) -> None:
