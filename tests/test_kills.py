@@ -33,6 +33,7 @@ OF_EXAMPLE = {
     "classification": ("--val-fraction", "0.5", "--augment", "crop-flip", "--epochs", "40"),
     "regression": ("--steps", "600", "--eval-every", "25"),
     "gan": ("--steps", "150", "--eval-every", "15"),
+    "segmentation": ("--steps", "60", "--eval-every", "10", "--augment", "crop-flip"),
 }
 LOADERS = {
     "resident": ("--loader", "resident"),
