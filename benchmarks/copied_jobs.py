@@ -1,4 +1,4 @@
-"""Makes copies of a project's finished jobs: `copied_jobs.py NUMBER` in a project, so many of each.
+"""Copies a project's finished jobs: `copied_jobs.py NUMBER`, until there are NUMBER of each.
 
 They differ in the setting `note`, which changes no result. They share the files of the weights; in
 the store they have what a sweep and figures ask for.

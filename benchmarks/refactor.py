@@ -37,7 +37,7 @@ COMMANDS = (
 
 
 def write_grid(project: Path, each: int) -> None:
-    """Let run.sh have so many jobs of each network."""
+    """Write a grid with `each` jobs of each network into run.sh."""
     script = project / "run.sh"
     head, _, rest = script.read_text().partition("grid() {\n")
     _, _, tail = rest.partition("\n}\n")

@@ -32,7 +32,7 @@ def users(make: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -
     for sweep in [user.command("bash", "run.sh") for user in users]:
         done = ended(sweep)
         assert done.returncode in (0, 3), done
-    for user in users:  # what so many at once could not upload in time
+    for user in users:  # eight jobs at once may not upload everything in time
         sent = user.do("python", "jobs.py", "sync")
         assert sent.returncode == 0, sent
     return users

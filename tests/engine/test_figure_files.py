@@ -101,6 +101,7 @@ def test_a_foreign_file_does_not_say_where_it_comes_from(draw, tmp_path, name):
 
 
 def test_text_in_provenance_survives_every_format(tmp_path):
+    figures.use(ICML)
     about = {"shared": {"note": html.escape('<a> & (b) \\ "c" ä 学')}}
     fig, _ = figures.figure()
     kinds = list(provenance.METADATA)

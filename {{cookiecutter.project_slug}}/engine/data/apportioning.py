@@ -1,4 +1,4 @@
-"""How many examples of each label are held out, and which groups of examples come to that many."""
+"""Choosing how many examples of each label to hold out, and which groups have that many."""
 
 from heapq import heapreplace
 from typing import Any
@@ -10,29 +10,30 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 FREE = 20
-"""How many groups are chosen by their sizes where there are more: of a million choices one fits."""
+"""Groups that are chosen by their sizes: of their million subsets one is nearly always exact."""
 
 
 def apportioned(fraction: float, sizes: NDArray[Any], random: torch.Generator) -> Ints:
-    """Return how many examples of each label to hold out (K,), of so many (K,).
+    """Return the number of examples of each label to hold out (K,), where labels have `sizes` (K,).
 
-    Each is the fraction rounded up or down, so that the sum is rounded to the nearest: by largest
-    remainders, equal ones at random.
+    The sum is the fraction of all examples, rounded. Each number is the fraction of its label,
+    rounded up where the remainder is largest (at random among equal ones), else down.
     """
     exact = fraction * sizes
-    numbers = np.floor(exact).astype(int)
-    missing = round(fraction * float(sizes.sum())) - int(numbers.sum())
+    counts = np.floor(exact).astype(int)
+    missing = round(fraction * float(sizes.sum())) - int(counts.sum())
     drawn = torch.randperm(len(sizes), generator=random).numpy()
-    largest = drawn[np.argsort(numbers[drawn] - exact[drawn], kind="stable")]
-    numbers[largest[:missing]] += 1
-    return numbers
+    largest = drawn[np.argsort(counts[drawn] - exact[drawn], kind="stable")]
+    counts[largest[:missing]] += 1
+    return counts
 
 
 def nearest(sizes: Ints, wanted: int) -> list[int]:
-    """Return the places of groups whose sizes (G,) add up as nearly to a number as any groups' do.
+    """Return the places of the groups whose sizes, of all in `sizes` (G,), have the sum that is
+    nearest to a wanted one.
 
-    The first groups that do are chosen, so in a random order they are a random choice. Where more
-    than FREE are needed, all but the last FREE of them are chosen whatever their sizes.
+    Earlier groups are preferred, so groups in a random order give a random choice. Where more than
+    FREE are needed, the first are taken whatever their sizes, and the last FREE by them.
     """
     unit = int(np.gcd.reduce(sizes)) or 1
     wanted = unit * round(wanted / unit)

@@ -1,4 +1,4 @@
-"""Processes beside training that read batches, and hand them over on the device."""
+"""Processes that read batches in the background and put them on the device."""
 
 import os
 import signal

@@ -46,7 +46,10 @@ class Place:
         """The state of each part, pickled by the process that reads it; None before the first."""
 
     def passed(self, state: bytes, parts: int) -> None:
-        """A batch was handed over; so many parts take turns, and its own has this state now."""
+        """Take note that the next batch was handed over, after which its part has this state.
+
+        `parts` is the number of parts that take turns.
+        """
         self.parts = self.parts or [None] * parts
         self.parts[self.batches % parts] = state
         self.batches += 1

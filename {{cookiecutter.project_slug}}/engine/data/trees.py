@@ -68,7 +68,7 @@ def rows(batch: Any) -> int | None:
 
 
 def split(batch: Any, size: int) -> Iterator[Any]:
-    """Yield a batch that has `rows` in parts of so many; the last may be smaller."""
+    """Yield parts of a batch with `size` examples each; the last may be smaller."""
     for parts in zip(*(leaf.split(size) for leaf in leaves(batch)), strict=True):
         yield filled(batch, parts)
 

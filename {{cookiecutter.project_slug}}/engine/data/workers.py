@@ -1,4 +1,4 @@
-"""Batches of a dataset that processes read beside training."""
+"""Batches of a dataset, read by processes in the background."""
 
 from collections.abc import Iterator
 from itertools import count

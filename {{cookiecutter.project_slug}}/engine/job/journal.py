@@ -10,8 +10,8 @@
     {"line": 5, "end": "FINISHED", "crc": "…"}
 
 `code` is the fingerprint of the code that the attempt began with, `after` the journal of the one
-before it. Each line has a number and a checksum (lines.py), so that no damage is taken for what was
-measured; mending.py says what is done about it.
+before it. Each line has a number and a checksum (lines.py), by which damaged lines are recognised;
+mending.py says what is done about them.
 
 Times are milliseconds since 1970. They make a replay harmless: MLflow stores a point that it
 already has, same step, value and time, only once. What an attempt does over again, because the one

@@ -6,15 +6,13 @@ A job whose code is not known, as of one that was stored by other means, counts 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from engine.errors import SettingsError
 from engine.evidence import Fingerprint
 from engine.job import code, data, inputs, scripts
 from engine.job.identity import restore
-from engine.paths import PROJECT
-from engine.tracking.stored_jobs import StoredJob
+from engine.tracking.stored_jobs import StoredJob, folder_of
 
 WORDS = {"True": True, "False": False, "None": None}
 
@@ -75,14 +73,6 @@ def _is_fresh(tags: Mapping[str, str], present: Fingerprint | None) -> bool:
         return True
     folder = folder_of(tags.get("job_folder", ""))
     return not data.difference(folder, data.last_places(folder))
-
-
-def folder_of(job_folder: str) -> Path:
-    """Return an attempt's folder, by its run's tag: in the project, which may have moved, if it is
-    there."""
-    written = Path(job_folder)
-    moved = PROJECT / "runs" / written.parent.name / written.name
-    return moved if moved.exists() else written
 
 
 def value(text: str) -> Any:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.job import data
-from engine.results import freshness
 from engine.results.metrics import CURE, Measured, NoResults, chooser
 from engine.results.statistics import mean_interval
 from engine.results.style import names, setting, settings
+from engine.tracking.stored_jobs import folder_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +111,7 @@ def of_mixed_evidence(jobs: "pd.DataFrame") -> list[str]:
     names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
     mixed: list[str] = []
     for _, alike in jobs.astype(dict.fromkeys(names, str)).groupby(names):
-        folders = [freshness.folder_of(str(folder)) for folder in alike["job_folder"]]
+        folders = [folder_of(str(folder)) for folder in alike["job_folder"]]
         if alike["code"].nunique() > 1 or data.conflict(folders):
             mixed += alike["job_id"].tolist()
     return sorted(mixed)

@@ -84,15 +84,20 @@ def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
         ]
 
 
+def folder_of(job_folder: str) -> Path:
+    """Return an attempt's folder, by its run's tag: in the project, which may have been moved or
+    copied, if it is there."""
+    written = Path(job_folder)
+    moved = PROJECT / "runs" / written.parent.name / written.name
+    return moved if moved.is_dir() else written
+
+
 def file(run_id: str, folder: str, name: str) -> bytes:
     """Return what is in a file that a job has kept: in its folder, or if that is not on this
     machine, with its run. Raises OSError if it cannot be read."""
-    moved = (
-        PROJECT / "runs" / Path(*Path(folder).parts[-2:])
-    )  # as after a move or a copy of the project
-    for place in (moved, Path(folder)):
-        if place.is_dir():
-            return (place / name).read_bytes()
+    place = folder_of(folder)
+    if place.is_dir():
+        return (place / name).read_bytes()
     with asked() as client, TemporaryDirectory() as copy:
         return Path(client.download_artifacts(run_id, name, copy)).read_bytes()
 
