@@ -25,6 +25,7 @@ from typing import Any
 from repository import REPOSITORY
 
 INNER = REPOSITORY / "{{cookiecutter.project_slug}}"
+OWN = Path(__file__).with_name("code_edits") / "project"
 
 JOBS: dict[str, dict[str, Any]] = {
     "M": {"model": "mlp", "dataset": "digits"},
@@ -75,8 +76,10 @@ class Edit:
 
 
 def student_files() -> Files:
-    """Return the template's own files."""
-    return {name: (INNER / name).read_text() for name in FILES}
+    """Return the files of a project: the template's, with a language model beside the networks for
+    images."""
+    own = {name: (OWN if (OWN / name).exists() else INNER) / name for name in FILES}
+    return {name: path.read_text() for name, path in own.items()}
 
 
 def changed(files: Files, changes: list[Change]) -> Files:

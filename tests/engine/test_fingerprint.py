@@ -60,9 +60,9 @@ def fingerprint(folder: Path, files: Mapping[str, str], **settings: object) -> F
 
 
 @pytest.fixture(scope="module")
-def found() -> Fingerprint:
-    """The fingerprint of a job of the template's own code that trains the convnet."""
-    return Project(INNER).fingerprint(JOB)
+def found(tmp_path_factory: pytest.TempPathFactory) -> Fingerprint:
+    """The fingerprint of a job that trains the convnet."""
+    return edited(tmp_path_factory.mktemp("found") / "project", b"")
 
 
 def test_parts_are_what_the_job_uses(found: Fingerprint) -> None:
@@ -147,7 +147,7 @@ def test_damaged_code_is_never_a_fault(tmp_path: Path) -> None:
 
 
 def edited(root: Path, change: bytes, line_end: bytes = b"\n") -> Fingerprint:
-    """Return the fingerprint in a project whose engine.training.ema has more lines."""
+    """Return the fingerprint in a project after a change at the end of engine.training.ema."""
     folder = write(root, FILES)
     shutil.copytree(INNER / "engine", folder / "engine")
     file = folder / "engine/training/ema.py"
@@ -176,7 +176,7 @@ def test_another_engine_counts_by_its_results_versions(
     versions["modules"]["engine.training.ema"]["results"] += raised
     monkeypatch.setattr(engine_code, "MANIFEST", tmp_path / "versions.json")
     (tmp_path / "versions.json").write_text(json.dumps(versions))
-    new = Project(INNER).fingerprint(JOB)
+    new = edited(tmp_path / "project", b"")
     assert (new.digest != found.digest) == raised
     if raised:
         assert new.parts["engine.training.ema"] == "v2"

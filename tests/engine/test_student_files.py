@@ -10,6 +10,7 @@ from engine.errors import SettingsError
 from PIL import Image
 from settings import Settings
 from sklearn.datasets import load_digits
+from torch.utils.data import TensorDataset
 
 RANDOM = np.random.default_rng(0)
 
@@ -86,24 +87,42 @@ def test_one_folder_is_split_in_three(tmp_path):
     assert [len(part) for part in (parts.train, parts.val, parts.test)] == [12, 4, 4]
 
 
+def vectors(_root, _size):
+    return data.Source(TensorDataset(torch.rand(20, 5), torch.arange(20) % 2), ["no", "yes"])
+
+
+def test_inputs_that_are_no_images_reach_the_network_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setitem(data.DATASETS, "vectors", vectors)
+    parts = load(tmp_path, dataset="vectors", val_fraction=0.25)
+    model = models.make(Settings(dataset="vectors"), parts.spec)
+    inputs, _ = examples(parts.train)
+    assert inputs.shape == (12, 5)
+    assert torch.equal(model(inputs), model.layers(inputs))
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"model": "gpt"}, "--model gpt: reads tokens, but digits has images"),
-        ({"dataset": "random-tokens"}, "--model mlp: reads images, but random-tokens has tokens"),
         ({"pretrained": True}, "--pretrained: no weights are published for this project's mlp"),
         ({"model": "mpl"}, "--model mpl: no such model; did you mean mlp?"),
         (
-            {"dataset": "random-tokens", "model": "gpt", "augment": "crop"},
-            "--augment, --image-size: --dataset random-tokens has no images",
+            {"dataset": "vectors", "augment": "crop"},
+            "--augment, --image-size: --dataset vectors has no images",
         ),
         (
-            {"dataset": "random-tokens", "model": "gpt", "image_size": 8},
-            "--augment, --image-size: --dataset random-tokens has no images",
+            {"dataset": "vectors", "image_size": 8},
+            "--augment, --image-size: --dataset vectors has no images",
+        ),
+        (
+            {"dataset": "vectors", "model": "resnet18"},
+            "--model resnet18: takes uint8 images (C, H, W), the data are others",
         ),
     ],
 )
-def test_a_network_that_does_not_go_with_the_data_is_said_in_one_line(tmp_path, settings, line):
+def test_a_network_that_does_not_go_with_the_data_is_said_in_one_line(
+    tmp_path, monkeypatch, settings, line
+):
+    monkeypatch.setitem(data.DATASETS, "vectors", vectors)
     chosen = Settings(**settings)
     with pytest.raises(SettingsError) as caught:
         spec = data.load(chosen, tmp_path).spec
@@ -138,14 +157,3 @@ def test_half_of_the_images_are_mirrored_by_crop_flip_alone(name, fraction):
     assert mirrored(images).float().mean().item() == pytest.approx(fraction, abs=0.05)
     assert len(images.unique(dim=0)) == {"none": 1, "crop": 25, "crop-flip": 50}[name]
     assert torch.equal(labels, torch.arange(1000))
-
-
-def test_no_token_sees_those_after_it():
-    model = models.GPT(12, 7, width=16, layers=2, heads=2).eval()
-    tokens = torch.randint(7, (3, 12))
-    changed = tokens.clone()
-    changed[:, 5] = (tokens[:, 5] + 1) % 7
-    before, after = model(tokens), model(changed)
-    assert before.shape == (3, 12, 7)
-    assert torch.allclose(before[:, :5], after[:, :5], atol=1e-5)
-    assert not torch.allclose(before[:, 5:], after[:, 5:], atol=1e-3)

@@ -76,9 +76,9 @@ def load(settings: Settings, data_root: Path) -> Splits:
     if val is None and settings.monitor != "none":
         raise SettingsError("--val-fraction 0: without validation examples, add --monitor none")
     shape = tuple(train[0][0].shape)
-    if len(shape) != 3 and (settings.augment != "none" or settings.image_size != "auto"):
-        raise SettingsError(f"--augment, --image-size: --dataset {settings.dataset} has no images")
     mean, std = channel_statistics(train, settings.split_seed)
+    if not mean and (settings.augment != "none" or settings.image_size != "auto"):
+        raise SettingsError(f"--augment, --image-size: --dataset {settings.dataset} has no images")
     return Splits(train, val, test, Spec(shape, tuple(source.classes), mean, std))
 
 
@@ -133,14 +133,6 @@ def image_folder(root: Path, size: int | None) -> Source:
     return Source(train, train.classes, test, val)
 
 
-def random_tokens(_root: Path, _size: int | None) -> Source:
-    """Return 2,000 sequences of 1,024 random tokens, to measure speed on. There are 50,304 tokens:
-    GPT-2's, and some more to fill whole tiles of a GPU."""
-    random = torch.Generator().manual_seed(0)
-    tokens = torch.randint(50_304, (2_000, 1_025), generator=random)
-    return Source(TensorDataset(tokens[:, :-1], tokens[:, 1:]), [*map(str, range(50_304))])
-
-
 DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
     "digits": digits,
     "mnist": mnist,
@@ -148,7 +140,6 @@ DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "image-folder": image_folder,
-    "random-tokens": random_tokens,
 }
 
 

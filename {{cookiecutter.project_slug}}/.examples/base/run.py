@@ -33,14 +33,13 @@ Metrics = dict[str, float]
 def forward(
     model: nn.Module, batch: data.Batch, settings: Settings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean loss, and by name what is measured: a value for each example or token.
+    """Return the mean loss, and by name what is measured: a value for each example.
 
     Runs under autocast; with --compile it is compiled together with the model. In evaluation the
     predicted classes come along, which evaluate() takes out.
     """
     inputs, labels = batch
-    logits = model(inputs).flatten(0, -2).float()  # a row for each example or token
-    labels = labels.flatten()
+    logits = model(inputs).float()
     smoothing = settings.label_smoothing if model.training else 0.0
     losses = cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     predicted = logits.argmax(-1)
@@ -125,7 +124,7 @@ def evaluate(
         predicted = measured.pop("predicted")
         means.add(measured)
         if split == "test":
-            job.keep_outputs(label=batch[1].flatten(), predicted=predicted)
+            job.keep_outputs(label=batch[1], predicted=predicted)
     return {f"{split}_{name}": value for name, value in means.read().items()}
 
 

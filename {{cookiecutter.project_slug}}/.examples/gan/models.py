@@ -23,9 +23,9 @@ class Spec:
     """What a network needs to know about the data, as plain values. They are stored with each job,
     so that its network can be made again without the data."""
 
-    shape: tuple[int, ...]  # (C, H, W) of an image, (T,) of tokens
-    classes: tuple[str, ...]  # for tokens, the vocabulary
-    mean: tuple[float, ...]  # of each channel, with pixels in [0, 1]
+    shape: tuple[int, ...]  # of an input: (C, H, W) of an image
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]  # of each channel, with pixels in [0, 1]; empty without images
     std: tuple[float, ...]
 
 

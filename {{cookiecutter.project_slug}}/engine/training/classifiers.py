@@ -59,7 +59,7 @@ class Normalized(nn.Module):
     ) -> None:
         super().__init__()
         if len(mean) != shape[0]:
-            raise SettingsError("--model: this network takes images (C, H, W) of uint8 only")
+            raise SettingsError("--model: the network takes uint8 images (C, H, W)")
         convolves = any(isinstance(module, nn.Conv2d) for module in network.modules())
         self._format = torch.channels_last if convolves else torch.contiguous_format
         self._size = tuple(shape[1:])
@@ -90,6 +90,8 @@ def torchvision_classifier(
         hint = did_you_mean(name, [*others, *known])
         hint = hint if hint.startswith("did") else f"known: {', '.join(others)} and torchvision's"
         raise SettingsError(f"--model {name}: no such model; {hint}")
+    if not spec.mean:
+        raise SettingsError(f"--model {name}: takes uint8 images (C, H, W), the data are others")
     shape, classes = tuple(spec.shape), len(spec.classes)
     _check_size(name, shape, classes, pretrained)
     network, mean, std = _network(name, shape, classes, pretrained), spec.mean, spec.std
