@@ -185,8 +185,37 @@ def test_a_fault_in_the_projects_code_is_one_line_and_its_trace_is_kept(
     models.write_text(models.read_text().replace("MLP(spec.shape, len", "MLP(spec.shape, ln"))
     done = faulty.run(*QUICK, "--quiet")
     line = one_line(done, 1)
-    assert "failed: NameError: name 'ln' is not defined (full trace: " in line
+    number = 1 + models.read_text()[: models.read_text().index(", ln(")].count("\n")
+    assert f"failed: NameError: name 'ln' is not defined (models.py:{number}; full trace: " in line
     assert "Traceback" in (faulty.folder(job_of(done)) / "log.txt").read_text()
+
+
+WRONG = """
+
+import os
+
+OWN = os.getpid()
+
+
+class Wrong(Dataset):
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return torch.zeros(1, 8, 8, dtype=torch.uint8), [1][os.getpid() != OWN]
+
+
+DATASETS["wrong"] = lambda root, size: Source(Wrong(), ["no", "yes"])
+"""
+
+
+def test_a_fault_in_a_loader_s_process_is_one_line_too(project: Project, tmp_path: Path) -> None:
+    faulty = project.copy(tmp_path / "faulty")
+    data = faulty.root / "data.py"
+    data.write_text(data.read_text() + WRONG)
+    line = one_line(faulty.run(*QUICK, "--dataset", "wrong", "--workers", "2", "--quiet"), 1)
+    number = 1 + data.read_text().partition("[1][os.getpid()")[0].count("\n")
+    assert f"failed: IndexError: list index out of range (data.py:{number}; full trace: " in line
 
 
 def test_with_the_store_away_results_are_safe_and_uploaded_later(

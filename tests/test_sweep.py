@@ -73,7 +73,7 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:
     lab.write_grid("--seed 9")
     fault = lab.sweep()
     assert fault.returncode == 2
-    assert re.match(r"job 1, .*: AttributeError: .* \(run.py, line \d+\)\n", fault.stderr)
+    assert re.match(r"job 1, .*: AttributeError: .* \(run.py:\d+\)\n", fault.stderr)
     script.write_text(right)
     lab.write_grid("--seed 9", "--note wrong")
     checked = lab.sweep()

@@ -24,6 +24,7 @@ from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
 from engine.paths import PROJECT, shown
+from engine.places import fault
 from engine.tracking import page, reading
 from engine.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from engine.tracking.experiment import experiment_name
@@ -75,19 +76,19 @@ class Attempt(Generic[S]):
         """Check the job and do it; returns the exit status."""
         from engine.training.job import Job  # torch, which the script has imported by now
 
-        fault: Exception | None = None
+        failure: Exception | None = None
         try:
             job = Job(self._folder)
             check(job)
         except SettingsError as error:
             return self._refused(error)
         except Exception as error:  # a fault in the project's code: its trace belongs into the log
-            fault = error
+            failure = error
         try:
             self._folder.interruption.listen()
             self._open()
-            if fault:
-                raise fault
+            if failure:
+                raise failure
             said = self._result(job, main)
         except Exception as error:
             interruption.handle(signal.SIG_DFL)
@@ -211,9 +212,10 @@ class Attempt(Generic[S]):
             if status == "diverged":
                 self._folder.journal.tags({"diverged": "true"})
             self._folder.close(status, why)
-        trace = f" (full trace: {shown(self._folder.path)}/log.txt)"
+        at, trace = fault(error), f"full trace: {shown(self._folder.path)}/log.txt"
+        places = f"{at}; {trace}" if at else trace
         code = 2 if isinstance(error, SettingsError) else 1
-        return self._ended(code, f"{status}: {why}{trace}")
+        return self._ended(code, f"{status}: {why} ({places})")
 
     def _stopped(self, stop: Stopped) -> int:
         status = "interrupted" if isinstance(stop, Interrupted) else "paused"

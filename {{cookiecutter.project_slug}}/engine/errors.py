@@ -46,9 +46,10 @@ def cause(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
     lines = str(error).strip().splitlines() or [""]
-    line = lines[-1] if lines[0].startswith("Caught ") else lines[0]
+    traced = lines[0].startswith("Caught ")
+    line = lines[-1] if traced else lines[0]
     if isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", line):
         return f"out of memory; try a smaller --batch-size ({line})"
     if isinstance(error, SettingsError | JobError):
         return line.split("JobError: ")[-1]
-    return f"{type(error).__name__}: {line}"
+    return line if traced else f"{type(error).__name__}: {line}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from engine.checks.places import Place
+from engine.places import Place
 
 
 class Finding(NamedTuple):

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from engine.checks.digests import digest
-from engine.checks.places import Place, here
+from engine.checks.places import here
 from engine.checks.short import STEPS, Moment, ShortJob
 from engine.data.batches import Batches
 from engine.job import lines
 from engine.job.folder import JobFolder
+from engine.places import Place
 from engine.stateful import Part
 from engine.training.parts import Count
 

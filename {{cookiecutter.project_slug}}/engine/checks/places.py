@@ -7,33 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 from engine.paths import CODE
-
-
-class Place(NamedTuple):
-    """A line of the student's code."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
-@cache
-def is_engines(file: str) -> bool:
-    """Return whether a file is the engine's."""
-    return _path(file).is_relative_to(CODE / "engine")
-
-
-@cache
-def is_students(file: str) -> bool:
-    """Return whether a file is the student's: in the project, not of the engine, not installed."""
-    path = _path(file)
-    inside = path.is_relative_to(CODE) and path.is_file()
-    return inside and not is_engines(file) and "site-packages" not in path.parts
+from engine.places import Place, is_engines, is_students, place
 
 
 def running() -> list[FrameType]:
@@ -64,7 +40,7 @@ def of(frame: FrameType) -> Place:
 
 def at(frame: FrameType, line: int) -> Place:
     """Return a line of the file that a frame is in."""
-    return _place(frame.f_code.co_filename, line)
+    return place(frame.f_code.co_filename, line)
 
 
 def text_at(place: Place) -> str:
@@ -78,13 +54,13 @@ def of_local(frame: FrameType, name: str) -> Place:
     lines = [line for _, _, line in code.co_lines() if line]
     inside = range(code.co_firstlineno, max(lines) + 1)
     stored = (node.lineno for node in _stored(code.co_filename, name) if node.lineno in inside)
-    return _place(code.co_filename, min(stored, default=code.co_firstlineno))
+    return place(code.co_filename, min(stored, default=code.co_firstlineno))
 
 
 def of_global(file: str, name: str) -> Place:
     """Return where a module first assigns a name."""
     stored = (node.lineno for node in _stored(file, name) if node.col_offset == 0)
-    return _place(file, min(stored, default=1))
+    return place(file, min(stored, default=1))
 
 
 def of_attribute(kind: type, name: str) -> Place | None:
@@ -96,7 +72,7 @@ def of_attribute(kind: type, name: str) -> Place | None:
             continue
         for node in ast.walk(_tree(file)):
             if isinstance(node, ast.ClassDef) and node.name == base.__name__:
-                return _place(file, min(_assigned(node, name), default=node.lineno))
+                return place(file, min(_assigned(node, name), default=node.lineno))
     return None
 
 
@@ -105,7 +81,7 @@ def of_method(kind: type, name: str) -> Place | None:
     code = getattr(getattr(kind, name, None), "__code__", None)
     if code is None or not is_students(code.co_filename):
         return None
-    return _place(code.co_filename, code.co_firstlineno)
+    return place(code.co_filename, code.co_firstlineno)
 
 
 def _outwards() -> Iterator[FrameType]:
@@ -113,15 +89,6 @@ def _outwards() -> Iterator[FrameType]:
     while frame:
         yield frame
         frame = frame.f_back
-
-
-def _place(file: str, line: int) -> Place:
-    return Place(str(_path(file).relative_to(CODE)), line)
-
-
-@cache
-def _path(file: str) -> Path:
-    return Path(file).resolve()  # as CODE is
 
 
 def _stored(file: str, name: str) -> Iterator[ast.Name]:

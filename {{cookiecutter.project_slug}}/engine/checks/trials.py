@@ -17,13 +17,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from engine import attempt
 from engine.checks.facts import Fact, Recorded, measured
-from engine.checks.places import Place, at, is_students
 from engine.checks.short import STEPS, Moment, ShortJob
 from engine.checks.watched import Seen, Watched
 from engine.errors import JobError, SettingsError, cause
 from engine.job import interruption
 from engine.job.folder import JobFolder
 from engine.job.interruption import Stopped
+from engine.places import Place, reached
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -154,9 +154,7 @@ class Trials(Generic[S]):
 def _failure(error: Exception) -> Failure:
     of_settings = isinstance(error, SettingsError)
     trace = "" if isinstance(error, SettingsError | JobError) else traceback.format_exc()
-    passed = traceback.walk_tb(error.__traceback__)
-    through = [at(frame, line) for frame, line in passed if is_students(frame.f_code.co_filename)]
-    return Failure(cause(error), trace, of_settings, through[-1] if through else None)
+    return Failure(cause(error), trace, of_settings, reached(error))
 
 
 def _in_process(function: Callable[[], T]) -> T:

@@ -16,7 +16,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from engine.checks import places
 from engine.checks.answers import Answer, Finding
 from engine.checks.operations import Operations, tensors
-from engine.checks.places import Place, text_at
+from engine.checks.places import text_at
+from engine.places import Place
 
 READS = {
     "item": ".item()",

@@ -16,7 +16,6 @@ from engine.checks.evaluation import Seen as SeenEvaluation
 from engine.checks.gradients import Gradients
 from engine.checks.measurements import Measurements
 from engine.checks.operations import weights
-from engine.checks.places import Place
 from engine.checks.short import ShortJob
 from engine.checks.waits import Waits
 from engine.data import trees
@@ -24,6 +23,7 @@ from engine.data.batches import Batches
 from engine.data.order import Collate, fetch, whole
 from engine.data.streams import is_stream
 from engine.job.folder import JobFolder
+from engine.places import Place
 from engine.stateful import Part
 from engine.training.parts import Count
 

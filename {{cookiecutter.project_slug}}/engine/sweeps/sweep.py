@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,11 +20,12 @@ from typing import NoReturn
 
 from engine.cli import metrics
 from engine.cli.flags import of as settings_flags
-from engine.errors import JobError, SettingsError, cause
+from engine.errors import SettingsError, cause
 from engine.job import inputs, interruption, provenance
 from engine.job.identity import identity
 from engine.job.terminal import leave
 from engine.paths import CODE
+from engine.places import fault
 from engine.sweeps import flags, grid, plan, slots, slurm, snapshot, states
 from engine.sweeps.grid import Entry
 from engine.tracking import address, database, reading
@@ -148,7 +148,9 @@ class Grid:
             except Exception as error:
                 wrong += 1
                 command = shlex.join(entry.words)
-                leave(2, f"job {entry.number}, {command}: {cause(error)}{_place(error)}")
+                at = fault(error)
+                place = f" ({at})" if at else ""
+                leave(2, f"job {entry.number}, {command}: {cause(error)}{place}")
         if wrong:
             line = f"{wrong} of {len(self._entries)} jobs are wrong; nothing was started"
             sys.exit(leave(2, f"run.sh: {line}"))
@@ -197,15 +199,6 @@ def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
     """How many jobs must run one after another before a job can, of those that are left."""
     depths = (_depth(left[job], left) for job in entry.inputs if job in left)
     return 1 + max(depths, default=-1)
-
-
-def _place(error: Exception) -> str:
-    """Where in the project's files an error is from that has no text of the engine's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).parent == CODE]
-    if isinstance(error, SettingsError | JobError) or not own:
-        return ""
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
 
 
 def _has_store() -> bool:
