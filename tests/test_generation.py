@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -220,3 +221,40 @@ def test_template_expression_at_the_keyboard_is_refused(template, tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("author holds a brace")
     assert not files(tmp_path / "out")
+
+
+def git(folder, *words):
+    own = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    subprocess.run(["git", *own, "-C", folder, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def commit(folder):
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "a version")
+
+
+def cruft(*words):
+    command = [sys.executable, "-m", "cruft", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, make, tmp_path):
+    source = shutil.copytree(template, tmp_path / "template")
+    commit(source)
+    answers = json.dumps({"example": "regression"})
+    cruft("create", source, "--no-input", "--output-dir", tmp_path, "--extra-context", answers)
+    project, same = tmp_path / "my_project", make(example="regression")
+    assert files(project) == files(same) | {".cruft.json"}
+    assert (project / "run.py").read_bytes() == (same / "run.py").read_bytes()
+    commit(project)
+    inner = source / "{{cookiecutter.project_slug}}"
+    for file in (inner / ".examples/regression/run.py", inner / "engine/paths.py"):
+        file.write_text(file.read_text() + "# a change\n")
+    commit(source)
+    cruft("update", "--project-dir", project, "--skip-apply-ask")
+    for name in ("run.py", "engine/paths.py"):
+        assert (project / name).read_text() == (same / name).read_text() + "# a change\n"
+    assert files(project) - {".cruft.json"} >= files(same)
+    assert not (project / ".examples").exists()
