@@ -25,7 +25,7 @@ INSERT INTO {table} ({columns}) SELECT {values} FROM {table}, jobs WHERE run_uui
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def finished(project: Project) -> Project:
     """A project whose store has all jobs of its grid, copies of one that has really run."""
     flags = "--epochs 1 --batch-size 256"
@@ -75,3 +75,15 @@ def test_nothing_to_do_is_said_sooner_than_torch_is_imported(finished: Project) 
         f"{JOBS} finished jobs, ratio to `import torch`: {statistics.median(ratios):.2f} {spread}"
     )
     assert statistics.median(ratios) < 1
+
+
+def test_jobs_that_are_stale_for_one_reason_are_named_in_one_line(finished: Project) -> None:
+    models = finished.root / "models.py"
+    models.write_text(models.read_text().replace("nn.ReLU()", "nn.GELU()"))
+    done = finished.do("bash", "run.sh")
+    assert done.returncode == 1
+    assert done.stdout == f"0 of {JOBS} jobs finished, 0 of them now; {JOBS} stale\n"
+    line = "--list names them, --redo-stale runs them again"
+    *named, last = done.stderr.splitlines()
+    assert len(named) == 11 and all("is stale: " in each for each in named)
+    assert last == f"{JOBS - 11} more jobs are stale: in another folder; {line}"

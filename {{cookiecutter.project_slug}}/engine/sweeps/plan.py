@@ -22,6 +22,9 @@ from engine.paths import shown
 from engine.sweeps.slots import Slot
 from engine.sweeps.states import STARTED
 
+MOST_NAMED = 10
+"""Largest number of jobs with the same change that are named one by one."""
+
 LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
 """States in which something is left to do."""
 
@@ -79,9 +82,18 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> 
     """
     states = [_state(row, codes.get(index)) for index, row in enumerate(rows, start=1)]
     named = {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"})
+    changes: Counter[str] = Counter()
     for index, (row, state) in enumerate(zip(rows, states, strict=True), start=1):
+        if state == "stale" and index not in codes:
+            changes[row.about] += 1
+            if changes[row.about] > MOST_NAMED:
+                continue
         if state in named:
             leave(1, _ending(row, codes.get(index)))
+    for about, count in changes.items():
+        if count > MOST_NAMED:
+            line = f"{count - MOST_NAMED} more jobs are stale: {about}"
+            leave(1, f"{line}; --list names them, --redo-stale runs them again")
     count = Counter(state for state in states if state not in {"repeated", "skipped"})
     now = sum(states[index - 1] == "finished" for index in codes)
     others = ", ".join(f"{n} {state}" for state, n in sorted(count.items()) if state != "finished")
