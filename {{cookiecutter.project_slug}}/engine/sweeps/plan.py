@@ -90,9 +90,9 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> 
                 continue
         if state in named:
             leave(1, _ending(row, codes.get(index)))
-    for about, count in changes.items():
-        if count > MOST_NAMED:
-            line = f"{count - MOST_NAMED} more jobs are stale: {about}"
+    for about, found in changes.items():
+        if found > MOST_NAMED:
+            line = f"{found - MOST_NAMED} more jobs are stale: {about}"
             leave(1, f"{line}; --list names them, --redo-stale runs them again")
     count = Counter(state for state in states if state not in {"repeated", "skipped"})
     now = sum(states[index - 1] == "finished" for index in codes)
