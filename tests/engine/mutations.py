@@ -14,11 +14,13 @@ from typing import Any
 import settings  # noqa: F401, which the mutants replace for a moment
 import torch
 from attempts import Here, plain
-from code_edits import INNER, student_files, write
+from code_edits import student_files, write
 from engine.evidence import Project
 from engine.job.folder import JobFolder
 from engine.job.identity import identity
 from engine.job.runtime import Runtime
+
+FILES = student_files()
 
 MODULES = ("settings", "models", "data", "optimizers", "run")
 """In an order in which they can be imported."""
@@ -49,8 +51,8 @@ Place = tuple[ast.AST, str]
 
 
 def trees() -> dict[str, ast.Module]:
-    """Return the syntax trees of the template's modules."""
-    return {name: ast.parse((INNER / f"{name}.py").read_text()) for name in MODULES}
+    """Return the syntax trees of the project's modules."""
+    return {name: ast.parse(FILES[f"{name}.py"]) for name in MODULES}
 
 
 def mutant(chance: random.Random) -> tuple[str, str, str]:
@@ -138,7 +140,7 @@ def result(changed: Mapping[str, str], model: str, root: Path) -> Any:
     kept = {name: sys.modules.get(name) for name in MODULES}
     try:
         for name in MODULES:
-            source = changed.get(name) or (INNER / f"{name}.py").read_text()
+            source = changed.get(name) or FILES[f"{name}.py"]
             module = sys.modules[name] = types.ModuleType(name)
             exec(compile(source, f"{name}.py", "exec"), module.__dict__)
         return _job(model, root)
@@ -172,8 +174,7 @@ class Mutations:
     def __init__(self, root: Path, model: str) -> None:
         self._root, self._model = root, model
         self._settings = identity(settings_of(model))
-        self._files = student_files()
-        self._digest = self._fingerprint(self._files)
+        self._digest = self._fingerprint(FILES)
         self._result = self.result({})
 
     def _fingerprint(self, files: Mapping[str, str]) -> str:
@@ -187,7 +188,7 @@ class Mutations:
 
     def is_noticed(self, module: str, source: str) -> bool:
         """Return whether the fingerprint changes with a module's source."""
-        return self._fingerprint({**self._files, f"{module}.py": source}) != self._digest
+        return self._fingerprint({**FILES, f"{module}.py": source}) != self._digest
 
     def changes_result(self, module: str, source: str) -> bool:
         """Return whether the tiny job has another result; a job that fails has none."""
