@@ -2,8 +2,8 @@
 
 To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
 images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, or other
-inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by their
-own names, fitted to the data.
+inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by
+their own names, fitted to the data.
 """
 
 from collections.abc import Callable
