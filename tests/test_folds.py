@@ -48,7 +48,7 @@ EDITS = {
     ],
     "run.py": [
         (
-            "keep_outputs(label=batch[1].flatten(), predicted=predicted)",
+            "keep_outputs(label=batch[1], predicted=predicted)",
             'keep_outputs(label=batch[1], predicted=predicted, loss=measured["loss"])',
         )
     ],

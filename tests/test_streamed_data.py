@@ -59,8 +59,7 @@ STATE = """    def state_dict(self):
 
 """
 NORMALIZED = (
-    "    return Normalized(network, spec.shape, spec.mean, spec.std)"
-    ' if has == "images" else network\n'
+    "    return Normalized(network, spec.shape, spec.mean, spec.std) if spec.mean else network\n"
 )
 BAG = '''class Bag(nn.Module):
     """The mean of a vector for each dark pixel."""
@@ -96,10 +95,15 @@ def streamed(project: Project, shards: int, has_state: bool) -> Project:
             (DATA, "def load(", f"{stream}def load("),
             (DATA, "return Splits(train, val, test, ", f"return Splits({parts}, "),
             (MODELS, NORMALIZED, "    return network\n"),
+            (
+                MODELS,
+                "from torch import Tensor, nn\n",
+                "import torch\nfrom torch import Tensor, nn\n",
+            ),
             (MODELS, "def make(", BAG),
             (MODELS, '    "mlp": ', '    "bag": lambda settings, spec: Bag(spec),\n    "mlp": '),
             (RUN, "inputs, labels = batch", 'inputs, labels = batch["pixels"], batch["label"]'),
-            (RUN, "batch[1].flatten()", 'batch["label"]'),
+            (RUN, "label=batch[1]", 'label=batch["label"]'),
             (RUN, "settings.batch_size, shuffle=True)", collate),
             (
                 RUN,
