@@ -24,7 +24,7 @@ from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
 from engine.paths import PROJECT, shown
-from engine.places import fault
+from engine.sources import fault
 from engine.tracking import page, reading
 from engine.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from engine.tracking.experiment import experiment_name

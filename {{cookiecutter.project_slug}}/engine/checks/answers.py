@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from engine.places import Place
+from engine.sources import Place
 
 
 class Finding(NamedTuple):

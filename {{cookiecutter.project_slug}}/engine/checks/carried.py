@@ -17,7 +17,7 @@ from engine.checks.answers import Answer, Finding
 from engine.checks.digests import digest, digests, leaves
 from engine.checks.draws import GENERATORS, GLOBAL
 from engine.checks.operations import address, storages
-from engine.places import Place, is_students
+from engine.sources import Place, is_students
 from engine.stateful import Part
 
 PLAIN = (bool, int, float, complex, str, type(None), Tensor, np.ndarray, np.generic)

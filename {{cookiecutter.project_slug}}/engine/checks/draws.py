@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.checks import places
-from engine.places import Place, is_students
+from engine.sources import Place, is_students
 
 GENERATORS: dict[type, Callable[[Any], Any]] = {
     random.Random: random.Random.getstate,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from engine.checks import places
 from engine.checks.digests import digest, digests
 from engine.checks.operations import Operations, address, draws, storages, written
-from engine.places import Place
+from engine.sources import Place
 from engine.stateful import Part
 from engine.training.seeding import GlobalStreams
 

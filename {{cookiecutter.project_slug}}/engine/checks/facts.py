@@ -13,7 +13,7 @@ from engine.checks.short import STEPS, Moment, ShortJob
 from engine.data.batches import Batches
 from engine.job import lines
 from engine.job.folder import JobFolder
-from engine.places import Place
+from engine.sources import Place
 from engine.stateful import Part
 from engine.training.parts import Count
 

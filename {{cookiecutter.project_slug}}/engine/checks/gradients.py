@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from engine.checks import places
 from engine.checks.answers import FINE, Answer, Finding, some
 from engine.checks.digests import digest
-from engine.places import Place
+from engine.sources import Place
 from engine.stateful import Part
 
 UNUSED = "no gradient, though requires_grad is set; unused, or detached?"

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.checks import places
 from engine.checks.answers import Answer, Finding
 from engine.checks.operations import Operations, tensors
-from engine.places import Place
+from engine.sources import Place
 
 aten = torch.ops.aten
 

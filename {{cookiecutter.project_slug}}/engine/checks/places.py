@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from engine.paths import CODE
-from engine.places import Place, is_engines, is_students, place
+from engine.sources import Place, is_engines, is_students, place
 
 
 def running() -> list[FrameType]:

@@ -6,7 +6,7 @@ An interrupted trial is a second one up to its first interruption.
 from engine.checks.answers import FINE, Answer, Finding
 from engine.checks.evidence import Evidence
 from engine.checks.facts import Fact, Kind, difference, first_difference
-from engine.places import Place
+from engine.sources import Place
 
 ON_GPU = "since a GPU gives the same bits only with --deterministic"
 

@@ -23,7 +23,7 @@ from engine.errors import JobError, SettingsError, cause
 from engine.job import interruption
 from engine.job.folder import JobFolder
 from engine.job.interruption import Stopped
-from engine.places import Place, reached
+from engine.sources import Place, reached
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from engine.checks import places
 from engine.checks.answers import Answer, Finding
 from engine.checks.operations import Operations, tensors
 from engine.checks.places import text_at
-from engine.places import Place
+from engine.sources import Place
 
 READS = {
     "item": ".item()",

@@ -23,7 +23,7 @@ from engine.data.batches import Batches
 from engine.data.order import Collate, fetch, whole
 from engine.data.streams import is_stream
 from engine.job.folder import JobFolder
-from engine.places import Place
+from engine.sources import Place
 from engine.stateful import Part
 from engine.training.parts import Count
 

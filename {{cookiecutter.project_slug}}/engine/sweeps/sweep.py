@@ -25,7 +25,7 @@ from engine.job import inputs, interruption, provenance
 from engine.job.identity import identity
 from engine.job.terminal import leave
 from engine.paths import CODE
-from engine.places import fault
+from engine.sources import fault
 from engine.sweeps import flags, grid, plan, slots, slurm, snapshot, states
 from engine.sweeps.grid import Entry
 from engine.tracking import address, database, reading

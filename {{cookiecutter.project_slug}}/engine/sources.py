@@ -1,4 +1,4 @@
-"""Lines of the student's code."""
+"""Lines of the student's source code."""
 
 import re
 import traceback
