@@ -1,7 +1,6 @@
 """Random changes of the template's own code, and a tiny job in this process to see what they do."""
 
 import ast
-import copy
 import json
 import random
 import sys
@@ -19,6 +18,7 @@ from engine.evidence import Project
 from engine.job.folder import JobFolder
 from engine.job.identity import identity
 from engine.job.runtime import Runtime
+from mutants import code_in, mutate
 
 FILES = student_files()
 
@@ -44,11 +44,6 @@ SETTINGS = {
 }
 """A tiny job that has nearly everything switched on."""
 
-OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow)
-COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-
-Place = tuple[ast.AST, str]
-
 
 def trees() -> dict[str, ast.Module]:
     """Return the syntax trees of the project's modules."""
@@ -62,7 +57,7 @@ def mutant(chance: random.Random) -> tuple[str, str, str]:
         tree = trees()[name]
         node = chance.choice([n for s in tree.body for n in _code_in(name, s)])
         before = ast.unparse(node)
-        if _mutate(node, chance):
+        if mutate(node, chance):
             ast.fix_missing_locations(tree)
             source = ast.unparse(tree)
             return name, source, f"{name}.py: {before[:60]!r} became {ast.unparse(node)[:60]!r}"
@@ -74,57 +69,7 @@ def _code_in(module: str, statement: ast.stmt) -> Iterator[ast.AST]:
         return
     for node in ast.walk(statement):
         if isinstance(node, ast.FunctionDef) or module != "settings":
-            docstrings = [n.value for n in ast.walk(node) if isinstance(n, ast.Expr)]
-            yield from (n for n in ast.walk(node) if n not in docstrings)
-
-
-def _mutate(node: ast.AST, chance: random.Random) -> bool:
-    """Change a node; returns whether there was something to change."""
-    if isinstance(getattr(node, "body", None), list) and chance.random() < 0.7:
-        return _mutate_block(node.body, chance)  # type: ignore[attr-defined]
-    match node:
-        case ast.Constant(value=bool()):
-            node.value = not node.value
-        case ast.Constant(value=int() | float()):
-            node.value = chance.choice([node.value + 1, -node.value - 1, node.value / 2])
-        case ast.Constant(value=str()):
-            node.value += "x"
-        case ast.BinOp():
-            node.op = chance.choice(OPERATORS)()
-        case ast.Compare():
-            node.ops[0] = chance.choice(COMPARISONS)()
-        case ast.BoolOp():
-            node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        case ast.If() | ast.IfExp():
-            node.test = ast.UnaryOp(ast.Not(), node.test)
-        case ast.Return() if node.value:
-            node.value = ast.Tuple([node.value, node.value], ast.Load())
-        case ast.Call() if node.keywords and chance.random() < 0.5:
-            del node.keywords[chance.randrange(len(node.keywords))]
-        case ast.Call(args=[_, _, *_]) | ast.Tuple(elts=[_, _, *_]):
-            chance.shuffle(node.args if isinstance(node, ast.Call) else node.elts)
-        case ast.Dict(values=[_, _, *_]):
-            chance.shuffle(node.values)
-        case ast.FunctionDef() | ast.ClassDef() if node.decorator_list:
-            node.decorator_list.pop()
-        case ast.arguments(defaults=[_, *_]):
-            node.defaults[0] = ast.Constant(chance.randrange(100))
-        case _:
-            return False
-    return True
-
-
-def _mutate_block(body: list[ast.stmt], chance: random.Random) -> bool:
-    """Remove, double, exchange or move statements."""
-    place = chance.randrange(len(body))
-    kind = chance.choice(["remove", "double", "exchange"])
-    if kind == "remove":
-        body[place] = ast.Pass()
-    elif kind == "double":
-        body.insert(place, copy.deepcopy(body[place]))
-    elif place:
-        body[place - 1], body[place] = body[place], body[place - 1]
-    return True
+            yield from code_in(node)
 
 
 def settings_of(model: str) -> Any:

@@ -1,0 +1,129 @@
+"""Random changes of the engine's modules: how many of them the tests find.
+
+    python tests/mutate_engine.py [--count 40] [--seed 0] [MODULE …] > docs/mutations.md
+
+Each change is made to the syntax tree of one module, in a copy of the template, and the module's
+own tests in tests/engine are run. A change that they pass with is listed below the table; some of
+these change nothing that anybody could notice.
+"""
+
+import argparse
+import ast
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from repository import REPOSITORY
+
+sys.path[:0] = [str(REPOSITORY / "tests/engine"), str(REPOSITORY / "benchmarks")]
+
+from mutants import code_in, mutate  # noqa: E402
+from pages import machine, page  # noqa: E402
+
+INNER = "{{cookiecutter.project_slug}}"
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "runs", "mlruns", "data")
+
+MODULES = {
+    "evidence/closure.py": ("test_fingerprint.py", "test_code_edits.py"),
+    "job/lines.py": ("test_journal.py", "test_damaged_journals.py"),
+    "training/checkpoints.py": ("test_checkpoints.py", "test_resume.py"),
+    "training/meters.py": ("test_measures.py", "test_training.py"),
+    "data/order.py": ("test_data.py", "test_batches.py", "test_resume.py"),
+}
+"""Modules on which most guarantees rest, by their paths in engine/, with their tests."""
+
+OF_ALL_CHANGES = "tests/engine/test_fingerprint.py::test_the_results_versions_are_recorded"
+"""A test that finds any change, whatever it does."""
+
+
+class Mutant(NamedTuple):
+    """A module after a random change."""
+
+    source: str
+    what: str
+
+
+def mutant(source: str, chance: random.Random) -> Mutant:
+    """Return a module after a random change that is more than another spelling."""
+    while True:
+        tree = ast.parse(source)
+        node = chance.choice([*code_in(tree)])
+        line, before = getattr(node, "lineno", 0), ast.unparse(node)
+        if isinstance(node, ast.stmt | ast.expr) and mutate(node, chance):
+            ast.fix_missing_locations(tree)
+            if ast.unparse(tree) != ast.unparse(ast.parse(source)):
+                return Mutant(ast.unparse(tree), f"line {line}: {_change(before, node)}")
+
+
+def _change(before: str, node: ast.AST) -> str:
+    """Return the first line that differs, before and after."""
+    pairs = zip(before.splitlines(), [*ast.unparse(node).splitlines(), ""], strict=False)
+    old, new = next((pair for pair in pairs if pair[0] != pair[1]), ("", "one line more"))
+    return f"`{old.strip()}` became `{new.strip()}`"
+
+
+def passes(copy: Path, tests: Sequence[str], seconds: float | None = None) -> bool:
+    """Return whether tests pass in a copy of the template, within a time if one is given."""
+    files = [f"tests/engine/{name}" for name in tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+    command += ["-m", "not (full or root or gpu)", "--deselect", OF_ALL_CHANGES]
+    try:
+        done = subprocess.run(command, cwd=copy, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def survivors(copy: Path, module: str, count: int, chance: random.Random) -> list[str]:
+    """Return the changes of a module, of so many, that its tests pass with."""
+    file, tests = copy / INNER / "engine" / module, MODULES[module]
+    source = file.read_text()
+    assert passes(copy, tests), f"{module}: its tests fail without a change"
+    found = []
+    for number in range(count):
+        changed = mutant(source, chance)
+        file.write_text(changed.source)
+        survived = passes(copy, tests, seconds=600)
+        print(f"{module} {number + 1}: {changed.what}{' SURVIVES' * survived}", file=sys.stderr)
+        found += [changed.what] * survived
+    file.write_text(source)
+    return found
+
+
+def main() -> None:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("modules", nargs="*", default=[*MODULES], metavar="MODULE")
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    left = {}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(REPOSITORY, Path(folder) / "template", ignore=LEFT_OUT)
+        shutil.copytree(REPOSITORY / INNER / "engine/data", copy / INNER / "engine/data")
+        for module in arguments.modules:
+            chance = random.Random(f"{arguments.seed} {module}")
+            left[module] = survivors(copy, module, arguments.count, chance)
+    about = (
+        f"{machine('torch')}. {arguments.count} random changes of each module, and how many of "
+        "them its tests in `tests/engine` find. `python tests/mutate_engine.py` makes this page."
+    )
+    count = arguments.count
+    rows = [
+        [f"`{module}`", str(count - len(found)), f"{(count - len(found)) / count:.0%}"]
+        for module, found in left.items()
+    ]
+    page("Mutations of the engine", about, ["module", "found", ""], rows)
+    for module, found in left.items():
+        if found:
+            print(f"\n`{module}`, not found:\n")
+            print("\n".join(f"- {what}" for what in found))
+
+
+if __name__ == "__main__":
+    main()
