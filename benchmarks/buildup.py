@@ -19,14 +19,7 @@ from projects import add, make, run
 
 BY_HAND = Path(__file__).resolve().parent / "by_hand.py"
 
-SMALL = """
-
-MODELS["gpt-small"] = lambda settings, spec: GPT(
-    spec.shape[0], len(spec.classes), width=64, layers=2, heads=2
-)
-LANGUAGE_MODELS += ("gpt-small",)
-"""
-DATASET = """
+IMAGES = """
 
 def _random(_root: Path, _size: int | None) -> Source:
     count = 100_000 if torch.cuda.is_available() else 400
@@ -35,13 +28,15 @@ def _random(_root: Path, _size: int | None) -> Source:
     return Source(TensorDataset(images, labels), [str(label) for label in range(10)])
 
 
-def _few_tokens(_root: Path, _size: int | None) -> Source:
-    tokens = torch.randint(256, (1_200, 65))
-    return Source(TensorDataset(tokens[:, :-1], tokens[:, 1:]), [*map(str, range(256))])
-
-
 DATASETS["random-images"] = _random
-DATASETS["few-tokens"] = _few_tokens
+"""
+TOKENS = """
+
+def _random(_root: Path) -> list[Tensor]:
+    return [torch.randint(256, (2_500_000,), dtype=torch.uint8)]
+
+
+DATASETS["random-tokens"] = _random
 """
 EVERYTHING = "--clip-norm 1 --ema 0.999 --warmup 0.1e --log-every 1"
 ALL = "and clipping, EMA, schedule, each step's loss and accuracy logged"
@@ -63,8 +58,8 @@ ON_THE_CPU = {
 def job(gpt: bool, gpu: bool) -> list[str]:
     """The network, the data and the batch."""
     if gpt:
-        network = "gpt --dataset random-tokens" if gpu else "gpt-small --dataset few-tokens"
-        return f"--model {network} --batch-size 16 --optimizer adamw".split()
+        network = "gpt2 --context 1024" if gpu else "gpt-small --context 64"
+        return f"--model {network} --dataset random-tokens --batch-size 16".split()
     size = "1024" if gpu else "8"
     return f"--model resnet18 --dataset random-images --batch-size {size} --optimizer adamw".split()
 
@@ -102,8 +97,8 @@ def main() -> None:
         settings.pop("bf16")  # a dozen times as long, where a processor has no instructions for it
     base = job(arguments.gpt, bool(gpu))
     with tempfile.TemporaryDirectory() as folder:
-        project = make(folder)
-        add(project, models=SMALL, data=DATASET)
+        project = make(folder, "language" if arguments.gpt else "classification")
+        add(project, data=TOKENS if arguments.gpt else IMAGES)
         every = {name: base + words.split() for name, words in settings.items()}
         rounds = [
             {

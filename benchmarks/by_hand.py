@@ -24,7 +24,7 @@ WARM_UP, STEPS = 10, 20
 
 def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     """The network and its loss, which are compiled together."""
-    return cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+    return cross_entropy(model(inputs).flatten(0, -2), labels.flatten().long())
 
 
 def main() -> None:

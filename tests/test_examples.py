@@ -15,7 +15,7 @@ from repository import REPOSITORY
 from test_project import check
 
 INNER = "{{cookiecutter.project_slug}}"
-MOST_LINES = {"regression": 40, "gan": 90, "segmentation": 200}
+MOST_LINES = {"regression": 40, "gan": 90, "segmentation": 200, "language": 110}
 
 
 class Example(NamedTuple):
@@ -45,6 +45,15 @@ EXAMPLES = {
         ("--epochs 2 --lr 1e-2", "--epochs 2 --lr 1e-4"),
         "loss",
         "Validation mean IoU",
+    ),
+    "language": Example(
+        ("--model", "gpt-tiny", "--steps", "400", "--eval-every", "40", "--context", "32"),
+        (
+            "--model gpt-tiny --steps 100 --eval-every 25 --lr 1e-2",
+            "--model gpt-tiny --steps 100 --eval-every 25 --lr 1e-4",
+        ),
+        "loss",
+        "Validation bits per byte",
     ),
 }
 

@@ -34,6 +34,7 @@ OF_EXAMPLE = {
     "regression": ("--steps", "600", "--eval-every", "25"),
     "gan": ("--steps", "150", "--eval-every", "15"),
     "segmentation": ("--steps", "60", "--eval-every", "10", "--augment", "crop-flip"),
+    "language": ("--model", "gpt-tiny", "--context", "32", "--steps", "400", "--eval-every", "40"),
 }
 LOADERS = {
     "resident": ("--loader", "resident"),

@@ -1,0 +1,162 @@
+"""One job: load, train, evaluate, save.
+
+    python run.py                                      # a small GPT on Python's documentation
+    python run.py --context 256 --lr 1e-3 --seed 1
+    python run.py --dataset files --data-root texts --model gpt2 --context 1024 --accumulate 8
+    python run.py --help
+
+A job is identified by its settings: run again with the same ones, it continues where it was
+interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in MLflow.
+"""
+
+import math
+import sys
+
+from engine import launch
+from settings import METRICS, Settings
+
+if __name__ == "__main__":
+    # Before torch is imported, which is slow: --help, wrong flags and finished jobs end here.
+    command = launch.begin(Settings, METRICS)
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import data
+import models
+import optimizers
+from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+
+Metrics = dict[str, float]
+
+KEPT = 100  # test batches whose losses are kept
+SAMPLE = 200  # bytes of text that each evaluation writes
+
+
+def forward(
+    model: nn.Module, batch: data.Batch, settings: Settings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean loss, and by name what is measured: a value for each token, (B, T).
+
+    Runs under autocast; with --compile it is compiled together with the model.
+    """
+    tokens, following = batch
+    logits = model(tokens).float()
+    losses = cross_entropy(logits.flatten(0, 1), following.flatten().long(), reduction="none")
+    losses = losses.view(following.shape)
+    return losses.mean(), {"loss": losses, "bits_per_byte": losses / math.log(2)}
+
+
+def load(job: Job[Settings]) -> tuple[nn.Module, Batches, Batches, Batches]:
+    """Return the model, on the CPU, and the batches to train, validate and test on."""
+    settings = job.settings
+    splits = data.load(settings, job.runtime.data_root)
+    job.save_spec(splits.spec)  # with it, jobs.load() makes the model without the data
+    job.save_split(train=splits.train, val=splits.val, test=splits.test)
+    return (
+        models.make(settings, splits.spec),
+        job.batches(splits.train, settings.batch_size, shuffle=True),
+        job.batches(splits.val, settings.batch_size),
+        job.batches(splits.test, settings.batch_size),
+    )
+
+
+def train(
+    job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches, val: Batches
+) -> None:
+    """Fit the model; the weights of the best evaluation are kept in best.pt.
+
+    `forward` is the function above, as job.prepare() returns it.
+    """
+    settings = job.settings
+    optimizer = optimizers.make(model, settings)
+    scaler = torch.amp.GradScaler(job.device.type, enabled=settings.precision == "fp16")
+    ema = EMA(model, settings.ema)  # with --ema 0, ema.model is model
+    stopping = EarlyStopping(METRICS, settings.monitor, settings.patience)
+    # What a checkpoint holds. If there is one, training continues from there.
+    job.resume(model=model, optimizer=optimizer, scaler=scaler, ema=ema, stopping=stopping)
+
+    for _ in job.epochs():  # each ends with an evaluation: --eval-every
+        model.train()
+        for batch in job.steps(batches):  # saves checkpoints, stops at Ctrl-C, profiles
+            lr = optimizers.set_lr(optimizer, settings, job, stopping)
+            for part, fraction in job.parts(batch):  # --accumulate of them
+                loss, measured = forward(model, part, settings)
+                scaler.scale(loss).backward(fraction)  # as (loss * fraction).backward()
+                job.log(measured, lr=lr)  # stays on the device and is written later
+            if settings.clip_norm:
+                scaler.unscale_(optimizer)
+                clip_gradients(model.parameters(), settings.clip_norm)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            ema.update()
+
+        metrics = evaluate(job, forward, ema.model, val, "val")
+        job.log_epoch(metrics)
+        job.log_text("sample", sample(ema.model, settings))
+        if stopping.improved(metrics):
+            job.keep_best(metrics, model=ema.model)
+        if stopping.due:
+            break
+
+
+@torch.no_grad()
+def evaluate(
+    job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches, split: str
+) -> Metrics:
+    """Return the means over all tokens of what forward() measures, and the perplexity.
+
+    Waits for the device once, at the end. The loss of each token of the first test windows is kept
+    in predictions.npz.
+    """
+    model.eval()
+    means = Means()
+    for number, batch in enumerate(batches):
+        _, measured = forward(model, batch, job.settings)
+        means.add(measured)
+        if split == "test" and number < KEPT:
+            job.keep_outputs(loss=measured["loss"])
+    metrics = means.read()
+    metrics["perplexity"] = math.exp(metrics["loss"])
+    return {f"{split}_{name}": value for name, value in metrics.items()}
+
+
+@torch.no_grad()
+def sample(model: nn.Module, settings: Settings) -> str:
+    """Return a text of SAMPLE bytes that the model writes after an empty line.
+
+    It draws from a generator of its own, so training is the same without it.
+    """
+    model.eval()
+    weight = next(model.parameters())
+    chance = torch.Generator(weight.device).manual_seed(settings.seed)
+    text = torch.full((1, 1), ord("\n"), dtype=torch.uint8, device=weight.device)
+    for _ in range(SAMPLE):
+        logits = model(text[:, -settings.context :])[0, -1].float()
+        drawn = torch.multinomial(logits.softmax(0), 1, generator=chance)
+        text = torch.cat([text, drawn.view(1, 1).to(torch.uint8)], 1)
+    return bytes(text[0].tolist()).decode(errors="replace")
+
+
+def main(job: Job[Settings]) -> Metrics:
+    """Train, and return the test results of the best weights; the test data has no other use."""
+    model, batches, val, test = load(job)
+    model.to(job.device)
+    prepared = job.prepare(forward, job.settings.precision)  # with autocast and --compile
+    train(job, prepared, model, batches, val)
+    job.load_best(model=model)
+    return evaluate(job, prepared, model, test, "test")
+
+
+def check(job: Job[Settings]) -> None:
+    """Raise SettingsError if the job could not run; run.sh checks all jobs before it starts one."""
+    job.prepare(forward, job.settings.precision)
+    spec = data.load(job.settings, job.runtime.data_root).spec
+    with torch.device("meta"):  # shapes only: no weights are made
+        models.make(job.settings, spec)
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, check))

@@ -1,0 +1,105 @@
+"""What a job of this project is: its settings, and what it measures.
+
+Each field of Settings is a flag of `python run.py`, a parameter in MLflow and part of the job's id:
+the same settings are the same job. The text below a field is its --help, a comment such as `# Data`
+a heading there. Change, add, rename and delete fields as you like; docs/settings.md says what to
+write so that old jobs keep their ids. How a job runs (--device, --workers, …) is not here: those
+flags belong to the engine and change no result.
+
+The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
+accumulate, seed, fold and monitor. Everything imports this file, so it imports nothing slow.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.cli import Metric, SettingsError, Span, setting
+
+METRICS = {  # by the names that forward() in run.py measures them under
+    "loss": Metric(better="lower", label="cross-entropy", unit="nats", at_start=5.55),  # ln(256)
+    "bits_per_byte": Metric(better="lower", label="bits per byte", target=2.5),
+    "perplexity": Metric(better="lower", scale="log"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a job. Raises SettingsError if they contradict each other."""
+
+    # Data
+    dataset: str = setting("pydoc", names="data.DATASETS")
+    """Text to train on."""
+
+    context: int = setting(128, at_least=1, at_most=1_000_000)
+    """Tokens that the network sees at once; a token is a byte."""
+
+    # Model
+    model: str = setting("gpt-small", names="models.MODELS")
+    """The network."""
+
+    # Length (one of epochs, steps, minutes)
+    epochs: int = setting(2, at_least=1, at_most=1_000_000)
+    """Passes over the training examples."""
+
+    steps: int = setting(0, at_least=0, replaces="epochs")
+    """Optimizer steps, in place of --epochs. 0: use --epochs."""
+
+    minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
+    """Minutes of training, in place of --epochs. 0: use --epochs."""
+
+    eval_every: Span = setting(Span("0.25e"), above=0)
+    """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
+
+    # Optimization
+    batch_size: int = setting(16, at_least=1, at_most=1_000_000)
+    """Examples per optimizer step."""
+
+    accumulate: int = setting(1, at_least=1)
+    """Parts into which each batch is split to save memory; they are computed one after another."""
+
+    optimizer: str = setting("adamw", names="optimizers.OPTIMIZERS")
+    """The optimizer. Its fixed options, such as sgd's momentum, are in optimizers.py."""
+
+    lr: float = setting(3e-3, above=0)
+    """Highest learning rate."""
+
+    weight_decay: float = setting(0.1, at_least=0)
+    """Weight decay of matrices; biases and norms have none."""
+
+    schedule: str = setting("cosine", names="optimizers.SCHEDULES")
+    """Learning rate schedule after the warm-up."""
+
+    warmup: Span = Span("20")
+    """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
+
+    clip_norm: float = setting(1.0, at_least=0)
+    """Largest allowed norm of the gradient over all weights. 0: no clipping."""
+
+    ema: float = setting(0.0, at_least=0, below=1)
+    """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
+    EMA is evaluated and kept. 0: use the weights themselves."""
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Number format of the forward pass. auto: bf16 on a GPU that has it, else fp32."""
+
+    # Best weights
+    monitor: str = setting("val_bits_per_byte", metric=METRICS)
+    """Metric that decides which evaluation's weights are the best. none: the last weights."""
+
+    patience: int = setting(0, at_least=0)
+    """Evaluations without a better --monitor after which the job stops early. 0: never."""
+
+    # Variant
+    seed: int = setting(0, at_least=0)
+    """Seed of the initial weights and the order of the examples."""
+
+    note: str = ""
+    """Free text that tells apart jobs with otherwise equal settings."""
+
+    def __post_init__(self) -> None:
+        if self.accumulate > self.batch_size:
+            raise SettingsError(
+                f"--accumulate {self.accumulate}: must be at most --batch-size {self.batch_size}"
+            )
+        if self.monitor == "none" and self.patience:
+            raise SettingsError(f"--patience {self.patience}: needs a --monitor")
