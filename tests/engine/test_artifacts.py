@@ -3,8 +3,12 @@
 import csv
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from engine.errors import SettingsError
+from engine.results import tables
+from engine.results.metrics import NoResults
 from PIL import Image
 from toy import VAL, Loop
 
@@ -113,3 +117,43 @@ def test_outputs_are_in_the_order_of_the_examples(toy):
     done = toy.run(epochs=1)
     with np.load(done.folder / "predictions.npz") as kept:
         assert kept["label"].tolist() == VAL[:][1].tolist()
+
+
+class Tables(Loop):
+    """Logs tables of two names at each evaluation."""
+
+    def evaluate(self, model, job, *others):
+        job.log_table("worst", [{"name": "None", "value": job.step}, {"name": "nan, b"}])
+        job.log_table("worst-2", [{"value": -1}])
+        return super().evaluate(model, job, *others)
+
+
+def row_of(done):
+    """The row of a job in a table of jobs."""
+    about = {"job_id": "a", "run_id": "", "job_folder": str(done.folder), "lr": 0.1}
+    return pd.DataFrame([about | {"diverged": False}])
+
+
+def test_tables_are_read_back_with_their_steps(toy):
+    jobs = row_of(toy.run(loop=Tables(), epochs=2))
+    found = tables.logged(jobs, "worst", settings=["lr"])
+    assert [*found] == ["job_id", "lr", "step", "name", "value"]
+    by_step = found.groupby("step")
+    assert {7, 14} <= {*by_step.groups}
+    for step, rows in by_step:
+        assert rows["name"].tolist() == ["None", "nan, b"]
+        assert rows["value"].iloc[0] == step and np.isnan(rows["value"].iloc[1])
+    assert {*found["job_id"]} == {"a"} and {*found["lr"]} == {0.1}
+    assert {*tables.logged(jobs, "worst-2")["value"]} == {-1}
+
+
+def test_tables_that_cannot_be_read_are_said_in_one_line(toy):
+    done = toy.run(loop=Tables(), epochs=1)
+    jobs = row_of(done)
+    with pytest.raises(NoResults, match=r"^the job a has logged no table best; see job\.log_"):
+        tables.logged(jobs, "best")
+    with pytest.raises(SettingsError, match="the jobs have no setting model; known: job_id"):
+        tables.logged(jobs, "worst", settings=["model"])
+    (done.folder / "logged" / "worst-00000007.csv").write_bytes(b"\xff")
+    with pytest.raises(NoResults, match=r"^the table worst of the job a cannot be read \(.+\)$"):
+        tables.logged(jobs, "worst")

@@ -32,6 +32,17 @@ def outputs(jobs: "pd.DataFrame", *names: str, settings: Collection[str] = ()) -
     """
     import pandas as pd
 
+    found = [about | _columns(job, names) for job, about in of_finished(jobs, settings)]
+    return pd.concat(map(pd.DataFrame, found), ignore_index=True)
+
+
+def of_finished(
+    jobs: "pd.DataFrame", settings: Collection[str]
+) -> list[tuple[dict[Any, Any], dict[str, Any]]]:
+    """Return the rows of the jobs that finished, each with its `job_id` and these settings.
+
+    Raises NoResults if none has finished, SettingsError for an unknown setting.
+    """
     for name in settings:
         if name not in jobs:
             known = did_you_mean(name, map(str, jobs))
@@ -40,8 +51,7 @@ def outputs(jobs: "pd.DataFrame", *names: str, settings: Collection[str] = ()) -
     if not finished:
         raise NoResults("none of the jobs has finished")
     about = ("job_id", *settings)
-    found = [{name: job[name] for name in about} | _columns(job, names) for job in finished]
-    return pd.concat(map(pd.DataFrame, found), ignore_index=True)
+    return [(job, {name: job[name] for name in about}) for job in finished]
 
 
 @contextmanager

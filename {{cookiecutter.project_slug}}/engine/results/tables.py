@@ -4,6 +4,7 @@
     jobs.groupby(["model", "lr"])["best_val_loss"].mean()
     curves = tables.curves(jobs, "val_loss")
     kept = tables.outputs(jobs, "label", "predicted", settings=["model"])
+    worst = tables.logged(jobs, "worst")
 
 pandas is imported when a table is first asked for.
 """
@@ -17,6 +18,7 @@ from engine.errors import SettingsError, did_you_mean
 from engine.job.identity import can_have_inputs
 from engine.job.scripts import DEFAULT
 from engine.results import freshness
+from engine.results.logged import logged
 from engine.results.metrics import DECLARED, Measured, NoResults
 from engine.results.outputs import outputs
 from engine.results.predictions import classes, predictions
@@ -25,7 +27,7 @@ from engine.tracking import reading, stored_jobs
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["classes", "curves", "jobs", "only", "outputs", "predictions", "times_to"]
+__all__ = ["classes", "curves", "jobs", "logged", "only", "outputs", "predictions", "times_to"]
 
 OWN = ("job_id", "run_id", "ended", "diverged")
 """What a table of jobs has besides their settings, metrics and tags."""

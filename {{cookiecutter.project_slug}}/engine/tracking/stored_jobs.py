@@ -102,6 +102,16 @@ def file(run_id: str, folder: str, name: str) -> bytes:
         return Path(client.download_artifacts(run_id, name, copy)).read_bytes()
 
 
+def files(run_id: str, folder: str, below: str) -> list[str]:
+    """Return the names of the files that a job has kept in a folder below its own. Raises OSError
+    if they cannot be read."""
+    place = folder_of(folder)
+    if place.is_dir():
+        return sorted(path.relative_to(place).as_posix() for path in (place / below).glob("*"))
+    with asked() as client:
+        return sorted(found.path for found in client.list_artifacts(run_id, below))
+
+
 def _number(value: float | None) -> float:
     """A metric as it was logged: SQL has none for NaN, and MLflow the largest for infinity."""
     if value is None:
