@@ -11,6 +11,7 @@ import torch
 from faults import Project, ended, job_of, kill, one_line, wait_until
 from sweeps import write_grid
 from test_changed_data import image
+from test_project import check
 
 pytestmark = pytest.mark.full
 
@@ -106,6 +107,15 @@ def test_what_is_done_is_not_done_again_and_is_what_was_asked_for(made: Project)
     assert value == pytest.approx((apart.norm().item(),))
     again = made.do(*analyse(made, "--first", first, "--second", second))
     assert "already finished: distance " in again.stdout, again
+
+
+def test_its_files_are_checked_like_the_others(made: Project, tmp_path: Path) -> None:
+    for command in ("ruff check", "ruff format --check"):
+        check(command, made.root)
+    project = made.copy(tmp_path / "project")
+    (project.root / "further.py").write_text('"""A file of the student\'s."""\n\nx: int = ""\n')
+    with pytest.raises(AssertionError, match=r"further\.py:3: error: Incompatible types"):
+        check("mypy", project.root)
 
 
 def test_help_has_its_settings_and_no_flags_of_training(made: Project) -> None:
