@@ -44,7 +44,8 @@ class Versions(NamedTuple):
 
 def names() -> list[str]:
     """Return the names of the examples."""
-    return sorted(folder.name for folder in EXAMPLES.iterdir() if folder != BASE)
+    folders = (path for path in EXAMPLES.iterdir() if path.is_dir())
+    return sorted(folder.name for folder in folders if folder != BASE)
 
 
 def versions() -> Iterator[Versions]:

@@ -1,0 +1,631 @@
+"""The example that compares networks: CKA as it is computed, its jobs, and its figures."""
+
+import csv
+import importlib.util
+import json
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from faults import Project, job_of, one_line
+from numpy.typing import NDArray
+from repository import REPOSITORY
+from sweeps import write_grid
+from test_changed_data import image
+from test_project import check
+from test_scripts import edit, states
+from torch import Tensor, nn
+
+EXAMPLE = REPOSITORY / "{{cookiecutter.project_slug}}" / ".examples" / "similarity"
+
+Array = NDArray[np.float64]
+
+
+def imported(name: str) -> ModuleType:
+    """A module of the example."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLE / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+similarity = imported("similarity")
+
+
+# CKA, compared with NumPy
+
+
+def u_centred(features: Array) -> Array:
+    """The Gram matrix of features (n, p), U-centred as by Székely and Rizzo 2014
+    (doi.org/10.1214/14-AOS1255)."""
+    gram, n = features @ features.T, len(features)
+    np.fill_diagonal(gram, 0)
+    rows = gram.sum(1, keepdims=True) / (n - 2)
+    centred = gram - rows - rows.T + gram.sum() / ((n - 1) * (n - 2))
+    np.fill_diagonal(centred, 0)
+    return centred
+
+
+def reference(one: Array, other: Array) -> float:
+    """The debiased CKA of features (n, p) and (n, q): the cosine of their U-centred matrices."""
+    a, b = u_centred(one), u_centred(other)
+    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
+
+
+def biased(one: Array, other: Array) -> float:
+    """The linear CKA of Kornblith et al. 2019, with the biased estimator."""
+    x, y = one - one.mean(0), other - other.mean(0)
+    norms = [np.linalg.norm(each.T @ each) for each in (x, y)]
+    return float(np.linalg.norm(x.T @ y) ** 2 / np.prod(norms))
+
+
+def cka(*layers: Array, block: int = 1000) -> Array:
+    """What the example computes, in blocks of so many examples."""
+    tensors = [torch.from_numpy(np.ascontiguousarray(layer)).double() for layer in layers]
+    parts = [*zip(*(layer.split(block) for layer in tensors), strict=True)]
+    found: Array = similarity.debiased_cka(parts.__getitem__, len(parts)).numpy()
+    return found
+
+
+def draw(seed: int, n: int, p: int) -> Array:
+    return np.random.default_rng(seed).standard_normal((n, p))
+
+
+def layers(n: int = 37) -> list[Array]:
+    """Features of four layers, more and fewer than examples, that have something in common."""
+    common = draw(0, n, 5)
+    rectified = np.maximum(common @ draw(1, 5, 200), 0)
+    return [common, rectified, common[:, :2] + draw(2, n, 2), draw(3, n, 60) + 3]
+
+
+def test_it_is_the_cosine_of_u_centred_gram_matrices() -> None:
+    each = layers()
+    wanted = [[reference(one, other) for other in each] for one in each]
+    assert cka(*each) == pytest.approx(np.array(wanted), rel=1e-12, abs=1e-12)
+
+
+def test_hsic_is_the_mean_over_all_quadruples_of_examples() -> None:
+    """Its definition as a U-statistic (Song et al. 2012), counted one by one."""
+    one, other = draw(0, 6, 3), draw(1, 6, 2)
+    k, l = (each @ each.T for each in (one, other))  # noqa: E741 # as in the paper
+
+    def hsic(k: Array, l: Array) -> float:  # noqa: E741
+        terms = [
+            k[i, j] * (l[i, j] + l[q, r] - 2 * l[i, q]) for i, j, q, r in permutations(range(6), 4)
+        ]
+        return float(np.mean(terms))
+
+    wanted = hsic(k, l) / np.sqrt(hsic(k, k) * hsic(l, l))
+    assert cka(one, other)[0, 1] == pytest.approx(wanted, rel=1e-10)
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 36, 37])
+def test_the_size_of_the_blocks_changes_nothing(block: int) -> None:
+    """A mean over minibatches, as by Nguyen et al. 2021, would differ."""
+    each = layers()
+    assert cka(*each, block=block) == pytest.approx(cka(*each), rel=1e-11, abs=1e-13)
+
+
+def test_rotations_scales_and_shifts_change_nothing_and_other_maps_do() -> None:
+    one, other = layers()[1], draw(4, 37, 30)
+    rotation, _ = np.linalg.qr(draw(5, 30, 30))
+    value = cka(one, other)[0, 1]
+    for changed in (other @ rotation, other[:, ::-1], 1e-3 * other, other + 50):
+        assert cka(one, changed)[0, 1] == pytest.approx(value, rel=1e-9)
+    stretched = other * np.logspace(0, 1, 30)  # invertible
+    assert abs(cka(other, stretched)[0, 1] - 1) > 0.05
+    assert abs(cka(one, stretched)[0, 1] - value) > 1e-3
+
+
+def test_layers_that_are_the_same_have_one() -> None:
+    each = layers()
+    assert np.diag(cka(*each)) == pytest.approx(1)
+    assert cka(each[1], each[1].copy())[0, 1] == pytest.approx(1)
+
+
+def test_independent_features_have_about_none_however_many_they_are() -> None:
+    """30 examples with 300 features: the biased CKA is near 1, and the debiased one near 0."""
+    pairs = [(draw(seed, 30, 300), draw(1000 + seed, 30, 300)) for seed in range(50)]
+    debiased = np.array([cka(*pair)[0, 1] for pair in pairs])
+    error = debiased.std(ddof=1) / np.sqrt(len(pairs))
+    assert abs(debiased.mean()) < 4 * error < 0.05
+    assert debiased.min() < 0
+    assert np.mean([biased(*pair) for pair in pairs]) > 0.85
+
+
+def test_a_layer_that_is_constant_has_none() -> None:
+    each = layers()
+    constant = np.full((37, 4), 0.1)  # which no floating-point number is
+    found = cka(*each, constant, block=10)
+    assert np.isnan(found[-1]).all() and np.isnan(found[:, -1]).all()
+    assert found[:-1, :-1] == pytest.approx(cka(*each))
+
+
+def test_large_means_hide_nothing() -> None:
+    """In float32, and without centring in float64 too, nothing would be left of the features."""
+    one, other = layers()[:2]
+    assert cka(one + 2.0**26, other)[0, 1] == pytest.approx(cka(one, other)[0, 1], rel=1e-6)
+
+
+def test_three_examples_are_too_few() -> None:
+    with pytest.raises(ValueError, match="3 examples are too few; at least 4 are needed"):
+        cka(draw(0, 3, 2))
+
+
+# The features of layers
+
+
+class Odd(nn.Module):
+    """A network with all that layers may do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.twice = nn.Identity()
+        self.never = nn.Identity()
+        self.lengths = Lengths()
+        self.sums = Sums()
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.stem(images).flatten(2).transpose(1, 2)
+        tokens, _ = self.attention(tokens, tokens, tokens)
+        self.lengths(tokens)
+        self.sums(tokens)
+        pooled: Tensor = self.twice(self.twice(tokens.mean(1)))
+        return pooled
+
+
+class Lengths(nn.Module):
+    """Gives no tensor."""
+
+    def forward(self, tokens: Tensor) -> dict[str, int]:
+        return {"length": tokens.shape[1]}
+
+
+class Sums(nn.Module):
+    """Gives a tensor without a row for each example."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.sum(0)
+
+
+@pytest.fixture(scope="module")
+def odd() -> nn.Module:
+    torch.manual_seed(0)
+    return Odd().eval()
+
+
+IMAGES = torch.rand(5, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def features(network: nn.Module, *names: str, spatial: str = "flatten") -> list[Tensor]:
+    chosen = similarity.layers(network, names, "--layers")
+    with torch.no_grad():
+        found: list[Tensor] = similarity.features(network, chosen, IMAGES, spatial)
+    return found
+
+
+def test_features_are_what_layers_give(odd: nn.Module) -> None:
+    """Of attention the first of two; of a layer before one that works in place its own."""
+    convolved, rectified, attended = features(odd, "attention", "stem.*")
+    with torch.no_grad():
+        wanted = odd.stem[0](IMAGES)  # type: ignore[index, operator]
+        tokens = wanted.relu().flatten(2).transpose(1, 2)
+        outputs, _ = odd.attention(tokens, tokens, tokens)  # type: ignore[operator]
+    assert torch.equal(convolved, wanted.flatten(1).double()) and (convolved < 0).any()
+    assert torch.equal(rectified, wanted.relu().flatten(1).double())
+    assert torch.allclose(attended, outputs.flatten(1).double())
+    assert {each.dtype for each in (convolved, rectified, attended)} == {torch.float64}
+    averaged, _, over_tokens = features(odd, "attention", "stem.*", spatial="average")
+    assert torch.allclose(averaged, wanted.double().mean((2, 3)))
+    assert torch.allclose(over_tokens, outputs.double().mean(1))
+    assert not odd.stem[0]._forward_hooks  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("twice", "layer twice is run more than once; name the layer that it is part of"),
+        ("never", "layer never is not run; leave it out"),
+        ("lengths", "layer lengths gives dict, not a tensor with a row for each image"),
+        ("sums", "layer sums gives (16, 4), not a tensor with a row for each image"),
+    ],
+)
+def test_a_layer_without_features_is_refused(odd: nn.Module, name: str, said: str) -> None:
+    with pytest.raises(similarity.JobError) as caught:
+        features(odd, name)
+    assert str(caught.value) == said
+
+
+def test_layers_are_named_by_patterns() -> None:
+    network = torchvision.models.resnet18()
+
+    def chosen(*patterns: str) -> list[str]:
+        return [*similarity.layers(network, patterns, "--layers")]
+
+    assert chosen("layer*", "fc", "fc") == ["layer1", "layer2", "layer3", "layer4", "fc"]
+    assert chosen("layer[34].*.conv1") == [f"layer{n}.{m}.conv1" for n in (3, 4) for m in (0, 1)]
+    for wrong, line in (
+        ("layer5", "--layers layer5: the network has no such layer; did you mean layer4?"),
+        (
+            "layer1.0.con1",
+            "--layers layer1.0.con1: the network has no such layer; did you mean layer1.0.conv1?",
+        ),
+        ("?", "--layers ?: the network has no such layer; known: conv1, bn1, relu, maxpool, layer"),
+    ):
+        with pytest.raises(similarity.SettingsError) as caught:
+            chosen("layer1", wrong)
+        assert str(caught.value).startswith(line) and len(str(caught.value)) < 150
+
+
+# The jobs
+
+
+SHORT = "--epochs 1 --seed {}"
+
+
+@pytest.fixture(scope="module")
+def made(make: Callable[..., Path]) -> Project:
+    """A project that has trained two networks of different kinds, and has compared them."""
+    project = Project(make(example="similarity"))
+    grid(project, 'job compare.py --first "$a" --second "$b" --second-layers "layers.[0-4]"')
+    done = project.do("bash", "run.sh")
+    assert done.returncode == 0, done
+    return project
+
+
+@pytest.fixture(scope="module")
+def project(made: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """That project with its jobs and their store, for further comparisons."""
+    folder = tmp_path_factory.mktemp("further") / "project"
+    return Project(Path(shutil.copytree(made.root, folder)))
+
+
+@pytest.fixture
+def copy(made: Project, tmp_path: Path) -> Project:
+    """The same, to change."""
+    return Project(Path(shutil.copytree(made.root, tmp_path / "copy")))
+
+
+def grid(project: Project, comparison: str) -> None:
+    """Write a grid of two networks and a comparison of them."""
+    run_sh = project.root / "run.sh"
+    write_grid(project.root, SHORT.format(0))
+    jobs = f"  a=$(job {SHORT.format(0)})\n  b=$(job {SHORT.format(1)} --model convnet)\n"
+    text = run_sh.read_text().replace(f"  job {SHORT.format(0)}\n", f"{jobs}  {comparison}\n")
+    assert comparison in text
+    run_sh.write_text(text)
+
+
+def trained(project: Project) -> list[str]:
+    """The ids of the jobs of run.py, by their seed."""
+    folders = [path.parent for path in project.root.glob("runs/*/*/settings.json")]
+    found = [json.loads((folder / "settings.json").read_text()) for folder in folders]
+    jobs = zip(found, folders, strict=True)
+    seeds = {
+        about["settings"]["seed"]: folder.parent.name
+        for about, folder in jobs
+        if about["script"] == "run"
+    }
+    return [job for _, job in sorted(seeds.items())]
+
+
+def compare(project: Project, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    first, _ = trained(project)
+    return project.do("python", "compare.py", "--first", first, "--quiet", *flags, **env)
+
+
+def logged(project: Project, job: str) -> dict[tuple[str, str], float]:
+    """The CKA that a job has logged, by the names of the layers."""
+    (file,) = project.folder(job).glob("logged/cka-*.csv")
+    with file.open(newline="") as rows:
+        return {
+            (row["first_layer"], row["second_layer"]): float(row["cka"])
+            for row in csv.DictReader(rows)
+        }
+
+
+OUTPUTS = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch
+import data, jobs
+
+both = [jobs.load(job).model for job in sys.argv[1:3]]
+images = data.load(jobs.load(sys.argv[1]).settings, Path("data")).test[:][0]
+found = {}
+for part, model in zip("ab", both):
+    value = (images / 255 - model.mean) / model.std
+    for number, layer in enumerate(model.network.layers):
+        value = layer(value)
+        found[f"{part}{number}"] = value.detach().flatten(1).double().numpy()
+np.savez("outputs.npz", **found)
+"""
+
+
+def test_a_job_s_values_are_those_of_its_layers(project: Project) -> None:
+    """Computed again, layer by layer, on all 359 test images, in NumPy."""
+    script = project.root / "outputs.py"
+    script.write_text(OUTPUTS)
+    done = project.do("python", "outputs.py", *trained(project))
+    assert done.returncode == 0, done
+    with np.load(project.root / "outputs.npz") as kept:
+        outputs = dict(kept)
+    script.unlink()
+    (project.root / "outputs.npz").unlink()
+    assert len(outputs["a0"]) == 359
+    done = compare(project, "--second", trained(project)[1], "--batch-size", "100")
+    values = logged(project, job_of(done))
+    assert len(values) == 6 * 8
+    for (one, other), value in values.items():
+        wanted = reference(outputs[f"a{one[-1]}"], outputs[f"b{other[-1]}"])
+        assert value == pytest.approx(wanted, abs=1e-5)
+    assert f"finished: last_cka {values['layers.5', 'layers.7']:.4g}" in done.stdout
+    averaged = compare(project, "--second", trained(project)[1], "--spatial", "average")
+    assert (
+        logged(project, job_of(averaged))["layers.5", "layers.0"] != values["layers.5", "layers.0"]
+    )
+
+
+@pytest.mark.full
+def test_a_network_compared_with_itself_has_one_in_each_layer(project: Project) -> None:
+    done = compare(project, "--second", trained(project)[0], "--examples", "100")
+    values = logged(project, job_of(done))
+    assert [values[name, name] for name in {one for one, _ in values}] == pytest.approx([1] * 6)
+    assert done.stdout.endswith("finished: last_cka 1, mean_cka 1\n")
+
+
+@pytest.mark.full
+def test_the_grid_orders_the_jobs_and_a_stale_network_makes_its_comparison_stale(
+    copy: Project,
+) -> None:
+    said = states(copy)
+    assert [each.startswith("finished") for each in said.values()] == [True] * 3
+    edit(copy, "models.py", "3, padding=1, bias=False", "3, padding=1, bias=False, groups=1")
+    changed = [name for name, each in states(copy).items() if each.startswith("stale")]
+    assert len(changed) == 2 and "--seed 0" not in str(changed)
+    edit(copy, "models.py", ", groups=1", "")
+    assert not any(each.startswith("stale") for each in states(copy).values())
+
+
+@pytest.mark.full
+def test_a_file_beside_the_scripts_is_evidence_and_is_copied(copy: Project) -> None:
+    (comparison,) = copy.root.glob("runs/*/*/logged")
+    about = json.loads((comparison.parent / "settings.json").read_text())
+    with tarfile.open(copy.root / "runs" / about["code_copy"]) as archive:
+        member = archive.extractfile("similarity.py")
+        assert member and member.read() == (copy.root / "similarity.py").read_bytes()
+    edit(copy, "similarity.py", "/ (n * (n - 3))", "/ n**2")
+    (stale,) = (each for each in states(copy).values() if each.startswith("stale"))
+    assert stale.endswith("[similarity._hsic changed]")
+
+
+@pytest.mark.full
+def test_a_mistake_of_types_beside_the_scripts_is_found(project: Project, tmp_path: Path) -> None:
+    copy = project.copy(tmp_path / "copy")
+    edit(copy, "similarity.py", "FEWEST = 4", 'FEWEST: int = "4"')
+    with pytest.raises(AssertionError, match=r"similarity\.py:\d+: error: Incompatible types"):
+        check("mypy", copy.root)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        ("", 2, "compare.py: --second, --model: give one of them"),
+        ("--model mlp --second {}", 2, "compare.py: --second, --model: give one of them"),
+        ("--second {} --pretrained", 2, "compare.py: --pretrained, --image-size: are for --model"),
+        ("--model resnet81", 2, "--model resnet81: no such model; did you mean resnet18?"),
+        ("--model mlp --pretrained", 2, "--pretrained: no weights are published for this project"),
+        (
+            "--second {} --layers layer.*",
+            2,
+            "--layers layer.*: the network has no such layer; did you mean layers.5?",
+        ),
+        (
+            "--model resnet18 --second-layers layer1,fcc",
+            2,
+            "--second-layers fcc: the network has no such layer; did you mean fc?",
+        ),
+        ("--second {} --examples 3", 2, "compare.py: --examples 3: must be at least 4"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    project: Project, flags: str, status: int, said: str
+) -> None:
+    words = flags.format(trained(project)[1]).split()
+    assert said in one_line(compare(project, *words), status)
+
+
+@pytest.mark.full
+def test_a_wrong_network_is_refused_before_the_sweep_starts(copy: Project) -> None:
+    wrong = 'job compare.py --first "$a" --model resnet18 --second-layers layer9'
+    grid(copy, wrong)
+    done = copy.do("bash", "run.sh")
+    assert done.returncode == 2 and "nothing was started" in done.stderr, done
+    assert "--second-layers layer9: the network has no such layer; did you mean" in done.stderr
+
+
+# Networks of torchvision
+
+
+def write_weights(home: Path, name: str) -> dict[str, Tensor]:
+    """Write weights as torchvision publishes them where torch looks for them; returns them."""
+    torch.manual_seed(7)
+    network = torchvision.models.get_model(name)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):  # as if it had seen something
+            module.running_mean.uniform_(-0.1, 0.1)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    url = torchvision.models.get_model_weights(name).DEFAULT.url
+    file = home / "hub" / "checkpoints" / url.split("/")[-1]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(network.state_dict(), file)
+    return dict(network.state_dict())
+
+
+PUBLISHED = """
+import sys
+from pathlib import Path
+import numpy as np
+import torch, torchvision
+from torch.nn.functional import interpolate
+import data, jobs
+
+network = torchvision.models.get_model("resnet18", weights="DEFAULT").eval()
+job = jobs.load(sys.argv[1])
+images = data.load(job.settings, Path("data")).test[:][0]
+first = (images / 255 - job.model.mean) / job.model.std
+kept = {"a": job.model.network.layers[:2](first)}
+pixels = interpolate(images / 255, 64, mode="bilinear", antialias=True)
+value = network.conv1(((pixels - job.model.mean) / job.model.std).expand(-1, 3, -1, -1))
+for name in ("bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool"):
+    value = getattr(network, name)(value)
+    kept[name] = value
+kept["fc"] = network.fc(value.flatten(1))
+np.savez("outputs.npz", **{k: v.detach().flatten(1).double().numpy() for k, v in kept.items()})
+"""
+
+
+def test_published_weights_are_compared_to_their_last_layer(
+    project: Project, tmp_path: Path
+) -> None:
+    """In the true format, read from torch's cache; on grey images as on three equal colours."""
+    env = {"TORCH_HOME": str(tmp_path / "torch")}
+    flags = ("--model", "resnet18", "--pretrained", "--image-size", "64", "--layers", "layers.1")
+    flags += ("--second-layers", "layer*,fc", "--batch-size", "200")
+    refused = one_line(compare(project, *flags, HTTPS_PROXY="http://127.0.0.1:9", **env), 1)
+    assert "--pretrained: the weights of resnet18 cannot be fetched or read (" in refused
+    assert str(tmp_path / "torch" / "hub" / "checkpoints" / "resnet18-") in refused
+    write_weights(tmp_path / "torch", "resnet18")
+    done = compare(project, *flags, **env)
+    assert done.returncode == 0, done
+    values = logged(project, job_of(done))
+    (project.root / "outputs.py").write_text(PUBLISHED)
+    asked = project.do("python", "outputs.py", trained(project)[0], **env)
+    assert asked.returncode == 0, asked
+    with np.load(project.root / "outputs.npz") as kept:
+        wanted = {name: reference(kept["a"], kept[name]) for name in kept}
+    (project.root / "outputs.py").unlink()
+    (project.root / "outputs.npz").unlink()
+    assert [name for _, name in values] == ["layer1", "layer2", "layer3", "layer4", "fc"]
+    for (_, name), value in values.items():
+        assert value == pytest.approx(wanted[name], abs=1e-4)
+
+
+@pytest.mark.full
+def test_networks_may_take_images_of_other_sizes(copy: Project) -> None:
+    """Untrained ones, and those of jobs whose images are larger or have colours."""
+    flags = ("--model", "vit_b_16", "--image-size", "32", "--second-layers")
+    done = compare(copy, *flags, "encoder.layers.encoder_layer_*.self_attention", "--quiet")
+    assert done.returncode == 0, done
+    assert len(logged(copy, job_of(done))) == 6 * 12  # its attention gives tuples
+    digits, _ = trained(copy)
+    write_images(copy.root / "data")
+    coloured = copy.run("--dataset", "image-folder", "--image-size", "12", "--epochs", "1")
+    assert coloured.returncode == 0, coloured
+    other = job_of(coloured)
+    done = compare(copy, "--second", other)  # grey images, repeated and enlarged
+    assert done.returncode == 0, done
+    words = ("--first", other, "--second", digits, "--quiet")
+    refused = copy.do("python", "compare.py", *words)
+    assert "mlp, epochs 1: takes images of 1 channel, those of --first have 3" in one_line(
+        refused, 1
+    )
+
+
+def write_images(root: Path) -> None:
+    for number in range(40):
+        folder = root / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image(number, folder / f"{number}.png")
+
+
+# The figures
+
+
+MAPS = """
+import numpy as np
+import plot_compare
+from engine.results import figures, tables
+from engine.results.venues import DEFAULT, VENUES
+from engine.tracking.experiment import experiment_name
+from settings import CompareSettings
+
+figures.use(VENUES[DEFAULT])
+jobs = tables.jobs(experiment_name(), CompareSettings, "compare")
+fig, caption = plot_compare.layer_maps(jobs)
+ax = fig.axes[0]
+(image,) = ax.images
+labels = [text.get_text() for text in ax.get_yticklabels()]
+print(image.origin, image.get_clim(), labels[0], labels[-1], len(fig.axes))
+np.save("map.npy", np.asarray(image.get_array()))
+"""
+
+
+@pytest.mark.full
+def test_maps_are_right_side_up_from_0_to_1(copy: Project) -> None:
+    (copy.root / "maps.py").write_text(MAPS)
+    done = copy.do("python", "maps.py")
+    assert done.stdout == "lower (0.0, 1.0) layers.0 layers.5 2\n", done
+    (attempt,) = (path.parent for path in copy.root.glob("runs/*/*/logged"))
+    values = logged(copy, attempt.parent.name)
+    drawn = np.load(copy.root / "map.npy")
+    assert drawn.shape == (6, 5)
+    for (one, other), value in values.items():  # the first layer is in row 0, at the bottom
+        assert drawn[int(one[-1]), int(other[-1])] == pytest.approx(value)
+    plotted = copy.do("python", "plot_compare.py", "--format", "png")
+    assert plotted.returncode == 0, plotted
+    assert plotted.stderr.startswith("left out corresponding-layers: no two networks")
+    caption = (copy.root / "figures" / "layer-maps.tex").read_text()
+    assert "one comparison each, on 359 test examples. The layers of the first run from" in caption
+
+
+DEAD = """
+
+class Dead(MLP):
+    \"\"\"A perceptron with the same logits for all images.\"\"\"
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(shape, classes)
+        nn.init.zeros_(self.layers[5].weight)
+
+
+MODELS["dead"] = lambda settings, spec: Dead(spec.shape, len(spec.classes))
+"""
+
+
+@pytest.mark.full
+def test_a_constant_layer_has_no_number_anywhere(copy: Project) -> None:
+    with (copy.root / "models.py").open("a") as file:
+        file.write(DEAD)
+    done = compare(copy, "--model", "dead")
+    assert done.stdout.endswith("finished: last_cka nan, mean_cka nan\n"), done
+    values = logged(copy, job_of(done))
+    assert {pair for pair, value in values.items() if np.isnan(value)} == {
+        (f"layers.{n}", "layers.5") for n in range(6)
+    }
+    drawn = copy.do("python", "plot_compare.py", "--format", "png", "--any-code")
+    assert drawn.returncode == 0, drawn
+    for name in ("layer-maps", "corresponding-layers"):
+        caption = (copy.root / "figures" / f"{name}.tex").read_text()
+        assert "A layer with the same features for all examples has no CKA." in caption
+
+
+@pytest.mark.full
+def test_jobs_without_a_comparison_are_said_in_one_line(
+    make: Callable[..., Path],
+) -> None:
+    drawn = Project(make(example="similarity")).do("python", "plot_compare.py")
+    assert "no finished job of compare.py" in one_line(drawn, 1)

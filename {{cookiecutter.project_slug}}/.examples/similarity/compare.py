@@ -1,0 +1,162 @@
+"""One comparison: how alike the layers of two networks are, by debiased linear CKA.
+
+    python compare.py --first 1872aa178ea7 --second 6481210abf0b
+    python compare.py --first 1872aa178ea7 --model convnet     # with new weights
+    python compare.py --first 1872aa178ea7 --model resnet18 --pretrained --image-size 224 \\
+      --second-layers "layer*,fc" --spatial average
+
+The ids are those of jobs of run.py. similarity.py has the measure, plot_compare.py the figures.
+"""
+
+import sys
+from collections.abc import Sized
+from dataclasses import asdict, dataclass, replace
+from typing import cast
+
+from engine import launch
+from settings import COMPARE_METRICS, CompareSettings, Settings
+
+if __name__ == "__main__":
+    command = launch.begin(CompareSettings, COMPARE_METRICS)
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+import data
+import jobs
+import models
+import similarity
+from engine.data.seeds import generator
+from engine.errors import JobError
+from engine.loop import Job
+
+IMAGENET = tuple(f"class {number}" for number in range(1000))
+"""As many classes as published weights have, so that those of the last layer fit, too."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A network to compare."""
+
+    name: str  # without the seed: `convnet, lr 0.01`
+    network: nn.Module
+    layers: similarity.Layers
+    channels: int  # that its images have
+
+    def fitted(self, images: Tensor) -> Tensor:
+        """Return images (B, C, H, W) with its number of channels: grey ones are repeated.
+
+        The network scales them to its size itself. Raises JobError if they do not fit.
+        """
+        have = images.shape[1]
+        if have not in (1, self.channels):
+            takes = "1 channel" if self.channels == 1 else f"{self.channels} channels"
+            raise JobError(f"{self.name}: takes images of {takes}, those of --first have {have}")
+        return images.expand(-1, self.channels, -1, -1)
+
+
+def networks(settings: CompareSettings) -> tuple[jobs.Loaded, Compared, Compared]:
+    """Return the first job, and both networks to compare, on the CPU."""
+    job = jobs.load(settings.first)
+    first = of_job(job, settings.layers, "--layers")
+    patterns = settings.second_layers or settings.layers
+    flag = "--second-layers" if settings.second_layers else "--layers"
+    if settings.second:
+        return job, first, of_job(jobs.load(settings.second), patterns, flag)
+    network = new_network(settings, job.settings, job.spec)
+    chosen = similarity.layers(network, patterns, flag)
+    name = f"{settings.model}, {'pretrained' if settings.pretrained else 'untrained'}"
+    return job, first, Compared(name, network, chosen, job.spec.shape[0])
+
+
+def of_job(job: jobs.Loaded, patterns: tuple[str, ...], flag: str) -> Compared:
+    """Return the network of a job, named by its model and the settings that are not the default."""
+    usual = asdict(Settings())
+    changed = {name: value for name, value in asdict(job.settings).items() if value != usual[name]}
+    others = [f"{name} {changed[name]}" for name in changed if name not in ("model", "seed")]
+    name = ", ".join([job.settings.model, *others])
+    chosen = similarity.layers(job.model, patterns, flag)
+    return Compared(name, job.model, chosen, job.spec.shape[0])
+
+
+def new_network(settings: CompareSettings, like: Settings, spec: models.Spec) -> nn.Module:
+    """Return the network of --model for the data of another job.
+
+    Raises SettingsError if it cannot take such data, JobError if published weights are missing.
+    """
+    size = like.image_size if settings.image_size == "auto" else settings.image_size
+    wanted = replace(like, model=settings.model, pretrained=settings.pretrained, image_size=size)
+    if settings.pretrained:
+        spec = replace(spec, classes=IMAGENET)
+    return models.make(wanted, spec).eval()
+
+
+def blocks_of_images(job: Job[CompareSettings], of: Settings) -> list[Tensor]:
+    """Return test images of a job's data on the device, in blocks (B, C, H, W).
+
+    Raises JobError if there are too few.
+    """
+    test = data.load(of, job.runtime.data_root).test
+    count = 0 if test is None else len(cast(Sized, test))
+    if test is None or count < similarity.FEWEST:
+        raise JobError(f"--first: has {count} test examples, {similarity.FEWEST} are needed")
+    chosen = torch.randperm(count, generator=generator(0, "compare"))[: job.settings.examples]
+    batches = job.batches(Subset(test, chosen.tolist()), job.settings.batch_size)
+    return [images for images, _ in batches]
+
+
+@torch.inference_mode()
+def main(job: Job[CompareSettings]) -> dict[str, float]:
+    """Log the CKA of each layer of the first network with each of the second, and return what is
+    measured, by the names in COMPARE_METRICS."""
+    settings = job.settings
+    loaded, *both = networks(settings)
+    images = blocks_of_images(job, loaded.settings)
+    for one in both:
+        one.network.to(job.device)
+
+    def features(block: int) -> list[Tensor]:
+        return [
+            layer
+            for one in both
+            for layer in similarity.features(
+                one.network, one.layers, one.fitted(images[block]), settings.spatial
+            )
+        ]
+
+    first, second = both
+    cka = similarity.debiased_cka(features, len(images))
+    cka = cka[: len(first.layers), len(first.layers) :].cpu()
+    rows = [
+        {
+            "first_network": first.name,
+            "second_network": second.name,
+            "first_layer": one,
+            "second_layer": other,
+            "examples": sum(map(len, images)),
+            "cka": cka[i, j].item(),
+        }
+        for i, one in enumerate(first.layers)
+        for j, other in enumerate(second.layers)
+    ]
+    job.log_table("cka", rows)
+    results = {"last_cka": cka[-1, -1].item()}
+    if [*first.layers] == [*second.layers]:
+        results["mean_cka"] = cka.diagonal().mean().item()
+    return results
+
+
+def check(job: Job[CompareSettings]) -> None:
+    """Raise SettingsError if the job could not run; its inputs may not have run yet."""
+    settings = job.settings
+    if settings.model != "none":
+        spec = models.Spec((3, 224, 224), IMAGENET, (0.5,) * 3, (0.5,) * 3)
+        with torch.device("meta"):  # shapes only: no weights are made
+            network = new_network(settings, Settings(), spec)
+        patterns = settings.second_layers or settings.layers
+        similarity.layers(network, patterns, "--second-layers")
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, check))
