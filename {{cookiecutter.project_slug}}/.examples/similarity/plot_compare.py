@@ -61,7 +61,7 @@ def layer_maps(jobs: "pd.DataFrame") -> "Drawn":
     means = [mean_of(table) for table in found.values()]
     for ax, name, mean in zip(shown, found, means, strict=True):
         image = draw_map(ax, mean)
-        ax.set_title(name)
+        ax.set_title(text.wrapped(name, 50 * fig.get_figwidth() / across, "medium"))
     for ax in spare:
         ax.remove()
     if len(found) > 1:
@@ -123,7 +123,9 @@ def corresponding_layers(jobs: "pd.DataFrame") -> "Drawn":
             values = table.pivot(index="first_layer", columns="job_id", values="cka").loc[[*layers]]
             line = {"color": look.colour, "linestyle": look.line}
             ax.plot(values.to_numpy(), linewidth=0.4, alpha=0.45, color=look.colour)
-            ax.plot(values.mean(axis=1, skipna=False), marker=look.marker, label=name, **line)
+            label = text.wrapped(name, 50 * fig.get_figwidth(), "small")
+            ax.plot(values.mean(axis=1, skipna=False), marker=look.marker, label=label, **line)
+        ax.set_xlim(-0.5, len(layers) - 0.5)  # a column for each
         text.name_columns(ax, [*layers])
         ax.set_xlabel("layer")
     figures.value_axis(axes[0, 0].yaxis, CKA)
