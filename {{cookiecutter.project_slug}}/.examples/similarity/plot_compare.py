@@ -26,28 +26,37 @@ ONLY: dict[str, object] = {}
 PANELS = 6
 """Largest number of maps in a figure."""
 
+SEEN = ("first", "second", "model", "pretrained", "layers", "second_layers")
+"""Settings that the names of the networks and the layers tell apart."""
+
 CKA = metrics.Measured("cka", Metric(better="higher", label="CKA", range=(-1, 1)))
 
 
 def comparisons(jobs: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
     """The CKA of layers, a row for each pair of them and job, by the networks that are compared and
-    what else varies. Comparisons of the same networks differ in their seeds.
+    what else varies. Comparisons of the same layers of the same networks differ in their seeds.
 
     Raises NoResults for too many.
     """
     table = tables.logged(jobs, "cka")
     pairs = table.groupby("job_id")[["first_network", "second_network"]].first()
+    layers = table["first_layer"] + " " + table["second_layer"]
     jobs = jobs[~jobs["diverged"]].copy()
     jobs["networks"] = jobs["job_id"].map(pairs.agg(" – ".join, axis=1))
-    in_name = ("first", "second", "model", "pretrained")
-    others = [name for name in groups.varied(jobs) if name not in in_name]
-    found = groups.groups(jobs, ["networks", *others])
+    jobs["axes"] = jobs["job_id"].map(layers.groupby(table["job_id"]).agg(", ".join))
+    others = [name for name in groups.varied(jobs) if name not in SEEN]
+    found = {}
+    for name, alike in groups.groups(jobs, ["networks", *others]).items():
+        each = [own["job_id"] for _, own in alike.groupby("axes", sort=False)]
+        for number, ids in enumerate(each, 1):
+            whole = f"{name} ({number})" if len(each) > 1 else name
+            found[whole] = table[table["job_id"].isin(ids)]
     if len(found) > PANELS:
         raise metrics.NoResults(
             f"{len(found)} pairs of networks are too many for a figure; name the values to draw in "
             "ONLY of plot_compare.py"
         )
-    return {name: table[table["job_id"].isin(own["job_id"])] for name, own in found.items()}
+    return found
 
 
 def layer_maps(jobs: "pd.DataFrame") -> "Drawn":
@@ -61,7 +70,7 @@ def layer_maps(jobs: "pd.DataFrame") -> "Drawn":
     means = [mean_of(table) for table in found.values()]
     for ax, name, mean in zip(shown, found, means, strict=True):
         image = draw_map(ax, mean)
-        ax.set_title(text.wrapped(name, 50 * fig.get_figwidth() / across, "medium"))
+        ax.set_title(text.wrapped(name, 40 * fig.get_figwidth() / across, "medium"))
     for ax in spare:
         ax.remove()
     if len(found) > 1:
