@@ -150,6 +150,28 @@ def test_a_layer_that_is_constant_has_none() -> None:
     assert found[:-1, :-1] == pytest.approx(cka(*each))
 
 
+@pytest.mark.parametrize("other", [0, 20, 36])
+def test_a_layer_in_which_only_one_example_differs_has_none(other: int) -> None:
+    """Whichever it is: no rounding error passes for a value."""
+    each = layers()
+    lonely = np.full((37, 4), 0.1)
+    lonely[other] = draw(9, 1, 4)
+    found = cka(*each, lonely, np.eye(37), block=10)
+    assert np.isnan(found[-2:]).all() and np.isnan(found[:, -2:]).all()
+    assert found[:-2, :-2] == pytest.approx(cka(*each))
+
+
+def test_a_value_does_not_depend_on_which_example_is_first() -> None:
+    """Even if it is far from all others."""
+    one, other = (each.copy() for each in layers()[:2])
+    one[5] *= 1e4
+    order = np.random.default_rng(0).permutation(37)
+    order = np.concatenate([[5], order[order != 5]])
+    value = cka(one[order], other[order], block=10)[0, 1]
+    assert value == pytest.approx(cka(one, other, block=10)[0, 1], rel=1e-6)
+    assert value == pytest.approx(reference(one, other), rel=1e-6)
+
+
 def test_large_means_hide_nothing() -> None:
     """In float32, and without centring in float64 too, nothing would be left of the features."""
     one, other = layers()[:2]
@@ -175,12 +197,14 @@ class Odd(nn.Module):
         self.never = nn.Identity()
         self.lengths = Lengths()
         self.sums = Sums()
+        self.infinite = Infinite()
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.stem(images).flatten(2).transpose(1, 2)
         tokens, _ = self.attention(tokens, tokens, tokens)
         self.lengths(tokens)
         self.sums(tokens)
+        self.infinite(tokens)
         pooled: Tensor = self.twice(self.twice(tokens.mean(1)))
         return pooled
 
@@ -197,6 +221,13 @@ class Sums(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens.sum(0)
+
+
+class Infinite(nn.Module):
+    """Divides by zero."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens / 0
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +270,7 @@ def test_features_are_what_layers_give(odd: nn.Module) -> None:
         ("never", "layer never is not run; leave it out"),
         ("lengths", "layer lengths gives dict, not a tensor with a row for each image"),
         ("sums", "layer sums gives (16, 4), not a tensor with a row for each image"),
+        ("infinite", "layer infinite gives numbers that are not finite"),
     ],
 )
 def test_a_layer_without_features_is_refused(odd: nn.Module, name: str, said: str) -> None:
@@ -620,7 +652,7 @@ def test_a_constant_layer_has_no_number_anywhere(copy: Project) -> None:
     assert drawn.returncode == 0, drawn
     for name in ("layer-maps", "corresponding-layers"):
         caption = (copy.root / "figures" / f"{name}.tex").read_text()
-        assert "A layer with the same features for all examples has no CKA." in caption
+        assert "A layer that does not tell the examples apart has no CKA." in caption
 
 
 @pytest.mark.full

@@ -178,7 +178,7 @@ def notes(values: "np.ndarray[Any, np.dtype[np.float64]]") -> str:
         least = style.signed(f"{np.nanmin(values):.2g}")
         said += f" Values below 0, the lowest {least}, have the colour of 0."
     if np.isnan(values).any():
-        said += " A layer with the same features for all examples has no CKA."
+        said += " A layer that does not tell the examples apart has no CKA."
     return said
 
 

@@ -22,7 +22,7 @@ METRICS = {  # by the names that forward() in run.py measures them under
 
 COMPARE_METRICS = {  # of compare.py; no value is the better one, but figures have to sort them
     "last_cka": Metric(better="higher", label="CKA of the last layers", range=(-1, 1)),
-    "mean_cka": Metric(better="higher", label="mean CKA of corresponding layers", range=(-1, 1)),
+    "mean_cka": Metric(better="higher", label="mean CKA of layers of the same name", range=(-1, 1)),
 }
 
 FOLDS = 5  # of the training examples, for --fold

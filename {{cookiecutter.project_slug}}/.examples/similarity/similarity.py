@@ -24,14 +24,18 @@ Layers = dict[str, nn.Module]
 FEWEST = 4
 """Examples that the unbiased estimator needs."""
 
+ROUNDING = 1e-12
+"""Fraction of its sum of squares below which a layer's HSIC with itself is a rounding error."""
+
 
 def debiased_cka(features: Callable[[int], Sequence[Tensor]], blocks: int) -> Tensor:
     """Return the debiased linear CKA between all layers (L, L), in [-1, 1].
 
     `features(block)` returns the features of a block of examples in each layer, L tensors (B, P)
-    of float64; it is called for each pair of blocks. A layer with the same features for all
-    examples has no CKA: its row and its column are NaN. Raises ValueError for fewer than 4
-    examples.
+    of float64; it is called for each pair of blocks. A layer that tells the examples apart in no
+    way that the estimator sees has no CKA: its row and its column are NaN. That is so if features
+    are the same for all examples or for all but one, or if all examples are equally far apart.
+    Raises ValueError for fewer than 4 examples.
 
     The value is that of all examples together and not a mean over blocks, so their size changes
     only its last digits. With n examples in blocks of B, and P features in all layers together,
@@ -41,12 +45,12 @@ def debiased_cka(features: Callable[[int], Sequence[Tensor]], blocks: int) -> Te
     for row in range(blocks):
         left = features(row)
         if row == 0:
-            first = [layer[:1].clone() for layer in left]
-        left = _centred(left, first)
+            origins = [layer[:1] + (layer - layer[:1]).mean(0) for layer in left]
+        left = _centred(left, origins)
         sums.append(left[0].new_zeros(len(left), len(left[0])))
         for column in range(row + 1):
             same = column == row
-            right = left if same else _centred(features(column), first)
+            right = left if same else _centred(features(column), origins)
             grams = torch.stack([one @ other.T for one, other in zip(left, right, strict=True)])
             if same:
                 grams.diagonal(dim1=1, dim2=2).zero_()  # no example is paired with itself
@@ -55,33 +59,33 @@ def debiased_cka(features: Callable[[int], Sequence[Tensor]], blocks: int) -> Te
             sums[row] += grams.sum(2)
             flat = grams.flatten(1)
             products = products + (1 if same else 2) * (flat @ flat.T)
-    return _cosines(_hsic(products, torch.cat(sums, 1)))
+    hsic = _hsic(products, torch.cat(sums, 1))
+    own = hsic.diagonal()
+    norms = own.where(own > ROUNDING * products.diagonal(), torch.nan).sqrt()
+    return hsic / torch.outer(norms, norms)
 
 
-def _centred(features: Sequence[Tensor], first: Sequence[Tensor]) -> list[Tensor]:
-    """Return features (B, P) less those of the first example (1, P).
+def _centred(features: Sequence[Tensor], origins: Sequence[Tensor]) -> list[Tensor]:
+    """Return features (B, P) less an origin (1, P), about their mean.
 
-    This changes no HSIC, but keeps large means from hiding what differs, and makes features that
-    are constant exactly 0.
+    This changes no HSIC, but large means would hide what differs. The origin of features that are
+    constant is exactly their value.
     """
-    return [layer - example for layer, example in zip(features, first, strict=True)]
+    return [layer - origin for layer, origin in zip(features, origins, strict=True)]
 
 
 def _hsic(products: Tensor, sums: Tensor) -> Tensor:
-    """Return the unbiased HSIC (L, L), HSIC₁ of Song et al. 2012, from tr(K̃L̃) for all pairs of
-    Gram matrices without their diagonals (L, L), and the sums of their rows (L, n)."""
+    """Return n (n - 3) times the unbiased HSIC (L, L), HSIC₁ of Song et al. 2012.
+
+    `products` is tr(K̃L̃) for all pairs of Gram matrices without their diagonals (L, L), `sums` the
+    sums of their rows (L, n).
+    """
     n = sums.shape[1]
     if n < FEWEST:
         raise ValueError(f"{n} examples are too few; at least {FEWEST} are needed")
     totals = sums.sum(1)
     whole = torch.outer(totals, totals) / ((n - 1) * (n - 2))
-    return (products + whole - 2 / (n - 2) * (sums @ sums.T)) / (n * (n - 3))
-
-
-def _cosines(hsic: Tensor) -> Tensor:
-    """Return HSIC (L, L) divided by its diagonal's geometric means; 0 / 0 is NaN."""
-    norms = hsic.diagonal().sqrt()
-    return hsic / torch.outer(norms, norms)
+    return products + whole - 2 / (n - 2) * (sums @ sums.T)
 
 
 def layers(network: nn.Module, patterns: Sequence[str], flag: str) -> Layers:
@@ -129,6 +133,8 @@ def features(
             what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise JobError(f"layer {name} gives {what}, not a tensor with a row for each image")
         found[name] = _rows(value, spatial)
+        if not found[name].isfinite().all():
+            raise JobError(f"layer {name} gives numbers that are not finite")
 
     with ExitStack() as hooks:
         for name, module in chosen.items():
