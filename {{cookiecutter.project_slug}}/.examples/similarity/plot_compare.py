@@ -1,7 +1,10 @@
 """The figures of compare.py's jobs; plot.py has those of run.py's.
 
-python plot_compare.py                      # figures/*.pdf and .png, and .tex: their captions
-python plot_compare.py --venue neurips --out paper/figures
+    python plot_compare.py                      # figures/*.pdf and .png, and .tex: their captions
+    python plot_compare.py --venue neurips --out paper/figures
+
+One function per figure, which returns it with its caption. A map or a line is a mean over
+comparisons of the same layers of the same networks, which differ in their seeds.
 """
 
 import sys
@@ -34,7 +37,7 @@ CKA = metrics.Measured("cka", Metric(better="higher", label="CKA", range=(-1, 1)
 
 def comparisons(jobs: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
     """The CKA of layers, a row for each pair of them and job, by the networks that are compared and
-    what else varies. Comparisons of the same layers of the same networks differ in their seeds.
+    what else varies.
 
     Raises NoResults for too many.
     """
