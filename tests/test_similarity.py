@@ -438,7 +438,7 @@ def test_a_file_beside_the_scripts_is_evidence_and_is_copied(copy: Project) -> N
     with tarfile.open(copy.root / "runs" / about["code_copy"]) as archive:
         member = archive.extractfile("similarity.py")
         assert member and member.read() == (copy.root / "similarity.py").read_bytes()
-    edit(copy, "similarity.py", "/ (n * (n - 3))", "/ n**2")
+    edit(copy, "similarity.py", "/ ((n - 1) * (n - 2))", "/ n**2")
     (stale,) = (each for each in states(copy).values() if each.startswith("stale"))
     assert stale.endswith("[similarity._hsic changed]")
 
