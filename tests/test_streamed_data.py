@@ -68,7 +68,7 @@ BAG = '''class Bag(nn.Module):
         super().__init__()
         self.bag = nn.EmbeddingBag(65, len(spec.classes), mode="mean", padding_idx=64)
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+    def forward(self, pixels: Tensor) -> Tensor:
         """Return logits (B, K) of pixels (B, L)."""
         return self.bag(pixels)
 
