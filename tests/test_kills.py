@@ -24,10 +24,13 @@ pytestmark = pytest.mark.full
 EXAMPLES = json.loads((REPOSITORY / "cookiecutter.json").read_text())["example"]
 
 ALL = (
-    *("--accumulate", "2", "--ema", "0.9", "--clip-norm", "1", "--precision", "bf16"),
-    *("--warmup", "2e", "--log-every", "7", "--checkpoint-minutes", "0.0001"),
+    *("--ema", "0.9", "--clip-norm", "1", "--precision", "bf16"),
+    *("--log-every", "7", "--checkpoint-minutes", "0.0001"),
 )
 """A checkpoint follows upon the other; means over 7 steps are half full in most of them."""
+
+NO_STREAM = ("--accumulate", "2", "--warmup", "2e")
+"""What examples have too whose training data is no stream."""
 
 OF_EXAMPLE = {
     "classification": ("--val-fraction", "0.5", "--augment", "crop-flip", "--epochs", "40"),
@@ -36,9 +39,14 @@ OF_EXAMPLE = {
     "segmentation": ("--steps", "60", "--eval-every", "10", "--augment", "crop-flip"),
     "language": ("--model", "gpt-tiny", "--context", "32", "--steps", "400", "--eval-every", "40"),
 }
+STREAMED = ("graphs",)
 LOADERS = {
     "resident": ("--loader", "resident"),
     "workers": ("--loader", "workers", "--workers", "1", "--seed", "1"),
+}
+LOADERS_OF_STREAM = {
+    "resident": ("--workers", "0"),  # in the job's own process: a stream cannot be resident
+    "workers": ("--workers", "2", "--seed", "1"),
 }
 
 START_UP = 8.0
@@ -93,7 +101,9 @@ def example(request: pytest.FixtureRequest, make: Callable[..., Path]) -> tuple[
 def left_alone(request: pytest.FixtureRequest, example: tuple[str, Project]) -> Left:
     """The job of an example that nobody disturbs."""
     name, project = example
-    return Left(project, (*ALL, *LOADERS[request.param], *OF_EXAMPLE[name]))
+    streamed = name in STREAMED
+    loaders, more = (LOADERS_OF_STREAM, ()) if streamed else (LOADERS, NO_STREAM)
+    return Left(project, (*ALL, *more, *loaders[request.param], *OF_EXAMPLE[name]))
 
 
 def instants(project: Project, job: str, chance: random.Random) -> dict[str, Callable[[], bool]]:
@@ -180,7 +190,8 @@ def test_two_jobs_at_once_on_one_store(
 ) -> None:
     project = Project(make())
     left = [
-        Left(project, (*ALL, *OF_EXAMPLE["classification"], *flags)) for flags in LOADERS.values()
+        Left(project, (*ALL, *NO_STREAM, *OF_EXAMPLE["classification"], *flags))
+        for flags in LOADERS.values()
     ]
     fresh = project.copy(tmp_path / "copy")
 

@@ -1,0 +1,201 @@
+"""The figures, drawn from the results of finished jobs.
+
+    python plot.py                              # figures/*.pdf and .png, and .tex: their captions
+    python plot.py --venue neurips --out paper/figures
+    python plot.py --provenance figures/learning-curves.pdf
+
+One function per figure, which returns it with its caption. To add one, write it, with the name of
+its files, into FIGURES. Figures show the metric that the jobs monitor and tell apart what varies
+among them; settings are ranked and chosen by validation results, never by those on test data.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+from engine.cli import Metric
+from engine.results import comparison, figures, metrics, plots, plotting, tables
+from settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    Drawn = tuple[Figure, str]
+
+ONLY: dict[str, object] = {}
+"""Settings that jobs must have to be drawn: {"epochs": 30}; a list allows several values."""
+
+LABELS = {"lr": "learning rate"}
+"""What settings are called in figures, where that is not their name."""
+
+RANKED = 12
+"""Largest number of rows in a ranking."""
+
+SIZES = 14
+"""Groups of graphs of about the same size."""
+
+ERROR = metrics.Measured(
+    "mae", Metric(better="lower", label="mean absolute error", range=(0, None)), "test"
+)
+
+
+def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
+    """The monitored metric by optimizer step: a line for each value of the setting that varies
+    most, a panel for each of the others."""
+    shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs))
+    curves = shown.curves()
+    fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
+    for ax, lines in zip(axes, curves.values(), strict=True):
+        for name, repeated in lines.items():
+            plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
+    beyond = figures.limit(axes[0], curves, shown.metric)
+    figures.legend(fig, shown.repeats)
+    return fig, (
+        f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
+        f"{beyond}{shown.notes}"
+    )
+
+
+def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results by the number that varies most: a line for each value of the others."""
+    x = comparison.numeric(jobs)
+    shown = comparison.compare(jobs, 6, along=[x])
+    fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
+    figures.value_axis(ax.yaxis, shown.metric)
+    plots.points(ax, shown.lines, x, shown.metric)
+    figures.legend(fig, shown.repeats)
+    figures.ticks_at(ax, shown.jobs[x])
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points beside "
+        f"a mean are its jobs, crosses those that diverged.{shown.notes}"
+    )
+
+
+def metric_map(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results for each value of the setting that varies most, and of the others."""
+    shown = comparison.compare(jobs, 20, 20, needed=2)
+    (x,), _ = shown.parts
+    fig, ax = figures.rows([*shown.rows], 0.4)
+    plots.heatmap(ax, shown.rows, x, shown.metric)
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.means}; brighter is better.{shown.notes}"
+    )
+
+
+def ranking(jobs: "pd.DataFrame") -> "Drawn":
+    """Settings by their validation results, the best first, and their test results below these."""
+    shown = comparison.compare(jobs, len(jobs), needed=1)
+    best = shown.results(RANKED)
+    fig, ax = figures.rows([*best], 0.45)
+    figures.value_axis(ax.xaxis, shown.metric.of(None))
+    plots.ranking(ax, best, shown.metric, shown.results(part="test"))
+    figures.legend(fig)
+    return fig, (
+        f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
+        f"test results.{shown.difference}{shown.notes}"
+    )
+
+
+def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
+    """Kaplan–Meier curves: the fraction of jobs that has reached a metric's target, by time."""
+    metric = metrics.with_target(jobs)
+    shown = comparison.compare(tables.times_to(jobs, metric), 6, metric=metric)
+    fig, ax = figures.figure("column", 2.2 + 0.17 * len(shown.lines))
+    for name, alike in shown.lines.items():
+        plots.reached(ax, alike["reached"], alike["lasted"], name, shown.looks[name])
+    ax.set(xlabel="training and evaluation (s)", ylabel=f"fraction of jobs at {metric.goal}")
+    figures.legend(fig)
+    never = shown.jobs["reached"].isna().sum()
+    return fig, (
+        f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
+        f"and evaluation on {hardware(jobs)} (Kaplan–Meier estimate, 95% interval). {never} of "
+        f"{len(shown.jobs)} jobs never reached it: upright ticks, where they ended; at the right, "
+        f"if they diverged.{shown.chosen}"
+    )
+
+
+def throughput(jobs: "pd.DataFrame") -> "Drawn":
+    """Training examples per second with different settings, on each kind of device."""
+    devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
+    shown = comparison.compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
+    fastest = shown.results(RANKED)
+    fig, ax = figures.rows([*fastest], 0.3)
+    figures.value_axis(ax.xaxis, shown.metric)
+    plots.ranking(ax, fastest, shown.metric)
+    ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
+    return fig, (
+        f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
+        f"{shown.first(RANKED)}: {shown.repeats}."
+    )
+
+
+def hardware(jobs: "pd.DataFrame") -> str:
+    """The kinds of devices that the jobs ran on."""
+    return ", ".join(sorted(jobs["hardware"].unique()))
+
+
+def error_by_size(jobs: "pd.DataFrame") -> "Drawn":
+    """The mean absolute error of test graphs by their number of nodes: a line for each value of the
+    setting that varies most, a panel for each of the others."""
+    shown = comparison.compare(jobs, 6, 6)
+    kept = tables.outputs(shown.jobs, "target", "predicted", "nodes", "larger")
+    width = max(1, round((kept["nodes"].max() - kept["nodes"].min()) / SIZES))
+    first = kept["nodes"] - (kept["nodes"] - kept["nodes"].min()) % width  # of its group
+    kept = kept.assign(step=first + width // 2, value=(kept["predicted"] - kept["target"]).abs())
+    errors = kept.groupby(["job_id", "step"], as_index=False)["value"].mean()
+    fig, axes = figures.panels([*shown.rows], "nodes of a test graph", ERROR)
+    beyond = ""
+    largest, least = (
+        kept.loc[~kept["larger"], "nodes"].max(),
+        kept.loc[kept["larger"], "nodes"].min(),
+    )
+    for ax, panel in zip(axes, shown.rows.values(), strict=True):
+        for name, line in shown.lines.items():
+            own = errors[errors["job_id"].isin({*panel["job_id"]} & {*line["job_id"]})]
+            if len(own):
+                plots.bands(ax, own, name, ERROR, shown.looks[name])
+        if largest < least:  # else, or where one of both is missing, no line parts them
+            ax.axvline((largest + least) / 2, color="0.4", linestyle=":")
+            beyond = " Graphs right of the dotted line are larger than those trained on."
+    figures.legend(fig, shown.repeats)
+    return fig, (
+        f"Mean absolute error of test graphs by their number of nodes, {width} in a group: "
+        f"{shown.repeats}; thin lines are single jobs.{beyond}{shown.notes}"
+    )
+
+
+def predictions(job: "pd.DataFrame") -> "Drawn":
+    """The predictions of one job's test graphs by their targets, coloured by number of nodes."""
+    kept = tables.outputs(job, "target", "predicted", "nodes", "larger")
+    errors = (kept["predicted"] - kept["target"]).abs().groupby(kept["larger"]).mean()
+    sizes = {False: "graphs of the sizes trained on", True: "graphs larger than those"}
+    each = [f"{errors[larger]:.3f} on {name}" for larger, name in sizes.items() if larger in errors]
+    fig, ax = figures.figure("column", 2.6)
+    ends = [kept["target"].min(), kept["target"].max()]
+    ax.plot(ends, ends, color="0.4", linewidth=0.7)
+    look = {"s": 3, "linewidths": 0, "cmap": "viridis", "rasterized": len(kept) > plots.MANY}
+    points = ax.scatter(kept["target"], kept["predicted"], c=kept["nodes"], **look)
+    fig.colorbar(points, ax=ax, label="nodes")
+    ax.set(xlabel="target", ylabel="prediction")
+    return fig, (
+        f"Predictions of {len(kept)} test graphs by their targets, equal on the line. The mean "
+        f"absolute error is {' and '.join(each)}: {job.attrs['about']}."
+    )
+
+
+FIGURES = {
+    "learning-curves": learning_curves,
+    "metric-vs-setting": metric_vs_setting,
+    "metric-map": metric_map,
+    "ranking": ranking,
+    "error-by-size": error_by_size,
+    "time-to-target": time_to_target,
+    "throughput": throughput,
+}
+
+OF_ONE_JOB = {"predictions": predictions}
+"""Figures of the job of --job, or the best on validation data."""
+
+
+if __name__ == "__main__":
+    sys.exit(plotting.main(Settings, FIGURES, OF_ONE_JOB, ONLY, LABELS))

@@ -1,0 +1,101 @@
+"""What a job of this project is: its settings, and what it measures.
+
+Each field of Settings is a flag of `python run.py`, a parameter in MLflow and part of the job's id:
+the same settings are the same job. The text below a field is its --help, a comment such as `# Data`
+a heading there. Change, add, rename and delete fields as you like; docs/settings.md says what to
+write so that old jobs keep their ids. How a job runs (--device, --workers, …) is not here: those
+flags belong to the engine and change no result.
+
+The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
+accumulate, seed, fold and monitor. Everything imports this file, so it imports nothing slow.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.cli import Metric, SettingsError, Span, setting
+
+METRICS = {  # by the names that forward() in run.py measures them under
+    "loss": Metric(better="lower", label="squared error", range=(0, None)),
+    "mae": Metric(better="lower", label="mean absolute error", range=(0, None), target=0.1),
+    "r2": Metric(better="higher", label="R²", range=(None, 1)),
+    "larger_mae": Metric(
+        better="lower", label="mean absolute error on larger graphs", range=(0, None)
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a job. Raises SettingsError if they contradict each other."""
+
+    # Data
+    dataset: str = setting("random", names="data.DATASETS")
+    """Dataset to train on."""
+
+    # Model
+    model: str = setting("gin", names="models.MODELS")
+    """The network."""
+
+    layers: int = setting(6, at_least=1, at_most=100)
+    """Layers: a node of `gin` learns of nodes at most so many edges away."""
+
+    readout: Literal["mean", "sum"] = "mean"
+    """What is made of the nodes' vectors to describe a graph."""
+
+    # Length (one of steps, minutes)
+    steps: int = setting(800, at_least=1, at_most=1_000_000_000)
+    """Optimizer steps. The training graphs come as a stream, so there are no epochs."""
+
+    minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="steps")
+    """Minutes of training, in place of --steps. 0: use --steps."""
+
+    eval_every: Span = setting(Span("100"), above=0)
+    """Steps between two evaluations on the validation examples."""
+
+    # Optimization
+    batch_size: int = setting(64, at_least=1, at_most=1_000_000)
+    """Graphs per optimizer step."""
+
+    optimizer: str = setting("adam", names="optimizers.OPTIMIZERS")
+    """The optimizer. Its fixed options, such as sgd's momentum, are in optimizers.py."""
+
+    lr: float = setting(3e-3, above=0)
+    """Highest learning rate."""
+
+    weight_decay: float = setting(0.0, at_least=0)
+    """Weight decay of matrices and kernels; biases and norms have none."""
+
+    schedule: str = setting("cosine", names="optimizers.SCHEDULES")
+    """Learning rate schedule after the warm-up."""
+
+    warmup: Span = Span("0")
+    """Steps over which the learning rate first rises linearly from 0."""
+
+    clip_norm: float = setting(0.0, at_least=0)
+    """Largest allowed norm of the gradient over all weights. 0: no clipping."""
+
+    ema: float = setting(0.0, at_least=0, below=1)
+    """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
+    EMA is evaluated and kept. 0: use the weights themselves."""
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Number format of the forward pass. auto: bf16 on a GPU that has it, else fp32."""
+
+    # Best weights
+    monitor: str = setting("val_mae", metric=METRICS)
+    """Metric that decides which evaluation's weights are the best. none: the last weights."""
+
+    patience: int = setting(0, at_least=0)
+    """Evaluations without a better --monitor after which the job stops early. 0: never."""
+
+    # Variant
+    seed: int = setting(0, at_least=0)
+    """Seed of the initial weights and of the training graphs or their order."""
+
+    note: str = ""
+    """Free text that tells apart jobs with otherwise equal settings."""
+
+    def __post_init__(self) -> None:
+        if self.monitor == "none" and self.patience:
+            raise SettingsError(f"--patience {self.patience}: needs a --monitor")
