@@ -249,7 +249,9 @@ PROBLEMS = {
     '{"nodes": [[0], [1, 2]], ' + EDGES: "not a graph with nodes, edges and target: expected",
     '{"nodes": [[0, 1], [2, 3]], ' + EDGES: "each node must have 3 features, as in the first graph",
     NODES + '"edges": [[0, 2]], "target": 1}': "an edge leads to a node that is not one of the 2",
-    NODES + '"edges": [0, 1, 0], "target": 1}': "not a graph with nodes, edges and target: shape",
+    NODES + '"edges": [[0, 1, 1]], "target": 1}': "each edge must be a pair of whole numbers",
+    NODES + '"edges": [[0, 0.5]], "target": 1}': "each edge must be a pair of whole numbers",
+    NODES + '"edges": [0, 1], "target": 1}': "each edge must be a pair of whole numbers",
 }
 PARSE = f"""
 import data
@@ -258,15 +260,16 @@ for line in {[*PROBLEMS]}:
         data.parsed(line, 3, "a.jsonl:7")
     except data.JobError as error:
         print(error)
-print(data.parsed({NODES + EDGES!r}, 3, "").edges.tolist())
+for line in {[NODES + EDGES, NODES + EDGES.replace("[0, 1]", "")]}:
+    print(data.parsed(line, 3, "").edges.tolist())
 """
 
 
 def test_a_line_that_is_no_graph_is_named(project):
-    *messages, edges = said(project, PARSE)
+    *messages, edges, none = said(project, PARSE)
     for message, problem in zip(messages, PROBLEMS.values(), strict=True):
         assert message.startswith(f"a.jsonl:7: {problem}")
-    assert edges == "[[0, 1], [1, 0]]"
+    assert (edges, none) == ("[[0, 1], [1, 0]]", "[[], []]")
 
 
 @pytest.mark.full
@@ -284,6 +287,7 @@ def test_what_is_wrong_with_files_is_said_in_one_line(files, tmp_path):
     assert missing.endswith("data: there are no graphs in train/*.jsonl")
 
 
+@pytest.mark.full
 def test_without_validation_graphs_the_last_weights_are_the_best(files, tmp_path):
     project = files.copy(tmp_path / "copy")
     (project.root / "data" / "val" / "0.jsonl").unlink()
@@ -294,6 +298,7 @@ def test_without_validation_graphs_the_last_weights_are_the_best(files, tmp_path
     assert "test_mae" in project.stored(job_of(done))
 
 
+@pytest.mark.full
 def test_what_a_stream_cannot_have_is_refused_in_one_line(project):
     for flags, problem in {
         ("--epochs", "3"): "--epochs: no such flag",

@@ -35,7 +35,7 @@ TRAINED, LARGER = range(8, 24), range(32, 64)
 tested on only."""
 
 SAMPLED = 1000
-"""Training graphs whose features and targets are standardized to have mean 0 and deviation 1."""
+"""Training graphs from which means and standard deviations are computed."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def parsed(line: str, features: int | None, place: str) -> Graph:
     try:
         graph = json.loads(line)
         nodes = torch.tensor(graph["nodes"], dtype=torch.float32)
-        edges = torch.tensor(graph["edges"], dtype=torch.int64).reshape(-1, 2).T
+        edges = torch.tensor(graph["edges"]) if graph["edges"] else torch.zeros((0, 2)).long()
         target = float(graph["target"])
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise JobError(
@@ -279,9 +279,11 @@ def parsed(line: str, features: int | None, place: str) -> Graph:
     if nodes.ndim != 2 or nodes.shape[1] != (features or max(1, nodes.shape[1])):
         wanted = f"{features} features, as in the first graph" if features else "features"
         raise JobError(f"{place}: each node must have {wanted}")
-    if edges.numel() and not 0 <= edges.min() <= edges.max() < len(nodes):
+    if edges.dtype != torch.int64 or edges.shape != (len(edges), 2):
+        raise JobError(f"{place}: each edge must be a pair of whole numbers")
+    if len(edges) and not 0 <= edges.min() <= edges.max() < len(nodes):
         raise JobError(f"{place}: an edge leads to a node that is not one of the {len(nodes)}")
-    return Graph(nodes, torch.cat([edges, edges.flip(0)], 1), target)
+    return Graph(nodes, torch.cat([edges, edges.flip(1)]).T, target)
 
 
 DATASETS: dict[str, Callable[[Path, int], Source]] = {

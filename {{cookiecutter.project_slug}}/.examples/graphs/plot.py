@@ -145,10 +145,8 @@ def error_by_size(jobs: "pd.DataFrame") -> "Drawn":
     errors = kept.groupby(["job_id", "step"], as_index=False)["value"].mean()
     fig, axes = figures.panels([*shown.rows], "nodes of a test graph", ERROR)
     beyond = ""
-    largest, least = (
-        kept.loc[~kept["larger"], "nodes"].max(),
-        kept.loc[kept["larger"], "nodes"].min(),
-    )
+    largest = kept.loc[~kept["larger"], "nodes"].max()
+    least = kept.loc[kept["larger"], "nodes"].min()
     for ax, panel in zip(axes, shown.rows.values(), strict=True):
         for name, line in shown.lines.items():
             own = errors[errors["job_id"].isin({*panel["job_id"]} & {*line["job_id"]})]
