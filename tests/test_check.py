@@ -55,6 +55,8 @@ NO_VALIDATION = "--val-fraction 0 --monitor none --steps 500 --loader workers"
         pytest.param("gan", "", marks=pytest.mark.full),
         pytest.param("segmentation", "", marks=pytest.mark.full),
         pytest.param("language", "", marks=pytest.mark.full),
+        pytest.param("graphs", "", marks=pytest.mark.full),
+        pytest.param("similarity", "", marks=pytest.mark.full),
     ],
 )
 def test_nothing_is_found_where_nothing_is_wrong(

@@ -15,7 +15,14 @@ from repository import REPOSITORY
 from test_project import check
 
 INNER = "{{cookiecutter.project_slug}}"
-MOST_LINES = {"regression": 40, "gan": 90, "segmentation": 200, "language": 110}
+MOST_LINES = {
+    "regression": 40,
+    "gan": 90,
+    "segmentation": 200,
+    "language": 110,
+    "graphs": 280,
+    "similarity": 360,
+}
 
 
 class Example(NamedTuple):
@@ -54,6 +61,18 @@ EXAMPLES = {
         ),
         "loss",
         "Validation bits per byte",
+    ),
+    "graphs": Example(
+        ("--steps", "120", "--eval-every", "20", "--layers", "3"),
+        ("--layers 2 --steps 60 --eval-every 30", "--layers 1 --steps 60 --eval-every 30"),
+        "mae",
+        "Validation mean absolute error",
+    ),
+    "similarity": Example(
+        ("--epochs", "8"),
+        ("--epochs 2 --lr 1e-2", "--epochs 2 --lr 1e-4"),
+        "loss",
+        "Validation cross-entropy",
     ),
 }
 

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.full
 EXAMPLES = json.loads((REPOSITORY / "cookiecutter.json").read_text())["example"]
 
 ALL = (
-    *("--ema", "0.9", "--clip-norm", "1", "--precision", "bf16"),
+    *("--ema", "0.9", "--clip-norm", "1", "--precision", "bf16", "--warmup", "20"),
     *("--log-every", "7", "--checkpoint-minutes", "0.0001"),
 )
 """A checkpoint follows upon the other; means over 7 steps are half full in most of them."""
 
-NO_STREAM = ("--accumulate", "2", "--warmup", "2e")
+NO_STREAM = ("--accumulate", "2")
 """What examples have too whose training data is no stream."""
 
 OF_EXAMPLE = {
@@ -38,6 +38,8 @@ OF_EXAMPLE = {
     "gan": ("--steps", "150", "--eval-every", "15"),
     "segmentation": ("--steps", "60", "--eval-every", "10", "--augment", "crop-flip"),
     "language": ("--model", "gpt-tiny", "--context", "32", "--steps", "400", "--eval-every", "40"),
+    "graphs": ("--steps", "200", "--eval-every", "20", "--layers", "2"),
+    "similarity": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
 }
 STREAMED = ("graphs",)
 LOADERS = {
