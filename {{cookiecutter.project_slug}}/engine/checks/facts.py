@@ -69,9 +69,9 @@ class Recorded(ShortJob[S]):
         if not self.step:
             self._note_states(0, Kind.START)
 
-    def steps(self, batches: Batches) -> Iterator[Any]:
+    def steps(self, batches: Batches | None = None, *, examples: int = 0) -> Iterator[Any]:
         """Note each batch."""
-        for batch in super().steps(batches):
+        for batch in super().steps(batches, examples=examples):
             self.facts[Fact(self.step + 1, Kind.BATCH, "batch")] = digest(batch)
             yield batch
 

@@ -120,11 +120,11 @@ class Watched(ShortJob[S]):
         self._carried = Carried(self._named, self._datasets)
         yield from super().epochs()
 
-    def steps(self, batches: Batches) -> Iterator[Any]:
+    def steps(self, batches: Batches | None = None, *, examples: int = 0) -> Iterator[Any]:
         """Look at what is done with each batch."""
         self._end_evaluation()
-        for batch in super().steps(batches):
-            self._examples = trees.rows(batch) or 0
+        for batch in super().steps(batches, examples=examples):
+            self._examples = examples or trees.rows(batch) or 0
             with self._waits.step(batch), self._measurements.step():
                 yield batch
 

@@ -60,4 +60,4 @@ class Calls:
             if cost is None:
                 return None
             total += cost
-        return total / examples if self._calls else None
+        return total / examples if self._calls and examples else None

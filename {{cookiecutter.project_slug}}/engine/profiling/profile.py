@@ -79,13 +79,13 @@ class Profile:
         self._watching = ExitStack()
 
     def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches
+        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
     ) -> Iterator[tuple[Any, int]]:
         """Yield batches with their numbers of examples; watch what is done with them in time.
 
         A step is over when the next batch is asked for, or at `end_steps`.
         """
-        self._batches = batches
+        self._loader = "" if batches is None else batches.loader
         while True:
             self._end_step()
             if self._is_over:
@@ -165,11 +165,11 @@ class Profile:
         precision = self._calls.precision
         return Watched(
             steps=self._count,
-            batch_size=self._batches.batch_size,
+            batch_size=max(step.examples for step in plain),
             device=device,
             precision=precision,
             compiled=self._calls.compiled,
-            loader=self._batches.loader,
+            loader=self._loader,
             plain=seconds,
             examples=sum(step.examples for step in plain),
             waiting=sum(step.waited for step in plain) / seconds,

@@ -6,6 +6,7 @@ stopwatch.py, what runs in the background in background.py.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -37,7 +38,7 @@ class Watcher(Protocol):
     """What looks at the steps of a loop, as --profile does."""
 
     def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches
+        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
     ) -> Iterator[tuple[Any, int]]:
         """Yield the batches with their numbers of examples."""
 
@@ -57,7 +58,7 @@ class TrainingLoop:
     _parts: list[Part]
     _meter: TrainMeter
     _open_stream: Iterator[tuple[Any, int]] | None = None
-    _streamed: Batches
+    _streamed: Batches | None
     _logged = False
     """Whether this interval's evaluation was logged."""
 
@@ -117,26 +118,29 @@ class TrainingLoop:
             position.end_interval()
             self._save_if_due()
 
-    def steps(self, batches: Batches) -> Iterator[Any]:
+    def steps(self, batches: Batches | None = None, *, examples: int = 0) -> Iterator[Any]:
         """Yield the batches of this interval that are not done yet, each for one optimizer step.
+
+        Without batches, where the loop makes its data itself, yield the number of steps done before
+        each; `examples` is then how many a step trains on, by which its speed is told, if given.
 
         A step is whole when the next batch is asked for. Between steps checkpoints are made, and
         signals and --pause-after end the job.
         """
         position, length = self._position, self._length
-        stream = self._stream(batches)
+        stream = self._stream(batches, examples)
         self._watch.start()
         end = position.step if position.evaluating else position.interval_end
         while position.step < end:
             measuring = length.measuring
-            batch, examples = next(stream)
+            batch, size = next(stream)
             yield batch
             position.step += 1
             if measuring:
                 devices.wait(self.device)
                 length.measure(position.step)
                 end = position.interval_end
-            self._watch.trained(examples)
+            self._watch.trained(size)
             self._meter.end_step(position.step)
             self._report.step()
             if position.step < end:
@@ -269,14 +273,17 @@ class TrainingLoop:
     def _now(self) -> dict[str, Any]:
         return {"step": self._position.step, "epoch": self._position.epoch}
 
-    def _stream(self, batches: Batches) -> Iterator[tuple[Any, int]]:
+    def _stream(self, batches: Batches | None, examples: int) -> Iterator[tuple[Any, int]]:
         """The batches from here on, without end: the same iterator for all intervals."""
         if self._open_stream is None:
             self._streamed = batches
-            self._length.set_epoch(batches.steps_per_epoch)
+            self._length.set_epoch(None if batches is None else batches.steps_per_epoch)
             self._meter.choose_spacing(self._length.total)
-            endless = batches.endless(*self._position.place(), self._place)
-            stream = self._watch.waiting(endless)
+            stream: Iterator[tuple[Any, int]]
+            if batches is None:
+                stream = ((step, examples) for step in count(self.step))
+            else:
+                stream = self._watch.waiting(batches.endless(*self._position.place(), self._place))
             self._open_stream = self._watcher.steps(stream, batches) if self._watcher else stream
         if batches is not self._streamed:
             raise JobError("job.steps(batches): a job can train on one set of batches only")

@@ -1,0 +1,130 @@
+"""Training on what the loop makes itself, without batches: `job.steps()`."""
+
+import pytest
+import torch
+from attempts import At, steps_of
+from engine.cli import Span
+from toy import Loop
+
+
+class Walk:
+    """Makes batches by a random walk, which goes on where it was."""
+
+    def __init__(self) -> None:
+        self.at = torch.zeros(6)
+
+    def batch(self):
+        self.at = 0.9 * self.at + torch.randn(6)
+        inputs = self.at + torch.randn(8, 6)
+        return inputs, inputs[:, :3].argmax(1)
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class MadeData(Loop):
+    """Trains on a walk."""
+
+    examples = 8
+    forgets = False
+
+    def train(self, job, forward, model, batches, val):
+        walk, plain = Walk(), (job.resume, job.steps)
+        self.numbers = []
+
+        def resume(**parts):
+            plain[0](**parts, **({} if self.forgets else {"walk": walk}))
+
+        def steps(_):
+            for number in plain[1](examples=self.examples):
+                self.numbers.append(number)
+                yield walk.batch()
+
+        job.resume, job.steps = resume, steps
+        super().train(job, forward, model, batches, val)
+
+    def main(self, job):
+        settings, model = job.settings, self.network()
+        val = job.batches(self.val_on, settings.batch_size)
+        prepared = job.prepare(self.forward, settings.precision)
+        self.train(job, prepared, model, None, val)
+        job.load_best(model=model)
+        return self.evaluate(model, job, prepared, val, "test")
+
+
+class Forgetful(MadeData):
+    """The same, without its state in the checkpoint."""
+
+    forgets = True
+
+
+LENGTH = {"steps": 12, "eval_every": Span("4")}
+
+
+def test_it_takes_as_many_steps_as_asked(toy):
+    loop = MadeData()
+    done = toy.run(loop=loop, **LENGTH)
+    assert done.status == 0, done.said
+    assert loop.numbers == [*range(12)]
+    assert steps_of(done, "val_loss") == [4, 8, 12]
+    assert [value for _, value in done.curves()["epoch"]] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("examples", [0, 8])
+def test_speed_is_told_if_the_number_of_examples_is(toy, examples):
+    loop = MadeData()
+    loop.examples = examples
+    done = toy.run(loop=loop, **LENGTH)
+    assert done.status == 0, done.said
+    told = any("examples_per_second" in line.get("metrics", {}) for line in done.journal())
+    assert told == bool(examples)
+
+
+@pytest.mark.parametrize("stop", [At("step", 3), At("step", 9), At("batch", 2), At("batch", 4)])
+def test_interrupted_it_continues_exactly(toy, stop):
+    whole = toy.run("whole", MadeData(), **LENGTH)
+    assert whole.status == 0, whole.said
+    stopped = toy.run("parts", MadeData(), stop=stop, **LENGTH)
+    assert stopped.status == 143, stopped.said
+    parts = toy.run("parts", MadeData(), **LENGTH)
+    assert parts.status == 0, parts.said
+    assert parts.content() == whole.content()
+
+
+def test_what_is_not_in_the_state_does_not_continue(toy):
+    """So the test above would notice."""
+    whole = toy.run("whole", Forgetful(), **LENGTH)
+    toy.run("parts", Forgetful(), stop=At("step", 9), **LENGTH)
+    assert toy.run("parts", Forgetful(), **LENGTH).content() != whole.content()
+
+
+def test_minutes_become_steps(toy):
+    done = toy.run(loop=MadeData(), minutes=0.003, eval_every=Span("10"))
+    assert done.status == 0, done.said
+    assert len(steps_of(done, "val_loss")) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"epochs": 2}, "--epochs: this data has no epochs; use --steps or --minutes"),
+        ({"steps": 5, "eval_every": Span("1e")}, "--eval-every: this data has no epochs"),
+    ],
+)
+def test_epochs_are_refused_in_one_line(toy, settings, said):
+    done = toy.run(loop=MadeData(), **settings)
+    assert done.status == 2 and said in done.said
+
+
+def test_it_is_not_mixed_with_batches(toy):
+    class Mixed(MadeData):
+        def step(self, job, *others):
+            super().step(job, *others)
+            if job.step == 4:
+                next(type(job).steps(job, job.batches(self.train_on, 8)))
+
+    done = toy.run(loop=Mixed(), **LENGTH)
+    assert done.status == 1 and "a job can train on one set of batches only" in done.said
