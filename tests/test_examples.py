@@ -30,8 +30,9 @@ class Example(NamedTuple):
 
     short: tuple[str, ...]  # flags of a job that takes seconds
     jobs: tuple[str, ...]  # a grid
-    metric: str  # falls as a job learns
+    metric: str  # falls as a job learns, if it does not rise
     caption: str  # what figures call the metric that jobs are chosen by
+    rises: bool = False
 
 
 EXAMPLES = {
@@ -194,6 +195,8 @@ def test_a_job_learns(project: Project, job: str, name: str) -> None:
     assert ("val_accuracy" in curves) == (name == "similarity")
     (_, first), *_, (_, last) = curves[f"val_{metric}"]
     ((_, tested),) = curves[f"test_{metric}"]
+    if EXAMPLES[name].rises:
+        first, last, tested = 1 / first, 1 / last, 1 / tested
     assert last < 0.7 * first
     assert tested < 0.9 * first
 

@@ -1,0 +1,192 @@
+"""The figures, drawn from the results of finished jobs.
+
+    python plot.py                              # figures/*.pdf and .png, and .tex: their captions
+    python plot.py --venue neurips --out paper/figures
+    python plot.py --provenance figures/learning-curves.pdf
+
+One function per figure, which returns it with its caption. To add one, write it, with the name of
+its files, into FIGURES. Figures show the metric that the jobs monitor and tell apart what varies
+among them; settings are ranked and chosen by validation results, never by those on test data.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.results import comparison, figures, metrics, plots, plotting, tables
+from settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    Drawn = tuple[Figure, str]
+
+ONLY: dict[str, object] = {}
+"""Settings that jobs must have to be drawn: {"steps": 3000}; a list allows several values."""
+
+LABELS = {"lr": "learning rate"}
+"""What settings are called in figures, where that is not their name."""
+
+RANKED = 12
+"""Largest number of rows in a ranking."""
+
+REFERENCES = {"random": ":", "heuristic": "--"}
+"""Policies that have learnt nothing, whose returns run.py logs, and how they are drawn."""
+
+
+def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
+    """The monitored metric by optimizer step: a line for each value of the setting that varies
+    most, a panel for each of the others."""
+    shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs))
+    curves = shown.curves()
+    fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
+    for ax, lines in zip(axes, curves.values(), strict=True):
+        for name, repeated in lines.items():
+            plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
+    beyond = figures.limit(axes[0], curves, shown.metric)
+    figures.legend(fig, shown.repeats)
+    return fig, (
+        f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
+        f"{beyond}{shown.notes}"
+    )
+
+
+def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results by the number that varies most: a line for each value of the others."""
+    x = comparison.numeric(jobs)
+    shown = comparison.compare(jobs, 6, along=[x])
+    fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
+    figures.value_axis(ax.yaxis, shown.metric)
+    plots.points(ax, shown.lines, x, shown.metric)
+    figures.legend(fig, shown.repeats)
+    figures.ticks_at(ax, shown.jobs[x])
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points beside "
+        f"a mean are its jobs, crosses those that diverged.{shown.notes}"
+    )
+
+
+def metric_map(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results for each value of the setting that varies most, and of the others."""
+    shown = comparison.compare(jobs, 20, 20, needed=2)
+    (x,), _ = shown.parts
+    fig, ax = figures.rows([*shown.rows], 0.4)
+    plots.heatmap(ax, shown.rows, x, shown.metric)
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.means}; brighter is better.{shown.notes}"
+    )
+
+
+def ranking(jobs: "pd.DataFrame") -> "Drawn":
+    """Settings by their validation results, the best first, and their test results below these."""
+    shown = comparison.compare(jobs, len(jobs), needed=1)
+    best = shown.results(RANKED)
+    fig, ax = figures.rows([*best], 0.45)
+    figures.value_axis(ax.xaxis, shown.metric.of(None))
+    plots.ranking(ax, best, shown.metric, shown.results(part="test"))
+    figures.legend(fig)
+    return fig, (
+        f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
+        f"test results.{shown.difference}{shown.notes}"
+    )
+
+
+def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
+    """Kaplan–Meier curves: the fraction of jobs that has reached a metric's target, by time."""
+    metric = metrics.with_target(jobs)
+    shown = comparison.compare(tables.times_to(jobs, metric), 6, metric=metric)
+    fig, ax = figures.figure("column", 2.2 + 0.17 * len(shown.lines))
+    for name, alike in shown.lines.items():
+        plots.reached(ax, alike["reached"], alike["lasted"], name, shown.looks[name])
+    ax.set(xlabel="training and evaluation (s)", ylabel=f"fraction of jobs at {metric.goal}")
+    figures.legend(fig)
+    never = shown.jobs["reached"].isna().sum()
+    return fig, (
+        f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
+        f"and evaluation on {hardware(jobs)} (Kaplan–Meier estimate, 95% interval). {never} of "
+        f"{len(shown.jobs)} jobs never reached it: upright ticks, where they ended; at the right, "
+        f"if they diverged.{shown.chosen}"
+    )
+
+
+def throughput(jobs: "pd.DataFrame") -> "Drawn":
+    """Training examples per second with different settings, on each kind of device."""
+    devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
+    shown = comparison.compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
+    fastest = shown.results(RANKED)
+    fig, ax = figures.rows([*fastest], 0.3)
+    figures.value_axis(ax.xaxis, shown.metric)
+    plots.ranking(ax, fastest, shown.metric)
+    ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
+    return fig, (
+        f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
+        f"{shown.first(RANKED)}: {shown.repeats}."
+    )
+
+
+def hardware(jobs: "pd.DataFrame") -> str:
+    """The kinds of devices that the jobs ran on."""
+    return ", ".join(sorted(jobs["hardware"].unique()))
+
+
+def return_by_experience(jobs: "pd.DataFrame") -> "Drawn":
+    """The validation return by steps in the environment, beside policies that learn nothing."""
+    shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs).of("val"))
+    keys = ["job_id", "step"]
+    taken = tables.curves(shown.jobs, "environment_steps")[[*keys, "value"]]
+    curves = shown.curves()
+    fig, axes = figures.panels([*curves], "step in the environment", shown.metric)
+    for ax, (panel, lines) in zip(axes, curves.items(), strict=True):
+        for name, alike in lines.items():
+            known = alike.merge(taken, on=keys, suffixes=("", "_taken"))
+            known["step"] = known["value_taken"].astype(int)
+            plots.bands(ax, known, name, shown.metric, shown.looks[name])
+        for policy, style in REFERENCES.items():
+            returns = shown.rows[panel][f"val_return_{policy}"]
+            ax.axhline(returns.mean(), color="0.3", linestyle=style, label=policy)
+    figures.legend(fig, shown.repeats)
+    return fig, (
+        f"{shown.metric.title} by steps in the environment, in all of its copies together: "
+        f"{shown.repeats}; thin lines are single jobs. Grey: a random policy and a heuristic, in "
+        f"the same episodes.{shown.notes}"
+    )
+
+
+def behaviour(job: "pd.DataFrame") -> "Drawn":
+    """The best, the median and the worst test episode of one job."""
+    kept = tables.outputs(job, "gained", "length", "states").sort_values("gained")
+    chosen = {"best": kept.iloc[-1], "median": kept.iloc[len(kept) // 2], "worst": kept.iloc[0]}
+    fig, (height, place) = figures.figure("column", 3.2, nrows=2, sharex=True)
+    for (name, episode), style in zip(chosen.items(), ("-", "--", ":"), strict=True):
+        states = episode["states"][: int(episode["length"]) + 1]
+        seconds = 0.02 * np.arange(len(states))
+        label = f"{name}: {episode['gained']:.0f}"
+        height.plot(seconds, np.cos(states[:, 2]), style, label=label)
+        place.plot(seconds, states[:, 0], style)
+    height.set(ylabel="pole's tip (m)", ylim=(-1.1, 1.1))
+    place.set(xlabel="time (s)", ylabel="cart (m)", ylim=(-2.6, 2.6))
+    figures.legend(fig, "return")
+    return fig, (
+        "Height of the pole's tip above its hinge, and position of the cart, in the best, the "
+        f"median and the worst of {len(kept)} test episodes by return: {job.attrs['about']}."
+    )
+
+
+FIGURES = {
+    "learning-curves": learning_curves,
+    "metric-vs-setting": metric_vs_setting,
+    "metric-map": metric_map,
+    "ranking": ranking,
+    "return-by-experience": return_by_experience,
+    "time-to-target": time_to_target,
+    "throughput": throughput,
+}
+
+OF_ONE_JOB = {"behaviour": behaviour}
+"""Figures of the job of --job, or the best on validation data."""
+
+
+if __name__ == "__main__":
+    sys.exit(plotting.main(Settings, FIGURES, OF_ONE_JOB, ONLY, LABELS))
