@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from engine.cli import Metric, SettingsError, Span, setting
 
 METRICS = {  # by the names that run.py measures them under
-    "return": Metric(better="higher", range=(0, 500), target=300),
+    "return": Metric(better="higher", range=(0, 500), target=250),
     "length": Metric(better="higher", label="episode length", unit="steps", range=(1, 500)),
     "entropy": Metric(better="higher", unit="nats", range=(0, None)),
 }
