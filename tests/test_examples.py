@@ -21,6 +21,7 @@ MOST_LINES = {
     "segmentation": 200,
     "language": 110,
     "graphs": 280,
+    "reinforcement": 330,
     "similarity": 360,
 }
 
@@ -68,6 +69,15 @@ EXAMPLES = {
         ("--layers 2 --steps 60 --eval-every 30", "--layers 1 --steps 60 --eval-every 30"),
         "mae",
         "Validation mean absolute error",
+    ),
+    "reinforcement": Example(
+        ("--environment", "balance", "--steps", "600", "--eval-every", "100"),
+        tuple(
+            f"--environment balance --steps 40 --eval-every 20 --lr {lr}" for lr in ("1e-3", "1e-5")
+        ),
+        "return",
+        "Validation return",
+        rises=True,
     ),
     "similarity": Example(
         ("--epochs", "8"),

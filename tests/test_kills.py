@@ -23,14 +23,14 @@ pytestmark = pytest.mark.full
 
 EXAMPLES = json.loads((REPOSITORY / "cookiecutter.json").read_text())["example"]
 
-ALL = (
-    *("--ema", "0.9", "--clip-norm", "1", "--precision", "bf16", "--warmup", "20"),
-    *("--log-every", "7", "--checkpoint-minutes", "0.0001"),
-)
+ALL = {
+    **{"--accumulate": "2", "--ema": "0.9", "--clip-norm": "1", "--precision": "bf16"},
+    **{"--warmup": "20", "--log-every": "7", "--checkpoint-minutes": "0.0001"},
+}
 """A checkpoint follows upon the other; means over 7 steps are half full in most of them."""
 
-NO_STREAM = ("--accumulate", "2")
-"""What examples have too whose training data is no stream."""
+LACKS = {"graphs": "--accumulate", "reinforcement": "--precision"}
+"""A flag of these that an example does not have."""
 
 OF_EXAMPLE = {
     "classification": ("--val-fraction", "0.5", "--augment", "crop-flip", "--epochs", "40"),
@@ -39,6 +39,7 @@ OF_EXAMPLE = {
     "segmentation": ("--steps", "60", "--eval-every", "10", "--augment", "crop-flip"),
     "language": ("--model", "gpt-tiny", "--context", "32", "--steps", "400", "--eval-every", "40"),
     "graphs": ("--steps", "200", "--eval-every", "20", "--layers", "2"),
+    "reinforcement": ("--steps", "400", "--eval-every", "40"),
     "similarity": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
 }
 STREAMED = ("graphs",)
@@ -97,15 +98,19 @@ def example(request: pytest.FixtureRequest, make: Callable[..., Path]) -> tuple[
     return request.param, project
 
 
+def everything(name: str) -> list[str]:
+    """The flags of ALL that an example has."""
+    return [word for pair in ALL.items() if pair[0] != LACKS.get(name) for word in pair]
+
+
 @pytest.fixture(
     scope="module", params=[pytest.param("resident", marks=pytest.mark.alike), "workers"]
 )
 def left_alone(request: pytest.FixtureRequest, example: tuple[str, Project]) -> Left:
     """The job of an example that nobody disturbs."""
     name, project = example
-    streamed = name in STREAMED
-    loaders, more = (LOADERS_OF_STREAM, ()) if streamed else (LOADERS, NO_STREAM)
-    return Left(project, (*ALL, *more, *loaders[request.param], *OF_EXAMPLE[name]))
+    loaders = LOADERS_OF_STREAM if name in STREAMED else LOADERS
+    return Left(project, (*everything(name), *loaders[request.param], *OF_EXAMPLE[name]))
 
 
 def instants(project: Project, job: str, chance: random.Random) -> dict[str, Callable[[], bool]]:
@@ -192,7 +197,7 @@ def test_two_jobs_at_once_on_one_store(
 ) -> None:
     project = Project(make())
     left = [
-        Left(project, (*ALL, *NO_STREAM, *OF_EXAMPLE["classification"], *flags))
+        Left(project, (*everything("classification"), *OF_EXAMPLE["classification"], *flags))
         for flags in LOADERS.values()
     ]
     fresh = project.copy(tmp_path / "copy")

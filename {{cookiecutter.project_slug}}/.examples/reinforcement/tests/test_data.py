@@ -13,6 +13,9 @@ from settings import Settings
 CPU = torch.device("cpu")
 STEPS = 30
 
+COLLATE = getattr(data, "collate", None)
+"""What makes a batch of examples that cannot be stacked; see docs/recipes.md."""
+
 
 @pytest.fixture(params=data.ENVIRONMENTS)
 def environment(request):
