@@ -116,6 +116,18 @@ def test_continues_from_the_previous_checkpoint(
     assert_as_undisturbed(again, reference, project, reference)
 
 
+def test_killed_before_its_first_checkpoint_it_says_that_it_starts_over(
+    project: Project, reference: str, again: Project
+) -> None:
+    folder = again.folder(reference)
+    for name in ("last.pt", "previous.pt"):
+        (folder / name).unlink()
+    done = again.run(*JOB)
+    assert done.returncode == 0, done
+    assert "there was no checkpoint yet; starting over" in done.stdout.splitlines()
+    assert_as_undisturbed(again, reference, project, reference)
+
+
 def test_starts_over_without_a_whole_checkpoint(
     project: Project, reference: str, again: Project, tmp_path: Path
 ) -> None:

@@ -57,6 +57,11 @@ class Journal:
             self.files([f"logged/{file.name}" for file in sorted(folder.glob("logged/*"))])
         self.flush()
 
+    @property
+    def has_points(self) -> bool:
+        """Whether the journal has metrics of any step."""
+        return bool(self._last)
+
     def metrics(
         self,
         step: int,

@@ -134,6 +134,8 @@ class TrainingState:
                 return content
         if found:
             log.warning("no checkpoint is left; starting over")
+        elif self._journal.has_points:
+            log.info("there was no checkpoint yet; starting over")
         return {}
 
 
