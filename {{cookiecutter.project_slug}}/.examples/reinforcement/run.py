@@ -1,7 +1,7 @@
 """One job: act, train, evaluate, save.
 
-    python run.py                                   # PPO swings up a pole on a cart
-    python run.py --environment balance --steps 800
+    python run.py                                        # PPO keeps a pole on a cart upright
+    python run.py --environment swing-up --steps 3000
     python run.py --passes 1 --lr 3e-4 --seed 1
     python run.py --help
 

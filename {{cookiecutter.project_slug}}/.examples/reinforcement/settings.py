@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from engine.cli import Metric, SettingsError, Span, setting
 
 METRICS = {  # by the names that run.py measures them under
-    "return": Metric(better="higher", range=(0, 500), target=250),
+    "return": Metric(better="higher", range=(0, 500), target=450),
     "length": Metric(better="higher", label="episode length", unit="steps", range=(1, 500)),
     "entropy": Metric(better="higher", unit="nats", range=(0, None)),
 }
@@ -26,7 +26,7 @@ class Settings:
     """The settings of a job. Raises SettingsError if they contradict each other."""
 
     # Environment
-    environment: str = setting("swing-up", names="data.ENVIRONMENTS")
+    environment: str = setting("balance", names="data.ENVIRONMENTS")
     """Environment to act in."""
 
     environments: int = setting(32, at_least=1, at_most=1_000_000)
@@ -43,7 +43,7 @@ class Settings:
     """The policy, with a critic."""
 
     # Length (one of steps, minutes)
-    steps: int = setting(3000, at_least=1)
+    steps: int = setting(1500, at_least=1)
     """Optimizer steps. Each takes --batch-size of the steps in the environment."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="steps")
