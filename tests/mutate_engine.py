@@ -55,9 +55,27 @@ def mutant(source: str, chance: random.Random) -> Mutant:
         node = chance.choice([*code_in(tree)])
         line, before = getattr(node, "lineno", 0), ast.unparse(node)
         if isinstance(node, ast.stmt | ast.expr) and mutate(node, chance):
-            ast.fix_missing_locations(tree)
-            if ast.unparse(tree) != ast.unparse(ast.parse(source)):
-                return Mutant(ast.unparse(tree), f"line {line}: {_change(before, node)}")
+            changed = ast.unparse(ast.fix_missing_locations(tree))
+            if _code(tree) != _code(ast.parse(source)):
+                return Mutant(changed, f"line {line}: {_change(before, node)}")
+
+
+def _code(tree: ast.Module) -> str:
+    """Return what a module does, as text: without docstrings and annotations."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.arg():
+                node.annotation = None
+            case ast.FunctionDef():
+                node.returns = None
+            case ast.AnnAssign(value=ast.expr()):
+                node.annotation = ast.Constant(None)
+        if isinstance(body := getattr(node, "body", None), list):
+            texts = [
+                n for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
+            ]
+            node.body = [n for n in body if n not in texts] or [ast.Pass()]  # type: ignore
+    return ast.unparse(tree)
 
 
 def _change(before: str, node: ast.AST) -> str:

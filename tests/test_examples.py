@@ -56,7 +56,10 @@ EXAMPLES = {
         "Validation mean IoU",
     ),
     "language": Example(
-        ("--model", "gpt-tiny", "--steps", "400", "--eval-every", "40", "--context", "32"),
+        (
+            *("--model", "gpt-tiny", "--context", "32", "--batch-size", "16", "--lr", "5e-3"),
+            *("--steps", "200", "--eval-every", "10"),
+        ),
         (
             "--model gpt-tiny --steps 100 --eval-every 25 --lr 1e-2",
             "--model gpt-tiny --steps 100 --eval-every 25 --lr 1e-4",
