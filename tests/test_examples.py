@@ -19,10 +19,10 @@ MOST_LINES = {
     "regression": 40,
     "gan": 90,
     "segmentation": 200,
-    "language": 110,
+    "language": 120,
     "graphs": 280,
     "reinforcement": 330,
-    "similarity": 360,
+    "similarity": 370,
 }
 
 
@@ -119,7 +119,7 @@ def test_examples_are_merged_with_today_s_template(template: Path) -> None:
 
 
 def test_a_change_of_the_template_is_merged_into_the_examples(copy: Path) -> None:
-    edit(copy / INNER / "run.py", "\nimport sys\n", "\nimport os\nimport sys\n")
+    edit(copy / INNER / "run.py", "says that it has finished", "says that it is finished")
     own = (copy / INNER / ".examples").glob("*/run.py")
     changed = sorted(file.parent.name for file in own if file.parent.name != "base")
     assert {*EXAMPLES} - {*changed} == {"similarity"}  # which trains as the template does
@@ -132,7 +132,7 @@ def test_a_change_of_the_template_is_merged_into_the_examples(copy: Path) -> Non
     assert script(copy, "merge.py").returncode == 0
     for name in changed:
         text = (copy / INNER / ".examples" / name / "run.py").read_text()
-        assert "\nimport os\nimport sys\n" in text
+        assert "says that it is finished" in text
     assert "r2" in (copy / INNER / ".examples" / "regression" / "run.py").read_text()
     assert script(copy, "merge.py", "--check").returncode == 0
 

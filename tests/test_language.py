@@ -67,10 +67,11 @@ print(json.dumps([[[each.tolist() for each in window] for window in part]
 
 def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path):
     random = np.random.default_rng(0)
-    texts = [random.integers(0, 256, size, dtype=np.uint8).tobytes() for size in (1010, 400)]
+    texts = [random.integers(0, 256, size, dtype=np.uint8).tobytes() for size in (1010, 400, 13)]
     (tmp_path / "more").mkdir()
     (tmp_path / "first.txt").write_bytes(texts[0])
     (tmp_path / "more" / "second.txt").write_bytes(texts[1])
+    (tmp_path / "tiny.txt").write_bytes(texts[2])
     (tmp_path / "empty.txt").touch()
     (tmp_path / "no-text.csv").write_text("1, 2")
     parts = told(project, WINDOWS, str(tmp_path), "16")
@@ -79,17 +80,18 @@ def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path):
         for text in texts:
             held_out = len(text) // 10
             ends = (0, len(text) - 2 * held_out, len(text) - held_out, len(text))
-            following = text[ends[number] + 1 : ends[number + 1]]
-            wanted += following[: len(following) // 16 * 16]
-        assert [token for _, following in part for token in following] == wanted
-        assert all(tokens[1:] == following[:-1] for tokens, following in part)
+            wanted += text[ends[number] : ends[number + 1]]
+        count = (len(wanted) - 1) // 16 * 16
+        assert [token for tokens, _ in part for token in tokens] == wanted[:count]
+        assert [token for _, following in part for token in following] == wanted[1 : count + 1]
+        assert {len(tokens) for tokens, _ in part} == {16}
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--context", "100000"), "--context 100000: the longest part of a text has "),
-        (("--dataset", "files", "--data-root", "engine/cli"), "engine/cli: has no text in it"),
+        (("--context", "100000"), "--context 100000: the text of "),
+        (("--dataset", "files", "--data-root", "engine"), "engine: is no folder with texts"),
     ],
 )
 def test_too_little_text_is_said_in_one_line(project, flags, said):

@@ -4,9 +4,9 @@ A token is a byte: any file can be read, and no tokenizer has to be kept. To add
 function such as `pydoc` and a line in DATASETS. It returns tokens (N,), uint8, of which an example
 is a window: `--context` tokens, and for each of them the one that follows.
 
-The text is cut in three: the first part is trained on, the next validates, the last is for the
-test. Windows follow one another without overlap, so an epoch has each token once. The last, shorter
-window of each part is left out.
+Each text is cut in three: the first part is trained on, the next validates, the last is for the
+test. The windows of a part follow one another without overlap, from one text to the next, so an
+epoch has each token once. Only the last, shorter window of a part is left out.
 """
 
 from collections.abc import Callable
@@ -17,25 +17,53 @@ from pydoc_data import topics
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from engine.errors import SettingsError
 from models import Spec
 from settings import Settings
 
 Batch = tuple[Tensor, Tensor]  # tokens (B, T), uint8, and those that follow, (B, T)
-Examples = Dataset[tuple[Tensor, ...]]
 
 HELD_OUT = 0.1  # of the text, for validation and for the test each
+
+
+class Windows(Dataset[Batch]):
+    """Windows of texts one after another: tokens (T,), and those that follow, (T,).
+
+    The texts stay where they are, on disk if they are mapped into memory.
+    """
+
+    def __init__(self, texts: list[Tensor], context: int) -> None:
+        self._texts, self._context = texts, context
+        self._ends = np.cumsum([len(text) for text in texts])
+
+    def __len__(self) -> int:
+        """Return the number of whole windows."""
+        return max(0, int(self._ends[-1]) - 1) // self._context
+
+    def __getitem__(self, index: int) -> Batch:
+        """Return a window."""
+        first = index * self._context
+        number = int(np.searchsorted(self._ends, first, "right"))
+        left, pieces = self._context + 1, []
+        while left:
+            text = self._texts[number]
+            begin = max(0, first - int(self._ends[number]) + len(text))
+            pieces.append(text[begin : begin + left])
+            left -= len(pieces[-1])
+            number += 1
+        tokens = torch.cat(pieces)
+        return tokens[:-1], tokens[1:]
 
 
 @dataclass(frozen=True)
 class Splits:
     """What a job is trained, validated and tested on, and what its network needs to know of it."""
 
-    train: Examples
-    val: Examples
-    test: Examples
+    train: Windows
+    val: Windows
+    test: Windows
     spec: Spec
 
 
@@ -45,8 +73,11 @@ def load(settings: Settings, data_root: Path) -> Splits:
     Raises SettingsError if there is no text, or too little.
     """
     texts = DATASETS[settings.dataset](data_root.expanduser())
-    parts = [parts_of(text) for text in texts]
-    train, val, test = (windows(list(each), settings.context) for each in zip(*parts, strict=True))
+    parts = zip(*map(parts_of, texts), strict=True)
+    train, val, test = (Windows([*part], settings.context) for part in parts)
+    if not all(map(len, (train, val, test))):
+        size = sum(map(len, texts))
+        raise SettingsError(f"--context {settings.context}: the text of {size} bytes is too short")
     return Splits(train, val, test, Spec(settings.context, 256))
 
 
@@ -57,19 +88,6 @@ def parts_of(text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return train, val, test
 
 
-def windows(texts: list[Tensor], context: int) -> Examples:
-    """Return the windows of texts (N,) as examples: tokens (T,) and those that follow, (T,).
-
-    They are views: the texts stay where they are, on disk if they are mapped into memory. Raises
-    SettingsError if no text has a whole window.
-    """
-    whole = [text.unfold(0, context + 1, context) for text in texts if len(text) > context]
-    if not whole:
-        most = max(map(len, texts), default=0)
-        raise SettingsError(f"--context {context}: the longest part of a text has {most} tokens")
-    return ConcatDataset([TensorDataset(each[:, :-1], each[:, 1:]) for each in whole])
-
-
 def pydoc(_root: Path) -> list[Tensor]:
     """Return the English of Python's own documentation, 0.5 MB; it comes with Python, and differs
     a little between its versions."""
@@ -78,13 +96,13 @@ def pydoc(_root: Path) -> list[Tensor]:
 
 
 def files(root: Path) -> list[Tensor]:
-    """Return your own text: all `<root>/**/*.txt`, which are mapped into memory and read as needed.
+    """Return your own text: all `<root>/**/*.txt`. They are mapped into memory, and read as needed.
 
-    Each file is cut in three. Raises SettingsError if there are none.
+    Raises SettingsError if there are none.
     """
     found = sorted(path for path in root.rglob("*.txt") if path.stat().st_size)
     if not found:
-        raise SettingsError(f"--data-root {root}: has no text in it, as *.txt")
+        raise SettingsError(f"--data-root {root}: is no folder with texts, as *.txt")
     # "c" is copy on write: torch wants arrays that it could write to.
     return [torch.from_numpy(np.memmap(path, np.uint8, "c")) for path in found]
 

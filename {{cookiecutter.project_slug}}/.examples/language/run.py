@@ -1,7 +1,7 @@
 """One job: load, train, evaluate, save.
 
     python run.py                                      # a small GPT on Python's documentation
-    python run.py --context 256 --lr 1e-3 --seed 1
+    python run.py --context 128 --epochs 30 --seed 1
     python run.py --dataset files --data-root texts --model gpt2 --context 1024 --accumulate 8
     python run.py --help
 
@@ -119,7 +119,7 @@ def evaluate(
         if split == "test" and number < KEPT:
             job.keep_outputs(loss=measured["loss"])
     metrics = means.read()
-    metrics["perplexity"] = math.exp(metrics["loss"])
+    metrics["perplexity"] = torch.tensor(metrics["loss"]).double().exp().item()  # may be infinite
     return {f"{split}_{name}": value for name, value in metrics.items()}
 
 

@@ -7,7 +7,7 @@ source "$(dirname "$0")/engine/sweeps/sweep.sh"
 
 grid() {
   for model in gpt-tiny gpt-small; do
-    for lr in 2e-3 5e-3; do
+    for lr in 1e-3 3e-3; do
       for seed in 0 1 2; do
         job --model "$model" --lr "$lr" --seed "$seed"
       done

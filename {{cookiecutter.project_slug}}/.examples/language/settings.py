@@ -30,7 +30,7 @@ class Settings:
     dataset: str = setting("pydoc", names="data.DATASETS")
     """Text to train on."""
 
-    context: int = setting(128, at_least=1, at_most=1_000_000)
+    context: int = setting(32, at_least=1, at_most=1_000_000)
     """Tokens that the network sees at once; a token is a byte."""
 
     # Model
@@ -38,7 +38,7 @@ class Settings:
     """The network."""
 
     # Length (one of epochs, steps, minutes)
-    epochs: int = setting(2, at_least=1, at_most=1_000_000)
+    epochs: int = setting(3, at_least=1, at_most=1_000_000)
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
@@ -51,7 +51,7 @@ class Settings:
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
 
     # Optimization
-    batch_size: int = setting(4, at_least=1, at_most=1_000_000)
+    batch_size: int = setting(16, at_least=1, at_most=1_000_000)
     """Examples per optimizer step."""
 
     accumulate: int = setting(1, at_least=1)
@@ -60,7 +60,7 @@ class Settings:
     optimizer: str = setting("adamw", names="optimizers.OPTIMIZERS")
     """The optimizer. Its fixed options, such as sgd's momentum, are in optimizers.py."""
 
-    lr: float = setting(2e-3, above=0)
+    lr: float = setting(3e-3, above=0)
     """Highest learning rate."""
 
     weight_decay: float = setting(0.1, at_least=0)
