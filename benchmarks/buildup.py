@@ -33,7 +33,8 @@ DATASETS["random-images"] = _random
 TOKENS = """
 
 def _random(_root: Path) -> list[Tensor]:
-    return [torch.randint(256, (2_500_000,), dtype=torch.uint8)]
+    count = 2_500_000 if torch.cuda.is_available() else 100_000
+    return [torch.randint(256, (count,), dtype=torch.uint8)]
 
 
 DATASETS["random-tokens"] = _random
