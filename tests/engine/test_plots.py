@@ -79,6 +79,12 @@ def test_a_band_on_a_logarithmic_axis_stays_near_its_curves():
         plots.bands(ax, curves([1.0, 0.0]), "", LOG)
 
 
+def test_panels_can_have_a_plain_label() -> None:
+    _, (left, right) = figures.panels(["a", "b"], "time (s)", "pressure (kPa)")
+    assert (left.get_ylabel(), left.get_xlabel()) == ("pressure (kPa)", "time (s)")
+    assert right.get_title() == "b"
+
+
 @METRICS
 def test_axes_hide_only_the_worst_values(metric):
     first = 9 * np.exp(-np.arange(200) / 3)

@@ -72,10 +72,14 @@ def figure(
 
 
 def panels(
-    names: Sequence[str], xlabel: str, metric: Measured, across: int = 3, height: float = 1.9
+    names: Sequence[str],
+    xlabel: str,
+    values: Measured | str,
+    across: int = 3,
+    height: float = 1.9,
 ) -> tuple["Figure", list[Any]]:
     """Return a figure with a lettered and titled panel for each name, up to `across` in a row, that
-    share an axis of values; and its panels.
+    share an axis of values, a metric's or one with this label; and its panels.
 
     Page-wide, or a column for one panel; the height is in inches, for each row.
     """
@@ -91,7 +95,7 @@ def panels(
     for title, ax in zip(titles, axes, strict=True):
         ax.set_title(title)
     for ax in grid[:, 0]:
-        value_axis(ax.yaxis, metric)
+        value_axis(ax.yaxis, values)
     for ax in axes[-across:]:
         ax.set_xlabel(xlabel)
     for ax in axes:
@@ -118,15 +122,16 @@ def _lines(names: Sequence[str], inches: float) -> int:
     return max(name.count("\n") + 1 for name in text.row_names(names, inches))
 
 
-def value_axis(axis: "Axis", metric: Measured) -> None:
-    """Label an axis with a metric, in lines that fit, and scale it as declared."""
+def value_axis(axis: "Axis", values: Measured | str) -> None:
+    """Label an axis with a metric, and scale it as declared, or with a text; in lines that fit."""
     place, fig = axis.axes.get_subplotspec(), axis.get_figure(root=True)
     assert place and fig
     rows, columns, *_ = place.get_geometry()
     width, height = fig.get_size_inches()
     inches = width / columns if axis is axis.axes.xaxis else height / rows
-    axis.set_label_text(text.wrapped(metric.axis, LABEL * 72 * inches, _venue.text))
-    if metric.log:
+    label = values if isinstance(values, str) else values.axis
+    axis.set_label_text(text.wrapped(label, LABEL * 72 * inches, _venue.text))
+    if isinstance(values, Measured) and values.log:
         log_scale(axis)
     else:
         plain_ticks(axis)
