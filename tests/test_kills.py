@@ -174,6 +174,8 @@ def torment(project: Project, left: Left, kills: int) -> "Counter[str]":
 def assert_as_left_alone(project: Project, left: Left) -> None:
     """Let a job get to its end; all that it leaves is what the undisturbed one left."""
     done = project.run(*left.flags)
+    if done.returncode == 3:  # on a slow machine, not all is uploaded within 30 s
+        done = project.run(*left.flags)
     assert done.returncode == 0, done
     assert same(project.tensors(left.job), left.project.tensors(left.job))
     ((_, status),) = project.runs(left.job)
