@@ -22,6 +22,7 @@ MOST_LINES = {
     "language": 120,
     "graphs": 280,
     "reinforcement": 330,
+    "contrastive": 240,
     "similarity": 370,
 }
 
@@ -80,6 +81,13 @@ EXAMPLES = {
         ),
         "return",
         "Validation return",
+        rises=True,
+    ),
+    "contrastive": Example(
+        ("--probe-labels", "1", "--steps", "150", "--eval-every", "5", "--warmup", "0"),
+        ("--steps 40 --eval-every 20 --lr 3e-3", "--steps 40 --eval-every 20 --lr 1e-5"),
+        "probe_accuracy",
+        "Validation probe accuracy",
         rises=True,
     ),
     "similarity": Example(

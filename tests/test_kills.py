@@ -29,7 +29,11 @@ ALL = {
 }
 """A checkpoint follows upon the other; means over 7 steps are half full in most of them."""
 
-LACKS = {"graphs": "--accumulate", "reinforcement": "--precision"}
+LACKS = {
+    "contrastive": "--accumulate",
+    "graphs": "--accumulate",
+    "reinforcement": "--precision",
+}
 """A flag of these that an example does not have."""
 
 OF_EXAMPLE = {
@@ -40,6 +44,7 @@ OF_EXAMPLE = {
     "language": ("--model", "gpt-tiny", "--context", "32", "--steps", "400", "--eval-every", "40"),
     "graphs": ("--steps", "200", "--eval-every", "20", "--layers", "2"),
     "reinforcement": ("--steps", "400", "--eval-every", "40"),
+    "contrastive": ("--steps", "300", "--eval-every", "30"),
     "similarity": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
 }
 STREAMED = ("graphs",)

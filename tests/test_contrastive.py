@@ -1,0 +1,258 @@
+"""The example for contrastive learning: what it measures, its views, and where labels come in."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+from faults import Project, job_of, one_line, same
+from PIL import Image
+from sklearn.linear_model import Ridge
+from sklearn.neighbors import KNeighborsClassifier
+
+RANDOM = np.random.default_rng(0)
+SHORT = ("--steps", "60", "--eval-every", "30", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def project(make) -> Project:
+    return Project(make(example="contrastive"))
+
+
+def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
+    done = project.run(*flags)
+    assert done.returncode == 0, done
+    return done
+
+
+def told(project: Project, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What a Python program in the project's folder returns."""
+    done = project.do("python", "-c", code, *words)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+# What is measured
+
+
+OUTPUTS = """
+import sys
+import numpy as np, torch
+import data, jobs
+from pathlib import Path
+
+job = jobs.load(sys.argv[1])
+splits = data.load(job.settings, Path("data"))
+images, labels = (torch.stack(each) for each in zip(*splits.test))
+known, classes = (torch.stack(each) for each in zip(*(splits.labelled[i] for i in range(10))))
+random = torch.Generator().manual_seed(0)
+views = data.augmentation(job.settings)((images, labels), random)
+with torch.no_grad():
+    np.savez(
+        sys.argv[2],
+        labels=labels, classes=classes,
+        features=job.model.features(images),
+        known=torch.stack([job.model.features(each) for each in known]),
+        points=torch.stack([job.model(view) for view in views]),
+    )
+"""
+
+
+def test_metrics_are_those_of_the_test_images(project, tmp_path):
+    """All test images are in one batch, so everything can be computed again."""
+    job = job_of(run(project, *SHORT, "--batch-size", "359", "--temperature", "0.3"))
+    told(project, OUTPUTS, job, str(tmp_path / "outputs.npz"))
+    with np.load(tmp_path / "outputs.npz") as file:
+        found = {name: values for name, values in file.items()}
+    wanted = contrasted(found["points"].astype(float), 0.3)
+    wanted |= probed(found["known"], found["classes"], found["features"], found["labels"])
+    tested = {
+        key.removeprefix("test_"): points[-1][1]
+        for key, points in project.stored(job).items()
+        if key.startswith("test_")
+    }
+    assert tested == pytest.approx(wanted, abs=2e-3)
+    assert 0.5 < wanted["knn_accuracy"] < 1 and 0.5 < wanted["probe_accuracy"] < 1
+    with np.load(project.folder(job) / "predictions.npz") as kept:
+        assert np.array_equal(kept["label"], found["labels"])
+        assert kept["features"] == pytest.approx(found["features"], abs=1e-4)
+        assert kept["probes_right"].mean() == pytest.approx(tested["probe_accuracy"])
+
+
+def contrasted(points: np.ndarray, temperature: float) -> dict[str, float]:
+    """NT-Xent, alignment and uniformity of the points of two views (2, B, P), one by one."""
+    first, second = points / np.linalg.norm(points, axis=2, keepdims=True)
+    both, count, losses, matched = [*first, *second], len(first), [], []
+    kernel = []
+    for i, point in enumerate(both):
+        partner = (i + count) % (2 * count)
+        others = [j for j in range(2 * count) if j != i]
+        similar = np.array([point @ both[j] for j in others]) / temperature
+        losses.append(np.log(np.exp(similar).sum()) - similar[others.index(partner)])
+        matched.append(others[similar.argmax()] == partner)
+        different = [both[j] for j in others if j != partner]
+        kernel += [np.exp(-2 * ((point - other) ** 2).sum()) for other in different]
+    return {
+        "loss": float(np.mean(losses)),
+        "matched": float(np.mean(matched)),
+        "alignment": float(((first - second) ** 2).sum(1).mean()),
+        "uniformity": float(np.log(np.mean(kernel))),
+    }
+
+
+def probed(known, classes, features, labels) -> dict[str, float]:
+    """The accuracies of scikit-learn's ridge regression and nearest neighbours, over the draws."""
+    linear, nearest = [], []
+    for points, names in zip(known.astype(float), classes, strict=True):
+        scale = np.sqrt(points.var(0).mean())
+        ridge = Ridge(alpha=30).fit(points / scale, np.eye(10)[names])
+        linear.append((ridge.predict(features / scale).argmax(1) == labels).mean())
+        neighbour = KNeighborsClassifier(1, metric="cosine").fit(points, names)
+        nearest.append(neighbour.score(features, labels))
+    return {"probe_accuracy": float(np.mean(linear)), "knn_accuracy": float(np.mean(nearest))}
+
+
+# Labels
+
+
+DRAWN = """
+import json, sys
+import data
+from engine.data.order import whole
+from pathlib import Path
+from settings import Settings
+
+splits = data.load(Settings(probe_labels=3, split_seed=int(sys.argv[1])), Path("data"))
+everything = whole(splits.train)[0].tensors[0]
+place = {image.numpy().tobytes(): number for number, image in enumerate(everything)}
+train = [place[image.numpy().tobytes()] for image, _ in splits.train]
+drawn = [splits.labelled[number] for number in range(len(splits.labelled))]
+print(json.dumps([
+    train,
+    [[place[image.numpy().tobytes()] for image in images] for images, _ in drawn],
+    [labels.tolist() for _, labels in drawn],
+]))
+"""
+
+
+def test_probes_learn_from_few_training_images_of_each_class(project):
+    both = []
+    for seed in ("0", "1"):
+        train, drawn, labels = json.loads(told(project, DRAWN, seed).stdout)
+        assert len(drawn) == 10 and len({tuple(sorted(each)) for each in drawn}) == 10
+        for images, names in zip(drawn, labels, strict=True):
+            assert {*images} <= {*train} and len({*images}) == 30
+            assert sorted(names) == sorted(3 * [*range(10)])
+        both.append(drawn)
+    assert both[0] != both[1]
+
+
+def test_training_uses_no_labels(project, tmp_path):
+    """With the labels of other images, the last weights and the training curve are the same."""
+    wrong = project.copy(tmp_path / "wrong")
+    script = wrong.root / "data.py"
+    text = script.read_text()
+    assert text.count("TensorDataset(images, rows[:, -1].long())") == 1
+    script.write_text(text.replace("rows[:, -1].long()", "rows[:, -1].long().roll(500)"))
+    flags = (*SHORT, "--monitor", "none")
+    jobs = [(each, job_of(run(each, *flags))) for each in (project, wrong)]
+    one, other = (each.tensors(job)["best"]["models"] for each, job in jobs)
+    assert same(one, other)
+    one, other = (each.stored(job) for each, job in jobs)
+    assert one["train_loss"] == other["train_loss"] and one["val_loss"] == other["val_loss"]
+    assert one["test_probe_accuracy"][-1][1] > other["test_probe_accuracy"][-1][1] + 0.3
+
+
+# Views
+
+
+AUGMENTED = """
+import torch
+import data
+from settings import Settings
+
+images = torch.full((200, 3, 16, 16), 200, dtype=torch.uint8)
+images[:, :, ::2] = 40
+for name in data.AUGMENTATIONS:
+    augment = data.augmentation(Settings(augment=name))
+    one, other = augment((images, None), torch.Generator().manual_seed(0))
+    again = augment((images, None), torch.Generator().manual_seed(0))
+    print(
+        name,
+        torch.equal(one, other),
+        torch.equal(one, again[0]) and torch.equal(other, again[1]),
+        len({image.numpy().tobytes() for image in one}) > 150,
+        one.shape == images.shape and one.dtype == torch.uint8,
+    )
+"""
+
+
+def test_two_views_differ_and_those_of_one_generator_are_the_same(project):
+    lines = told(project, AUGMENTED).stdout.splitlines()
+    assert lines == [
+        "none True True False True",
+        "shift False True True True",
+        "affine False True True True",
+        "affine-noise-erase False True True True",
+        "crop-flip-colour False True True True",
+    ]
+
+
+MOVED = """
+import torch
+import data
+
+image = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+image[0, 0, 2, 3] = 255
+ones = torch.ones(1)
+maps = {
+    "same": [[1, 0, 0], [0, 1, 0]],
+    "from one to the right": [[1, 0, 0.25 * ones], [0, 1, 0]],
+    "from one below": [[1, 0, 0], [0, 1, 0.25 * ones]],
+    "mirrored": [[-ones, 0, 0], [0, 1, 0]],
+    "quarter turn": [[0, -1, 0], [1, 0, 0]],
+}
+for name, rows in maps.items():
+    print(name, data.warped(image, rows)[0, 0].nonzero().tolist())
+"""
+
+
+def test_images_are_moved_as_the_map_says(project):
+    assert told(project, MOVED).stdout.splitlines() == [
+        "same [[2, 3]]",
+        "from one to the right [[2, 2]]",
+        "from one below [[1, 3]]",
+        "mirrored [[2, 4]]",
+        "quarter turn [[4, 2]]",
+    ]
+
+
+# Datasets and flags
+
+
+def test_images_in_folders_are_read_in_their_format(project, tmp_path):
+    for name, low, high in (("dark", 0, 128), ("light", 128, 256)):
+        (tmp_path / name).mkdir()
+        for number in range(20):
+            pixels = RANDOM.integers(low, high, (24, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / name / f"{number:02}.png")
+    folder = ("--dataset", "image-folder", "--data-root", str(tmp_path), "--image-size", "16")
+    flags = (*folder, "--augment", "crop-flip-colour", "--batch-size", "8", *SHORT)
+    job = job_of(run(project, *flags, "--val-fraction", "0.2"))
+    ((_, accuracy),) = project.stored(job)["test_probe_accuracy"]
+    assert accuracy > 0.8
+    (tmp_path / "dark" / "00.png").unlink()
+    said = one_line(project.run(*flags, "--probe-labels", "30", "--note", "few"), 2)
+    assert "--probe-labels 30: the class " in said and " training images" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--accumulate", "2"), "--accumulate: no such flag"),
+        (("--batch-size", "1"), "--batch-size 1: must be from 2 to 1,000,000"),
+        (("--probe-labels", "500"), "--probe-labels 500: the class 0 has 1"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(project: Project, flags, said):
+    assert said in one_line(project.run(*flags), 2)

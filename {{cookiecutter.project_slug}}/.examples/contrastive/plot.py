@@ -1,0 +1,197 @@
+"""The figures, drawn from the results of finished jobs.
+
+    python plot.py                              # figures/*.pdf and .png, and .tex: their captions
+    python plot.py --venue neurips --out paper/figures
+    python plot.py --provenance figures/learning-curves.pdf
+
+One function per figure, which returns it with its caption. To add one, write it, with the name of
+its files, into FIGURES. Figures show the metric that the jobs monitor and tell apart what varies
+among them; settings are ranked and chosen by validation results, never by those on test data.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.results import comparison, figures, metrics, plots, plotting, tables
+from settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    Drawn = tuple[Figure, str]
+
+ONLY: dict[str, object] = {}
+"""Settings that jobs must have to be drawn: {"epochs": 30}; a list allows several values."""
+
+LABELS = {"lr": "learning rate"}
+"""What settings are called in figures, where that is not their name."""
+
+RANKED = 12
+"""Largest number of rows in a ranking."""
+
+HUES = (
+    *("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"),
+    *("tab:brown", "tab:pink", "tab:gray", "tab:olive", "tab:cyan"),
+)
+"""Colours of classes."""
+
+
+def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
+    """The monitored metric by optimizer step: a line for each value of the setting that varies
+    most, a panel for each of the others."""
+    shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs))
+    curves = shown.curves()
+    fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
+    for ax, lines in zip(axes, curves.values(), strict=True):
+        for name, repeated in lines.items():
+            plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
+    beyond = figures.limit(axes[0], curves, shown.metric)
+    figures.legend(fig, shown.repeats)
+    return fig, (
+        f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
+        f"{beyond}{shown.notes}"
+    )
+
+
+def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results by the number that varies most: a line for each value of the others."""
+    x = comparison.numeric(jobs)
+    shown = comparison.compare(jobs, 6, along=[x])
+    fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
+    figures.value_axis(ax.yaxis, shown.metric)
+    plots.points(ax, shown.lines, x, shown.metric)
+    figures.legend(fig, shown.repeats)
+    figures.ticks_at(ax, shown.jobs[x])
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points beside "
+        f"a mean are its jobs, crosses those that diverged.{shown.notes}"
+    )
+
+
+def metric_map(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results for each value of the setting that varies most, and of the others."""
+    shown = comparison.compare(jobs, 20, 20, needed=2)
+    (x,), _ = shown.parts
+    fig, ax = figures.rows([*shown.rows], 0.4)
+    plots.heatmap(ax, shown.rows, x, shown.metric)
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.means}; brighter is better.{shown.notes}"
+    )
+
+
+def ranking(jobs: "pd.DataFrame") -> "Drawn":
+    """Settings by their validation results, the best first, and their test results below these."""
+    shown = comparison.compare(jobs, len(jobs), needed=1)
+    best = shown.results(RANKED)
+    fig, ax = figures.rows([*best], 0.45)
+    figures.value_axis(ax.xaxis, shown.metric.of(None))
+    plots.ranking(ax, best, shown.metric, shown.results(part="test"))
+    figures.legend(fig)
+    return fig, (
+        f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
+        f"test results.{shown.difference}{shown.notes}"
+    )
+
+
+def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
+    """Kaplan–Meier curves: the fraction of jobs that has reached a metric's target, by time."""
+    metric = metrics.with_target(jobs)
+    shown = comparison.compare(tables.times_to(jobs, metric), 6, metric=metric)
+    fig, ax = figures.figure("column", 2.2 + 0.17 * len(shown.lines))
+    for name, alike in shown.lines.items():
+        plots.reached(ax, alike["reached"], alike["lasted"], name, shown.looks[name])
+    ax.set(xlabel="training and evaluation (s)", ylabel=f"fraction of jobs at {metric.goal}")
+    figures.legend(fig)
+    never = shown.jobs["reached"].isna().sum()
+    return fig, (
+        f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
+        f"and evaluation on {hardware(jobs)} (Kaplan–Meier estimate, 95% interval). {never} of "
+        f"{len(shown.jobs)} jobs never reached it: upright ticks, where they ended; at the right, "
+        f"if they diverged.{shown.chosen}"
+    )
+
+
+def throughput(jobs: "pd.DataFrame") -> "Drawn":
+    """Training examples per second with different settings, on each kind of device."""
+    devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
+    shown = comparison.compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
+    fastest = shown.results(RANKED)
+    fig, ax = figures.rows([*fastest], 0.3)
+    figures.value_axis(ax.xaxis, shown.metric)
+    plots.ranking(ax, fastest, shown.metric)
+    ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
+    return fig, (
+        f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
+        f"{shown.first(RANKED)}: {shown.repeats}."
+    )
+
+
+def hardware(jobs: "pd.DataFrame") -> str:
+    """The kinds of devices that the jobs ran on."""
+    return ", ".join(sorted(jobs["hardware"].unique()))
+
+
+def alignment_uniformity(jobs: "pd.DataFrame") -> "Drawn":
+    """Where each job is by alignment and uniformity, and its result in colour."""
+    if not {"best_val_alignment", "best_val_uniformity"} <= {*jobs}:
+        raise metrics.NoResults("no job has measured alignment and uniformity on validation data")
+    shown = comparison.compare(jobs[~jobs["diverged"]], 5)
+    results = shown.jobs[shown.metric.result]
+    fig, ax = figures.figure("column", 2.7 + 0.17 * len(shown.lines))
+    for name, alike in shown.lines.items():
+        places = alike["best_val_uniformity"], alike["best_val_alignment"]
+        marker = shown.looks[name].marker
+        limits = {"vmin": results.min(), "vmax": results.max()}
+        points = ax.scatter(*places, c=alike[shown.metric.result], marker=marker, s=16, **limits)
+        ax.plot([], [], marker, color="0.4", label=name)
+    fig.colorbar(points, label=str(shown.metric))
+    ax.set(xlabel="uniformity (lower: more even)", ylabel="alignment (lower: closer)")
+    figures.legend(fig)
+    return fig, (
+        "Alignment and uniformity of the views of validation images (Wang & Isola 2020), with the "
+        "weights kept: a point for each job. They depend on what makes the views, so they compare "
+        f"jobs with the same augmentation. Colour: {shown.metric}.{shown.notes}"
+    )
+
+
+def features(job: "pd.DataFrame") -> "Drawn":
+    """The features of one job's test images in the two directions in which they vary most."""
+    kept = tables.outputs(job, "label", "features")
+    points, labels = np.stack([*kept["features"]]), kept["label"].to_numpy()
+    centred = points - points.mean(0)
+    _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
+    explained = (sizes[:2] ** 2).sum() / (sizes**2).sum()
+    places = centred @ directions[:2].T
+    classes = tables.classes(job, 1 + labels.max())
+    if len(classes) > len(HUES):
+        raise metrics.NoResults(f"{len(classes)} classes are too many to tell apart by colours")
+    fig, ax = figures.figure("column", 3.4)
+    for number, (name, colour) in enumerate(zip(classes, HUES, strict=False)):
+        ax.plot(*places[labels == number].T, ".", markersize=3, color=colour, label=name)
+    ax.set(xlabel="first principal component", ylabel="second principal component")
+    figures.legend(fig)
+    return fig, (
+        f"Features of {len(points)} test images, by class, in their first two principal "
+        f"components, which have {explained:.0%} of the variance: {job.attrs['about']}."
+    )
+
+
+FIGURES = {
+    "learning-curves": learning_curves,
+    "metric-vs-setting": metric_vs_setting,
+    "metric-map": metric_map,
+    "ranking": ranking,
+    "alignment-uniformity": alignment_uniformity,
+    "time-to-target": time_to_target,
+    "throughput": throughput,
+}
+
+OF_ONE_JOB = {"features": features}
+"""Figures of the job of --job, or the best on validation data."""
+
+
+if __name__ == "__main__":
+    sys.exit(plotting.main(Settings, FIGURES, OF_ONE_JOB, ONLY, LABELS))

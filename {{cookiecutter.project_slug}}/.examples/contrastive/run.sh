@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# The jobs of this project. `bash run.sh` runs those that are not finished, one per GPU, or one per
+# core if the machine has no GPU. Run it again after a crash or a power cut, or with a longer grid: it
+# does what is left.
+
+source "$(dirname "$0")/engine/sweeps/sweep.sh"
+
+grid() {
+  for augment in shift affine-noise-erase; do
+    for temperature in 0.1 0.5; do
+      for seed in 0 1 2; do
+        job --augment "$augment" --temperature "$temperature" --seed "$seed"
+      done
+    done
+  done
+}
+
+sweep "$@"
