@@ -24,6 +24,8 @@ PACKAGES = {
     "scikit_learn",
     "tqdm",
     "nvidia_ml_py",
+    "transformers",
+    "tokenizers",
     "pytest",
     "pytest_xdist",
     "ruff",

@@ -57,6 +57,7 @@ NO_VALIDATION = "--val-fraction 0 --monitor none --steps 500 --loader workers"
         pytest.param("language", "", marks=pytest.mark.full),
         pytest.param("graphs", "", marks=pytest.mark.full),
         pytest.param("reinforcement", "", marks=pytest.mark.full),
+        pytest.param("finetuning", "", marks=pytest.mark.full),
         pytest.param("contrastive", "", marks=pytest.mark.full),
         pytest.param("similarity", "", marks=pytest.mark.full),
     ],

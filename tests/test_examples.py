@@ -22,9 +22,14 @@ MOST_LINES = {
     "language": 120,
     "graphs": 280,
     "reinforcement": 330,
+    "finetuning": 280,
     "contrastive": 240,
     "similarity": 370,
 }
+
+
+CLASSIFIERS = ("finetuning", "similarity")
+"""Examples that measure accuracy."""
 
 
 class Example(NamedTuple):
@@ -81,6 +86,13 @@ EXAMPLES = {
         ),
         "return",
         "Validation return",
+        rises=True,
+    ),
+    "finetuning": Example(
+        ("--epochs", "8"),
+        ("--epochs 2 --lr 3e-3", "--epochs 2 --lr 1e-5"),
+        "macro_f1",
+        "Validation macro F1",
         rises=True,
     ),
     "contrastive": Example(
@@ -213,7 +225,7 @@ def job(project: Project, name: str) -> str:
 
 def test_a_job_learns(project: Project, job: str, name: str) -> None:
     curves, metric = project.stored(job), EXAMPLES[name].metric
-    assert ("val_accuracy" in curves) == (name == "similarity")
+    assert ("val_accuracy" in curves) == (name in CLASSIFIERS)
     (_, first), *_, (_, last) = curves[f"val_{metric}"]
     ((_, tested),) = curves[f"test_{metric}"]
     if EXAMPLES[name].rises:

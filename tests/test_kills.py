@@ -44,10 +44,11 @@ OF_EXAMPLE = {
     "language": ("--model", "gpt-tiny", "--context", "32", "--steps", "400", "--eval-every", "40"),
     "graphs": ("--steps", "200", "--eval-every", "20", "--layers", "2"),
     "reinforcement": ("--steps", "400", "--eval-every", "40"),
+    "finetuning": ("--steps", "200", "--eval-every", "20"),
     "contrastive": ("--steps", "300", "--eval-every", "30"),
     "similarity": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
 }
-STREAMED = ("graphs",)
+NEVER_RESIDENT = ("finetuning", "graphs")
 LOADERS = {
     "resident": ("--loader", "resident"),
     "workers": ("--loader", "workers", "--workers", "1", "--seed", "1"),
@@ -91,7 +92,16 @@ class Left:
         self.job = job_of(done)
 
 
-@pytest.fixture(scope="module", params=EXAMPLES)
+KINDS = ("classification", "graphs", "reinforcement")
+"""Examples with a dataset, with a stream and without data; the others are like the first."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in KINDS else pytest.param(name, marks=pytest.mark.alike) for name in EXAMPLES
+    ],
+)
 def example(request: pytest.FixtureRequest, make: Callable[..., Path]) -> tuple[str, Project]:
     """A project of each example; the classifier is evaluated in the background."""
     project = Project(make(example=request.param))
@@ -114,7 +124,7 @@ def everything(name: str) -> list[str]:
 def left_alone(request: pytest.FixtureRequest, example: tuple[str, Project]) -> Left:
     """The job of an example that nobody disturbs."""
     name, project = example
-    loaders = LOADERS_OF_STREAM if name in STREAMED else LOADERS
+    loaders = LOADERS_OF_STREAM if name in NEVER_RESIDENT else LOADERS
     return Left(project, (*everything(name), *loaders[request.param], *OF_EXAMPLE[name]))
 
 

@@ -1,0 +1,319 @@
+"""The example for fine-tuning: its texts and tokens, its metrics and its checkpoints."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from faults import Project, job_of, one_line
+from safetensors.torch import load_file, save_file
+from sklearn.metrics import accuracy_score, f1_score
+
+SHORT = ("--steps", "20", "--eval-every", "10", "--quiet")
+CHECKPOINT = ("--model", "pretrained", "--max-tokens", "48", *SHORT)
+STILL = ("--lr", "1e-30", "--weight-decay", "0", "--optimizer", "sgd")
+
+
+@pytest.fixture(scope="module")
+def project(make) -> Project:
+    project = Project(make(example="finetuning"))
+    assert project.do("python", "-c", MADE).returncode == 0
+    return project
+
+
+def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
+    done = project.run(*flags)
+    assert done.returncode == 0, done
+    return done
+
+
+def said(project: Project, code: str, *words: str) -> list[str]:
+    """The lines that some code prints in the project's folder."""
+    done = project.do("python", "-c", code, *words)
+    assert done.returncode == 0, done
+    return done.stdout.splitlines()
+
+
+MADE = """
+from pathlib import Path
+import torch
+from tokenizers import Tokenizer
+from transformers import BertConfig, BertForPreTraining
+import data
+
+torch.manual_seed(5)
+tokenizer = data.words(data.pydoc(Path()).texts)
+config = BertConfig(
+    vocab_size=tokenizer.get_vocab_size(),
+    max_position_embeddings=48,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+)
+BertForPreTraining(config).save_pretrained("data/pretrained")
+tokenizer.save("data/pretrained/tokenizer.json")
+"""
+"""Writes a checkpoint as published ones are: its head is another one than the job's."""
+
+
+# Texts and tokens
+
+
+TEXTS = """
+import json
+from pathlib import Path
+import data
+from engine.data.order import whole
+from settings import Settings
+
+splits = data.load(Settings(max_tokens=24), Path())
+print(json.dumps(splits.spec.tokenizer))
+for name in ("train", "val", "test"):
+    part = getattr(splits, name)
+    texts, indices = whole(part)
+    for index, (text, label) in zip(indices.tolist(), part):
+        print(json.dumps([name, text, splits.spec.classes[label], texts.groups[index]]))
+"""
+
+
+def test_neighbours_in_the_text_are_on_one_side_of_a_split(project):
+    tokenizer, *rows = map(json.loads, said(project, TEXTS))
+    texts = [text for _, text, *_ in rows]
+    assert len({*texts}) == len(texts) > 1500
+    parts: dict[str, set[str]] = {}
+    for part, _, topic, (of, number) in rows:
+        assert topic == of
+        parts.setdefault(f"{of} {number}", set()).add(part)
+    assert all(len(found) == 1 for found in parts.values()) and len(parts) > 50
+    train = " ".join(text.lower() for part, text, *_ in rows if part == "train").split()
+    words = {*json.loads(tokenizer)["model"]["vocab"]}
+    assert {"the", "string"} <= words and "[PAD]" in words
+    assert {word for word in words if word.isalpha() and word not in train} <= {
+        word for word in words if any(word in each for each in train)
+    }
+
+
+COLLATED = """
+import torch
+from pathlib import Path
+import data
+import models
+from settings import Settings
+
+settings = Settings(max_tokens=40)
+splits = data.load(settings, Path())
+model = models.make(settings, splits.spec).eval()
+examples = [("The str method.", 0), (" ".join(["string"] * 100), 1), ("list of objects", 2)]
+batch = splits.collate(examples)
+print(*batch["input_ids"].shape, batch["attention_mask"].sum(1).tolist(), batch["labels"].tolist())
+with torch.no_grad():
+    logits = model(batch["input_ids"], batch["attention_mask"])
+    for number, example in enumerate(examples):
+        alone = splits.collate([example])
+        found = model(alone["input_ids"], alone["attention_mask"])[0]
+        print(len(alone["input_ids"][0]), torch.allclose(found, logits[number], atol=1e-5))
+    wrong = model(batch["input_ids"], torch.ones_like(batch["attention_mask"]))
+    print(torch.allclose(wrong[0], logits[0], atol=1e-5))
+"""
+
+
+def test_padding_does_not_count(project):
+    shape, *alone, without_mask = said(project, COLLATED)
+    assert shape == "3 40 [6, 40, 5] [0, 1, 2]"
+    assert alone == ["16 True", "40 True", "16 True"]
+    assert without_mask == "False"
+
+
+ENCODERS = """
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+import models
+
+for kind in models.ENCODERS:
+    small = {"vocab_size": 50, "max_position_embeddings": 40, "num_labels": 3, "pad_token_id": 1}
+    names = ("dim", "hidden_dim", "n_layers", "n_heads")
+    if kind != "distilbert":
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    config = AutoConfig.for_model(kind, **small, **dict(zip(names, (32, 64, 2, 4))))
+    network = AutoModelForSequenceClassification.from_config(config).eval()
+    tokens, mask = torch.randint(2, 50, (4, 16)), torch.ones(4, 16, dtype=torch.int64)
+    mask[1, 9:], tokens[1, 9:] = 0, 1
+    with torch.no_grad():
+        wanted = network(input_ids=tokens, attention_mask=mask).logits
+        found = models.Classifier(network)(tokens, mask)
+        wrong = network(input_ids=tokens).logits
+    print(kind, torch.equal(found, wanted), torch.equal(wanted, wrong))
+"""
+
+
+def test_encoders_give_with_their_mask_what_transformers_gives(project):
+    for line in said(project, ENCODERS):
+        assert line.split()[1:] == ["True", "False"]
+
+
+# What is measured
+
+
+def test_metrics_are_those_of_scikit_learn(project):
+    job = job_of(run(project, "--epochs", "3", "--quiet"))
+    with np.load(project.folder(job) / "predictions.npz") as kept:
+        labels, predicted = kept["label"], kept["predicted"]
+    tested = {key: points[-1][1] for key, points in project.stored(job).items() if "test_" in key}
+    assert len({*labels}) == 8 and tested["test_accuracy"] > 0.2
+    assert tested["test_accuracy"] == pytest.approx(accuracy_score(labels, predicted))
+    wanted = f1_score(labels, predicted, average="macro", zero_division=0)
+    assert tested["test_macro_f1"] == pytest.approx(wanted)
+
+
+# Checkpoints
+
+
+def transformer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A network's tensors without those on top of the transformer, by their names within it."""
+    found = {name.partition("bert.")[2]: tensor for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in found.items() if name and "pooler" not in name}
+
+
+def kept(project: Project, job: str) -> dict[str, torch.Tensor]:
+    """The weights that a job has kept."""
+    return project.tensors(job)["best"]["models"]["model"]
+
+
+def test_a_job_starts_from_a_checkpoint_s_weights(project):
+    job = job_of(run(project, *CHECKPOINT, *STILL, "--head-lr", "0.1"))
+    published = transformer(load_file(project.root / "data" / "pretrained" / "model.safetensors"))
+    found = kept(project, job)
+    still = transformer(found)
+    assert len(still) > 10 and {*still} <= {*published}
+    assert all((tensor - published[name]).abs().max() < 1e-20 for name, tensor in still.items())
+    assert not torch.equal(found["network.classifier.bias"], torch.zeros(8))
+    moved = transformer(kept(project, job_of(run(project, *CHECKPOINT))))
+    name = "encoder.layer.0.output.dense.weight"
+    assert 0 < (moved[name] - published[name]).abs().max() < 0.1
+
+
+LOADED = """
+import sys
+from tokenizers import Tokenizer
+import data, jobs
+
+job = jobs.load(sys.argv[1])
+tokenizer = Tokenizer.from_str(job.spec.tokenizer)
+print(len(tokenizer.encode("a str method").ids), job.model.network.config.hidden_size)
+"""
+
+
+def test_a_model_is_made_again_without_its_checkpoint(project, tmp_path):
+    fresh = project.copy(tmp_path / "copy")
+    job = job_of(run(fresh, *CHECKPOINT))
+    shutil.rmtree(fresh.root / "data")
+    assert said(fresh, LOADED, job) == ["5 32"]
+
+
+def test_a_job_is_stale_once_its_checkpoint_is_another(project, tmp_path):
+    flags = CHECKPOINT
+    fresh = project.copy(tmp_path / "copy")
+    job = job_of(run(fresh, *flags))
+    assert "already finished" in run(fresh, *flags).stdout
+    path = fresh.root / "data" / "pretrained" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, path, {"format": "pt"})
+    refused = one_line(fresh.run(*flags), 5)
+    assert f"job {job} was finished with other data" in refused
+    assert "data/pretrained/model.safetensors changed" in refused
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", '{"model_type": "unheard-of"}'),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", None),
+        ("model.safetensors", "x" * 100),
+        ("model.safetensors", None),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_in_one_line(project, tmp_path, file, content):
+    folder = shutil.copytree(project.root / "data" / "pretrained", tmp_path / "damaged")
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    where = ("--data-root", str(tmp_path), "--model", "damaged", "--max-tokens", "48")
+    assert str(folder) in one_line(project.run(*where, *SHORT), 2)
+
+
+def test_a_checkpoint_without_all_layers_is_refused(project, tmp_path):
+    folder = shutil.copytree(project.root / "data" / "pretrained", tmp_path / "part")
+    tensors = load_file(folder / "model.safetensors")
+    lost = {name: tensor for name, tensor in tensors.items() if "layer.0.output" not in name}
+    assert 0 < len(lost) < len(tensors)
+    save_file(lost, folder / "model.safetensors", {"format": "pt"})
+    where = ("--data-root", str(tmp_path), "--model", "part", "--max-tokens", "48")
+    said = one_line(project.run(*where, *SHORT), 2)
+    assert f"{folder} lacks weights of the transformer: bert.encoder.layer.0.output." in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "bert-tine"), "there is no {root}/data/bert-tine/config.json; did you mean"),
+        (("--model", "pretrained"), "--max-tokens 64: pretrained takes 48"),
+        (("--val-fraction", "0"), "without validation examples, add --monitor none"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(project, flags, message):
+    assert message.format(root=project.root) in one_line(project.run(*flags), 2)
+
+
+# Texts of one's own
+
+
+def written(folder: Path, with_groups: bool) -> Path:
+    """A folder with texts of two classes, half of them in each kind of file."""
+    folder.mkdir()
+    words = {"warm": "sun heat summer sand", "cold": "snow ice winter frost"}
+    rows = [
+        {"text": f"{' '.join(text.split()[n % 3 :])} day {n}", "label": label}
+        for n in range(40)
+        for label, text in words.items()
+    ]
+    if with_groups:
+        rows = [row | {"group": f"{row['label']} {n % 10}"} for n, row in enumerate(rows)]
+    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows[:40])]
+    (folder / "some.csv").write_text("\n".join(lines))
+    (folder / "others.jsonl").write_text("\n".join(map(json.dumps, rows[40:])))
+    return folder
+
+
+@pytest.mark.parametrize("with_groups", [False, True])
+def test_texts_in_files_are_read(project, tmp_path, with_groups):
+    folder = written(tmp_path / "texts", with_groups)
+    flags = ("--dataset", "files", "--data-root", str(folder), "--batch-size", "8", "--lr", "3e-3")
+    flags += ("--steps", "60", "--eval-every", "20", "--note", str(with_groups), "--quiet")
+    job = job_of(run(project, *flags))
+    assert project.stored(job)["test_macro_f1"][-1][1] == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "a.csv",
+            "text,label\nwarm,\n",
+            "row 1 of the texts in {root} lacks one of these: text, la",
+        ),
+        ("a.jsonl", '{"text": "warm"', "{root}/a.jsonl: "),
+        ("a.txt", "warm", "there are no texts in {root}, as *.csv or *.jsonl"),
+        ("a.csv", "text,label\n1,a\n2,a\n3,b\n4,b\n", "with the label"),
+    ],
+)
+def test_texts_that_will_not_do_are_refused_in_one_line(project, tmp_path, file, content, message):
+    (tmp_path / file).write_text(content)
+    done = project.run("--dataset", "files", "--data-root", str(tmp_path), "--note", file)
+    assert message.format(root=tmp_path) in one_line(done, 2)

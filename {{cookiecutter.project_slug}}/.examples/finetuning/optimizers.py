@@ -1,0 +1,96 @@
+"""Optimizers and schedules, by name.
+
+An optimizer is a function of groups of parameters and the settings: a line in OPTIMIZERS. Each
+group may have a learning rate of its own; without one it has --lr.
+
+A schedule is a function of the training progress. It returns the factor that every group's learning
+rate is multiplied by: a line in SCHEDULES. The warm-up comes before it and is no part of it.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from engine.loop import EarlyStopping, Job
+from models import Classifier
+from settings import Settings
+
+Groups = list[dict[str, Any]]
+
+OPTIMIZERS: dict[str, Callable[[Groups, Settings], Optimizer]] = {
+    "adam": lambda groups, settings: Adam(groups, settings.lr, fused=True),
+    "adamw": lambda groups, settings: AdamW(groups, settings.lr, fused=True),
+    "sgd": lambda groups, settings: SGD(
+        groups, settings.lr, momentum=0.9, nesterov=True, fused=True
+    ),
+}
+"""`adamw` decays the weights themselves; `adam` and `sgd` add the decay to the gradient."""
+
+
+class Progress(NamedTuple):
+    """Where training is."""
+
+    done: float
+    """Fraction of the job that is done, after the warm-up."""
+
+    plateaus: int
+    """How often the monitored metric has not improved for 5 evaluations in a row."""
+
+
+SCHEDULES: dict[str, Callable[[Progress], float]] = {
+    "constant": lambda at: 1.0,
+    "linear": lambda at: 1 - at.done,  # as BERT, arxiv.org/abs/1810.04805
+    "cosine": lambda at: (1 + math.cos(math.pi * at.done)) / 2,  # arxiv.org/abs/1608.03983
+    "step": lambda at: 0.1 ** min(2, int(3 * at.done)),  # a tenth after each third
+    "plateau": lambda at: 0.1**at.plateaus,
+    "range-test": lambda at: (
+        10 ** (6 * (at.done - 1))
+    ),  # from a millionth up, arxiv.org/abs/1506.01186
+}
+
+
+def make(model: Classifier, settings: Settings) -> Optimizer:
+    """Return the optimizer of all parameters that are trained.
+
+    The transformer has --lr, the layers on top of it --head-lr. Weight decay is for matrices;
+    biases and norms have none.
+    """
+    transformer = [*model.network.base_model.parameters()]
+    below = {id(parameter) for parameter in transformer}
+    top = [parameter for parameter in model.parameters() if id(parameter) not in below]
+    head = {"lr": settings.head_lr or settings.lr}
+    made = [*groups(transformer, settings), *(each | head for each in groups(top, settings))]
+    return OPTIMIZERS[settings.optimizer](made, settings)
+
+
+def groups(parameters: Iterable[nn.Parameter], settings: Settings) -> Groups:
+    """Return the parameters in groups with and without weight decay; each group costs a call."""
+    trained = [p for p in parameters if p.requires_grad]
+    if not settings.weight_decay:
+        return [{"params": trained, "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def set_lr(
+    optimizer: Optimizer, settings: Settings, job: Job[Settings], stopping: EarlyStopping
+) -> float:
+    """Set the learning rates of the next step; returns the first group's.
+
+    Each group has its own rate times the same factor, which rises linearly during the warm-up.
+    """
+    warmup, total = job.span(settings.warmup), job.total_steps
+    if job.step < warmup:
+        factor = (job.step + 1) / (warmup + 1)
+    else:
+        before = min(warmup / total, 1.0) if total else 0.0  # the warm-up's fraction of the job
+        done = (job.fraction_done - before) / (1 - before) if before < 1 else 1.0
+        factor = SCHEDULES[settings.schedule](Progress(done, stopping.plateaus))
+    for group in optimizer.param_groups:
+        group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
+    return float(optimizer.param_groups[0]["lr"])

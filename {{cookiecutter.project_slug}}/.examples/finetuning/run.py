@@ -1,0 +1,165 @@
+"""One job: load, train, evaluate, save.
+
+    python run.py                                      # a tiny BERT with random weights
+    python run.py --model distilbert-tiny --lr 3e-3 --seed 1
+    python run.py --dataset files --model bert-base-uncased --lr 3e-5 --head-lr 1e-3
+    python run.py --help
+
+A job is identified by its settings: run again with the same ones, it continues where it was
+interrupted, or says that it has finished. Its files are in runs/<job id>/, its metrics in MLflow.
+"""
+
+import sys
+
+from engine import launch
+from settings import METRICS, Settings
+
+if __name__ == "__main__":
+    # Before torch is imported, which is slow: --help, wrong flags and finished jobs end here.
+    command = launch.begin(Settings, METRICS)
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import data
+import models
+import optimizers
+from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+
+Metrics = dict[str, float]
+
+
+def forward(
+    model: nn.Module, batch: data.Batch, settings: Settings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean loss, and by name what is measured: a value for each example.
+
+    Runs under autocast; with --compile it is compiled together with the model. In evaluation the
+    predicted classes come along, which evaluate() takes out.
+    """
+    labels = batch["labels"]
+    logits = model(batch["input_ids"], batch["attention_mask"]).float()
+    losses = cross_entropy(logits, labels, reduction="none")
+    predicted = logits.argmax(-1)
+    measured = {"loss": losses, "accuracy": predicted == labels}
+    if not model.training:
+        measured["predicted"] = predicted
+    return losses.mean(), measured
+
+
+def load(job: Job[Settings]) -> tuple[models.Classifier, Batches, Batches | None, Batches | None]:
+    """Return the model, on the CPU, and the batches to train, validate and test on.
+
+    They are None for a split that the data does not have.
+    """
+    settings = job.settings
+    splits = data.load(settings, job.runtime.data_root)
+    job.save_spec(splits.spec)  # with it, jobs.load() makes the model without the data
+    job.save_split(train=splits.train, val=splits.val, test=splits.test)
+    model = models.make(settings, splits.spec)
+    models.start(model, settings, job.runtime.data_root)
+    collate = splits.collate
+    return (
+        model,
+        job.batches(splits.train, settings.batch_size, shuffle=True, collate=collate),
+        job.batches(splits.val, settings.batch_size, collate=collate),
+        job.batches(splits.test, settings.batch_size, collate=collate),
+    )
+
+
+def train(
+    job: Job[Settings],
+    forward: Forward,
+    model: models.Classifier,
+    batches: Batches,
+    val: Batches | None,
+) -> None:
+    """Fit the model; the weights of the best evaluation are kept in best.pt.
+
+    `forward` is the function above, as job.prepare() returns it.
+    """
+    settings = job.settings
+    optimizer = optimizers.make(model, settings)
+    scaler = torch.amp.GradScaler(job.device.type, enabled=settings.precision == "fp16")
+    ema = EMA(model, settings.ema)  # with --ema 0, ema.model is model
+    stopping = EarlyStopping(METRICS, settings.monitor, settings.patience)
+    # What a checkpoint holds. If there is one, training continues from there.
+    job.resume(model=model, optimizer=optimizer, scaler=scaler, ema=ema, stopping=stopping)
+
+    for _ in job.epochs():  # each ends with an evaluation: --eval-every
+        model.train()
+        for batch in job.steps(batches):  # saves checkpoints, stops at Ctrl-C, profiles
+            lr = optimizers.set_lr(optimizer, settings, job, stopping)
+            for part, fraction in job.parts(batch):  # --accumulate of them
+                loss, measured = forward(model, part, settings)
+                scaler.scale(loss).backward(fraction)  # as (loss * fraction).backward()
+                job.log(measured, lr=lr)  # stays on the device and is written later
+            if settings.clip_norm:
+                scaler.unscale_(optimizer)
+                clip_gradients(model.parameters(), settings.clip_norm)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            ema.update()
+
+        metrics = evaluate(job, forward, ema.model, val, "val")
+        job.log_epoch(metrics)
+        if stopping.improved(metrics):
+            job.keep_best(metrics, model=ema.model)
+        if stopping.due:
+            break
+
+
+@torch.no_grad()
+def evaluate(
+    job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches | None, split: str
+) -> Metrics:
+    """Return the means over all examples of what forward() measures, and the macro F1.
+
+    Waits for the device once, at the end. The label and the predicted class of each test example
+    are kept in predictions.npz.
+    """
+    if batches is None:
+        return {}
+    model.eval()
+    means, seen = Means(), []
+    for batch in batches:
+        _, measured = forward(model, batch, job.settings)
+        labels, predicted = batch["labels"], measured.pop("predicted")
+        means.add(measured)
+        seen.append(torch.stack([labels, predicted]))
+        if split == "test":
+            job.keep_outputs(label=labels, predicted=predicted)
+    metrics = means.read() | {"macro_f1": macro_f1(*torch.cat(seen, 1)).item()}
+    return {f"{split}_{name}": value for name, value in metrics.items()}
+
+
+def macro_f1(labels: Tensor, predicted: Tensor) -> Tensor:
+    """Return the mean F1 of the classes that occur among labels (N,) or predictions (N,)."""
+    classes = torch.cat([labels, predicted]).unique().view(-1, 1)
+    true, found = labels == classes, predicted == classes  # (K, N)
+    each: Tensor = 2 * (true & found).sum(1) / (true.sum(1) + found.sum(1))
+    return each.mean()
+
+
+def main(job: Job[Settings]) -> Metrics:
+    """Train, and return the test results of the best weights; the test data has no other use."""
+    model, batches, val, test = load(job)
+    model.to(job.device)
+    prepared = job.prepare(forward, job.settings.precision)  # with autocast and --compile
+    train(job, prepared, model, batches, val)
+    job.load_best(model=model)
+    return evaluate(job, prepared, model, test, "test")
+
+
+def check(job: Job[Settings]) -> None:
+    """Raise SettingsError if the job could not run; run.sh checks all jobs before it starts one."""
+    job.prepare(forward, job.settings.precision)
+    spec = data.load(job.settings, job.runtime.data_root).spec
+    with torch.device("meta"):  # shapes only: no weights are made
+        models.make(job.settings, spec)
+
+
+if __name__ == "__main__":
+    sys.exit(command.run(main, check))
