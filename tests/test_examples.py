@@ -98,7 +98,7 @@ EXAMPLES = {
     "contrastive": Example(
         ("--probe-labels", "1", "--steps", "150", "--eval-every", "5", "--warmup", "0"),
         ("--steps 40 --eval-every 20 --lr 3e-3", "--steps 40 --eval-every 20 --lr 1e-5"),
-        "probe_accuracy",
+        "matched",
         "Validation probe accuracy",
         rises=True,
     ),

@@ -12,6 +12,8 @@ from faults import Project, job_of, one_line
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import accuracy_score, f1_score
 
+pytestmark = pytest.mark.full
+
 SHORT = ("--steps", "20", "--eval-every", "10", "--quiet")
 CHECKPOINT = ("--model", "pretrained", "--max-tokens", "48", *SHORT)
 STILL = ("--lr", "1e-30", "--weight-decay", "0", "--optimizer", "sgd")
