@@ -148,6 +148,7 @@ def alignment_uniformity(jobs: "pd.DataFrame") -> "Drawn":
         points = ax.scatter(*places, c=alike[shown.metric.result], marker=marker, s=16, **limits)
         ax.plot([], [], marker, color="0.4", label=name)
     fig.colorbar(points, label=str(shown.metric))
+    ax.margins(0.05)
     ax.set(xlabel="uniformity (lower: more even)", ylabel="alignment (lower: closer)")
     figures.legend(fig)
     return fig, (
