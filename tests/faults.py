@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import torch
 from engine.training import checkpoints
 from warm import forks
@@ -78,6 +79,19 @@ class Project:
         python = (sys.executable, *words[1:])
         return ended(self.command(*(python if words[0] == "python" else words), **env))
 
+    def printed(self, code: str, *words: str) -> list[str]:
+        """Return the lines that some Python code prints in the project's folder."""
+        done = self.do("python", "-c", code, *words)
+        assert done.returncode == 0, done
+        return done.stdout.splitlines()
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        """Replace a text wherever a file of the project has it, which is somewhere."""
+        path = self.root / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
     def command(self, *words: str, **env: str) -> subprocess.Popen[str]:
         """Start a command in the project's folder, in a process group of its own."""
         return subprocess.Popen(
@@ -120,6 +134,16 @@ class Project:
     def journalled(self, job_id: str) -> Curves:
         """Return a job's curves as its journal has them."""
         return curves_in(self.folder(job_id))
+
+    def outputs(self, job_id: str) -> dict[str, np.ndarray]:
+        """Return what a job has kept of its test examples."""
+        with np.load(self.folder(job_id) / "predictions.npz") as kept:
+            return dict(kept)
+
+    def weights(self, job_id: str) -> dict[str, torch.Tensor]:
+        """Return the weights that a job has kept, of its only model."""
+        weights: dict[str, torch.Tensor] = self.tensors(job_id)["best"]["models"]["model"]
+        return weights
 
     def tensors(self, job_id: str) -> dict[str, dict[str, Any]]:
         """Return what best.pt and last.pt hold, but for times and the journal's length."""

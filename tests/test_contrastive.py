@@ -25,13 +25,6 @@ def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def told(project: Project, code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """What a Python program in the project's folder returns."""
-    done = project.do("python", "-c", code, *words)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 # What is measured
 
 
@@ -61,7 +54,7 @@ with torch.no_grad():
 def test_metrics_are_those_of_the_test_images(project, tmp_path):
     """All test images are in one batch, so everything can be computed again."""
     job = job_of(run(project, *SHORT, "--batch-size", "359", "--temperature", "0.3"))
-    told(project, OUTPUTS, job, str(tmp_path / "outputs.npz"))
+    project.printed(OUTPUTS, job, str(tmp_path / "outputs.npz"))
     with np.load(tmp_path / "outputs.npz") as file:
         found = {name: values for name, values in file.items()}
     wanted = contrasted(found["points"].astype(float), 0.3)
@@ -73,10 +66,10 @@ def test_metrics_are_those_of_the_test_images(project, tmp_path):
     }
     assert tested == pytest.approx(wanted, abs=2e-3)
     assert 0.5 < wanted["knn_accuracy"] < 1 and 0.5 < wanted["probe_accuracy"] < 1
-    with np.load(project.folder(job) / "predictions.npz") as kept:
-        assert np.array_equal(kept["label"], found["labels"])
-        assert kept["features"] == pytest.approx(found["features"], abs=1e-4)
-        assert kept["probes_right"].mean() == pytest.approx(tested["probe_accuracy"])
+    kept = project.outputs(job)
+    assert np.array_equal(kept["label"], found["labels"])
+    assert kept["features"] == pytest.approx(found["features"], abs=1e-4)
+    assert kept["probes_right"].mean() == pytest.approx(tested["probe_accuracy"])
 
 
 def contrasted(points: np.ndarray, temperature: float) -> dict[str, float]:
@@ -138,7 +131,7 @@ print(json.dumps([
 def test_probes_learn_from_few_training_images_of_each_class(project):
     both = []
     for seed in ("0", "1"):
-        train, drawn, labels = json.loads(told(project, DRAWN, seed).stdout)
+        train, drawn, labels = json.loads(*project.printed(DRAWN, seed))
         assert len(drawn) == 10 and len({tuple(sorted(each)) for each in drawn}) == 10
         for images, names in zip(drawn, labels, strict=True):
             assert {*images} <= {*train} and len({*images}) == 30
@@ -188,7 +181,7 @@ for name in data.AUGMENTATIONS:
 
 
 def test_two_views_differ_and_those_of_one_generator_are_the_same(project):
-    lines = told(project, AUGMENTED).stdout.splitlines()
+    lines = project.printed(AUGMENTED)
     assert lines == [
         "none True True False True",
         "shift False True True True",
@@ -218,7 +211,7 @@ for name, rows in maps.items():
 
 
 def test_images_are_moved_as_the_map_says(project):
-    assert told(project, MOVED).stdout.splitlines() == [
+    assert project.printed(MOVED) == [
         "same [[2, 3]]",
         "from one to the right [[2, 2]]",
         "from one below [[1, 3]]",

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from faults import Project, job_of, one_line
@@ -32,18 +31,11 @@ def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def said(project: Project, code: str, *words: str) -> list[str]:
-    """The lines that some code prints in the project's folder."""
-    done = project.do("python", "-c", code, *words)
-    assert done.returncode == 0, done
-    return done.stdout.splitlines()
-
-
 MADE = """
 from pathlib import Path
 import torch
 from tokenizers import Tokenizer
-from transformers import BertConfig, BertForPreTraining
+from transformers import BertConfig, BertForPreTraining, GPT2Config, GPT2LMHeadModel
 import data
 
 torch.manual_seed(5)
@@ -56,10 +48,17 @@ config = BertConfig(
     num_hidden_layers=1,
     num_attention_heads=2,
 )
-BertForPreTraining(config).save_pretrained("data/pretrained")
-tokenizer.save("data/pretrained/tokenizer.json")
+ends = {"bos_token_id": 2, "eos_token_id": 3}  # and no token for padding
+small = {"n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+decoder = GPT2Config(vocab_size=tokenizer.get_vocab_size(), **small, **ends)
+for name, model in (
+    ("pretrained", BertForPreTraining(config)),
+    ("decoder", GPT2LMHeadModel(decoder)),
+):
+    model.save_pretrained(f"data/{name}")
+    tokenizer.save(f"data/{name}/tokenizer.json")
 """
-"""Writes a checkpoint as published ones are: its head is another one than the job's."""
+"""Writes checkpoints as published ones are: their heads are others than the job's."""
 
 
 # Texts and tokens
@@ -83,7 +82,7 @@ for name in ("train", "val", "test"):
 
 
 def test_neighbours_in_the_text_are_on_one_side_of_a_split(project):
-    tokenizer, *rows = map(json.loads, said(project, TEXTS))
+    tokenizer, *rows = map(json.loads, project.printed(TEXTS))
     texts = [text for _, text, *_ in rows]
     assert len({*texts}) == len(texts) > 1500
     parts: dict[str, set[str]] = {}
@@ -100,14 +99,15 @@ def test_neighbours_in_the_text_are_on_one_side_of_a_split(project):
 
 
 COLLATED = """
+import sys
 import torch
 from pathlib import Path
 import data
 import models
 from settings import Settings
 
-settings = Settings(max_tokens=40)
-splits = data.load(settings, Path())
+settings = Settings(max_tokens=40, model=sys.argv[1])
+splits = data.load(settings, Path("data"))
 model = models.make(settings, splits.spec).eval()
 examples = [("The str method.", 0), (" ".join(["string"] * 100), 1), ("list of objects", 2)]
 batch = splits.collate(examples)
@@ -123,11 +123,12 @@ with torch.no_grad():
 """
 
 
-def test_padding_does_not_count(project):
-    shape, *alone, without_mask = said(project, COLLATED)
+@pytest.mark.parametrize("model", ["bert-tiny", "distilbert-tiny", "decoder"])
+def test_padding_does_not_count(project, model):
+    shape, *alone, without_mask = project.printed(COLLATED, model)
     assert shape == "3 40 [6, 40, 5] [0, 1, 2]"
     assert alone == ["16 True", "40 True", "16 True"]
-    assert without_mask == "False"
+    assert without_mask == str(model == "decoder")  # it sees nothing that comes later
 
 
 ENCODERS = """
@@ -153,7 +154,7 @@ for kind in models.ENCODERS:
 
 
 def test_encoders_give_with_their_mask_what_transformers_gives(project):
-    for line in said(project, ENCODERS):
+    for line in project.printed(ENCODERS):
         assert line.split()[1:] == ["True", "False"]
 
 
@@ -162,8 +163,8 @@ def test_encoders_give_with_their_mask_what_transformers_gives(project):
 
 def test_metrics_are_those_of_scikit_learn(project):
     job = job_of(run(project, "--epochs", "3", "--quiet"))
-    with np.load(project.folder(job) / "predictions.npz") as kept:
-        labels, predicted = kept["label"], kept["predicted"]
+    kept = project.outputs(job)
+    labels, predicted = kept["label"], kept["predicted"]
     tested = {key: points[-1][1] for key, points in project.stored(job).items() if "test_" in key}
     assert len({*labels}) == 8 and tested["test_accuracy"] > 0.2
     assert tested["test_accuracy"] == pytest.approx(accuracy_score(labels, predicted))
@@ -180,20 +181,15 @@ def transformer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found.items() if name and "pooler" not in name}
 
 
-def kept(project: Project, job: str) -> dict[str, torch.Tensor]:
-    """The weights that a job has kept."""
-    return project.tensors(job)["best"]["models"]["model"]
-
-
 def test_a_job_starts_from_a_checkpoint_s_weights(project):
     job = job_of(run(project, *CHECKPOINT, *STILL, "--head-lr", "0.1"))
     published = transformer(load_file(project.root / "data" / "pretrained" / "model.safetensors"))
-    found = kept(project, job)
+    found = project.weights(job)
     still = transformer(found)
     assert len(still) > 10 and {*still} <= {*published}
     assert all((tensor - published[name]).abs().max() < 1e-20 for name, tensor in still.items())
     assert not torch.equal(found["network.classifier.bias"], torch.zeros(8))
-    moved = transformer(kept(project, job_of(run(project, *CHECKPOINT))))
+    moved = transformer(project.weights(job_of(run(project, *CHECKPOINT))))
     name = "encoder.layer.0.output.dense.weight"
     assert 0 < (moved[name] - published[name]).abs().max() < 0.1
 
@@ -213,7 +209,7 @@ def test_a_model_is_made_again_without_its_checkpoint(project, tmp_path):
     fresh = project.copy(tmp_path / "copy")
     job = job_of(run(fresh, *CHECKPOINT))
     shutil.rmtree(fresh.root / "data")
-    assert said(fresh, LOADED, job) == ["5 32"]
+    assert fresh.printed(LOADED, job) == ["5 32"]
 
 
 def test_a_job_is_stale_once_its_checkpoint_is_another(project, tmp_path):
@@ -234,6 +230,7 @@ def test_a_job_is_stale_once_its_checkpoint_is_another(project, tmp_path):
     [
         ("config.json", "{"),
         ("config.json", '{"model_type": "unheard-of"}'),
+        ("config.json", '{"model_type": "llama", "eos_token_id": null}'),
         ("tokenizer.json", "{}"),
         ("tokenizer.json", None),
         ("model.safetensors", "x" * 100),
@@ -305,11 +302,10 @@ def test_texts_in_files_are_read(project, tmp_path, with_groups):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (
-            "a.csv",
-            "text,label\nwarm,\n",
-            "row 1 of the texts in {root} lacks one of these: text, la",
-        ),
+        ("a.csv", "text,label\nwarm,\n", "{root}/a.csv, row 1 has no label"),
+        ("a.jsonl", '{"text": "warm", "label": 0}\n\n["cold", 1]\n', "a.jsonl, row 2 has no text"),
+        ("a.jsonl", '{"text": "warm", "label": 0}\n5\n', "{root}/a.jsonl, row 2 has no text"),
+        ("a.csv", "text,label\nwarm,0\nhot,0\n", "{root} has only one label, 0"),
         ("a.jsonl", '{"text": "warm"', "{root}/a.jsonl: "),
         ("a.txt", "warm", "there are no texts in {root}, as *.csv or *.jsonl"),
         ("a.csv", "text,label\n1,a\n2,a\n3,b\n4,b\n", "with the label"),
@@ -317,5 +313,5 @@ def test_texts_in_files_are_read(project, tmp_path, with_groups):
 )
 def test_texts_that_will_not_do_are_refused_in_one_line(project, tmp_path, file, content, message):
     (tmp_path / file).write_text(content)
-    done = project.run("--dataset", "files", "--data-root", str(tmp_path), "--note", file)
+    done = project.run("--dataset", "files", "--data-root", str(tmp_path), "--note", content)
     assert message.format(root=tmp_path) in one_line(done, 2)

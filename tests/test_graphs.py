@@ -20,18 +20,6 @@ def project(make) -> Project:
     return Project(make(example="graphs"))
 
 
-def said(project: Project, code: str) -> list[str]:
-    """The lines that some code prints in the project's folder."""
-    done = project.do("python", "-c", code)
-    assert done.returncode == 0, done
-    return done.stdout.splitlines()
-
-
-def kept(project: Project, job: str) -> dict[str, np.ndarray]:
-    with np.load(project.folder(job) / "predictions.npz") as file:
-        return dict(file)
-
-
 # The stream
 
 
@@ -50,7 +38,7 @@ for name in ("train", "val", "test", "larger"):
 
 
 def test_targets_are_mean_distances_from_the_marked_node(project):
-    graphs = [json.loads(line) for line in said(project, GRAPHS)]
+    graphs = [json.loads(line) for line in project.printed(GRAPHS)]
     assert len({json.dumps(graph) for _, *graph in graphs}) == len(graphs) == 400
     for name, nodes, (starts, ends), target in graphs:
         degrees, marked = np.array(nodes).T
@@ -86,7 +74,7 @@ print(begun + targets(again, 14) == whole, targets(data.RandomGraphs(4), 24) == 
 
 
 def test_parts_of_the_stream_are_all_of_it_and_it_goes_on_where_it_was(project):
-    assert said(project, PARTS) == ["True", "True", "True False"]
+    assert project.printed(PARTS) == ["True", "True", "True False"]
 
 
 def killed_and_again(project: Project, tmp_path: Path, *flags: str) -> None:
@@ -124,7 +112,7 @@ def test_metrics_are_those_of_the_kept_outputs(project):
     done = project.run(*SHORT)
     assert done.returncode == 0, done
     job = job_of(done)
-    outputs, curves = kept(project, job), project.stored(job)
+    outputs, curves = project.outputs(job), project.stored(job)
     sizes = {False: range(8, 24), True: range(32, 64)}
     for larger, split in {False: "test", True: "test_larger"}.items():
         of_split = outputs["larger"] == larger
@@ -181,7 +169,7 @@ for name in models.MODELS:
 def test_graphs_of_a_batch_and_the_numbers_of_nodes_do_not_matter_but_edges_do(project):
     """To `deepsets` edges do not matter either."""
     gin, deepsets = "gin True True False", "deepsets True True True"
-    assert said(project, NETWORKS) == [gin, gin, deepsets, deepsets]
+    assert project.printed(NETWORKS) == [gin, gin, deepsets, deepsets]
 
 
 # Graphs in files
@@ -221,8 +209,8 @@ def test_graphs_in_files_are_read_by_several_processes_and_are_the_job_s_data(fi
     done = project.run(*FILES, *SHORT, "--workers", "2")
     assert done.returncode == 0, done
     tested = [write(tmp_path / f"{number}.jsonl", 30) for number in range(2)]
-    assert sorted(kept(project, job_of(done))["target"]) == pytest.approx(sorted(chain(*tested)))
-    assert not kept(project, job_of(done))["larger"].any()
+    assert sorted(project.outputs(job_of(done))["target"]) == pytest.approx(sorted(chain(*tested)))
+    assert not project.outputs(job_of(done))["larger"].any()
     (_, first), *_, (_, last) = project.journalled(job_of(done))["train_loss"]
     assert last < 0.8 * first
     (listed,) = project.root.glob("runs/.data/*.jsonl")
@@ -266,7 +254,7 @@ for line in {[NODES + EDGES, NODES + EDGES.replace("[0, 1]", "")]}:
 
 
 def test_a_line_that_is_no_graph_is_named(project):
-    *messages, edges, none = said(project, PARSE)
+    *messages, edges, none = project.printed(PARSE)
     for message, problem in zip(messages, PROBLEMS.values(), strict=True):
         assert message.startswith(f"a.jsonl:7: {problem}")
     assert (edges, none) == ("[[0, 1], [1, 0]]", "[[], []]")

@@ -24,9 +24,7 @@ def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
 
 def told(project: Project, code: str, *words: str) -> object:
     """What a Python program in the project prints as JSON."""
-    done = project.do("python", "-c", code, *words)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(*project.printed(code, *words))
 
 
 def test_metrics_are_those_of_all_test_tokens(project):

@@ -84,13 +84,6 @@ def inputs(project: Project) -> list[str]:
     return [str(job) for (job,) in rows]
 
 
-def edit(project: Project, file: str, old: str, new: str) -> None:
-    path = project.root / file
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
 def test_what_is_done_is_not_done_again_and_is_what_was_asked_for(made: Project) -> None:
     assert sweep(made) == (0, "4 of 4 jobs finished, 0 of them now")
     first, second = inputs(made)
@@ -165,7 +158,7 @@ def test_the_store_alone_tells_as_well(made: Project, tmp_path: Path) -> None:
 def test_an_edit_that_concerns_an_input_makes_both_stale_until_it_is_undone(
     project: Project,
 ) -> None:
-    edit(project, "run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
+    project.edit("run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
     said = states(project)
     assert len(said) == 4 and all(each.startswith("stale") for each in said.values())
     first, second = inputs(project)
@@ -181,12 +174,12 @@ def test_an_edit_that_concerns_an_input_makes_both_stale_until_it_is_undone(
     assert "no longer stale: 2 jobs" in accepted.stdout, accepted
     assert sweep(project) == (0, "4 of 4 jobs finished, 0 of them now")
     (project.root / "accepted.json").unlink()
-    edit(project, "run.py", "scaler.scale(loss * 1)", "scaler.scale(loss)")
+    project.edit("run.py", "scaler.scale(loss * 1)", "scaler.scale(loss)")
     assert sweep(project) == (0, "4 of 4 jobs finished, 0 of them now")
 
 
 def test_an_edit_of_the_script_concerns_its_jobs_alone(project: Project) -> None:
-    edit(project, "analyse.py", ".norm(", ".abs().norm(")
+    project.edit("analyse.py", ".norm(", ".abs().norm(")
     assert sweep(project) == (1, "2 of 4 jobs finished, 0 of them now; 2 stale")
     done = project.do("bash", "run.sh", "--redo-stale")
     assert done.stdout.splitlines()[-1] == "4 of 4 jobs finished, 2 of them now"
@@ -239,7 +232,7 @@ def test_an_input_that_fails_is_named(project: Project) -> None:
 
 def test_a_job_that_no_setting_names_is_no_input(project: Project) -> None:
     first, second = inputs(project)
-    edit(project, "analyse.py", "weights(settings.second)", f'weights("{second}")')
+    project.edit("analyse.py", "weights(settings.second)", f'weights("{second}")')
     done = project.do(*analyse(project, "--first", first, "--second", first))
     assert f"failed: job {second} is no input: name it in a setting" in one_line(done, 1)
 
@@ -247,11 +240,11 @@ def test_a_job_that_no_setting_names_is_no_input(project: Project) -> None:
 def test_killed_it_starts_again(project: Project) -> None:
     first, second = inputs(project)
     begun = 'Path("begun").touch(); time.sleep(30 * (not Path("again").exists()))'
-    edit(project, "analyse.py", "    settings = job.settings\n", f"    {begun}\n")
-    edit(project, "analyse.py", "weights(settings.", "weights(job.settings.")
-    edit(project, "analyse.py", "norm(settings.", "norm(job.settings.")
-    edit(
-        project, "analyse.py", "import sys\n", "import sys\nimport time\nfrom pathlib import Path\n"
+    project.edit("analyse.py", "    settings = job.settings\n", f"    {begun}\n")
+    project.edit("analyse.py", "weights(settings.", "weights(job.settings.")
+    project.edit("analyse.py", "norm(settings.", "norm(job.settings.")
+    project.edit(
+        "analyse.py", "import sys\n", "import sys\nimport time\nfrom pathlib import Path\n"
     )
     flags = ("--first", second, "--second", first)
     job = project.command(sys.executable, "analyse.py", *flags, "--quiet")

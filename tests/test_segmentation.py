@@ -24,18 +24,13 @@ def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def kept(project: Project, job: str) -> dict[str, np.ndarray]:
-    with np.load(project.folder(job) / "predictions.npz") as file:
-        return dict(file)
-
-
 # What is measured
 
 
 def test_metrics_are_those_of_the_pixels_that_have_a_class(project):
     """All test images are in one batch, so all are kept and everything can be computed again."""
     job = job_of(run(project, "--epochs", "3", "--batch-size", "200"))
-    outputs, curves = kept(project, job), project.stored(job)
+    outputs, curves = project.outputs(job), project.stored(job)
     mask, predicted = outputs["mask"], outputs["predicted"]
     assert (mask.shape, outputs["image"].shape) == ((120, 24, 24), (120, 1, 24, 24))
     counts = mask != NONE
@@ -151,7 +146,7 @@ FILES = {"voc": voc, "pets": pets, "mask-folder": mask_folder}
 def test_a_dataset_in_files_is_read_in_its_format(project, dataset, tmp_path):
     masks = FILES[dataset](tmp_path)
     done = run(project, "--dataset", dataset, "--data-root", str(tmp_path), *SHORT)
-    tested = kept(project, job_of(done))["mask"]
+    tested = project.outputs(job_of(done))["mask"]
     assert tested.shape[1:] == (32, 32) and len(tested)
     known = {mask.tobytes() for mask in masks.astype(np.uint8)}
     assert {mask.tobytes() for mask in tested} <= known

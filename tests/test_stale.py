@@ -29,39 +29,31 @@ def project(made: Project, tmp_path: Path) -> Project:
     return Project(Path(shutil.copytree(made.root, tmp_path / "project")))
 
 
-def edit(project: Project, file: str, old: str, new: str) -> None:
-    path = project.root / file
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
 def test_a_changed_network_is_named_and_concerns_the_jobs_that_have_it(project: Project) -> None:
-    edit(project, "models.py", "256", "128")
+    project.edit("models.py", "256", "128")
     said = one_line(project.run(*SHORT), 5)
     assert "was finished with other code (models.MLP changed); --force runs it again" in said
     other = project.run(*SHORT, "--model", "convnet")
     assert (other.returncode, "already finished" in other.stdout) == (0, True)
-    edit(project, "models.py", "128", "256")
+    project.edit("models.py", "128", "256")
     assert project.run(*SHORT).returncode == 0
 
 
 def test_comments_moves_and_new_options_at_their_neutral_value_change_nothing(
     project: Project,
 ) -> None:
-    edit(
-        project,
+    project.edit(
         "run.py",
         "    settings = job.settings\n",
         "    # why\n    settings = job.settings\n",
     )
-    edit(project, "models.py", "class MLP(", "class Unused(nn.Module):\n    pass\n\n\nclass MLP(")
+    project.edit("models.py", "class MLP(", "class Unused(nn.Module):\n    pass\n\n\nclass MLP(")
     done = project.run(*SHORT)
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
 
 
 def test_forced_it_runs_again_and_is_finished_by_the_new_code(project: Project) -> None:
-    edit(project, "models.py", "256", "128")
+    project.edit("models.py", "256", "128")
     done = project.run(*SHORT, "--force")
     assert done.returncode == 0, done
     assert len(project.runs(job_of(done))) == 2
@@ -70,19 +62,19 @@ def test_forced_it_runs_again_and_is_finished_by_the_new_code(project: Project) 
 
 
 def test_back_at_the_older_code_its_results_count_again(project: Project) -> None:
-    edit(project, "models.py", "256", "128")
+    project.edit("models.py", "256", "128")
     newer = project.run(*SHORT, "--force").stdout.splitlines()[-1]
-    edit(project, "models.py", "128", "256")
+    project.edit("models.py", "128", "256")
     older = project.run(*SHORT)
     assert (older.returncode, "already finished" in older.stdout) == (0, True)
-    edit(project, "models.py", "256", "128")
+    project.edit("models.py", "256", "128")
     again = project.run(*SHORT).stdout.splitlines()[-1]
     assert again == newer.replace("finished", "already finished")
     assert older.stdout.splitlines()[-1] != again
 
 
 def test_the_store_alone_tells_as_well(project: Project, tmp_path: Path) -> None:
-    edit(project, "models.py", "256", "128")
+    project.edit("models.py", "256", "128")
     store = {"MLFLOW_TRACKING_URI": f"sqlite:///{project.root}/mlflow.db"}
     elsewhere = project.copy(tmp_path / "elsewhere")
     said = one_line(elsewhere.run(*SHORT, **store), 5)
@@ -103,7 +95,7 @@ def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(
     ended(job)
     (journal,) = project.root.glob("runs/*/*/metrics.jsonl")
     before = journal.read_bytes()
-    edit(project, "models.py", "nn.ReLU()", "nn.GELU()")
+    project.edit("models.py", "nn.ReLU()", "nn.GELU()")
     said = one_line(project.run(*LONG), 5)
     assert "was begun with other code (models.MLP changed); --force starts it over" in said
     assert "--continue-anyway continues it" in said
@@ -117,13 +109,13 @@ def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(
 def test_one_that_failed_starts_over_and_its_curve_is_of_the_new_code_alone(
     project: Project,
 ) -> None:
-    edit(project, "run.py", "    model.eval()\n", '    raise ValueError("a mistake")\n')
+    project.edit("run.py", "    model.eval()\n", '    raise ValueError("a mistake")\n')
     flags = ("--epochs", "3", "--quiet", "--lr", "0.5", "--log-every", "1")
     failed = one_line(project.run(*flags), 1)
     assert "ValueError: a mistake" in failed
     job = failed.split()[1]
-    edit(project, "run.py", '    raise ValueError("a mistake")\n', "    model.eval()\n")
-    edit(project, "models.py", "nn.ReLU()", "nn.GELU()")
+    project.edit("run.py", '    raise ValueError("a mistake")\n', "    model.eval()\n")
+    project.edit("models.py", "nn.ReLU()", "nn.GELU()")
     done = project.run(*flags)
     assert done.returncode == 0, done
     clean = project.copy(project.root.parent / "clean")
@@ -133,7 +125,7 @@ def test_one_that_failed_starts_over_and_its_curve_is_of_the_new_code_alone(
 
 def test_a_sweep_names_stale_jobs_and_runs_them_again_on_request(project: Project) -> None:
     write_grid(project.root, "--epochs 1 --model mlp", "--epochs 1 --model convnet")
-    edit(project, "models.py", "256", "128")
+    project.edit("models.py", "256", "128")
     listed = project.do("bash", "run.sh", "--list")
     assert listed.returncode == 0, listed
     assert "2 jobs: 1 finished, 1 stale" in listed.stdout
@@ -149,7 +141,7 @@ def test_a_sweep_names_stale_jobs_and_runs_them_again_on_request(project: Projec
 
 
 def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project: Project) -> None:
-    edit(project, "models.py", "256", "128")
+    project.edit("models.py", "256", "128")
     assert project.run(*SHORT, "--seed", "1").returncode == 0
     drawn = project.do("python", "plot.py", "--format", "png")
     said = one_line(drawn, 1)
@@ -169,7 +161,7 @@ def test_a_job_that_is_running_is_said_to_run_whatever_the_code(
     project = made.copy(tmp_path / "project")
     job = project.start(*LONG)
     wait_until(lambda: any(project.root.glob("runs/*/*/last.pt")))
-    edit(project, "models.py", "nn.ReLU()", "nn.GELU()")
+    project.edit("models.py", "nn.ReLU()", "nn.GELU()")
     said = one_line(project.run(*LONG), 4)
     assert "is running already, with other code (models.MLP changed); --force runs it" in said
     kill(job.pid)
@@ -183,13 +175,13 @@ OTHER = (SAME[0], "nn.Flatten(), nn.Tanh(),\n            nn.Linear(prod")
 def test_jobs_whose_change_is_accepted_are_finished_again_and_what_else_changes_is_named(
     project: Project,
 ) -> None:
-    edit(project, "models.py", *SAME)
+    project.edit("models.py", *SAME)
     accepted = project.do("python", "jobs.py", "accept", "--because", "it is the same")
     assert accepted.returncode == 0, accepted
     assert "accepted: models.MLP, of 1 job (not verified)" in accepted.stdout
     done = project.run(*SHORT)
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
-    edit(project, "run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
+    project.edit("run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
     said = one_line(project.run(*SHORT), 5)
     assert "was finished with other code (run.train changed)" in said
 
@@ -199,13 +191,13 @@ def test_what_is_verified_gives_the_same_bits_and_what_does_not_is_not_accepted(
     project: Project,
 ) -> None:
     accept = ("python", "jobs.py", "accept", "--verify", "--because", "it is the same")
-    edit(project, "models.py", *OTHER)
+    project.edit("models.py", *OTHER)
     refused = project.do(*accept)
     said = one_line(refused, 1)
     assert "not accepted for 1 job: " in said
     assert "train_loss at step 1 was " in said
     assert not (project.root / "accepted.json").exists()
-    edit(project, "models.py", OTHER[1], SAME[1])
+    project.edit("models.py", OTHER[1], SAME[1])
     accepted = project.do(*accept)
     assert accepted.returncode == 0, accepted
     assert "accepted: models.MLP, of 1 job (replayed with the same bits)" in accepted.stdout
@@ -223,11 +215,11 @@ def test_what_runs_outside_of_the_fingerprint_is_named_and_counts_from_then_on(
     """
     project = made.copy(tmp_path / "project")
     hooks = "HOOKS = []\n\n\ndef hidden() -> None:\n    pass\n\n\n"
-    edit(project, "run.py", "def check(", f"{hooks}def check(")
+    project.edit("run.py", "def check(", f"{hooks}def check(")
     begins = "    spec = data.load(job.settings"
-    edit(project, "run.py", begins, f"    HOOKS.append(hidden)\n{begins}")
+    project.edit("run.py", begins, f"    HOOKS.append(hidden)\n{begins}")
     begins = "    model.to(job.device)\n"
-    edit(project, "run.py", begins, f"    HOOKS[0]()\n{begins}")
+    project.edit("run.py", begins, f"    HOOKS[0]()\n{begins}")
     watched = ("python", "-m", "engine.watched", "run.py", *SHORT, "--seed", "7")
     done = project.do(*watched)
     assert done.returncode == 6, done
@@ -235,7 +227,7 @@ def test_what_runs_outside_of_the_fingerprint_is_named_and_counts_from_then_on(
     again = project.run(*SHORT, "--seed", "7")
     assert "already finished" in again.stdout, again
     body = "def hidden() -> None:\n    "
-    edit(project, "run.py", f"{body}pass", f"{body}HOOKS.clear()")
+    project.edit("run.py", f"{body}pass", f"{body}HOOKS.clear()")
     stale = one_line(project.run(*SHORT, "--seed", "7"), 5)
     assert "finished with other code (run.hidden changed)" in stale
     whole = json.loads(project.do("python", "jobs.py", "stale", "--json").stdout)

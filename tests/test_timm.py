@@ -17,14 +17,6 @@ FLAGS = ("--model", "timm-resnet18", "--weights", "resnet18.safetensors", "--ste
 SHORT = (*FLAGS, "--eval-every", "10", "--quiet")
 
 
-def edit(file: Path, *changes: tuple[str, str]) -> None:
-    text = file.read_text()
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    file.write_text(text)
-
-
 @pytest.fixture(scope="module")
 def project(make: Callable[..., Path]) -> Project:
     """A project with what the recipe says, and a file of weights for ImageNet."""
@@ -32,28 +24,20 @@ def project(make: Callable[..., Path]) -> Project:
     recipes = (project.root / "docs" / "recipes.md").read_text()
     recipe = recipes.split("## A network of timm\n")[1].split("\n## ")[0]
     network, setting, start, optimizer = re.findall(r"(?s)```python\n(.*?)```", recipe)
-    edit(
-        project.root / "models.py",
-        ("from torch import", "import timm\nfrom torch import"),
-        ("MODELS: dict", f"{network}\n\nMODELS: dict"),
-        ('    "convnet": ', '    "timm-resnet18": timm_resnet18,\n    "convnet": '),
-    )
-    settings = indent(setting, "    ") + "\n    # Length (one"
-    edit(project.root / "settings.py", ("    # Length (one", settings))
-    made = f"    model = models.make(settings, splits.spec)\n{indent(start, '    ')}"
-    edit(
-        project.root / "run.py",
-        ("import torch\nfrom", "import timm\nimport torch\nfrom"),
-        (
-            "    return (\n        models.make(settings, splits.spec),",
-            f"{made}    return (\n        model,",
-        ),
-    )
+    project.edit("models.py", "from torch import", "import timm\nfrom torch import")
+    project.edit("models.py", "MODELS: dict", f"{network}\n\nMODELS: dict")
+    line = '    "timm-resnet18": timm_resnet18,\n'
+    project.edit("models.py", '    "convnet": ', f'{line}    "convnet": ')
+    project.edit("settings.py", "    # Length", f"{indent(setting, '    ')}\n    # Length")
+    project.edit("run.py", "import torch\nfrom", "import timm\nimport torch\nfrom")
+    made = "        models.make(settings, splits.spec),"
+    started = f"    model = {made.strip(' ,')}\n{indent(start, '    ')}    return (\n        model,"
+    project.edit("run.py", f"    return (\n{made}", started)
     script = project.root / "optimizers.py"
     before, after = re.split(r"(?s)def make\(.*?(?=def groups\()", script.read_text())
     script.write_text(f"{before}{optimizer}\n\n{after}")
-    imported = "from timm.optim import param_groups_layer_decay\nfrom torch import nn"
-    edit(script, ("from torch import nn", imported))
+    imported = "from timm.optim import param_groups_layer_decay\n"
+    project.edit("optimizers.py", "from torch import nn", f"{imported}from torch import nn")
     torch.manual_seed(0)
     (project.root / "data").mkdir()
     save_file(timm.create_model("resnet18").state_dict(), weights_in(project))
@@ -64,15 +48,10 @@ def weights_in(project: Project) -> Path:
     return project.root / "data" / "resnet18.safetensors"
 
 
-def kept(project: Project, job: str) -> dict[str, torch.Tensor]:
-    """The weights that a job has kept."""
-    return project.tensors(job)["best"]["models"]["model"]
-
-
 def test_it_starts_from_the_file_and_is_fitted_to_the_data(project: Project) -> None:
     job = job_of(project.run(*SHORT, "--lr", "1e-30"))
     torch.manual_seed(0)
-    published, found = timm.create_model("resnet18"), kept(project, job)
+    published, found = timm.create_model("resnet18"), project.weights(job)
     layer = "layer1.0.conv1.weight"
     assert torch.allclose(found[f"network.{layer}"], published.state_dict()[layer])
     grey = published.conv1.weight.sum(1, keepdim=True)  # its filters, for one channel
@@ -82,7 +61,7 @@ def test_it_starts_from_the_file_and_is_fitted_to_the_data(project: Project) -> 
 
 def test_layers_near_the_images_learn_less(project: Project) -> None:
     still, moved = (
-        kept(project, job_of(project.run(*SHORT, *lr))) for lr in (("--lr", "1e-29"), ())
+        project.weights(job_of(project.run(*SHORT, *lr))) for lr in (("--lr", "1e-29"), ())
     )
     first, last = (
         (moved[name] - still[name]).abs().max()

@@ -105,7 +105,7 @@ class Draws(Dataset[Batch]):
 
 @remembered
 def draws(train: Examples, count: int, classes: Sequence[str], seed: int) -> Draws:
-    """Return DRAWS random draws of so many training examples of each class.
+    """Return DRAWS random choices of training examples, each with `count` of every class.
 
     Raises SettingsError if a class has fewer.
     """

@@ -4,7 +4,7 @@ To add a dataset, write a function such as `pydoc` and a line in DATASETS. It re
 class of each and, if some belong together, their groups: all texts of a group are on the same side
 of a split, so that no test text has its neighbours in training.
 
-An example is a text and the number of its class; `Collate` makes a batch of tokens of some.
+An example is a text and the number of its class. `Collate` turns a list of them into tokens.
 """
 
 import csv
@@ -40,8 +40,8 @@ Examples = Dataset[Example]
 
 TEST_FRACTION = 0.2  # of the texts
 
-SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-"""Tokens that are no words, the first of a new vocabulary."""
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+"""Tokens that are not words: the first in the vocabulary of a new network."""
 
 MULTIPLE = 16
 """Batches are padded to a multiple of it: GPUs are faster, and --compile meets few lengths."""
@@ -75,7 +75,7 @@ class Texts(Dataset[Example]):
 
 
 class Collate:
-    """Makes batches of tokens of examples, padded to the longest text in a batch."""
+    """Turns examples into a batch of tokens, padded to its longest text."""
 
     def __init__(self, tokenizer: str, padding: int, longest: int) -> None:
         self._tokenizer: Any = Tokenizer.from_str(tokenizer)
@@ -141,14 +141,14 @@ def load(settings: Settings, data_root: Path) -> Splits:
 def words(texts: Iterable[str]) -> Any:
     """Return a tokenizer for the words that occur at least twice in texts.
 
-    It does not learn parts of words: for the same texts, trainers of those may return others.
+    Parts of words would do better, but the trainers that find them are not deterministic: the same
+    texts may give another vocabulary.
     """
-    tokenizer: Any = Tokenizer(WordLevel(unk_token=SPECIAL["unk_token"]))
+    tokenizer: Any = Tokenizer(WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = Lowercase(), Whitespace()
-    special = [*SPECIAL.values()]
-    trainer: Any = WordLevelTrainer(min_frequency=2, special_tokens=special, show_progress=False)
+    trainer: Any = WordLevelTrainer(min_frequency=2, special_tokens=SPECIAL, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    ends = [(token, special.index(token)) for token in ("[CLS]", "[SEP]")]
+    ends = [(token, SPECIAL.index(token)) for token in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
     return tokenizer
 
@@ -179,21 +179,26 @@ def pydoc(_root: Path) -> Texts:
 def files(root: Path) -> Texts:
     """Return your own texts: all `<root>/*.csv` and `<root>/*.jsonl`, with a `text` and a `label`
     in each row, and a `group` in all or in none."""
-    rows: list[dict[str, Any]] = []
+    rows: dict[str, dict[str, Any]] = {}  # by where they are
     for path in sorted([*root.glob("*.csv"), *root.glob("*.jsonl")]):
         try:
             with path.open(encoding="utf-8", newline="") as lines:
-                rows += csv.DictReader(lines) if path.suffix == ".csv" else map(json.loads, lines)
+                parsed = (json.loads(line) for line in lines if line.strip())
+                found = csv.DictReader(lines) if path.suffix == ".csv" else parsed
+                for number, row in enumerate(found, 1):
+                    rows[f"{path}, row {number}"] = row if isinstance(row, dict) else {}
         except (ValueError, csv.Error) as error:
             raise SettingsError(f"--data-root: {path}: {first_line(error)}") from error
     if not rows:
         raise SettingsError(f"--data-root: there are no texts in {root}, as *.csv or *.jsonl")
-    wanted = ["text", "label", *(["group"] if any("group" in row for row in rows) else [])]
-    for number, row in enumerate(rows, 1):
-        if any(row.get(name) in (None, "") for name in wanted):
-            lacks = f"row {number} of the texts in {root} lacks one of these"
-            raise SettingsError(f"--data-root: {lacks}: {', '.join(wanted)}")
-    texts, labels, *groups = ([str(row[name]) for row in rows] for name in wanted)
+    names = ["text", "label", *(["group"] if any("group" in row for row in rows.values()) else [])]
+    for place, row in rows.items():
+        for name in names:
+            if row.get(name) in (None, ""):
+                raise SettingsError(f"--data-root: {place} has no {name}")
+    texts, labels, *groups = ([str(row[name]) for row in rows.values()] for name in names)
+    if len({*labels}) == 1:
+        raise SettingsError(f"--data-root: {root} has only one label, {labels[0]}")
     return Texts(texts, labels, *groups)
 
 

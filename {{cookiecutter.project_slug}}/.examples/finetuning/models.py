@@ -1,9 +1,8 @@
 """Networks: transformers of Hugging Face that classify texts.
 
 To add a network that starts from random weights, write its configuration and a line in MODELS. Any
-other name is that of a checkpoint: a folder below --data-root with config.json, model.safetensors
-and tokenizer.json. `hf download bert-base-uncased --local-dir data/bert-base-uncased` makes one,
-and so does save_pretrained().
+other name is that of a checkpoint: a folder in --data-root with config.json, model.safetensors and
+tokenizer.json, as `hf download` and save_pretrained() write them.
 """
 
 import json
@@ -26,7 +25,7 @@ from transformers import (
 from engine.errors import SettingsError, did_you_mean, first_line
 from settings import Settings
 
-# It would report on weights in many lines. What must not be missing is an error in start().
+# Its report on the weights has many lines; start() refuses a checkpoint that lacks some.
 reports: Any = logging
 reports.set_verbosity_error()
 reports.disable_progress_bar()
@@ -44,7 +43,7 @@ class Spec:
     @property
     def padding(self) -> int:
         """The token that batches are padded with."""
-        return json.loads(self.config)["pad_token_id"] or 0
+        return int(json.loads(self.config)["pad_token_id"])
 
 
 class Classifier(nn.Module):
@@ -104,7 +103,8 @@ def start(model: Classifier, settings: Settings, root: Path) -> None:
 def configuration(settings: Settings, root: Path, vocabulary: int, classes: int) -> str:
     """Return the configuration of the network that the settings name, as JSON.
 
-    Raises SettingsError if it cannot be read, or if the network takes fewer than --max-tokens.
+    Raises SettingsError if it cannot be read, does not say what batches are padded with, or if the
+    network takes fewer than --max-tokens.
     """
     if settings.model in MODELS:
         config = MODELS[settings.model](vocabulary, settings.max_tokens)
@@ -112,6 +112,10 @@ def configuration(settings: Settings, root: Path, vocabulary: int, classes: int)
         folder = checkpoint(settings.model, root)
         with readable(folder):
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if config.pad_token_id is None:  # as in decoders
+            config.pad_token_id = config.eos_token_id
+        if not isinstance(config.pad_token_id, int):
+            raise SettingsError(f"--model: {folder}/config.json has no pad_token_id")
     most = getattr(config, "max_position_embeddings", settings.max_tokens)
     if most < settings.max_tokens:
         raise SettingsError(f"--max-tokens {settings.max_tokens}: {settings.model} takes {most}")

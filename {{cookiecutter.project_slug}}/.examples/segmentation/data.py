@@ -136,6 +136,7 @@ def voc(root: Path, size: int | None) -> Source:
     from torchvision.datasets import VOCSegmentation  # slow to import
 
     def part(name: str) -> MaskedImages:
+        """Return the images and masks of one of the dataset's own lists."""
         missing = not (root / "VOCdevkit" / "VOC2012").is_dir()  # it would be unpacked again
         found = VOCSegmentation(root, image_set=name, download=missing)
         images, masks = ([Path(file) for file in each] for each in (found.images, found.masks))
@@ -153,6 +154,7 @@ def pets(root: Path, size: int | None) -> Source:
     folder = root / "oxford-iiit-pet"
 
     def part(name: str) -> MaskedImages:
+        """Return the images and masks of one of the dataset's own lists."""
         OxfordIIITPet(root, split=name, download=True)
         lines = (folder / "annotations" / f"{name}.txt").read_text().splitlines()
         names = [line.split()[0] for line in lines]

@@ -117,6 +117,7 @@ def main(job: Job[CompareSettings]) -> dict[str, float]:
         one.network.to(job.device)
 
     def features(block: int) -> list[Tensor]:
+        """Return what the layers of both networks give for a block of images."""
         return [
             layer
             for one in both

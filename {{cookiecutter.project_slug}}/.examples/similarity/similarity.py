@@ -126,6 +126,7 @@ def features(
     found: dict[str, Tensor] = {}
 
     def keep(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        """Keep what a layer gives."""
         value = output[0] if isinstance(output, tuple) and output else output
         if name in found:
             raise JobError(f"layer {name} is run more than once; name the layer that it is part of")

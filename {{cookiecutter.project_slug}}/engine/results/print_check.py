@@ -167,6 +167,7 @@ def _recorded(drawing: list[Any]) -> Iterator[None]:
     draw = Text.draw
 
     def record(self: Text, renderer: Any) -> None:
+        """Draw a text, which is at the end of the list meanwhile."""
         drawing.append(self)
         effects = self.get_path_effects()
         self.set_path_effects([])

@@ -105,6 +105,7 @@ class Grid:
         checked: set[tuple[object, ...]] = set()
 
         def act(entry: Entry) -> None:
+            """Check a job, unless one that differs by its seed alone was checked."""
             settings, runtime = entry.job.settings, entry.job.runtime
             job = Job(entry.job, device)
             unseeded = identity(settings) | {"seed": None}  # a job can run whatever its seed is

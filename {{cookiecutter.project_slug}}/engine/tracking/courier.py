@@ -158,6 +158,7 @@ def main() -> None:
     closed = False
 
     def job_ended(seconds: float) -> bool:
+        """Wait so many seconds for the job to end; whether it has."""
         nonlocal closed
         if closed:
             time.sleep(seconds)
