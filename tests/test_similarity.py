@@ -21,7 +21,7 @@ from repository import REPOSITORY
 from sweeps import write_grid
 from test_changed_data import image
 from test_project import check
-from test_scripts import edit, states
+from test_scripts import states
 from torch import Tensor, nn
 
 EXAMPLE = REPOSITORY / "{{cookiecutter.project_slug}}" / ".examples" / "similarity"
@@ -424,10 +424,10 @@ def test_the_grid_orders_the_jobs_and_a_stale_network_makes_its_comparison_stale
 ) -> None:
     said = states(copy)
     assert [each.startswith("finished") for each in said.values()] == [True] * 3
-    edit(copy, "models.py", "3, padding=1, bias=False", "3, padding=1, bias=False, groups=1")
+    copy.edit("models.py", "3, padding=1, bias=False", "3, padding=1, bias=False, groups=1")
     changed = [name for name, each in states(copy).items() if each.startswith("stale")]
     assert len(changed) == 2 and "--seed 0" not in str(changed)
-    edit(copy, "models.py", ", groups=1", "")
+    copy.edit("models.py", ", groups=1", "")
     assert not any(each.startswith("stale") for each in states(copy).values())
 
 
@@ -438,7 +438,7 @@ def test_a_file_beside_the_scripts_is_evidence_and_is_copied(copy: Project) -> N
     with tarfile.open(copy.root / "runs" / about["code_copy"]) as archive:
         member = archive.extractfile("similarity.py")
         assert member and member.read() == (copy.root / "similarity.py").read_bytes()
-    edit(copy, "similarity.py", "/ ((n - 1) * (n - 2))", "/ n**2")
+    copy.edit("similarity.py", "/ ((n - 1) * (n - 2))", "/ n**2")
     (stale,) = (each for each in states(copy).values() if each.startswith("stale"))
     assert stale.endswith("[similarity._hsic changed]")
 
@@ -446,7 +446,7 @@ def test_a_file_beside_the_scripts_is_evidence_and_is_copied(copy: Project) -> N
 @pytest.mark.full
 def test_a_mistake_of_types_beside_the_scripts_is_found(project: Project, tmp_path: Path) -> None:
     copy = project.copy(tmp_path / "copy")
-    edit(copy, "similarity.py", "FEWEST = 4", 'FEWEST: int = "4"')
+    copy.edit("similarity.py", "FEWEST = 4", 'FEWEST: int = "4"')
     with pytest.raises(AssertionError, match=r"similarity\.py:\d+: error: Incompatible types"):
         check("mypy", copy.root)
 
