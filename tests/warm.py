@@ -1,22 +1,29 @@
 """Runs scripts of projects in forks of a process that has imported the slow libraries already.
 
-A short job takes half the time so. Tests that kill jobs, that give them another environment or that
-look at how Python starts begin with a new Python instead.
+A short job takes half the time so, and so does its courier, which is a fork as well. Tests that
+kill jobs, that give them another environment or that look at how Python starts begin with a new
+Python instead.
 """
 
 import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import Any, NoReturn
 
 SLOW = ("torch", "torch._dynamo")  # which making an optimizer imports
+
+COURIER = ["-m", "engine.tracking.courier"]
+SLOW_FOR_COURIERS = ("mlflow.store.tracking.sqlalchemy_store", "mlflow.store.tracking.rest_store")
 
 
 class Forks:
@@ -82,8 +89,56 @@ def become(words: Sequence[str], folder: str, out: str, err: str) -> None:
     sys.modules["__main__"] = main
 
 
+class Popen(subprocess.Popen):
+    """Starts processes, couriers as forks of this one."""
+
+    def _execute_child(self, args: Sequence[str], *others: Any) -> None:
+        names = [*signature(super()._execute_child).parameters][1:]
+        given = dict(zip(names, others, strict=True))
+        if [*args][1:3] != COURIER:
+            super()._execute_child(args, *others)
+            return
+        self.pid = os.fork()
+        if not self.pid:
+            deliver(
+                args[3], given["cwd"], [given[end] for end in ("p2cread", "c2pwrite", "errwrite")]
+            )
+        self._child_created = True
+        for end in ("p2cread", "c2pwrite"):
+            os.close(given[end])
+
+
+def deliver(parent: str, folder: str, ends: Sequence[int]) -> NoReturn:
+    """Be the courier of a job, with these files as its input, output and errors."""
+    status = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        for number, end in enumerate(ends):
+            os.dup2(end, number)
+        os.closerange(3, 1024)
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, signal.SIG_DFL)
+        sys.stdin = open(0)  # noqa: SIM115  (as long as the process)
+        sys.stderr = open(2, "w")  # noqa: SIM115
+        sys.argv[1:] = [parent]
+        from engine.tracking import courier
+
+        os.nice(5)
+        courier.main()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    for name in SLOW:
+    subprocess.Popen = Popen
+    for name in (*SLOW, *SLOW_FOR_COURIERS):
         __import__(name)
     serve()
     main = sys.modules["__main__"]
