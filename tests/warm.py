@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from inspect import signature
@@ -131,6 +132,8 @@ def deliver(parent: str, folder: str, ends: Sequence[int]) -> NoReturn:
         status = end.code if isinstance(end.code, int) else 1
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(status)
