@@ -16,8 +16,8 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+import warm
 from engine.training import checkpoints
-from warm import forks
 
 POINTS = """
 SELECT metrics.key, metrics.step, metrics.value FROM metrics JOIN runs USING (run_uuid)
@@ -66,18 +66,17 @@ class Project:
 
     def run(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
         """`python run.py` to its end."""
-        warm = forks(frozenset(self.env.items()))
-        if env or self._before or not warm.free.acquire(blocking=False):
+        if env or self._before:
             return ended(self.start(*flags, **env))
-        try:
-            return warm.run([str(self.root / "run.py"), *flags], self.root)
-        finally:
-            warm.free.release()
+        return warm.run([str(self.root / "run.py"), *flags], self.root, self.env)
 
     def do(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Another command in the project's folder, such as `python plot.py`, to its end."""
-        python = (sys.executable, *words[1:])
-        return ended(self.command(*(python if words[0] == "python" else words), **env))
+        if words[0] != "python":
+            return ended(self.command(*words, **env))
+        if env or self._before or not words[1].endswith(".py"):
+            return ended(self.command(sys.executable, *words[1:], **env))
+        return warm.run(words[1:], self.root, self.env)
 
     def printed(self, code: str, *words: str) -> list[str]:
         """Return the lines that some Python code prints in the project's folder."""

@@ -1,4 +1,4 @@
-"""run.sh, its workers and its jobs killed at random instants; the next run.sh sees to the rest.
+"""run.sh, its queue, servers and jobs killed at random instants; the next run.sh does the rest.
 
 pytest -rP tests/test_sweep_kills.py --kills 30
 """
@@ -13,12 +13,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from faults import Project, children, ended, kill, wait_until
+from faults import Project, ended, kill, wait_until
 from sweeps import Lab, assert_one_at_a_time, light
 
 pytestmark = pytest.mark.full
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+WHOM = ("run.sh", "queue", "server", "couriers", "job")
 
 
 @pytest.fixture
@@ -41,13 +42,28 @@ def processes(lab: Lab) -> dict[int, str]:
     return found
 
 
+def name(pid: int) -> str:
+    """What `ps` calls a process; jobs that are forks are called by their script."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def victim(sweep: subprocess.Popen[str], lab: Lab, whom: str) -> int | None:
-    """The pid of run.sh, of one of its workers, or of one of its jobs."""
+    """The pid of run.sh, of its queue, of its server of jobs or couriers, or of one of its jobs."""
     if whom == "run.sh":
         return sweep.pid
-    workers = [pid for pid in children(sweep.pid) if "bash run.sh" in processes(lab).get(pid, "")]
-    jobs = [pid for pid, command in processes(lab).items() if "/code/run.py" in command]
-    return next(iter(workers if whom == "worker" else jobs), None)
+    return next((pid for pid, words in processes(lab).items() if role(pid, words) == whom), None)
+
+
+def role(pid: int, command: str) -> str:
+    """What a process of a sweep is there for."""
+    if name(pid) == "run.py" or "/code/run.py" in command:  # a fork, or started cold
+        return "job"
+    if "warm/server.py" in command:
+        return "couriers" if "mlflow" in command else "server"
+    return "queue" if "engine.sweeps.sweep" in command else ""
 
 
 def free(lock: Path) -> bool:
@@ -63,7 +79,7 @@ def test_killed_at_random_instants(lab: Lab, pytestconfig: pytest.Config) -> Non
         jobs += [light(seconds=1)(len(jobs) + more) for more in range(2)]
         lab.write_grid(*jobs)
         sweep = lab.start()
-        whom, number = chance.choice(["run.sh", "worker", "job"]), chance.choice(SIGNALS)
+        whom, number = chance.choice(WHOM), chance.choice(SIGNALS)
         wait = chance.uniform(0, 8 if whom == "run.sh" else 1.5)
         wait_until(lambda s=sweep, w=whom: s.poll() is not None or bool(victim(s, lab, w)))  # type: ignore[misc]
         instant = time.monotonic() + wait
@@ -72,7 +88,7 @@ def test_killed_at_random_instants(lab: Lab, pytestconfig: pytest.Config) -> Non
         pid = victim(sweep, lab, whom)
         if sweep.poll() is None and pid:
             kill(pid, number)
-            hit[f"{number.name} to {'a ' if whom != 'run.sh' else ''}{whom}"] += 1
+            hit[f"{number.name} to {whom}"] += 1
         out, err = sweep.communicate(timeout=300)
         assert "Traceback" not in out + err
         assert_fair_end(sweep.returncode, whom, number)
@@ -89,7 +105,7 @@ def test_killed_at_random_instants(lab: Lab, pytestconfig: pytest.Config) -> Non
 
 def assert_fair_end(code: int, whom: str, number: int) -> None:
     """run.sh's exit status says what has happened to it."""
-    if whom != "run.sh":
+    if whom not in {"run.sh", "queue"}:
         assert code in {0, 1}
     else:
         stopped = 130 if number == signal.SIGINT else 143

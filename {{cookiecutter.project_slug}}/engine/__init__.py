@@ -9,6 +9,7 @@
     sweeps     many jobs: the grid, the queue, the GPUs, Slurm
     results    tables, statistics and figures of finished jobs
     jobs       what `python jobs.py` does: it looks after jobs
+    warm       programs that start as forks of a process with the slow imports
     checks     what `--check` does: it tests the guarantees on the project's own code
     profiling  what `--profile` measures and reports
 

@@ -6,19 +6,22 @@ that are captured, as in `id=$(job …)`, come in the same form through the pipe
 other, `answered`, goes the id of each in a line, which is empty if the words are wrong.
 """
 
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.cli import parser
-from engine.errors import SettingsError
+from engine.errors import SettingsError, cause
 from engine.job import identity, scripts
 from engine.job.folder import JobFolder
 from engine.job.runtime import Runtime
 from engine.job.scripts import Script
+from engine.job.terminal import leave
+from engine.sources import fault
 
 NO_JOB = {"-h", "--help", "--check", "--scratch"}
 """Flags of a script with which it does something other than a job."""
@@ -80,6 +83,22 @@ def answer(folder: Path) -> None:
             with suppress(SettingsError):  # which is said once all jobs are known
                 entry.read()
             print(entry.job.id if hasattr(entry, "job") else "", file=answered, flush=True)
+
+
+def each(entries: Iterable[Entry], act: Callable[[Entry], object], of: int) -> None:
+    """Act on each entry, of so many in the grid; name all that are wrong. Raises SettingsError."""
+    wrong = 0
+    for entry in entries:
+        try:
+            act(entry)
+        except Exception as error:
+            wrong += 1
+            command = shlex.join(entry.words)
+            at = fault(error)
+            place = f" ({at})" if at else ""
+            leave(2, f"job {entry.number}, {command}: {cause(error)}{place}")
+    if wrong:
+        raise SettingsError(f"{wrong} of {of} jobs are wrong; nothing was started")
 
 
 def _entries(words: Iterator[str]) -> Iterator[Entry]:

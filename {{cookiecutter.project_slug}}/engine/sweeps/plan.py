@@ -1,25 +1,19 @@
-"""What a sweep is to do and, in the end, has done, in files of its folder.
+"""What a sweep is to do and, in the end, has done.
 
-`plan.json` has all jobs. The others are for queue.sh and Slurm's tasks: `queue` (a line for each
-job to run: index, id, folder, and the indices of those that it is derived from and that run before
-it), `jobs/<index>` (its words, the script first), `slots` (a line for each worker: device,
-lock, place) and `options`. `codes/<index>` is the exit status of a job that has run. An index is a
-job's place in the grid, from 1.
-
-`python -m engine.sweeps.plan FOLDER` prints the summary of a sweep that is over.
+A job's number is its place in the grid, from 1. For Slurm's tasks the sweep's folder has the file
+`queue` (a line for each job to run: number, id, folder) and `jobs/<number>` (its words, the script
+first).
 """
 
-import sys
-from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from engine import files, machine
+from engine import files
 from engine.job.terminal import leave
 from engine.paths import shown
-from engine.sweeps.slots import Slot
 from engine.sweeps.states import STARTED
 
 MOST_NAMED = 10
@@ -27,6 +21,9 @@ MOST_NAMED = 10
 
 LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
 """States in which something is left to do."""
+
+ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
+"""Exit statuses of jobs, by how they have ended."""
 
 
 class Row(NamedTuple):
@@ -39,48 +36,41 @@ class Row(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A job that is left to run: its index, its words, and the indices of its inputs that are."""
+    """A job that is left to run: its number, its words, and the numbers of its inputs that are."""
 
     number: int
     words: Sequence[str]
     inputs: Sequence[int]
 
 
-def write(
-    folder: Path,
-    rows: Sequence[Row],
-    left: Sequence[Task],
-    slots: list[Slot],
-    flags: Namespace,
-) -> None:
-    """Write down all jobs, and those that are left to run, each after its inputs."""
+def write(folder: Path, rows: Sequence[Row], left: Sequence[Task]) -> None:
+    """Write down the jobs that are left to run, for Slurm's tasks."""
+    (folder / "jobs").mkdir()
+    lines = []
     for task in left:
         text = "".join(f"{word}\0" for word in task.words)
         (folder / "jobs" / str(task.number)).write_text(text, errors="surrogateescape")
-    at_once = min(len(left), len(slots))
-    threads = max(1, machine.cores() // at_once)
-    numbers = (len(rows), flags.per_gpu or 1, flags.retries, at_once, threads)
-    queue = []
-    for task in left:
         row = rows[task.number - 1]
-        queue.append((task.number, row.id, row.folder, " ".join(map(str, task.inputs))))
-    files.write_json(folder / "plan.json", {"jobs": rows})
-    (folder / "slots").write_text(_lines(slots))
-    (folder / "options").write_text(_lines([(*numbers, "1" if flags.fail_fast else "")]))
-    (folder / "queue").write_text(_lines(queue))  # the last: without it there is nothing to do
+        lines.append(f"{task.number}\t{row.id}\t{row.folder}\n")
+    (folder / "queue").write_text("".join(lines))
 
 
-def _lines(rows: Iterable[Iterable[object]]) -> str:
-    return "".join("\t".join(map(str, row)) + "\n" for row in rows)
+def ended(row: Row, since: int) -> int | None:
+    """Return the exit status that a job's outcome stands for, if it was written since then."""
+    path = Path(row.folder) / "outcome.json"
+    with suppress(OSError):
+        if path.stat().st_mtime_ns > since:
+            return ENDED.get(files.read_record(path).get("status", ""))
+    return None
 
 
 def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> int:
     """Print what became of the jobs; returns the sweep's exit status.
 
-    `codes` has the exit statuses of the jobs that have run, by index; `stopped` is the status of a
+    `codes` has the exit statuses of the jobs that have run, by number; `stopped` is the status of a
     sweep that was stopped, jobs and all.
     """
-    states = [_state(row, codes.get(index)) for index, row in enumerate(rows, start=1)]
+    states = [state_after(row, codes.get(index)) for index, row in enumerate(rows, start=1)]
     named = {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"})
     changes: Counter[str] = Counter()
     for index, (row, state) in enumerate(zip(rows, states, strict=True), start=1):
@@ -104,8 +94,8 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> 
     return stopped or (1 if LEFT & count.keys() else 3 if count["unsent"] else 0)
 
 
-def _state(row: Row, code: int | None) -> str:
-    """The state of a job after the sweep, by its exit status if it has run."""
+def state_after(row: Row, code: int | None) -> str:
+    """Return the state of a job after the sweep, by its exit status if it has run."""
     if code is None:
         started = {*STARTED, "running"} - {"unsent"}
         return "not started" if row.state in started else row.state
@@ -132,16 +122,3 @@ def _ending(row: Row, code: int | None) -> str:
     if not output.exists():  # it was run by hand
         return f"job {row.id} ended with status {code} [{shown(output.parent)}]"
     return f"{output.read_text(errors='replace').splitlines()[-1]} [{shown(output)}]"
-
-
-def main(folder: Path) -> int:
-    """Print the summary of a sweep that is over; returns the exit status."""
-    rows = [Row(*row) for row in files.read_json(folder / "plan.json")["jobs"]]
-    written = {int(path.name): path.read_text() for path in (folder / "codes").iterdir()}
-    codes = {index: int(code) for index, code in written.items() if code}  # none: killed meanwhile
-    stop = folder / "stop"
-    return summary(rows, codes, int(stop.read_text()) if stop.exists() else 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

@@ -1,8 +1,8 @@
 """The places that jobs of a sweep run on: GPUs, parts of GPUs (MIG), or the CPU.
 
 A GPU's locks are files that all users of the machine share: one for the GPU and one for each job
-that shares it. queue.sh takes them, and keeps them from looking old. Nobody but the user who made
-a lock can change it: to take one it need only be opened.
+that shares it. gpus.py takes them, and keeps them from looking old. Nobody but the user who made a
+lock can change it: to take one it need only be opened.
 """
 
 import errno
@@ -76,7 +76,7 @@ def at_once(device: str, threads: int | str) -> int:
 def _listed() -> list[str]:
     """All GPUs, by UUID; in the place of one that is split, its parts."""
     devices: list[str] = []
-    for line in _nvidia_smi("-L").splitlines():
+    for line in nvidia_smi("-L").splitlines():
         uuid = re.search(r"UUID: ([^)]+)", line)
         if uuid and line.startswith("GPU"):
             devices.append(uuid[1])
@@ -88,7 +88,7 @@ def _listed() -> list[str]:
 
 
 def _uuids(gpus: str) -> list[str]:
-    return _nvidia_smi("--query-gpu=uuid", "--format=csv,noheader", f"--id={gpus}").split()
+    return nvidia_smi("--query-gpu=uuid", "--format=csv,noheader", f"--id={gpus}").split()
 
 
 def _make_locks(device: str, per_gpu: int) -> str:
@@ -138,8 +138,8 @@ def _make(name: Path, folder: int) -> None:
             return
 
 
-def _nvidia_smi(*words: str) -> str:
-    """What nvidia-smi prints; nothing where it fails or is not there."""
+def nvidia_smi(*words: str) -> str:
+    """Return what nvidia-smi prints; nothing where it fails or is not there."""
     try:
         done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True)
     except OSError:

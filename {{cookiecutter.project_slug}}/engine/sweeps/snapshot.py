@@ -57,6 +57,14 @@ def _is_to_be_linked(path: Path) -> bool:
     return privacy.is_secret(path) or privacy.is_secret(Path(source.resolve().name))
 
 
+def lock(folder: Path) -> int:
+    """Return the lock of a sweep's folder, which all that the sweep starts inherits: the folder is
+    cleared away by another sweep once nobody holds it."""
+    file = locks.opened(folder / "lock", mode=0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
 def clear(mine: Path) -> None:
     """Remove the folders of the sweeps of which nothing is alive."""
     for folder in mine.parent.iterdir():
@@ -81,9 +89,6 @@ def _alive(folder: Path) -> bool:
     try:
         with os.fdopen(locks.opened(folder / "lock", os.O_RDONLY)) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.kill(int(file.read() or 0), 0)  # where there is no flock command
-    except BlockingIOError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return shutil.which("flock") is None
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False

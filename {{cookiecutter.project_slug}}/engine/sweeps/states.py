@@ -10,8 +10,6 @@ interrupted  it stopped before its end, or was killed; it continues from its las
 failed       it ended with an error
 diverged     its loss or its weights were no longer finite; --force starts it over
 pending      it has not begun
-
-`python -m engine.sweeps.states FOLDER` waits until nobody trains the job of an attempt.
 """
 
 import json
@@ -207,22 +205,14 @@ def _last_evaluation(folder: Path) -> dict[str, Any]:
     return lines.decoded(found[-1], seed) if found else {}
 
 
-def _wait_for(folder: Path) -> None:
-    """Return once no process has an attempt's lock, or that of another at the job, and no other
-    folder has its lease."""
-    for lock in sorted(folder.parent.glob("*/lock")):
-        with locks.waiting(lock):
-            pass
-    while True:
-        try:
-            known = reading.known(experiment_name())
-        except ConnectionError:
-            return
-        leases, owner = known.leases.get(folder.parent.name, []), owner_of(folder)
-        if all(each.owner == owner for each in leases if attempts.name(each.code) == folder.name):
-            return
-        time.sleep(LOOK)
-
-
-if __name__ == "__main__":
-    _wait_for(Path(sys.argv[1]))
+def is_trained(folder: Path) -> bool:
+    """Whether a process has the lock of an attempt or of another one at the job, or another folder
+    has its lease."""
+    if any(map(locks.held, folder.parent.glob("*/lock"))):
+        return True
+    try:
+        leases = reading.known(experiment_name()).leases.get(folder.parent.name, [])
+    except ConnectionError:
+        return False
+    owner = owner_of(folder)
+    return any(each.owner != owner for each in leases if attempts.name(each.code) == folder.name)

@@ -1,42 +1,44 @@
 """A sweep's jobs, looked at together before any of them starts.
 
 run.sh starts `python -m engine.sweeps.sweep FOLDER FLAGS`, with the sweep's folder and its own
-flags. Once the grid is complete (grid.py), every job is read and checked; then the code is frozen
-and the plan written, for queue.sh to carry out or for Slurm.
+flags. Once the grid is complete (grid.py), every job is read, the code frozen and the jobs that are
+left are checked; then they run (queue.py), or Slurm has them. This process imports neither torch
+nor anything of the project's but settings.py.
 """
 
 import os
-import shlex
 import signal
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NoReturn
 
+from engine import files
 from engine.cli import metrics
 from engine.cli.flags import of as settings_flags
-from engine.errors import SettingsError, cause
+from engine.errors import SettingsError
 from engine.job import inputs, interruption, provenance
-from engine.job.identity import identity
 from engine.job.terminal import leave
-from engine.paths import CODE
-from engine.sources import fault
 from engine.sweeps import flags, grid, plan, slots, slurm, snapshot, states
 from engine.sweeps.grid import Entry
+from engine.sweeps.queue import Queue
+from engine.sweeps.slots import Slot
+from engine.sweeps.starter import Starter
 from engine.tracking import address, database, reading
 from engine.tracking.experiment import experiment_name
+from engine.warm.client import LOST
 
 
-class Grid:
-    """All jobs of a sweep; ends the process if one is wrong (status 2) or none is left to run."""
+class Sweep:
+    """All jobs of a grid; ends the process if one is wrong (status 2) or none is left to run."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
         self._folder, self._flags = folder, flags.read(words)
+        self._lock = snapshot.lock(folder)
         grid.answer(folder)
         self._entries = grid.entries(folder / "grid")
         if not self._entries:
@@ -51,27 +53,29 @@ class Grid:
             self._leave_it()
         self._check_inputs()
         snapshot.take(self._folder / "code")
-        self._store = None if _has_store() else _make_store()
 
     def run(self) -> int:
-        """Check the jobs that are left, which takes torch; returns the exit status."""
-        self._check()
-        self._each(self._left, lambda entry: entry.job.make())
-        if self._store:
-            _wait_for(self._store)
+        """Run the jobs that are left, or hand them to Slurm; returns the exit status."""
+        starter = self._starter(self._slots or slots.on_cpu(self._most_on_cpu()))
+        with _store_made_ready(starter):
+            if not self._check(starter):
+                return 2
+            self._each(self._left, lambda entry: entry.job.make())
         if not provenance.version()["commit"]:
             print("no git repository here, so no commit is recorded", flush=True)
-        left = {entry.job.id: entry for entry in self._left}
+        left = {entry.job.id: entry.number for entry in self._left}
         tasks = [
             plan.Task(
                 entry.number,
                 [*entry.words, *entry.forced],
-                [left[job].number for job in entry.inputs if job in left],
+                [left[job] for job in entry.inputs if job in left],
             )
             for entry in self._left
         ]
-        plan.write(self._folder, self._rows, tasks, self._slots, self._flags)
-        return self._submit() if self._flags.slurm else 0
+        if self._flags.slurm:
+            plan.write(self._folder, self._rows, tasks)
+            return self._submit()
+        return self._run(tasks, starter)
 
     def _check_scripts(self) -> None:
         """Raise SettingsError for a mistake in settings.py, once and not for each job."""
@@ -92,31 +96,41 @@ class Grid:
 
         self._each(self._left, act)
 
-    def _check(self) -> None:
-        """Check each job that is left, and find out how many at once the CPU serves."""
-        modules = {entry.script: import_module(entry.script) for entry in self._left}
-        import torch
+    def _most_on_cpu(self) -> int:
+        """How many jobs the CPU serves at once."""
+        wanted = {entry.job.runtime.threads for entry in self._left}
+        return self._flags.per_gpu or min(slots.at_once("cpu", threads) for threads in wanted)
 
-        from engine.training.job import Job
+    def _starter(self, places: list[Slot]) -> Starter:
+        self._slots = places
+        scripts = dict.fromkeys(entry.words[0] for entry in self._left)
+        at_once = min(len(self._left), len(places))
+        return Starter(self._folder / "code", self._lock, scripts, at_once)
 
-        # Where Slurm's jobs are submitted there may be no GPU, so each asks for its own by itself.
-        device = torch.device("meta") if self._flags.slurm else None
-        at_once: list[int] = []
-        checked: set[tuple[object, ...]] = set()
+    def _check(self, starter: Starter) -> bool:
+        """Whether each job that is left can run; what cannot has been said."""
+        numbers = [entry.number for entry in self._left]
+        files.write_json(
+            self._folder / "left.json", {"numbers": numbers, "on_slurm": self._flags.slurm}
+        )
+        if starter.check(str(self._folder)):
+            return False
+        starter.learn(files.read_json(self._checked)["modules"])
+        return True
 
-        def act(entry: Entry) -> None:
-            """Check a job, unless one that differs by its seed alone was checked."""
-            settings, runtime = entry.job.settings, entry.job.runtime
-            job = Job(entry.job, device)
-            unseeded = identity(settings) | {"seed": None}  # a job can run whatever its seed is
-            alike = entry.script, str(unseeded), runtime
-            if alike not in checked:
-                getattr(modules[entry.script], entry.declared().check)(job)
-                checked.add(alike)
-            at_once.append(slots.at_once(job.device.type, runtime.threads))
+    def _run(self, tasks: list[plan.Task], starter: Starter) -> int:
+        on_cpu = all(slot.device == "cpu" for slot in self._slots)
+        at_once = files.read_json(self._checked)["at_once"]
+        if on_cpu and not self._flags.per_gpu and at_once < len(self._slots):
+            starter = self._starter(slots.on_cpu(at_once))  # on a GPU that nvidia-smi does not know
+        since = self._checked.stat().st_mtime_ns
+        queue = Queue(self._rows, tasks, self._slots, starter, self._flags, since)
+        queue.run()
+        return plan.summary(self._rows, queue.codes, queue.stop.status)
 
-        self._each(self._left, act)
-        self._slots = self._slots or slots.on_cpu(self._flags.per_gpu or min(at_once))
+    @property
+    def _checked(self) -> Path:
+        return self._folder / "checked.json"
 
     def _leave_it(self) -> NoReturn:
         """End the process: there is nothing to run."""
@@ -128,33 +142,20 @@ class Grid:
 
     def _look(self) -> None:
         """If that is all there is to do, show the jobs' states and end the process."""
+        if not (self._flags.list or self._flags.watch):
+            return
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `--list | head` no trace
         jobs = [entry.job for entry in self._entries]
         if self._flags.json:
             states.print_json(jobs)
         elif self._flags.list:
             states.show(jobs)
-        elif self._flags.watch:
-            states.watch(jobs)
         else:
-            return
+            states.watch(jobs)
         sys.exit(0)
 
     def _each(self, entries: list[Entry], act: Callable[[Entry], object]) -> None:
-        """Act on each entry; name all that are wrong, then leave."""
-        wrong = 0
-        for entry in entries:
-            try:
-                act(entry)
-            except Exception as error:
-                wrong += 1
-                command = shlex.join(entry.words)
-                at = fault(error)
-                place = f" ({at})" if at else ""
-                leave(2, f"job {entry.number}, {command}: {cause(error)}{place}")
-        if wrong:
-            line = f"{wrong} of {len(self._entries)} jobs are wrong; nothing was started"
-            sys.exit(leave(2, f"run.sh: {line}"))
+        grid.each(entries, act, of=len(self._entries))
 
     def _ask_states(self) -> None:
         """Find the state of each job (`repeated` if it is in the grid before, `skipped` by --only)
@@ -209,26 +210,31 @@ def _has_store() -> bool:
     return False
 
 
-def _make_store() -> subprocess.Popen[str]:
-    """Make the store ready, once: many jobs that open a new one together would crash it."""
-    command = [sys.executable, "-m", "engine.tracking.experiment"]
-    return subprocess.Popen(command, cwd=CODE, stderr=subprocess.PIPE, text=True)
-
-
-def _wait_for(store: subprocess.Popen[str]) -> None:
-    _, errors = store.communicate()
-    if store.returncode:  # no reason not to train: the couriers will try again
-        why = errors.strip().splitlines()[-1]
-        line = f"the tracking store is unavailable ({why}); results wait in the jobs' folders"
-        leave(1, f"run.sh: {line}")
+@contextmanager
+def _store_made_ready(starter: Starter) -> Iterator[None]:
+    """Make the store ready meanwhile, unless it is. One that is away is no reason not to train: the
+    couriers will try again."""
+    if _has_store():
+        yield
+        return
+    with TemporaryFile("w+") as errors:
+        process = starter.prepare_store(errors.fileno())
+        yield
+        if process.wait() not in {0, LOST}:
+            errors.seek(0)
+            why = errors.read().strip().splitlines()[-1]
+            line = f"the tracking store is unavailable ({why}); results wait in the jobs' folders"
+            leave(1, f"run.sh: {line}")
 
 
 def main(folder: Path, words: list[str]) -> int:
     """Plan a sweep; returns the exit status."""
     interruption.handle(signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):  # run.sh forwards them, once
+        signal.signal(number, signal.SIG_IGN)
     os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
     try:
-        return Grid(folder, words).run()
+        return Sweep(folder, words).run()
     except SettingsError as error:
         return leave(2, f"run.sh: {error}")
 

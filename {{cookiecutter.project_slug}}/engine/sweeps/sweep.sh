@@ -1,14 +1,13 @@
 # shellcheck shell=bash
 # The engine of run.sh, which sources this file, defines its grid as a function that calls `job` for
-# each job, and calls `sweep "$@"`. sweep.py reads the flags, asks once which jobs are finished, and
-# freezes the code; queue.sh runs what is left.
+# each job, and calls `sweep "$@"`. sweep.py reads the flags, asks once which jobs are finished,
+# freezes the code and runs what is left.
 #
-# A sweep's folder, .sweeps/<name>/, holds `grid` and two pipes (grid.py says what for), the plan
-# (plan.py has its files) and `code/` (what is run). `lock` is held by all that the sweep has started.
+# A sweep's folder, .sweeps/<name>/, holds `grid` and two pipes (grid.py says what for), `code/` (what
+# is run) and `lock`, which is held by all that the sweep has started.
 
 set -Euo pipefail # without -e, under which `wait`, ((n++)) and traps misbehave
 cd "$(dirname "$0")" || exit 1
-source engine/sweeps/queue.sh
 
 python=${PYTHON:-python}
 [[ -z ${PYTHON:-}${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && python=.venv/bin/python
@@ -42,17 +41,18 @@ clean_up() {
   if [[ -n ${naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
 }
 
-# Makes the sweep's folder. All that is started from here on inherits its lock, descriptor 7.
 make_folder() {
   work=$PWD/.sweeps/$(date +%Y%m%d-%H%M%S)-$$
-  mkdir -p .sweeps && mkdir "$work" "$work"/{jobs,claims,pids,codes} || exit 1 # never what is there
-  echo $$ >"$work/lock" && exec 7<"$work/lock" || exit 1
-  if [[ -n $flock ]]; then "$flock" 7; fi
+  mkdir -p .sweeps && mkdir "$work" || exit 1 # never what is there
   trap clean_up EXIT
 }
 
+# Passes a signal on to sweep.py. Ctrl-C as USR1: the terminal sends INT to all processes.
+forward() { kill "-$1" "$planner" 2>/dev/null; }
+
 # Runs what the grid names and is not finished, or does what the flags say instead.
 sweep() {
+  local code
   make_folder
   mkfifo "$work"/{asked,answered} && exec 3>&1 5<>"$work/asked" 6<>"$work/answered" || exit 1
   "$python" -m engine.sweeps.sweep "$work" "$@" 3>&- 5>&- 6>&- &
@@ -64,11 +64,13 @@ sweep() {
   trap - ERR
   if [[ -e $work/wrong ]]; then exit 2; fi
   naming=
+  trap 'forward USR1' INT
+  trap 'forward TERM' TERM HUP
   printf 'end\0' >&5
-  wait "$planner" || exit
-  exec 3>&- 5>&- 6>&-
-  if [[ ! -e $work/queue || -e $work/slurm ]]; then exit 0; fi
-  run_queue
-  (become plan "$work")
-  exit # here, so that bash reads no more of a run.sh that was edited meanwhile
+  while
+    wait "$planner"
+    code=$?
+    kill -0 "$planner" 2>/dev/null
+  do :; done
+  exit "$code" # here, so that bash reads no more of a run.sh that was edited meanwhile
 }

@@ -29,6 +29,7 @@ from engine.tracking import address
 from engine.tracking.delivery import Delivery
 from engine.tracking.experiment import prepare
 from engine.tracking.store import Elsewhere
+from engine.warm import client
 
 INTERVAL = 1.0
 """Seconds between two looks at the journal."""
@@ -48,6 +49,16 @@ DISPLACED = 4
 DELIVERY = 120.0
 """Seconds that a courier goes on trying once its job has ended."""
 
+SERVER = "COURIERS"
+"""The variable with the number of the socket of a server that starts couriers, in a sweep."""
+
+MODULES = [
+    "engine.tracking.delivery",
+    "mlflow.store.tracking.rest_store",
+    "mlflow.store.tracking.sqlalchemy_store",
+]
+"""What that server has imported, for every kind of store."""
+
 
 class Courier:
     """The job's side: starts the process, gives it its work, hears how it went.
@@ -64,7 +75,7 @@ class Courier:
         """Begin to carry the journal in a job's folder."""
         self._folder = folder
         with suppress(BrokenPipeError):  # it has ended already; `finish` sees to that
-            print(folder, file=self._process.stdin, flush=True)
+            print(folder, file=self._words, flush=True)
 
     def finish(self, seconds: float) -> str:
         """Wait until all is delivered; what went wrong, as one line, empty if nothing did.
@@ -83,9 +94,8 @@ class Courier:
 
     def _wait(self, seconds: float) -> int | None:
         """Tell the courier that the job has ended; its exit status, None if it goes on sending."""
-        assert self._process.stdin
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._words.close()
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -93,15 +103,55 @@ class Courier:
 
     def _start(self) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as the process)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.tracking.courier", str(os.getpid())],
-            cwd=CODE,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            start_new_session=True,  # Ctrl-C at the terminal stops the job, not its courier
-            text=True,
-        )
+        read, write = os.pipe()
+        self._words = open(write, "w")  # noqa: SIM115
+        with open(read) as words, open(os.devnull, "w") as nothing:
+            self._process = client.start(
+                client.inherited(SERVER),
+                ["-m", "engine.tracking.courier", str(os.getpid())],
+                CODE,
+                (words.fileno(), nothing.fileno(), self._errors.fileno()),
+                session=True,  # Ctrl-C at the terminal stops the job, not its courier
+            )
+
+
+class Trainer:
+    """The process that trains, seen from its courier, which reads from its pipe.
+
+    The pipe can stay open when it has ended, in processes of a loader. The courier is a child of
+    the trainer or, in a sweep, of a server; a pidfd serves for both, where the system has them.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._over = False
+        self._end: int | None = None
+        try:
+            self._end = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._over = True
+        except (AttributeError, OSError):  # this system has none
+            self._over = not self._is_parent()
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait so many seconds for its end; whether it has come."""
+        if self._over:
+            time.sleep(seconds)
+            return True
+        files = [sys.stdin.fileno(), *([] if self._end is None else [self._end])]
+        self._over = bool(select.select(files, [], [], seconds)[0])
+        return self._over or (self._end is None and not self._is_parent())
+
+    def interrupt(self) -> None:
+        """Send it TERM, if it runs still."""
+        with suppress(ProcessLookupError):
+            if self._end is not None:
+                signal.pidfd_send_signal(self._end, signal.SIGTERM)
+            elif self._is_parent():
+                os.kill(self._pid, signal.SIGTERM)
+
+    def _is_parent(self) -> bool:
+        return os.getppid() == self._pid
 
 
 @contextmanager
@@ -148,30 +198,18 @@ def carry(
 
 def main() -> None:
     """Carry one journal, named by the pipe's first line, until its job ends."""
-    parent = int(sys.argv[1])
+    trainer = Trainer(int(sys.argv[1]))
     with suppress(Exception):  # that the store is away is said later, if it still is
         prepare()
     gc.freeze()  # MLflow's objects need not be looked through again: its exit took a second
     folder = Path(sys.stdin.readline().rstrip("\n"))
     if folder == Path():
         return  # the job ended before it began
-    closed = False
-
-    def job_ended(seconds: float) -> bool:
-        """Wait so many seconds for the job to end; whether it has."""
-        nonlocal closed
-        if closed:
-            time.sleep(seconds)
-        else:
-            closed = bool(select.select([sys.stdin], [], [], seconds)[0])
-        return closed or os.getppid() != parent  # processes of a loader can keep the pipe open
-
     try:
         with turn(folder) as next_waits:
-            carry(Delivery(folder), job_ended, next_waits)
+            carry(Delivery(folder), trainer.has_ended, next_waits)
     except Elsewhere as error:
-        if os.getppid() == parent:
-            os.kill(parent, signal.SIGTERM)
+        trainer.interrupt()
         print(error, file=sys.stderr)
         sys.exit(DISPLACED)
     except (OSError, Damaged) as error:  # of the job's own files

@@ -1,0 +1,164 @@
+"""Programs that start as forks: what they see, how they end, and what happens without a server."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from engine.warm import client
+from faults import wait_until
+
+PROGRAM = """
+import atexit, json, os, sys, threading, time
+json.mark = getattr(json, "mark", 0) + 1
+print(__name__, os.path.basename(__file__), sys.argv[1:], os.getcwd(), os.environ.get("WORD"))
+print(json.mark, "colorsys" in sys.modules, sys.stdin.read())
+left_open = open("left-open", "w")
+left_open.write("flushed")
+atexit.register(print, "atexit")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+exec(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[client.Server]:
+    """A server with a module that the programs do not import themselves."""
+    made = client.serve(["json", "colorsys"], Path("/"), os.environ)
+    assert made
+    yield made
+    made.socket.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., client.Process]:
+    """Starts PROGRAM, whose output goes into `out`, with a server or cold."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def start(server: client.Server | None, *words: str) -> client.Process:
+        with open(os.devnull) as nothing, (tmp_path / "out").open("w") as out:
+            files = (nothing.fileno(), out.fileno(), out.fileno())
+            words = ("program.py", *words)
+            env = os.environ | {"WORD": "é"}
+            return client.start(server, words, tmp_path, files, env=env)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        ("pass", 0, ""),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('a reason')", 1, "a reason"),
+        ("{}['key']", 1, "KeyError: 'key'"),
+        ("os.kill(os.getpid(), 9)", -9, ""),
+        ("os.kill(os.getpid(), 15)", -15, ""),
+    ],
+)
+def test_a_fork_is_as_a_new_python(
+    server: client.Server,
+    start: Callable[..., client.Process],
+    tmp_path: Path,
+    ending: str,
+    status: int,
+    said: str,
+) -> None:
+    """But for the modules that are imported; what one program changes the next one does not see."""
+    printed = []
+    for each in (None, server, server):
+        process = start(each, ending)
+        assert process.wait(60) == process.poll() == status
+        printed.append((tmp_path / "out").read_text())
+        assert printed[-1].count(said) >= 1
+        if status >= 0:
+            assert (tmp_path / "left-open").read_text() == "flushed"
+    cold, *warm = printed
+    assert warm == [cold.replace(" False ", " True ")] * 2
+    if "KeyError" in said:
+        assert "server.py" not in warm[0]
+
+
+def test_modules_are_found_from_where_the_program_is(server: client.Server, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "here.py").write_text("import sys\nsys.exit(len(sys.argv))")
+    files = (0, 1, 2)
+    words = ["-m", "package.here", "one", "two"]
+    assert client.start(server, words, tmp_path, files, env=os.environ).wait(60) == 3
+
+
+def test_a_program_whose_server_is_killed_goes_on(
+    start: Callable[..., client.Process], tmp_path: Path
+) -> None:
+    """Its end is known, its exit status is not; what comes after it starts cold."""
+    server = client.serve([], tmp_path, os.environ)
+    process = start(server, "time.sleep(1); open('reached', 'w')")
+    (parent,) = (
+        int(line.split()[1])
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        if line.startswith("PPid")
+    )
+    os.kill(parent, signal.SIGKILL)
+    assert process.wait(60) == client.LOST
+    assert (tmp_path / "reached").exists()
+    assert start(server, "sys.exit(5)").wait(60) == 5
+
+
+def test_signals_reach_a_program(
+    server: client.Server, start: Callable[..., client.Process], tmp_path: Path
+) -> None:
+    process = start(
+        server, "signal = __import__('signal'); print('on', flush=True); signal.pause()"
+    )
+    wait_until(lambda: "on" in (tmp_path / "out").read_text().splitlines())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == -signal.SIGTERM
+    process.send_signal(signal.SIGTERM)  # too late, which is no error
+
+
+THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "stays"),
+    [
+        (THREAD, True),
+        (THREAD.replace("(9,)", "(0,)") + "time.sleep(0.5)", False),
+        ("raise ImportError", False),
+        ("import numpy", False),  # whose threads end before a fork
+    ],
+    ids=["stays", "ends", "fails", "pool"],
+)
+def test_a_library_that_starts_threads(
+    start: Callable[..., client.Process],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    library: str,
+    stays: bool,
+) -> None:
+    """It ends the server, with one line, and programs start cold."""
+    (tmp_path / "library.py").write_text(library)
+    env = os.environ | {"OMP_NUM_THREADS": "2"}
+    server = client.serve(["json", "colorsys", "library"], tmp_path, env)
+    process = start(server, "pass")
+    assert process.wait(60) == 0
+    assert isinstance(process, client.Fork) is not stays
+    line = "run.sh: no warm start, since library starts threads when it is imported\n"
+    assert capfd.readouterr().err == (line if stays else "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is none")
+def test_a_server_ends_with_those_who_ask_it(tmp_path: Path) -> None:
+    ends = tmp_path / "ends"
+    (tmp_path / "library.py").write_text(
+        f"import atexit, pathlib\natexit.register(pathlib.Path({str(ends)!r}).touch)"
+    )
+    server = client.serve(["library"], tmp_path, os.environ)
+    assert server
+    server.socket.close()
+    wait_until(ends.exists)

@@ -1,0 +1,90 @@
+"""Checks a sweep's jobs before any of them starts, in a process of its own, which imports torch.
+
+`python -m engine.sweeps.checking FOLDER` reads in `left.json` which they are, names those that are
+wrong and exits with 2 if there are any. Otherwise it writes into `checked.json` how many jobs the
+CPU serves at once, and the names of the modules that it has imported.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from engine import files
+from engine.errors import SettingsError
+from engine.job.identity import identity
+from engine.job.terminal import leave
+from engine.paths import CODE, PROJECT
+from engine.sweeps import grid, slots
+from engine.sweeps.grid import Entry
+
+
+def main(folder: Path) -> int:
+    """Check the jobs that are left of a sweep; returns the exit status."""
+    _end_with_parent()
+    os.chdir(PROJECT)
+    left = files.read_json(folder / "left.json")
+    named = grid.entries(folder / "grid")
+    entries = [named[number - 1] for number in left["numbers"]]
+    for entry in entries:
+        entry.read()
+    try:
+        at_once = _check(entries, len(named), on_slurm=left["on_slurm"])
+    except SettingsError as error:
+        return leave(2, f"run.sh: {error}")
+    checked = {"at_once": at_once, "modules": _libraries()}
+    files.write_json(folder / "checked.json", checked)
+    return 0
+
+
+def _check(entries: list[Entry], count: int, on_slurm: bool) -> int:
+    """Check each job; returns how many at once the CPU serves. Raises SettingsError."""
+    modules = {entry.script: import_module(entry.script) for entry in entries}
+    import torch
+
+    from engine.training.job import Job
+
+    # Where Slurm's jobs are submitted there may be no GPU, so each asks for its own by itself.
+    device = torch.device("meta") if on_slurm else None
+    at_once: list[int] = []
+    checked: set[tuple[object, ...]] = set()
+
+    def act(entry: Entry) -> None:
+        """Check a job, unless one that differs by its seed alone was checked."""
+        settings, runtime = entry.job.settings, entry.job.runtime
+        job = Job(entry.job, device)
+        unseeded = identity(settings) | {"seed": None}  # a job can run whatever its seed is
+        alike = entry.script, str(unseeded), runtime
+        if alike not in checked:
+            getattr(modules[entry.script], entry.declared().check)(job)
+            checked.add(alike)
+        at_once.append(slots.at_once(job.device.type, runtime.threads))
+
+    grid.each(entries, act, of=count)
+    return min(at_once)
+
+
+def _end_with_parent() -> None:
+    """Have this process killed when its parent ends, and so with the sweep; on Linux.
+
+    Source: man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _libraries() -> list[str]:
+    """The modules that this process has imported, but for the project's own."""
+    engine = CODE / "engine"
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or CODE)
+        if name != "__main__" and (file.is_relative_to(engine) or not file.is_relative_to(CODE)):
+            found.append(name)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,123 @@
+"""Takes a GPU for a job, so that no other sweep of any user's runs one there.
+
+The job inherits the locks, so they are held until the job itself ends, whatever becomes of run.sh.
+A process that takes no part in the locks is known by the memory that it takes on the GPU.
+Source: man7.org/linux/man-pages/man2/flock.2.html.
+"""
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from engine import locks
+from engine.sweeps.slots import Slot, nvidia_smi
+
+LOOK = 2.0
+"""Seconds between two looks at what nvidia-smi says."""
+
+
+class Gpu:
+    """A slot's GPU, or the CPU, which needs no lock. `shared` says whether others share it.
+
+    `files` are the locks, while it is held; `why` says why it cannot be had at the moment.
+    """
+
+    def __init__(self, slot: Slot, shared: bool) -> None:
+        self.device = slot.device
+        self.files: list[int] = []
+        self.why = ""
+        self._paths = [Path(f"{slot.lock}.0"), Path(f"{slot.lock}.{slot.place}")]
+        self._lock, self._shared = slot.lock, shared
+        self._next_look = 0.0
+
+    def take(self) -> bool:
+        """Whether it can be had now; it is held from then on."""
+        if self.device == "cpu" or self.files:
+            return True
+        if time.monotonic() < self._next_look:
+            return False
+        self.why = self._take()
+        if self.why:
+            self.release()
+        return not self.why
+
+    def release(self) -> None:
+        """Let others have it, once the job that has inherited it is over."""
+        for file in self.files:
+            os.close(file)
+        self.files = []
+
+    def used(self) -> str:
+        """Return what is to be said of its use by others than the job that has it, if any. Nothing
+        where jobs share it."""
+        if self._shared or self.device == "cpu":
+            return ""
+        if time.monotonic() >= self._next_look:
+            self._set_next_look()
+            self.why = self._used()
+        return self.why
+
+    def _take(self) -> str:
+        """Take the locks; returns why that cannot be."""
+        lost = f"has lost its lock {self._lock}, which the next run.sh makes again"
+        kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
+        try:
+            self.files = [locks.opened(path, os.O_RDONLY) for path in self._paths]
+        except OSError:
+            self._set_next_look()
+            return lost
+        _keep_young(self.files)
+        gpu, place = self.files
+        if not (_lock(place, fcntl.LOCK_EX) and _lock(gpu, kind)):
+            return "is in use by a job of another sweep"
+        if _lock(gpu, fcntl.LOCK_EX) and (used := self._used()):  # by no job of a sweep's
+            self._set_next_look()
+            return used
+        return "" if _lock(gpu, kind) and self._are_in_place() else lost
+
+    def _set_next_look(self) -> None:
+        self._next_look = time.monotonic() + LOOK
+
+    def _are_in_place(self) -> bool:
+        """Whether the files that are locked are those that others would lock."""
+        with suppress(OSError):
+            return all(
+                os.path.samestat(os.fstat(file), path.lstat())
+                for file, path in zip(self.files, self._paths, strict=True)
+            )
+        return False
+
+    def _used(self) -> str:
+        """What is to be said of its use, if that is more than a display's."""
+        query = "--query-gpu=memory.used,utilization.gpu"
+        said = nvidia_smi(query, "--format=csv,noheader,nounits", f"--id={self.device}")
+        numbers = said.strip().split(", ")
+        if len(numbers) != 2 or not all(each.isdecimal() for each in numbers):
+            return ""  # a part of a GPU has no such figures
+        memory, percent = map(int, numbers)
+        most, most_percent = (
+            int(os.environ.get(name) or default)
+            for name, default in (("GPU_BUSY_MIB", 1024), ("GPU_BUSY_PERCENT", 20))
+        )
+        if memory > most or (memory > 100 and percent > most_percent):
+            usage = f"{memory} MiB and {percent} % of its time in use"
+            return f"is in use by another process ({usage})"
+        return ""
+
+
+def _lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _keep_young(files: list[int]) -> None:
+    """Read and touch locks: systems clear away what is old."""
+    for file in files:
+        os.read(file, 1)
+        with suppress(PermissionError):  # another user's
+            os.utime(file)

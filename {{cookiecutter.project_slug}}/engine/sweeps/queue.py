@@ -1,0 +1,201 @@
+"""The queue of run.sh: each slot of the machine takes jobs in their order, one after another.
+
+That no job runs twice is run.py's promise: one that another sweep runs ends with status 4, is
+waited for, and its outcome is taken.
+"""
+
+import os
+import shlex
+import signal
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.job.terminal import leave
+from engine.sweeps import plan, states
+from engine.sweeps.gpus import LOOK, Gpu
+from engine.sweeps.plan import Row, Task
+from engine.sweeps.running import Running
+from engine.sweeps.slots import Slot
+from engine.sweeps.starter import Starter
+
+PAUSE = 0.05
+"""Seconds between two looks at the jobs."""
+
+ELSEWHERE = 4
+"""The exit status of a job that another process trains."""
+
+
+class Stop:
+    """Whether a sweep is to stop: `status` is its exit status then, and 0 until it is asked.
+
+    run.sh forwards the signals that it receives: Ctrl-C as USR1, since the terminal sends INT to
+    all processes, and the others as TERM.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.why = ""
+        self.kill = False
+        signal.signal(signal.SIGUSR1, lambda *_: self.ask(130, "Ctrl-C"))
+        signal.signal(signal.SIGTERM, lambda *_: self.ask(143, "a signal"))
+
+    def ask(self, status: int, why: str) -> None:
+        """Ask the sweep to stop; by Ctrl-C after that, to kill the jobs."""
+        if self.status:
+            self.kill |= why == "Ctrl-C"
+        else:
+            self.status, self.why = status, why
+
+
+@dataclass
+class Worker:
+    """A place on a GPU or on the CPU. `job` runs there, or is to be tried again if it has `failed`
+    with that status; `said` is what keeps it waiting."""
+
+    gpu: Gpu
+    job: Running | None = None
+    failed: int | None = None
+    said: str = ""
+
+
+class Queue:
+    """The jobs that are left of a sweep. `codes` has the exit statuses of those that are over."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        left: Sequence[Task],
+        slots: Sequence[Slot],
+        starter: Starter,
+        flags: Namespace,
+        since: int,
+    ) -> None:
+        self.codes: dict[int, int] = {}
+        self.stop = Stop()
+        self._rows, self._left, self._starter = rows, [*left], starter
+        self._retries, self._fail_fast = flags.retries, flags.fail_fast
+        self._workers = [Worker(Gpu(slot, shared=(flags.per_gpu or 1) > 1)) for slot in slots]
+        self._elsewhere: list[Task] = []
+        self._since = since
+        self._next_look = 0.0
+        self._sent = 0
+        self._run_sh = os.getppid()
+
+    def run(self) -> None:
+        """Run all jobs; asked to stop, only those that run already, which are asked to stop too."""
+        while self._goes_on() or self._running():
+            self._stop_jobs()
+            for worker in self._workers:
+                self._attend(worker)
+            self._look_elsewhere()
+            time.sleep(PAUSE)
+
+    def _goes_on(self) -> bool:
+        """Whether jobs are to be started: not once run.sh is gone."""
+        stops = self.stop.status or os.getppid() != self._run_sh
+        return not stops and bool(self._left or self._elsewhere)
+
+    def _running(self) -> list[Running]:
+        return [worker.job for worker in self._workers if worker.job]
+
+    def _attend(self, worker: Worker) -> None:
+        """See to the job of a slot, or else start the next one there."""
+        if worker.job and worker.failed is not None:
+            self._retry(worker, worker.job, worker.failed)
+        elif worker.job:
+            status = worker.job.status()
+            if status is not None:
+                self._end(worker, worker.job, status)
+        elif self._goes_on() and (task := self._next()):
+            self._begin(worker, task)
+
+    def _next(self) -> Task | None:
+        """The first job whose inputs are over, in whichever way: it says itself if one failed."""
+        return next((task for task in self._left if self.codes.keys() >= {*task.inputs}), None)
+
+    def _begin(self, worker: Worker, task: Task) -> None:
+        if not worker.gpu.take():
+            self._say_once(worker, worker.gpu.why)
+            return
+        worker.said = ""
+        self._left.remove(task)
+        row = self._row(task)
+        known = plan.ended(row, since=self._since)  # another sweep may have run it
+        if known is not None:
+            self._leave(worker, task, known)
+            return
+        self._say_started(worker, task)
+        worker.job = Running(task, row, worker.gpu.device, worker.gpu.files, self._starter)
+
+    def _end(self, worker: Worker, job: Running, status: int) -> None:
+        """Note how a job has ended, unless it is to be tried again."""
+        self._say(job.task, job.ending(status))
+        if job.may_do_better(status, self._retries) and not self.stop.status:
+            worker.failed = status
+            return
+        self._leave(worker, job.task, status)
+        row = self._rows[job.task.number - 1]
+        if self._fail_fast and plan.state_after(row, status) == "failed":
+            self.stop.ask(1, "--fail-fast")
+
+    def _leave(self, worker: Worker, task: Task, status: int) -> None:
+        worker.job, worker.failed = None, None
+        worker.gpu.release()
+        if status == ELSEWHERE:
+            self._elsewhere.append(task)
+        else:
+            self.codes[task.number] = status
+
+    def _retry(self, worker: Worker, job: Running, status: int) -> None:
+        """Start a job again, once no other process uses its GPU, which may have had the memory."""
+        if self.stop.status:
+            self._leave(worker, job.task, status)
+        elif used := worker.gpu.used():
+            self._say_once(worker, used)
+        else:
+            worker.failed, worker.said = None, ""
+            self._say_started(worker, job.task)
+            job.start()
+
+    def _look_elsewhere(self) -> None:
+        """Put the jobs that no other process trains any more into the queue again."""
+        if self._elsewhere and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK
+            is_trained = [states.is_trained(Path(self._row(t).folder)) for t in self._elsewhere]
+            pairs = list(zip(self._elsewhere, is_trained, strict=True))
+            self._elsewhere = [task for task, trained in pairs if trained]
+            self._left += [task for task, trained in pairs if not trained]
+
+    def _stop_jobs(self) -> None:
+        """Ask the jobs that run to stop, and later kill them, if that is asked."""
+        asked = signal.SIGKILL if self.stop.kill else signal.SIGTERM if self.stop.status else 0
+        if asked != self._sent:
+            self._sent = asked
+            text = f"stopping the jobs because of {self.stop.why}; Ctrl-C kills them"
+            leave(1, f"run.sh: {'killing the jobs' if self.stop.kill else text}")
+            for job in self._running():
+                job.stop(asked)
+
+    def _say_started(self, worker: Worker, task: Task) -> None:
+        words = shlex.join(task.words)
+        self._say(task, f"job {self._row(task).id} started on {worker.gpu.device}: {words}")
+
+    def _say_once(self, worker: Worker, why: str) -> None:
+        if worker.said != why:
+            worker.said = why
+            _print(f"{worker.gpu.device} {why}; waiting")
+
+    def _say(self, task: Task, text: str) -> None:
+        _print(f"[{task.number}/{len(self._rows)}] {text}")
+
+    def _row(self, task: Task) -> Row:
+        return self._rows[task.number - 1]
+
+
+def _print(line: str) -> None:
+    with suppress(OSError):  # nobody reads it any more, which is no reason to stop
+        print(line, flush=True)

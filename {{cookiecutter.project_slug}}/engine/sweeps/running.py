@@ -1,0 +1,76 @@
+"""A job of a sweep while it runs: started, asked to stop, tried again.
+
+What it prints is kept in output.txt in its folder; the last line is shown.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.sweeps import plan
+from engine.sweeps.plan import Row, Task
+from engine.sweeps.starter import Starter
+from engine.warm.client import LOST
+
+KILLED = 137
+"""The exit status of a process that was killed, perhaps for want of memory."""
+
+TAIL = 65_536
+"""Bytes at an output's end that surely hold its last line."""
+
+
+class Running:
+    """A job on a device, which holds a GPU's locks as long as it runs."""
+
+    def __init__(
+        self, task: Task, row: Row, device: str, locks: Sequence[int], starter: Starter
+    ) -> None:
+        self.task = task
+        self._row, self._device, self._locks, self._starter = row, device, locks, starter
+        self._output = Path(row.folder) / "output.txt"
+        self._tries = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start it, for the first time or again."""
+        self._tries += 1
+        self._output.parent.mkdir(parents=True, exist_ok=True)
+        env = {} if self._device == "cpu" else {"CUDA_VISIBLE_DEVICES": self._device}
+        with self._output.open("a") as output:
+            print(f"started on {self._device}, {time.ctime()}", file=output, flush=True)
+            self._begun = os.fstat(output.fileno()).st_mtime_ns
+            self._process = self._starter.job(
+                self.task.words, output.fileno(), env, keep=self._locks
+            )
+
+    def stop(self, signal: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(signal)
+
+    def status(self) -> int | None:
+        """Return its exit status as a shell has it, 128 + n for signal n; None while it runs."""
+        status = self._process.poll()
+        if status == LOST:  # its folder may know more
+            known = plan.ended(self._row, since=self._begun)
+            return KILLED if known is None else known
+        return 128 - status if status is not None and status < 0 else status
+
+    def may_do_better(self, status: int, retries: int) -> bool:
+        """Whether it is to be tried again: for want of memory, which is no fault in the code."""
+        memory = status == KILLED or (status == 1 and "out of memory" in self._last_line())
+        return memory and self._tries <= retries
+
+    def ending(self, status: int) -> str:
+        """Return the line that it has ended with; one is added if it was killed, or crashed."""
+        line = self._last_line()
+        if not line.startswith(f"job {self._row.id} "):
+            line = f"job {self._row.id} ended with status {status}: {line}"
+            with self._output.open("a") as output:
+                print(line, file=output)
+        return line
+
+    def _last_line(self) -> str:
+        with self._output.open("rb") as file:
+            file.seek(max(0, self._output.stat().st_size - TAIL))
+            return file.read().decode(errors="replace").splitlines()[-1]

@@ -1,0 +1,108 @@
+"""Starts a sweep's programs, from its copy of the code: jobs, their check, the store's preparation.
+
+They are forks of two servers, which import once what each of them would import: one for jobs has
+the libraries of their scripts, one for couriers MLflow. A job asks for its courier itself, through
+a socket that it inherits. Where there can be no server, programs start cold.
+"""
+
+import ast
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from engine import machine
+from engine.cli.registries import parsed
+from engine.paths import PROJECT
+from engine.tracking import courier
+from engine.tracking.client import ENVIRONMENT
+from engine.warm import client
+from engine.warm.client import Process
+
+LATER = {"torch": ["torch._dynamo"]}
+"""What a library imports by itself as soon as it is used: torch for an optimizer."""
+
+
+class Starter:
+    """Starts programs from a sweep's copy of the code, jobs so many at once.
+
+    The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) size their
+    pools of threads when they are loaded, before run.py could tell them anything, so the
+    environment does. What is started holds `lock` too.
+    """
+
+    def __init__(self, code: Path, lock: int, scripts: Iterable[str], at_once: int) -> None:
+        self._code, self._at_once, self._inherited = code, at_once, [lock]
+        threads = max(1, machine.cores() // at_once)
+        self._env = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
+        self._env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
+        self._couriers = client.serve(courier.MODULES, code, ENVIRONMENT | self._env, [lock])
+        if self._couriers:
+            self._env[courier.SERVER] = str(self._couriers.socket.fileno())
+            self._inherited.append(self._couriers.socket.fileno())
+        self._jobs = client.serve(self._libraries(scripts), code, self._env, self._inherited)
+
+    def job(
+        self, words: Sequence[str], output: int, env: Mapping[str, str], keep: Sequence[int]
+    ) -> Process:
+        """Start a job, which holds the files of `keep`."""
+        script, env = str(self._code / words[0]), {**env, "JOBS_AT_ONCE": str(self._at_once)}
+        return self._start(self._jobs, [script, *words[1:]], PROJECT, (output, output), env, keep)
+
+    def check(self, sweep: str) -> int:
+        """Check the jobs of a sweep; returns checking.py's exit status."""
+        words = ("-m", "engine.sweeps.checking", sweep)
+        status = client.LOST
+        while status == client.LOST:  # and so is the server: cold the next time
+            status = self._start(self._jobs, words, self._code, (1, 2)).wait()
+        return status
+
+    def prepare_store(self, errors: int) -> Process:
+        """Make the store ready, once: many jobs that open a new one together would crash it."""
+        words = ("-m", "engine.tracking.experiment")
+        return self._start(self._couriers, words, self._code, (1, errors))
+
+    def learn(self, modules: Iterable[str]) -> None:
+        """Have the server of the jobs import further modules."""
+        if self._jobs:
+            self._jobs.learn(modules)
+
+    def _start(
+        self,
+        server: client.Server | None,
+        words: Sequence[str],
+        folder: Path,
+        out: tuple[int, int],
+        env: Mapping[str, str] = {},
+        keep: Sequence[int] = (),
+    ) -> Process:
+        """Start `python <words>`."""
+        with open(os.devnull) as nothing:
+            return client.start(
+                server,
+                words,
+                folder,
+                (nothing.fileno(), *out),
+                env={**self._env, **env},
+                keep=[*self._inherited, *keep],
+            )
+
+    def _libraries(self, scripts: Iterable[str]) -> list[str]:
+        """What the scripts import at their top and is not the project's."""
+        names = {name: None for script in scripts for name in _imported(self._code / script)}
+        found = [name for name in names if not self._is_the_projects(name)]
+        return found + [each for name in found for each in LATER.get(name, ())]
+
+    def _is_the_projects(self, module: str) -> bool:
+        top = module.split(".")[0]
+        return top != "engine" and (
+            (self._code / top).is_dir() or (self._code / f"{top}.py").is_file()
+        )
+
+
+def _imported(script: Path) -> Iterator[str]:
+    for statement in parsed(script).body:
+        match statement:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module

@@ -1,0 +1,217 @@
+"""Forks for each request, and runs a script or a module there as `python` would.
+
+Run by its path, with the number of its socket and the modules to import. It imports nothing of the
+engine, so it can serve any project.
+"""
+
+import atexit
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.abc import InspectLoader
+from importlib.util import find_spec
+from io import IOBase
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+LARGEST = 150_000
+"""Bytes of a request, most of which is the environment."""
+
+MOST_FILES = 32
+"""Files that a request can hand over."""
+
+TASKS = Path("/proc/self/task")
+"""This process's threads. Source: man7.org/linux/man-pages/man5/proc_pid_task.5.html."""
+
+HARMLESS = {"jemalloc_bg_thd"}
+"""Threads, by name, that a process can have and be forked: jemalloc, which pyarrow brings along,
+prepares itself for each fork. Source: its background_thread.c."""
+
+
+class Child:
+    """A server's fork, and the pipe by which the server answers for it."""
+
+    def __init__(self, pid: int, replies: int) -> None:
+        self._pid, self.replies = pid, replies
+        self.end = os.pidfd_open(pid)
+        self._say(pid)
+
+    def bury(self) -> None:
+        """Say how it has ended."""
+        self._say(os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]))
+        self.close()
+
+    def close(self) -> None:
+        """Close what belongs to it, as another fork must."""
+        close([self.end, self.replies])
+
+    def _say(self, number: int) -> None:
+        with suppress(BrokenPipeError):
+            os.write(self.replies, b"%d\n" % number)
+
+
+def answer(requests: socket.socket) -> list[str]:
+    """Answer requests until there can be no more; in a fork, return the words of its program."""
+    children: dict[int, Child] = {}
+    while True:
+        for ready in select.select([requests.fileno(), *children], [], [])[0]:
+            if ready != requests.fileno():
+                children.pop(ready).bury()
+                continue
+            message, files, *_ = socket.recv_fds(
+                requests, LARGEST, MOST_FILES, socket.MSG_CMSG_CLOEXEC
+            )
+            if not message:
+                return []
+            request = json.loads(message)
+            if "modules" in request:
+                learn(request["modules"])
+            elif not is_read(files[0]):  # the process that asked has ended
+                close(files)
+            elif pid := fork():
+                child = Child(pid, files[0])
+                children[child.end] = child
+                close(files[1:])
+            else:
+                requests.close()
+                for child in children.values():
+                    child.close()
+                os.close(files[0])
+                become(request, files[1:4])
+                return list(request["words"])
+
+
+def close(files: Iterable[int]) -> None:
+    """Close files by their numbers."""
+    for file in files:
+        os.close(file)
+
+
+def is_read(pipe: int) -> bool:
+    """Whether a process has the other end of a pipe."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return not poll.poll(0)
+
+
+def become(request: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Give this process the environment that a new one would have."""
+    if request["session"]:
+        os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["folder"])
+    script = Path(request["words"][0]).resolve()
+    sys.path[0] = os.getcwd() if script.name == "-m" else str(script.parent)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    gc.freeze()
+    gc.enable()
+
+
+def run(words: list[str]) -> None:
+    """Run a script, or a module after `-m`, as the main one of this process."""
+    main = ModuleType("__main__")
+    if words[0] == "-m":
+        spec = find_spec(words[1])
+        assert spec and spec.origin and isinstance(spec.loader, InspectLoader)
+        main.__spec__, main.__package__, main.__file__ = spec, spec.parent, spec.origin
+        code, sys.argv = spec.loader.get_code(words[1]), [spec.origin, *words[2:]]
+    else:
+        script = Path(words[0]).resolve()
+        (TASKS.parent / "comm").write_text(script.name)  # what `ps` and `top` call it
+        main.__file__ = str(script)
+        code, sys.argv = compile(script.read_bytes(), script, "exec"), words
+    sys.modules["__main__"] = main
+    assert code
+    exec(code, vars(main))
+
+
+def status_of(error: BaseException) -> int:
+    """Return the exit status that an uncaught exception stands for; says which it is."""
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return (error.code or 0) & 0xFF
+    if isinstance(error, SystemExit):
+        print(error.code, file=sys.stderr)
+    else:
+        trace = error.__traceback__
+        for _ in "<module>", "run":  # the frames of this file
+            trace = trace and trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    return 1
+
+
+def leave(status: int) -> NoReturn:
+    """End this process as Python does, but leave what it has inherited as it is.
+
+    To take all libraries apart takes Python two seconds, and copies the memory that forks share.
+    """
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    gc.collect()
+    for left_open in gc.get_objects():  # but for what was inherited
+        if isinstance(left_open, IOBase) and not left_open.closed:
+            with suppress(OSError, ValueError):  # no file to write to
+                left_open.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(status)
+
+
+def learn(modules: Iterable[str]) -> None:
+    """Import modules. Ends the process if one has started threads."""
+    for name in modules:
+        before = _threads()
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):
+            import_module(name)  # what is wrong with it, the programs that need it will say
+        if _threads() > before and not _can_fork():
+            sys.exit(f"run.sh: no warm start, since {name} starts threads when it is imported")
+
+
+def fork() -> int:
+    """Fork without Python's warning of threads, which have been looked at."""
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        return os.fork()
+
+
+def _can_fork() -> bool:
+    """Whether no thread is left that could hold a lock; some libraries end theirs before a fork."""
+    if not fork():
+        os._exit(0)
+    os.wait()
+    return _threads() == 1
+
+
+def _threads() -> int:
+    names = [(each / "comm").read_text().strip() for each in TASKS.iterdir()]
+    return len([name for name in names if name not in HARMLESS])
+
+
+if __name__ == "__main__":
+    gc.disable()  # while it imports
+    for number in (signal.SIGINT, signal.SIGHUP):  # as the forks do: whoever asked sees to them
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    sys.path.insert(0, os.getcwd())
+    learn(sys.argv[2:])
+    if words := answer(socket.socket(fileno=int(sys.argv[1]))):
+        try:
+            run(words)
+        except BaseException as error:
+            leave(status_of(error))
+        leave(0)
