@@ -3,9 +3,9 @@
 import pytest
 import torch
 from attempts import steps_of
-from engine.cli import Span
+from engine.cli import Metric, Span
 from engine.training.length import TIMED, WARM_UP
-from toy import STEPS, Loop
+from toy import METRICS, STEPS, Loop
 
 
 @pytest.mark.parametrize(
@@ -166,3 +166,12 @@ def test_an_evaluation_before_training(toy):
     done = toy.run(loop=BeforeTraining())
     assert done.status == 0, done.said
     assert steps_of(done, "val_loss") == [0, 7, 14, 21]
+
+
+def test_a_metric_that_nothing_measures_is_named(toy, monkeypatch):
+    """Also one whose line in run.py is never reached; those that are measured are not."""
+    monkeypatch.setitem(METRICS, "dice", Metric(better="higher"))
+    done = toy.run(epochs=1)
+    assert done.status == 0
+    assert done.log.count("METRICS declares") == 1
+    assert "METRICS declares dice, which nothing has measured" in done.log

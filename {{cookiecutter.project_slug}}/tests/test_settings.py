@@ -152,8 +152,11 @@ def test_text_is_passed_on_exactly(note):
         ("--limit few", "--limit few: must be none or a whole number"),
         ("--dataset svhn", "--dataset svhn: must be digits or mnist"),
         ("--pretrained maybe", "--pretrained maybe: must be on or off"),
-        ("--monitor val_mea", "--monitor val_mea: no such monitor; did you mean val_mae?"),
-        ("--monitor x", "--monitor x: no such monitor; known: none, val_loss, val_mae"),
+        (
+            "--monitor val_mea",
+            "--monitor val_mea: no such metric in METRICS; did you mean val_mae?",
+        ),
+        ("--monitor x", "--monitor x: no such metric in METRICS; known: none, val_loss, val_mae"),
         ("--steps 5 --epochs 3", "--epochs and --steps: give only one of them"),
         ("--steps 5 --minutes 3", "--steps and --minutes: give only one of them"),
         ("--seed 13", "--seed 13: brings bad luck"),
@@ -596,7 +599,7 @@ MISTAKES = [
     (changed(former=["lr"]), "Settings.FORMER: must be a dict of deleted settings"),
     (
         changed(("monitor", str, setting("val_acc", metric=METRICS))),
-        "Settings.monitor: its default 'val_acc': no such monitor; did you mean val_mae?",
+        "Settings.monitor: its default 'val_acc': no such metric in METRICS; did you mean val_mae?",
     ),
     (
         changed(("monitor", str, setting("none", metric={"loss": Metric(better="up")}))),

@@ -143,6 +143,7 @@ def evaluate(
 ) -> Metrics:
     """Return the means over all examples of what forward() measures, of the same views each time,
     and the accuracies of probes of the features, each a mean over the draws of labelled images.
+    Uniformity, which is of a batch, counts the same for each.
 
     Probes get features in fp32, whatever the --precision. The label and the features of each test
     example, and the fraction of the linear probes that are right about it, are kept in

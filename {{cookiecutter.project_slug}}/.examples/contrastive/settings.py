@@ -15,7 +15,7 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, added, setting
 
-METRICS = {  # by the names that forward() in run.py measures them under
+METRICS = {  # by the names that run.py measures them under
     "loss": Metric(better="lower", label="contrastive loss", unit="nats", range=(0, None)),
     "matched": Metric(better="higher", label="fraction of views matched", range=(0, 1)),
     "alignment": Metric(better="lower", range=(0, 4)),

@@ -15,7 +15,7 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, added, setting
 
-METRICS = {  # by the names that forward() in run.py measures them under
+METRICS = {  # by the names that run.py measures them under
     "distance": Metric(better="lower", label="energy distance", range=(0, None), scale="log"),
     "generator_loss": Metric(better="lower", unit="nats"),
     "discriminator_loss": Metric(better="lower", unit="nats"),

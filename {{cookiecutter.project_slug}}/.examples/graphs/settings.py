@@ -15,7 +15,7 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, setting
 
-METRICS = {  # by the names that forward() in run.py measures them under
+METRICS = {  # by the names that run.py measures them under
     "loss": Metric(better="lower", label="squared error", range=(0, None)),
     "mae": Metric(better="lower", label="mean absolute error", range=(0, None), target=0.1),
     "r2": Metric(better="higher", label="R²", range=(None, 1)),

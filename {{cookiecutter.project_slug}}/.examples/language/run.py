@@ -45,7 +45,8 @@ def forward(
     logits = model(tokens).float()
     losses = cross_entropy(logits.flatten(0, 1), following.flatten().long(), reduction="none")
     losses = losses.view(following.shape)
-    return losses.mean(), {"loss": losses, "bits_per_byte": losses / math.log(2)}
+    measured = {"loss": losses, "bits_per_byte": losses / math.log(2)}
+    return losses.mean(), measured
 
 
 def load(job: Job[Settings]) -> tuple[nn.Module, Batches, Batches, Batches]:

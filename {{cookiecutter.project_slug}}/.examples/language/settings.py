@@ -15,7 +15,7 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, setting
 
-METRICS = {  # by the names that forward() in run.py measures them under
+METRICS = {  # by the names that run.py measures them under
     "loss": Metric(better="lower", label="cross-entropy", unit="nats", at_start=5.55),  # ln(256)
     "bits_per_byte": Metric(better="lower", label="bits per byte", target=2.5),
     "perplexity": Metric(better="lower", scale="log"),

@@ -15,12 +15,12 @@ from typing import Literal
 
 from engine.cli import JobId, Metric, SettingsError, Span, added, setting
 
-METRICS = {  # by the names that forward() in run.py measures them under
+METRICS = {  # by the names that run.py measures them under
     "loss": Metric(better="lower", label="cross-entropy", unit="nats", at_start="ln(classes)"),
     "accuracy": Metric(better="higher", range=(0, 1), target=0.95),
 }
 
-COMPARE_METRICS = {  # of compare.py; no value is the better one, but figures have to sort them
+COMPARE_METRICS = {  # of compare.py; no value is better, but each Metric says which it would be
     "last_cka": Metric(better="higher", label="CKA of the last layers", range=(-1, 1)),
     "mean_cka": Metric(better="higher", label="mean CKA of layers of the same name", range=(-1, 1)),
 }

@@ -75,7 +75,8 @@ class Flag:
                 self._check_number(number)
         known = (*self.names, *self.reader.words.values())
         if self.names and value not in known and not self.rules["others"]:
-            what = self.name.replace("_", " ")
+            is_metric = self.rules["metric"] is not None
+            what = "metric in METRICS" if is_metric else self.name.replace("_", " ")
             raise ValueError(f"no such {what}; {did_you_mean(str(value), self.names)}")
 
     def _check_number(self, number: float) -> None:

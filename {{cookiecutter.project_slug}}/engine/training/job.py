@@ -18,7 +18,7 @@ from engine.job.folder import JobFolder
 from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
-from engine.training.measures import check_ranges, numbers
+from engine.training.measures import check_ranges, numbers, warn_of_unmeasured
 from engine.training.outputs import Outputs, Value
 from engine.training.precision import Precision
 from engine.training.seeding import GlobalStreams
@@ -171,6 +171,8 @@ class Job(TrainingLoop, Generic[S]):
         check_ranges(tested, self._folder.metrics)
         every = {**tested, **kept, **({"best_step": step} if best else {})}
         journal.metrics(step, every)
+        if self._begins:
+            warn_of_unmeasured(self._folder.metrics, self._measured | tested.keys())
         return every
 
     def close(self) -> None:

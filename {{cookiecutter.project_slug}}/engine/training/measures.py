@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.cli.metrics import Metric, is_name, outside
 from engine.errors import JobError, first_line
+from engine.job.terminal import log
 
 
 class Sum(NamedTuple):
@@ -123,6 +124,14 @@ def check_name(name: str) -> None:
         raise JobError(
             f"metric {name[:40]!r}: its name must be letters, digits, '_', '-' and '.', 200 at most"
         )
+
+
+def warn_of_unmeasured(declared: Iterable[str], logged: Iterable[str]) -> None:
+    """Log which of the metrics that METRICS declares were not measured under any logged name."""
+    measured = {name.partition("_")[2] for name in logged}
+    for name in declared:
+        if name not in measured:
+            log.warning("METRICS declares %s, which nothing has measured", name)
 
 
 def check_ranges(metrics: Mapping[str, float], declared: Mapping[str, Metric]) -> None:

@@ -73,6 +73,10 @@ class TrainingLoop:
         self._all_batches: list[Batches] = []
         self._at: dict[str, Any] | None = None  # of the background result that is being looked at
         self._spec: dict[str, Any] = {}
+        self._measured: set[str] = set()
+        """Names of what was logged since this process began."""
+        self._begins = True
+        """Whether the job begins in this process."""
         self._trained: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
         """Training means and rates of the intervals that are not logged yet, by step."""
 
@@ -103,6 +107,7 @@ class TrainingLoop:
         self._state.add({f"job.{name}": part for name, part in own.items()})
         self._parts = list(training.values())
         self._state.restore()
+        self._begins = not self._position.step
 
     def epochs(self) -> Iterator[int]:
         """Yield the number of each evaluation interval, from 1; by default it is an epoch.
@@ -164,6 +169,7 @@ class TrainingLoop:
         values = numbers(metrics)
         check_ranges(values, self._folder.metrics)
         self._report.show(at, {**training, **values}, rates)
+        self._measured |= training.keys() | values.keys()
         times = {"epoch": at["epoch"], "elapsed_seconds": self._watch.elapsed, **rates}
         self._folder.journal.metrics(at["step"], {**values, **times}, of=self._length.total)
         self._folder.journal.flush()
