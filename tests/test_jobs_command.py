@@ -211,3 +211,26 @@ def test_mistakes_are_one_line(made: Jobs, words: tuple[str, ...], said: str) ->
 def test_importing_it_runs_no_command(made: Jobs) -> None:
     code = "import sys, jobs; print(jobs.load(sys.argv[1]).settings.lr)"
     assert made.project.do("python", "-c", code, made.mlp).stdout == "0.01\n"
+
+
+def test_a_job_that_diverged_elsewhere_is_known_by_the_store(
+    project: Project, tmp_path: Path
+) -> None:
+    """On another machine, whose folder of runs lacks it, it is run again only if that is forced."""
+    flags = ("--epochs", "1", "--lr", "1e30", "--optimizer", "sgd", "--quiet")
+    job = job_of(project.run(*flags))
+    away = tmp_path / "runs"
+    shutil.move(project.root / "runs", away)
+    (row,) = json.loads(project.do("python", "jobs.py", "list", "--json").stdout)
+    assert (row["id"], row["state"], row["about"]) == (job, "diverged", "in another folder")
+    shown = project.do("python", "jobs.py", "show", job)
+    assert shown.returncode == 0 and "diverged" in shown.stdout
+    again = project.run(*flags)
+    assert again.returncode == 1
+    assert again.stderr == f"job {job} diverged before: see MLflow; --force starts it over\n"
+    assert not list(project.root.glob("runs/*/*/metrics.jsonl"))
+    shutil.move(away / job, project.root / "runs" / job)
+    assert "train_loss was not finite" in project.run(*flags).stderr
+    shutil.rmtree(project.root / "runs" / job)
+    forced = project.run(*flags, "--force")
+    assert forced.returncode == 1 and "diverged: train_loss" in forced.stderr

@@ -23,7 +23,7 @@ from engine.job.interruption import handle
 from engine.job.runtime import Runtime
 from engine.job.terminal import log
 from engine.tracking import delivery
-from engine.tracking.reading import Finished
+from engine.tracking.reading import NOTHING, Ended
 from toy import METRICS, Settings
 
 TOTAL, EVERY = 24, 8
@@ -180,7 +180,8 @@ class Try(Attempt[Settings]):
 
     def _begin(self) -> None:
         ended = [run.tags for run in Courier.store.runs.values() if run.status == "FINISHED"]
-        self._leave_if_finished([Finished(tags["code"], "", 0.0) for tags in ended])
+        finished = {self._folder.id: [Ended(tags["code"], "", 0.0) for tags in ended]}
+        self._leave_if_over(NOTHING._replace(finished=finished))
         self._folder.make()
         self._take()
         self._courier = Courier()  # type: ignore[assignment]

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -59,7 +59,7 @@ class Attempt(Generic[S]):
         known = self._ask_store()
         folder = self._folder
         if not folder.runtime.force:
-            self._leave_if_finished(known.finished.get(folder.id, []))
+            self._leave_if_over(known)
         self._begin_with_inputs()
         folder.make()
         self._take()
@@ -110,12 +110,13 @@ class Attempt(Generic[S]):
             return reading.known(experiment_name())
         except ConnectionError as error:
             self._store_is_away = str(error)
-            return reading.Known({}, {})
+            return reading.NOTHING
 
-    def _leave_if_finished(self, stored: Collection[reading.Finished]) -> None:
-        """End the process if the job needs no attempt, or may have none; `stored` are the finished
-        attempts that the store has."""
+    def _leave_if_over(self, known: reading.Known) -> None:
+        """End the process if the job needs no attempt, or may have none, by what is known of the
+        store and by the job's folder."""
         folder = self._folder
+        stored = known.finished.get(folder.id, [])
         last = {} if folder.change else folder.outcome()
         here = last if last.get("status") == "finished" else {}
         line = f"already finished: {here.get('said', 'see MLflow')}"
@@ -125,8 +126,10 @@ class Attempt(Generic[S]):
         if any(folder.fits(each.code, each.data) for each in stored) and not folder.redone:
             sys.exit(leave(0, f"{self._label} {line}{self._unchecked()}"))
         self._leave_if_stale(bool(stored))
-        if last.get("status") == "diverged":
-            line = f"diverged before: {last.get('said')}; --force starts it over"
+        diverged = known.diverged.get(folder.id, []) if not folder.latest else []
+        elsewhere = any(folder.fits(each.code, each.data) for each in diverged)
+        if last.get("status") == "diverged" or elsewhere:
+            line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"
             sys.exit(leave(1, f"{self._label} {line}"))
         if folder.finished():
             self._take()

@@ -44,9 +44,10 @@ def parsed(file: Path) -> ast.Module:
     """Return the source of a file as a tree. Raises SettingsError if it is not Python."""
     try:
         return ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError) as error:
-        line = f" line {error.lineno}:" if isinstance(error, SyntaxError) else ""
-        raise SettingsError(f"{file.name}:{line} {error}") from None
+    except SyntaxError as error:
+        raise SettingsError(f"{file.name}, line {error.lineno}: {error.msg}") from None
+    except ValueError as error:
+        raise SettingsError(f"{file.name}: {error}") from None
 
 
 def _names(name: str, tree: ast.Module, registry: str) -> list[str]:

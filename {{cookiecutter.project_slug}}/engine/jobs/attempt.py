@@ -112,7 +112,7 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that the store alone has; `job` is today's, if there can be one."""
     digest, data = (stored["tags"].get(name, "") for name in ("code", "data"))
     return Attempt(
-        state="finished",
+        state="diverged" if stored["diverged"] else "finished",
         change="" if job and job.fits(digest, data) else "in another folder",
         ended=stored["ended"] / 1000,
         code=digest,

@@ -1,6 +1,7 @@
 """The project's jobs, found on this disk and in the tracking store.
 
-A job is on this disk if an attempt at it has begun there. Of the store's, the finished ones count.
+A job is on this disk if an attempt at it has begun there. Of the store's, those count that
+finished or diverged.
 """
 
 import os
@@ -42,8 +43,8 @@ class Job:
     """The folders of its attempts on this disk, the last one last."""
 
     stored: list[StoredJob] = field(default_factory=list)
-    """Its finished attempts in the store, the last one last; of a job on this disk only for
-    `Project.one`."""
+    """Its attempts in the store that finished or diverged, the last one last; of a job on this disk
+    only for `Project.one`."""
 
     folder: JobFolder[Any] | None = None
     """Its folder by today's settings; None if they cannot say the same."""
@@ -103,7 +104,7 @@ class Project:
     def all(self) -> list[Job]:
         """Return all jobs."""
         found = {job.id: job for job in self._on_disk()}
-        if absent := self.view.finished - found.keys():
+        if absent := self.view.over - found.keys():
             for stored in self._stored:
                 if stored["job_id"] in absent:
                     self._add(stored, found)
@@ -125,7 +126,8 @@ class Project:
     def finished_in_store(self, job: Job) -> StoredJob | None:
         """Return a job's finished attempt in the store whose results count: the last one with the
         present code and data, or else the last one; None if it has none."""
-        found = job.stored or [each for each in self._stored if each["job_id"] == job.id]
+        stored = job.stored or [each for each in self._stored if each["job_id"] == job.id]
+        found = [each for each in stored if not each["diverged"]]
         fits = [each for each in found if job.folder and _fits(job.folder, each["tags"])]
         return next(reversed(fits or found), None)
 
@@ -149,7 +151,7 @@ class Project:
             found = stored_jobs.jobs(experiment_name())
         except ConnectionError:  # which `view` says
             return []
-        return sorted((job for job in found if not job["diverged"]), key=lambda job: job["ended"])
+        return sorted(found, key=lambda job: job["ended"])
 
     def _add(self, stored: StoredJob, found: dict[str, Job]) -> None:
         found.setdefault(stored["job_id"], Job(stored["job_id"])).stored.append(stored)

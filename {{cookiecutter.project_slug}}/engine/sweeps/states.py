@@ -63,7 +63,7 @@ class View:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.store_is_away = False
-        self._known = reading.Known({}, {})
+        self._known = reading.NOTHING
         self.queued: dict[str, slurm.Queued] = {}
         try:
             self._known = reading.known(experiment_name())
@@ -76,9 +76,9 @@ class View:
             self.problems.append(f"{error}; what is in its queue is not known")
 
     @property
-    def finished(self) -> Set[str]:
-        """The ids of the jobs that the store has finished, with whichever code."""
-        return self._known.finished.keys()
+    def over(self) -> Set[str]:
+        """The ids of the jobs that the store has as finished or diverged, with whichever code."""
+        return self._known.finished.keys() | self._known.diverged.keys()
 
     def state(self, job: JobFolder[Any]) -> State:
         """Return the state of a job."""
@@ -92,8 +92,12 @@ class View:
             return State("running", f"on {lease.host}")
         if queued := self.queued.get(job.id):
             return State("queued", f"Slurm {queued.task} {queued.state}")
-        if finished and not job.runtime.force and not latest:
-            return State("stale", "in another folder")
+        if not latest and not job.runtime.force:
+            diverged = self._known.diverged.get(job.id, [])
+            if any(job.fits(each.code, each.data) for each in diverged):
+                return State("diverged", "in another folder")
+            if finished:
+                return State("stale", "in another folder")
         return State("pending") if job.runtime.force else self._by_folder(job)
 
     def warn(self) -> None:

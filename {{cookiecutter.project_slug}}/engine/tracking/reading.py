@@ -1,8 +1,9 @@
-"""Reading the tracking store: which jobs are finished, and which are being trained.
+"""Reading the tracking store: which jobs are finished or diverged, and which are being trained.
 
 A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`,
-which its courier writes last: the status alone can lie. A lease is a run that is being written. All
-functions raise ConnectionError when the store cannot be read.
+which its courier writes last: the status alone can lie. One that diverged has the status FAILED and
+the mark `diverged`. A lease is a run that is being written. All functions raise ConnectionError
+when the store cannot be read.
 """
 
 import json
@@ -25,15 +26,16 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-FINISHED = """
-SELECT id.value, code.value, data.value, runs.end_time, runs.start_time FROM runs
+ENDED = """
+SELECT runs.status, id.value, code.value, data.value, runs.end_time, runs.start_time FROM runs
 JOIN experiments USING (experiment_id)
 JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
-JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.key = 'finished'
+JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.value = 'true'
 LEFT JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
 LEFT JOIN tags AS data ON data.run_uuid = runs.run_uuid AND data.key = 'data'
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
-    AND runs.status = 'FINISHED' AND mark.value = 'true'
+    AND (runs.status = 'FINISHED' AND mark.key = 'finished'
+        OR runs.status = 'FAILED' AND mark.key = 'diverged')
 ORDER BY id.value, runs.end_time
 """
 RUNNING = """
@@ -55,6 +57,7 @@ WHERE experiments.lifecycle_stage = 'active'
 """
 LEASED = "attributes.status = 'RUNNING'"
 MARKED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
+DIVERGED = "attributes.status = 'FAILED' AND tags.diverged = 'true'"
 
 WRONG = 2
 """Exit status of the process that asks MLflow's client, if the experiment is another project's."""
@@ -71,8 +74,8 @@ class Lease(NamedTuple):
     host: str
 
 
-class Finished(NamedTuple):
-    """A finished attempt: the digests of its code and its data, and how long it took."""
+class Ended(NamedTuple):
+    """An attempt that finished or diverged: the digests of its code and data, and its duration."""
 
     code: str
     data: str
@@ -82,8 +85,13 @@ class Finished(NamedTuple):
 class Known(NamedTuple):
     """What the store knows of jobs, by their ids."""
 
-    finished: dict[str, list[Finished]]
+    finished: dict[str, list[Ended]]
+    diverged: dict[str, list[Ended]]
     leases: dict[str, list[Lease]]
+
+
+NOTHING = Known({}, {}, {})
+"""What is known while the store is away."""
 
 
 def experiments() -> list[str]:
@@ -129,9 +137,9 @@ def known(experiment: str) -> Known:
     address.check()
     if database.kind() == "sqlite":
         settle(experiment)
-        finished = select(FINISHED, LONGEST_QUERY, experiment=experiment)
+        ended = select(ENDED, LONGEST_QUERY, experiment=experiment)
         running = select(RUNNING, LONGEST_QUERY, experiment=experiment)
-        return Known(_finished(finished), _leases(running))
+        return _known(ended, running)
     command = [sys.executable, "-m", "engine.tracking.reading", experiment]
     try:
         answer = subprocess.run(
@@ -144,44 +152,43 @@ def known(experiment: str) -> Known:
         raise SettingsError(address.last_line(answer.stderr))
     if answer.returncode:
         raise ConnectionError(address.last_line(answer.stderr))
-    finished, running = json.loads(answer.stdout)
-    return Known(_finished(finished), _leases(running))
+    return _known(*json.loads(answer.stdout))
 
 
-def _finished(rows: Iterable[Sequence[Any]]) -> dict[str, list[Finished]]:
-    """From rows of (job id, digests of code and data, end, start) of runs that finished."""
-    finished: dict[str, list[Finished]] = {}
-    for job_id, code, data, end, start in rows:
+def _known(ended: Iterable[Sequence[Any]], running: Iterable[Sequence[Any]]) -> Known:
+    """From rows of (status, job id, digests of code and data, end, start) of runs that are over,
+    and of (job id, code, owner, host, heartbeat) of those that are RUNNING."""
+    found = Known({}, {}, {})
+    for status, job_id, code, data, end, start in ended:
+        jobs = found.finished if status == "FINISHED" else found.diverged
         seconds = ((end or 0) - start) / 1000
-        finished.setdefault(job_id, []).append(Finished(code or "", data or "", seconds))
-    return finished
-
-
-def _leases(rows: Iterable[Sequence[Any]]) -> dict[str, list[Lease]]:
-    """From rows of (job id, code, owner, host, heartbeat) of runs that are RUNNING."""
-    leases: dict[str, list[Lease]] = {}
-    for job_id, code, owner, host, beat in rows:
+        jobs.setdefault(job_id, []).append(Ended(code or "", data or "", seconds))
+    for job_id, code, owner, host, beat in running:
         if fresh("RUNNING", beat):
-            leases.setdefault(job_id, []).append(Lease(code, owner, host))
-    return leases
+            found.leases.setdefault(job_id, []).append(Lease(code, owner, host))
+    return found
 
 
 def _rows_by_client(experiment: str) -> tuple[list[list[Any]], list[list[str]]]:
-    """The rows of runs that finished, and of those that are RUNNING."""
+    """The rows of runs that finished or diverged, and of those that are RUNNING."""
     settle(experiment)
     with asked() as client:
-        marked = [run for run in all_runs(client, experiment, MARKED) if "job_id" in run.data.tags]
+        marked = [
+            run for query in (MARKED, DIVERGED) for run in all_runs(client, experiment, query)
+        ]
         running = [run.data.tags for run in all_runs(client, experiment, LEASED)]
-    finished = [
+    ended = [
         [
+            run.info.status,
             *map(run.data.tags.get, ("job_id", "code", "data")),
             run.info.end_time,
             run.info.start_time,
         ]
         for run in marked
+        if "job_id" in run.data.tags
     ]
     keys = ("job_id", "code", "owner", "host", "heartbeat")
-    return finished, [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
+    return ended, [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
 
 
 def all_runs(client: "MlflowClient", experiment: str, query: str) -> "list[Run]":

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypedDict
 from engine.paths import PROJECT
 from engine.tracking import database
 from engine.tracking.database import select
-from engine.tracking.reading import MARKED, all_runs, asked
+from engine.tracking.reading import DIVERGED, MARKED, all_runs, asked
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -40,7 +40,6 @@ SELECT run_uuid, step, CASE WHEN NOT is_nan THEN value END FROM metrics
 WHERE run_uuid IN {} AND key = :key
 ORDER BY run_uuid, step, timestamp
 """
-DIVERGED = "attributes.status = 'FAILED' AND tags.diverged = 'true'"
 
 AT_ONCE = 8
 """Histories that a server is asked for at a time."""
