@@ -66,7 +66,7 @@ class Project:
 
     def run(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
         """`python run.py` to its end."""
-        if env or self._before:
+        if env or self._starts_otherwise:
             return ended(self.start(*flags, **env))
         return warm.run([str(self.root / "run.py"), *flags], self.root, self.env)
 
@@ -74,9 +74,14 @@ class Project:
         """Another command in the project's folder, such as `python plot.py`, to its end."""
         if words[0] != "python":
             return ended(self.command(*words, **env))
-        if env or self._before or not words[1].endswith(".py"):
+        if env or self._starts_otherwise or not words[1].endswith(".py"):
             return ended(self.command(sys.executable, *words[1:], **env))
         return warm.run(words[1:], self.root, self.env)
+
+    @property
+    def _starts_otherwise(self) -> bool:
+        """Whether Python starts in another way than usual, such as with modules of a test's own."""
+        return bool(self._before) or "PYTHONPATH" in self.env
 
     def printed(self, code: str, *words: str) -> list[str]:
         """Return the lines that some Python code prints in the project's folder."""

@@ -124,6 +124,19 @@ threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
 """
 
 
+def test_a_library_that_uses_the_gpu(
+    start: Callable[..., client.Process], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Known by a file that CUDA opens."""
+    (tmp_path / "nvidia-uvm").touch()
+    (tmp_path / "library.py").write_text(f"opened = open({str(tmp_path / 'nvidia-uvm')!r})")
+    process = start(client.serve(["json", "colorsys", "library"], tmp_path, os.environ), "pass")
+    assert process.wait(60) == 0
+    assert not isinstance(process, client.Fork)
+    line = "run.sh: no warm start, since library uses the GPU when it is imported\n"
+    assert capfd.readouterr().err == line
+
+
 @pytest.mark.parametrize(
     ("library", "stays"),
     [

@@ -35,6 +35,7 @@ class Starter:
         threads = max(1, machine.cores() // at_once)
         self._env = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
         self._env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
+        self._env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that a fork can use the GPU
         self._couriers = client.serve(courier.MODULES, code, ENVIRONMENT | self._env, [lock])
         if self._couriers:
             self._env[courier.SERVER] = str(self._couriers.socket.fileno())

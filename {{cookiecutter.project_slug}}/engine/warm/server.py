@@ -33,6 +33,12 @@ MOST_FILES = 32
 TASKS = Path("/proc/self/task")
 """This process's threads. Source: man7.org/linux/man-pages/man5/proc_pid_task.5.html."""
 
+FILES = Path("/proc/self/fd")
+
+GPU = {"nvidia-uvm", "kfd"}
+"""Files that CUDA and ROCm open when they start, after which a fork cannot use the GPU. Source:
+docs.pytorch.org/docs/stable/notes/multiprocessing.html, poison fork."""
+
 HARMLESS = {"jemalloc_bg_thd"}
 """Threads, by name, that a process can have and be forked: jemalloc, which pyarrow brings along,
 prepares itself for each fork. Source: its background_thread.c."""
@@ -174,11 +180,15 @@ def leave(status: int) -> NoReturn:
 
 
 def learn(modules: Iterable[str]) -> None:
-    """Import modules. Ends the process if one has started threads."""
+    """Import modules. Ends the process if one has started threads, or the GPU."""
     for name in modules:
+        if name in sys.modules:
+            continue
         before = _threads()
         with suppress(Exception), warnings.catch_warnings(action="ignore"):
             import_module(name)  # what is wrong with it, the programs that need it will say
+        if _uses_gpu():
+            sys.exit(f"run.sh: no warm start, since {name} uses the GPU when it is imported")
         if _threads() > before and not _can_fork():
             sys.exit(f"run.sh: no warm start, since {name} starts threads when it is imported")
 
@@ -195,6 +205,12 @@ def _can_fork() -> bool:
         os._exit(0)
     os.wait()
     return _threads() == 1
+
+
+def _uses_gpu() -> bool:
+    with suppress(FileNotFoundError):  # one that was closed meanwhile, such as the folder itself
+        return any(file.resolve().name in GPU for file in FILES.iterdir())
+    return False
 
 
 def _threads() -> int:
