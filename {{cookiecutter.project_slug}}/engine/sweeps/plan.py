@@ -121,4 +121,5 @@ def _ending(row: Row, code: int | None) -> str:
     output = Path(row.folder) / "output.txt"
     if not output.exists():  # it was run by hand
         return f"job {row.id} ended with status {code} [{shown(output.parent)}]"
-    return f"{output.read_text(errors='replace').splitlines()[-1]} [{shown(output)}]"
+    *_, last = "", *output.read_text(errors="replace").splitlines()
+    return f"{last} [{shown(output)}]"

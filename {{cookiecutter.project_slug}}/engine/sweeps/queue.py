@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.errors import cause
 from engine.job.terminal import leave
 from engine.sweeps import plan, states
 from engine.sweeps.gpus import LOOK, Gpu
@@ -129,7 +130,11 @@ class Queue:
             self._leave(worker, task, known)
             return
         self._say_started(worker, task)
-        worker.job = Running(task, row, worker.gpu.device, worker.gpu.files, self._starter)
+        gpu = worker.gpu
+        try:
+            worker.job = Running(task, row, gpu.device, gpu.files, self._starter)
+        except OSError as error:
+            self._cannot_start(worker, task, error)
 
     def _end(self, worker: Worker, job: Running, status: int) -> None:
         """Note how a job has ended, unless it is to be tried again."""
@@ -138,8 +143,7 @@ class Queue:
             worker.failed = status
             return
         self._leave(worker, job.task, status)
-        row = self._rows[job.task.number - 1]
-        if self._fail_fast and plan.state_after(row, status) == "failed":
+        if self._fail_fast and plan.state_after(self._row(job.task), status) == "failed":
             self.stop.ask(1, "--fail-fast")
 
     def _leave(self, worker: Worker, task: Task, status: int) -> None:
@@ -159,7 +163,14 @@ class Queue:
         else:
             worker.failed, worker.said = None, ""
             self._say_started(worker, job.task)
-            job.start()
+            try:
+                job.start()
+            except OSError as error:
+                self._cannot_start(worker, job.task, error)
+
+    def _cannot_start(self, worker: Worker, task: Task, error: OSError) -> None:
+        self._say(task, f"job {self._row(task).id} cannot be started: {cause(error)}")
+        self._leave(worker, task, 1)
 
     def _look_elsewhere(self) -> None:
         """Put the jobs that no other process trains any more into the queue again."""

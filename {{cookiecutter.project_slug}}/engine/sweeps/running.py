@@ -6,6 +6,7 @@ What it prints is kept in output.txt in its folder; the last line is shown.
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from engine.sweeps import plan
@@ -21,7 +22,10 @@ TAIL = 65_536
 
 
 class Running:
-    """A job on a device, which holds a GPU's locks as long as it runs."""
+    """A job on a device, which holds a GPU's locks as long as it runs.
+
+    Raises OSError if it cannot be started.
+    """
 
     def __init__(
         self, task: Task, row: Row, device: str, locks: Sequence[int], starter: Starter
@@ -33,7 +37,7 @@ class Running:
         self.start()
 
     def start(self) -> None:
-        """Start it, for the first time or again."""
+        """Start it, for the first time or again. Raises OSError."""
         self._tries += 1
         self._output.parent.mkdir(parents=True, exist_ok=True)
         env = {} if self._device == "cpu" else {"CUDA_VISIBLE_DEVICES": self._device}
@@ -66,11 +70,13 @@ class Running:
         line = self._last_line()
         if not line.startswith(f"job {self._row.id} "):
             line = f"job {self._row.id} ended with status {status}: {line}"
-            with self._output.open("a") as output:
+            with suppress(OSError), self._output.open("a") as output:  # a full disk
                 print(line, file=output)
         return line
 
     def _last_line(self) -> str:
-        with self._output.open("rb") as file:
+        """The last line of its output; empty if somebody has removed that."""
+        with suppress(OSError), self._output.open("rb") as file:
             file.seek(max(0, self._output.stat().st_size - TAIL))
-            return file.read().decode(errors="replace").splitlines()[-1]
+            return file.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
+        return ""

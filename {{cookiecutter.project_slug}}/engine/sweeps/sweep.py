@@ -40,6 +40,8 @@ class Sweep:
         self._folder, self._flags = folder, flags.read(words)
         self._lock = snapshot.lock(folder)
         grid.answer(folder)
+        for number, status in ((signal.SIGUSR1, 130), (signal.SIGTERM, 143)):
+            signal.signal(number, partial(_leave_early, status))  # until the queue begins
         self._entries = grid.entries(folder / "grid")
         if not self._entries:
             raise SettingsError("the grid has no jobs")
@@ -225,6 +227,12 @@ def _store_made_ready(starter: Starter) -> Iterator[None]:
             why = errors.read().strip().splitlines()[-1]
             line = f"the tracking store is unavailable ({why}); results wait in the jobs' folders"
             leave(1, f"run.sh: {line}")
+
+
+def _leave_early(status: int, *_: object) -> NoReturn:
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(leave(status, "run.sh: nothing was started"))
 
 
 def main(folder: Path, words: list[str]) -> int:

@@ -114,7 +114,6 @@ def become(request: Mapping[str, Any], files: Sequence[int]) -> None:
     """Give this process the environment that a new one would have."""
     if request["session"]:
         os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -222,7 +221,6 @@ if __name__ == "__main__":
     gc.disable()  # while it imports
     for number in (signal.SIGINT, signal.SIGHUP):  # as the forks do: whoever asked sees to them
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)
     sys.path.insert(0, os.getcwd())
     learn(sys.argv[2:])
     if words := answer(socket.socket(fileno=int(sys.argv[1]))):
