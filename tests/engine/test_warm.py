@@ -12,6 +12,7 @@ from faults import wait_until
 
 PROGRAM = """
 import atexit, json, os, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 json.mark = getattr(json, "mark", 0) + 1
 print(__name__, os.path.basename(__file__), sys.argv[1:], os.getcwd(), os.environ.get("WORD"))
 print(json.mark, "colorsys" in sys.modules, sys.stdin.read())
@@ -19,6 +20,8 @@ left_open = open("left-open", "w")
 left_open.write("flushed")
 atexit.register(print, "atexit")
 threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+pool = ThreadPoolExecutor(1)  # whose thread goes on until it is told
+pool.submit(print, "pool").result()
 exec(sys.argv[1])
 """
 

@@ -163,9 +163,7 @@ def leave(status: int) -> NoReturn:
 
     To take all libraries apart takes Python two seconds, and copies the memory that forks share.
     """
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # type: ignore[attr-defined] # ends pools, waits for other threads
     atexit._run_exitfuncs()
     gc.collect()
     for left_open in gc.get_objects():  # but for what was inherited
