@@ -13,6 +13,7 @@ from faults import wait_until
 PROGRAM = """
 import atexit, json, os, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
+print(oct(os.umask(0)))
 json.mark = getattr(json, "mark", 0) + 1
 print(__name__, os.path.basename(__file__), sys.argv[1:], os.getcwd(), os.environ.get("WORD"))
 print(json.mark, "colorsys" in sys.modules, sys.stdin.read())
@@ -45,7 +46,11 @@ def start(tmp_path: Path) -> Callable[..., client.Process]:
             files = (nothing.fileno(), out.fileno(), out.fileno())
             words = ("program.py", *words)
             env = os.environ | {"WORD": "é"}
-            return client.start(server, words, tmp_path, files, env=env)
+            before = os.umask(0o031)
+            try:
+                return client.start(server, words, tmp_path, files, env=env)
+            finally:
+                os.umask(before)
 
     return start
 

@@ -124,7 +124,13 @@ class Server:
         It holds the files of `keep` as well; with `session` it has a session of its own. Raises
         OSError if the server has ended.
         """
-        request = {"words": [*words], "folder": str(folder), "env": {**env}, "session": session}
+        request = {
+            "words": [*words],
+            "folder": str(folder),
+            "env": {**env},
+            "session": session,
+            "umask": _umask(),
+        }
         ours, theirs = os.pipe()
         try:
             self._send(request, [theirs, *files, *keep])
@@ -170,13 +176,20 @@ def serve(
     return Server(ours)
 
 
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def inherited(variable: str) -> Server | None:
     """Return the server whose socket this process has inherited, by the number in a variable.
 
-    The variable is taken away, since the processes that this one starts do not inherit it.
+    The variable is taken away, since the processes that this one starts do not inherit the socket.
     """
     if number := os.environ.pop(variable, ""):
-        _inherited[variable] = Server(socket.socket(fileno=int(number)))
+        with suppress(OSError):  # one between has not handed it on
+            _inherited[variable] = Server(socket.socket(fileno=int(number)))
     return _inherited.get(variable)
 
 

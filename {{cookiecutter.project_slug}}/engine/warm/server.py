@@ -114,6 +114,7 @@ def become(request: Mapping[str, Any], files: Sequence[int]) -> None:
     """Give this process the environment that a new one would have."""
     if request["session"]:
         os.setsid()
+    os.umask(request["umask"])
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
