@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,41 @@ def test_jobs_that_train(project: Project) -> None:
     again = ended(start(project.root, env))
     assert (again.returncode, again.stdout) == (0, last.format(0) + "\n")
     assert again.stderr.startswith(f"job {job} diverged before: train_loss was not finite")
+
+
+def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project: Project) -> None:
+    """Its courier is no child of the job; the next sweep continues the job, in the same run."""
+    write_grid(project.root, "--epochs 4000 --seed 8 --device cpu --checkpoint-minutes 0.001")
+    sweep = start(project.root, project.env)
+    assert sweep.stdout
+    job = next(line.split()[2] for line in sweep.stdout if " started on " in line)
+    wait_until(lambda: bool(list(project.root.glob(f"runs/{job}/*/last.pt"))))
+    wait_until(lambda: [status for _, status in project.runs(job)] == ["RUNNING"])
+    owner = trainer(project)
+    os.kill(owner, signal.SIGKILL)
+    done = ended(sweep)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"job {job} ended with status 137: ")
+    wait_until(lambda: [status for _, status in project.runs(job)] == ["KILLED"])
+    write_grid(project.root, "--epochs 4000 --seed 8 --device cpu --pause-after 1e")
+    again = ended(start(project.root, project.env))
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (
+        0,
+        "0 of 1 jobs finished, 0 of them now; 1 paused",
+    )
+    assert len(project.runs(job)) == 1
+
+
+def trainer(project: Project) -> int:
+    """The pid of the process that trains a project's job."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            named, folder = (process / "comm").read_text(), os.readlink(process / "cwd")
+            if (named, folder) == ("run.py\n", str(project.root)):
+                found.append(int(process.name))
+    (pid,) = found
+    return pid
 
 
 def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:

@@ -104,10 +104,15 @@ def _await(file: int, timeout: float | None) -> None:
 
 
 class Server:
-    """A process that forks for all that hold its socket; it ends when nobody does."""
+    """A process that forks for all that hold its socket; it ends when nobody does.
 
-    def __init__(self, requests: socket.socket) -> None:
-        self.socket = requests
+    Where it is a child of this process it was `started` here.
+    """
+
+    def __init__(
+        self, requests: socket.socket, started: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        self.socket, self._started = requests, started
 
     def start(
         self,
@@ -165,7 +170,7 @@ def serve(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-P", server.__file__, str(theirs.fileno()), *modules]
-        subprocess.Popen(
+        started = subprocess.Popen(
             command,
             cwd=folder,
             env=env,
@@ -173,7 +178,7 @@ def serve(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-    return Server(ours)
+    return Server(ours, started)
 
 
 def _umask() -> int:
