@@ -360,7 +360,7 @@ def test_other_names_may_be_allowed(with_registry, capsys):
         ("NAMES = {n: n for n in 'ab'}", "parts.NAMES: must be a dict with its names written out"),
         ("NAMES = {first: 1}", "parts.NAMES: must be a dict with its names written out"),
         ("OTHER = {}", "parts.NAMES: there is no such dict, or it is empty"),
-        ("NAMES = {", "parts.py: line 2:"),
+        ("NAMES = {", "parts.py, line 2:"),
         ('NAMES = {"vit": 1}', "Settings.model: its default 'mlp': no such model"),
     ],
 )

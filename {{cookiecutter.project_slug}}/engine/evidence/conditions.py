@@ -5,7 +5,6 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.evidence.harmless import is_pure
 from engine.evidence.settings_use import setting
 
 Plain = str | int | float | None
@@ -62,19 +61,10 @@ class Conditions:
         return value
 
     def _either(self, stops_at: bool, values: list[ast.expr]) -> bool:
-        """`or` and `and`: one part that decides is enough. Those before it need not be known, if to
-        evaluate them changes nothing."""
-        known = True
+        """`or` and `and`: what comes after a part that decides is not evaluated."""
         for value in values:
-            try:
-                if bool(self._value(value)) == stops_at:
-                    return stops_at
-            except Undecided:
-                known = False
-                if not is_pure(value):
-                    raise
-        if not known:
-            raise Undecided
+            if bool(self._value(value)) == stops_at:
+                return stops_at
         return not stops_at
 
     def _compared(self, left: ast.expr, kind: ast.cmpop, right: ast.expr) -> bool:
