@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import sqlite3
+import subprocess
 import time
 from collections import Counter
 from contextlib import closing, suppress
@@ -59,7 +60,7 @@ def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project: Project) ->
     write_grid(project.root, "--epochs 4000 --seed 8 --device cpu --checkpoint-minutes 0.001")
     sweep = start(project.root, project.env)
     assert sweep.stdout
-    job = next(line.split()[2] for line in sweep.stdout if " started on " in line)
+    job = started(sweep)
     wait_until(lambda: bool(list(project.root.glob(f"runs/{job}/*/last.pt"))))
     wait_until(lambda: [status for _, status in project.runs(job)] == ["RUNNING"])
     owner = trainer(project)
@@ -75,6 +76,12 @@ def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project: Project) ->
         "0 of 1 jobs finished, 0 of them now; 1 paused",
     )
     assert len(project.runs(job)) == 1
+
+
+def started(sweep: "subprocess.Popen[str]") -> str:
+    """The id of the job that a sweep says next that it has started."""
+    assert sweep.stdout
+    return next(line.split()[2] for line in sweep.stdout if " started on " in line)
 
 
 def trainer(project: Project) -> int:
@@ -246,7 +253,7 @@ def test_states_and_ctrl_c(lab: Lab) -> None:
     lab.write_grid(*jobs, light()(7))
     sweep = lab.start("--only", "pending", "--per-gpu", "1")
     assert sweep.stdout
-    job = next(line.split()[2] for line in sweep.stdout if " started on " in line)
+    job = started(sweep)
     folder = lab.project.folder(job)
     wait_until((folder / "ran").exists)
     *lines, total = listed(lab)

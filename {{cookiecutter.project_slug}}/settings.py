@@ -16,7 +16,9 @@ from typing import Literal
 from engine.cli import Metric, SettingsError, Span, added, setting
 
 METRICS = {  # by the names that run.py measures them under
-    "loss": Metric(better="lower", label="cross-entropy", unit="nats", at_start="ln(classes)"),
+    "loss": Metric(
+        better="lower", label="cross-entropy", unit="nats", range=(0, None), at_start="ln(classes)"
+    ),
     "accuracy": Metric(better="higher", range=(0, 1), target=0.95),
 }
 

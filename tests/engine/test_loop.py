@@ -174,4 +174,5 @@ def test_a_metric_that_nothing_measures_is_named(toy, monkeypatch):
     done = toy.run(epochs=1)
     assert done.status == 0
     assert done.log.count("METRICS declares") == 1
-    assert "METRICS declares dice, which nothing has measured" in done.log
+    measured = "accuracy, confidence, loss, recall"
+    assert f"METRICS declares dice, which was not measured, only {measured}" in done.log

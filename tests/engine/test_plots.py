@@ -183,6 +183,16 @@ def test_times_that_take_longer_than_those_before_are_shown():
     assert ax.get_xlim()[1] >= max(x for line in ax.lines for x in line.get_xdata()) > 9
 
 
+def test_confusion_of_booleans_is_that_of_numbers():
+    true, predicted = np.array([[True, True, False], [True, False, False]])
+    drawn = []
+    for labels in ((true, predicted), (true.astype(int), predicted.astype(int))):
+        _, ax = figures.figure("column", 3.1)
+        plots.confusion(ax, *labels, ["no", "yes"])
+        drawn.append([(each.get_position(), each.get_text()) for each in ax.texts])
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 3
+
+
 @pytest.mark.parametrize(
     "classes",
     [

@@ -60,6 +60,13 @@ def test_in_epochs_and_in_steps(toy, length):
     assert_continues(toy, At("step", 9), At("step", 3), decay="linear", **length)
 
 
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 17}])
+def test_in_the_order_of_the_data(toy, length):
+    """How long an epoch is, a job then knows from its first step on only."""
+    stops = At("step", 3), At("batch", 2), At("step", 9)
+    assert_continues(toy, *stops, loop=Loop(shuffle=False), **length)
+
+
 def test_minutes_become_a_number_of_steps_that_an_interruption_does_not_change(toy):
     """The first attempt has measured it; the job is that of so many steps."""
     stopped = toy.run("parts", stop=At("step", WARM_UP + TIMED), minutes=0.01)

@@ -21,7 +21,7 @@ left_open = open("left-open", "w")
 left_open.write("flushed")
 atexit.register(print, "atexit")
 threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
-pool = ThreadPoolExecutor(1)  # whose thread goes on until it is told
+pool = ThreadPoolExecutor(1)  # its thread waits for work until the program ends
 pool.submit(print, "pool").result()
 exec(sys.argv[1])
 """

@@ -89,12 +89,13 @@ class Loop:
     val_on: Any = VAL
     hook: Hook = lambda what, job: None
     network: Any = network
+    shuffle: bool = True
 
     def main(self, job: Job[Settings]) -> Mapping[str, float]:
         """Train; return the results of the best weights."""
         settings = job.settings
         model = self.network().to(job.device)
-        batches = job.batches(self.train_on, settings.batch_size, shuffle=True)
+        batches = job.batches(self.train_on, settings.batch_size, shuffle=self.shuffle)
         val = job.batches(self.val_on, settings.batch_size)
         prepared = job.prepare(self.forward, settings.precision)
         self.train(job, prepared, model, batches, val)

@@ -38,6 +38,8 @@ class Change(NamedTuple):
     @property
     def text(self) -> str:
         """What is wrong with it, if it is part of the state."""
+        if self.is_generator:
+            return f"{self.name} is not restored; draw from torch's own random numbers"
         return f"{self.name} changes while training, but job.resume(…) was not given it"
 
 

@@ -235,11 +235,11 @@ def _interval(samples: ArrayLike, metric: Measured) -> Interval:
 def confusion(
     ax: "Axes", labels: NDArray[Any], predicted: NDArray[Any], classes: Sequence[str]
 ) -> None:
-    """Draw a confusion matrix of true and predicted classes, numbers (N,), by the names of the
-    classes (K,): rows are true classes, colours the fractions of a row, and the counts are in the
-    cells that are wide enough."""
+    """Draw a confusion matrix of true and predicted classes, numbers or booleans (N,), by the names
+    of the classes (K,): rows are true classes, colours the fractions of a row, and the counts are
+    in the cells that are wide enough."""
     counts = np.zeros((len(classes), len(classes)), dtype=int)
-    np.add.at(counts, (labels, predicted), 1)
+    np.add.at(counts, (labels.astype(int), predicted.astype(int)), 1)
     fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     ax.spines[:].set_visible(True)

@@ -21,7 +21,7 @@ LOOK = 2.0
 class Gpu:
     """A slot's GPU, or the CPU, which needs no lock. `shared` says whether others share it.
 
-    `files` are the locks, while it is held; `why` says why it cannot be had at the moment.
+    `files` are the locks, while it is held; `why` says why it is not available.
     """
 
     def __init__(self, slot: Slot, shared: bool) -> None:
@@ -33,7 +33,7 @@ class Gpu:
         self._next_look = 0.0
 
     def take(self) -> bool:
-        """Whether it can be had now; it is held from then on."""
+        """Take it, if it is available; return whether it is held."""
         if self.device == "cpu" or self.files:
             return True
         if time.monotonic() < self._next_look:
@@ -44,14 +44,14 @@ class Gpu:
         return not self.why
 
     def release(self) -> None:
-        """Let others have it, once the job that has inherited it is over."""
+        """Release it; a job that has inherited the locks holds it until its end."""
         for file in self.files:
             os.close(file)
         self.files = []
 
     def used(self) -> str:
-        """Return what is to be said of its use by others than the job that has it, if any. Nothing
-        where jobs share it."""
+        """Return how other processes use it, as a message; empty if they do not, or if jobs share
+        it."""
         if self._shared or self.device == "cpu":
             return ""
         if time.monotonic() >= self._next_look:
@@ -72,7 +72,7 @@ class Gpu:
         gpu, place = self.files
         if not (_lock(place, fcntl.LOCK_EX) and _lock(gpu, kind)):
             return "is in use by a job of another sweep"
-        if _lock(gpu, fcntl.LOCK_EX) and (used := self._used()):  # by no job of a sweep's
+        if _lock(gpu, fcntl.LOCK_EX) and (used := self._used()):  # not by a job of a sweep
             self._set_next_look()
             return used
         return "" if _lock(gpu, kind) and self._are_in_place() else lost
@@ -90,7 +90,7 @@ class Gpu:
         return False
 
     def _used(self) -> str:
-        """What is to be said of its use, if that is more than a display's."""
+        """How it is used, as a message; empty if a display could be all that uses it."""
         query = "--query-gpu=memory.used,utilization.gpu"
         said = nvidia_smi(query, "--format=csv,noheader,nounits", f"--id={self.device}")
         numbers = said.strip().split(", ")

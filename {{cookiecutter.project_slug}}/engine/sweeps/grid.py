@@ -86,7 +86,10 @@ def answer(folder: Path) -> None:
 
 
 def each(entries: Iterable[Entry], act: Callable[[Entry], object], of: int) -> None:
-    """Act on each entry, of so many in the grid; name all that are wrong. Raises SettingsError."""
+    """Call `act` with each entry, and name all for which it fails; the grid has `of` jobs.
+
+    Raises SettingsError if it failed for any.
+    """
     wrong = 0
     for entry in entries:
         try:

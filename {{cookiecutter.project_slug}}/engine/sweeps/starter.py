@@ -23,11 +23,11 @@ LATER = {"torch": ["torch._dynamo"]}
 
 
 class Starter:
-    """Starts programs from a sweep's copy of the code, jobs so many at once.
+    """Starts programs from a sweep's copy of the code; `at_once` jobs share the cores.
 
     The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) size their
     pools of threads when they are loaded, before run.py could tell them anything, so the
-    environment does. What is started holds `lock` too.
+    environment does. Everything that is started holds `lock` too.
     """
 
     def __init__(self, code: Path, lock: int, scripts: Iterable[str], at_once: int) -> None:
@@ -63,7 +63,7 @@ class Starter:
         return self._start(self._couriers, words, self._code, (1, errors))
 
     def learn(self, modules: Iterable[str]) -> None:
-        """Have the server of the jobs import further modules."""
+        """Make the server of the jobs import further modules."""
         if self._jobs:
             self._jobs.learn(modules)
 

@@ -214,8 +214,8 @@ def _has_store() -> bool:
 
 @contextmanager
 def _store_made_ready(starter: Starter) -> Iterator[None]:
-    """Make the store ready meanwhile, unless it is. One that is away is no reason not to train: the
-    couriers will try again."""
+    """Prepare the store in the background, unless it is ready. If it is not available, jobs train
+    all the same, and their couriers try again."""
     if _has_store():
         yield
         return

@@ -118,8 +118,8 @@ class Courier:
 class Trainer:
     """The process that trains, seen from its courier, which reads from its pipe.
 
-    The pipe can stay open when it has ended, in processes of a loader. The courier is a child of
-    the trainer or, in a sweep, of a server; a pidfd serves for both, where the system has them.
+    The pipe can stay open after its end, in processes of a loader. The courier is a child of the
+    trainer or, in a sweep, of a server; a pidfd works for both, where the system has them.
     """
 
     def __init__(self, pid: int) -> None:
@@ -134,7 +134,7 @@ class Trainer:
             self._over = not self._is_parent()
 
     def has_ended(self, seconds: float) -> bool:
-        """Wait so many seconds for its end; whether it has come."""
+        """Wait up to so many seconds for its end; return whether it has ended."""
         if self._over:
             time.sleep(seconds)
             return True

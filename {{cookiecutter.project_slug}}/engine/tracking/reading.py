@@ -91,7 +91,7 @@ class Known(NamedTuple):
 
 
 NOTHING = Known({}, {}, {})
-"""What is known while the store is away."""
+"""What is known if the store is not available."""
 
 
 def experiments() -> list[str]:

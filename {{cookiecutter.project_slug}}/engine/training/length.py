@@ -18,10 +18,11 @@ class Length(Stateful):
 
     Minutes become a number of steps, measured over TIMED steps and kept in the checkpoint, so that
     a job that is killed and continued takes as many steps as one that is not. `steps_per_epoch` is
-    None until the training batches are known, and 0 for a stream without an end.
+    None until the training batches are known, and 0 for a stream without an end; it is kept too,
+    since a job that continues may ask for it before its first step.
     """
 
-    kept = ("_measured",)
+    kept = ("_measured", "steps_per_epoch")
 
     def __init__(self, settings: Any) -> None:
         self.epochs = int(getattr(settings, "epochs", 1))
@@ -41,6 +42,10 @@ class Length(Stateful):
         self.steps_per_epoch = steps or 0
         if self.in_epochs and not steps:
             raise SettingsError("--epochs: this data has no epochs; use --steps or --minutes")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it, also from a checkpoint that has no steps of an epoch."""
+        super().load_state_dict({"steps_per_epoch": self.steps_per_epoch, **state})
 
     @property
     def total(self) -> int | None:

@@ -14,6 +14,9 @@ from engine.cli.metrics import Metric, is_name, outside
 from engine.errors import JobError, first_line
 from engine.job.terminal import log
 
+PARTS = ("train_", "val_", "test_")
+"""How the logged names of what was measured begin."""
+
 
 class Sum(NamedTuple):
     """A measurement as a numerator, still to be summed, and its weight: the number of values."""
@@ -128,10 +131,11 @@ def check_name(name: str) -> None:
 
 def warn_of_unmeasured(declared: Iterable[str], logged: Iterable[str]) -> None:
     """Log which of the metrics that METRICS declares were not measured under any logged name."""
-    measured = {name.partition("_")[2] for name in logged}
+    measured = {name.partition("_")[2] for name in logged if name.startswith(PARTS)}
     for name in declared:
         if name not in measured:
-            log.warning("METRICS declares %s, which nothing has measured", name)
+            known = ", ".join(sorted(measured)) or "nothing"
+            log.warning("METRICS declares %s, which was not measured, only %s", name, known)
 
 
 def check_ranges(metrics: Mapping[str, float], declared: Mapping[str, Metric]) -> None:

@@ -1,7 +1,7 @@
-"""Asks a server to start programs, and looks after what it has started.
+"""Asks a server to start programs, and waits for them.
 
-Linux only: pidfds tell when a process ends that is nobody's child here, and sockets of packets keep
-the requests of many processes apart.
+Linux only: pidfds tell when a process ends that is not a child of this one, and a socket of packets
+keeps the requests of several clients apart.
 Sources: man7.org/linux/man-pages/man2/pidfd_open.2.html, man7/unix.7.html.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from engine.warm import server
 
 LOST = -signal.SIGKILL
-"""In place of a process's exit status, if its server was killed before it."""
+"""The exit status of a process whose server was killed first, so that nobody knows the real one."""
 
 
 class Process(Protocol):
@@ -104,9 +104,9 @@ def _await(file: int, timeout: float | None) -> None:
 
 
 class Server:
-    """A process that forks for all that hold its socket; it ends when nobody does.
+    """A process that forks on request. It ends when all clients have closed its socket.
 
-    Where it is a child of this process it was `started` here.
+    `started` is given by the process that started it, whose child it is.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class Server:
     ) -> Fork:
         """Start `python <words>` in a folder; `files` are its input, output and errors.
 
-        It holds the files of `keep` as well; with `session` it has a session of its own. Raises
-        OSError if the server has ended.
+        The program keeps the files of `keep` open too, and with `session` has a session of its own.
+        Raises OSError if the server has ended.
         """
         request = {
             "words": [*words],
@@ -147,7 +147,7 @@ class Server:
         return Fork(ours)
 
     def learn(self, modules: Iterable[str]) -> None:
-        """Have it import further modules before it forks again."""
+        """Make it import further modules before the next fork."""
         with suppress(OSError):
             self._send({"modules": [*modules]}, [])
 
@@ -161,9 +161,9 @@ class Server:
 def serve(
     modules: Sequence[str], folder: Path, env: Mapping[str, str], keep: Sequence[int] = ()
 ) -> Server | None:
-    """Start a server with these modules, found from a folder too; None where there can be none.
+    """Start a server that imports these modules, also from a folder; None where there can be none.
 
-    It holds the files of `keep`, and so do its forks.
+    It keeps the files of `keep` open, and so do its forks.
     """
     if not _available():
         return None
@@ -193,7 +193,7 @@ def inherited(variable: str) -> Server | None:
     The variable is taken away, since the processes that this one starts do not inherit the socket.
     """
     if number := os.environ.pop(variable, ""):
-        with suppress(OSError):  # one between has not handed it on
+        with suppress(OSError):  # started by a process that did not pass the socket on
             _inherited[variable] = Server(socket.socket(fileno=int(number)))
     return _inherited.get(variable)
 

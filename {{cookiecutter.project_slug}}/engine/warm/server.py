@@ -34,14 +34,15 @@ TASKS = Path("/proc/self/task")
 """This process's threads. Source: man7.org/linux/man-pages/man5/proc_pid_task.5.html."""
 
 FILES = Path("/proc/self/fd")
+"""The files that this process has open, as links."""
 
 GPU = {"nvidia-uvm", "kfd"}
 """Files that CUDA and ROCm open when they start, after which a fork cannot use the GPU. Source:
 docs.pytorch.org/docs/stable/notes/multiprocessing.html, poison fork."""
 
 HARMLESS = {"jemalloc_bg_thd"}
-"""Threads, by name, that a process can have and be forked: jemalloc, which pyarrow brings along,
-prepares itself for each fork. Source: its background_thread.c."""
+"""Names of threads with which a process can be forked safely: jemalloc, a part of pyarrow, prepares
+for each fork. Source: its background_thread.c."""
 
 
 class Child:
@@ -52,13 +53,13 @@ class Child:
         self.end = os.pidfd_open(pid)
         self._say(pid)
 
-    def bury(self) -> None:
-        """Say how it has ended."""
+    def report(self) -> None:
+        """Report the exit status of the process, which has ended."""
         self._say(os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]))
         self.close()
 
     def close(self) -> None:
-        """Close what belongs to it, as another fork must."""
+        """Close its files; another fork, which inherits them, must do so too."""
         close([self.end, self.replies])
 
     def _say(self, number: int) -> None:
@@ -67,12 +68,13 @@ class Child:
 
 
 def answer(requests: socket.socket) -> list[str]:
-    """Answer requests until there can be no more; in a fork, return the words of its program."""
+    """Fork for each request. Returns no words in the server, once all clients have closed the
+    socket, and the command line of its program in a fork."""
     children: dict[int, Child] = {}
     while True:
         for ready in select.select([requests.fileno(), *children], [], [])[0]:
             if ready != requests.fileno():
-                children.pop(ready).bury()
+                children.pop(ready).report()
                 continue
             message, files, *_ = socket.recv_fds(
                 requests, LARGEST, MOST_FILES, socket.MSG_CMSG_CLOEXEC
@@ -160,9 +162,9 @@ def status_of(error: BaseException) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process as Python does, but leave what it has inherited as it is.
+    """End this process as Python does, except that inherited modules are not torn down.
 
-    To take all libraries apart takes Python two seconds, and copies the memory that forks share.
+    Tearing them down takes two seconds, and copies memory that the forks share.
     """
     threading._shutdown()  # type: ignore[attr-defined] # ends pools, waits for other threads
     atexit._run_exitfuncs()
@@ -184,7 +186,7 @@ def learn(modules: Iterable[str]) -> None:
             continue
         before = _threads()
         with suppress(Exception), warnings.catch_warnings(action="ignore"):
-            import_module(name)  # what is wrong with it, the programs that need it will say
+            import_module(name)  # if it fails, so will the programs that need it, and say why
         if _uses_gpu():
             sys.exit(f"run.sh: no warm start, since {name} uses the GPU when it is imported")
         if _threads() > before and not _can_fork():
@@ -192,13 +194,13 @@ def learn(modules: Iterable[str]) -> None:
 
 
 def fork() -> int:
-    """Fork without Python's warning of threads, which have been looked at."""
+    """Fork without Python's warning about threads; learn() has checked them."""
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return os.fork()
 
 
 def _can_fork() -> bool:
-    """Whether no thread is left that could hold a lock; some libraries end theirs before a fork."""
+    """Whether a fork is safe: it leaves this process with one thread, as some libraries see to."""
     if not fork():
         os._exit(0)
     os.wait()
@@ -206,19 +208,21 @@ def _can_fork() -> bool:
 
 
 def _uses_gpu() -> bool:
-    with suppress(FileNotFoundError):  # one that was closed meanwhile, such as the folder itself
-        return any(file.resolve().name in GPU for file in FILES.iterdir())
-    return False
+    return any(file.resolve().name in GPU for file in FILES.iterdir())
 
 
 def _threads() -> int:
-    names = [(each / "comm").read_text().strip() for each in TASKS.iterdir()]
-    return len([name for name in names if name not in HARMLESS])
+    """The number of threads that could be in a fork's way."""
+    found = 0
+    for task in TASKS.iterdir():
+        with suppress(OSError):  # it has ended
+            found += (task / "comm").read_text().strip() not in HARMLESS
+    return found
 
 
 if __name__ == "__main__":
     gc.disable()  # while it imports
-    for number in (signal.SIGINT, signal.SIGHUP):  # as the forks do: whoever asked sees to them
+    for number in (signal.SIGINT, signal.SIGHUP):  # clients stop their forks by other signals
         signal.signal(number, signal.SIG_IGN)
     sys.path.insert(0, os.getcwd())
     learn(sys.argv[2:])
