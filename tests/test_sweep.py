@@ -116,6 +116,9 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:
     fault = lab.sweep()
     assert fault.returncode == 2
     assert re.match(r"job 1, .*: AttributeError: .* \(run.py:\d+\)\n", fault.stderr)
+    script.write_text(right.replace("import json", "import jsn, json"))
+    line = "run.sh: run.py cannot be imported: ModuleNotFoundError: No module named 'jsn' (run.py:"
+    assert one_line(lab.sweep(), 2).startswith(line)
     script.write_text(right)
     lab.write_grid("--seed 9", "--note wrong")
     checked = lab.sweep()

@@ -11,12 +11,14 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from engine import files
-from engine.errors import SettingsError
+from engine.errors import SettingsError, cause
 from engine.job.identity import identity
 from engine.job.terminal import leave
 from engine.paths import CODE, PROJECT
+from engine.sources import fault
 from engine.sweeps import grid, slots
 from engine.sweeps.grid import Entry
 
@@ -41,7 +43,7 @@ def main(folder: Path) -> int:
 
 def _check(entries: list[Entry], count: int, on_slurm: bool) -> int:
     """Check each job; returns how many at once the CPU serves. Raises SettingsError."""
-    modules = {entry.script: import_module(entry.script) for entry in entries}
+    modules = {script: _imported(script) for script in {entry.script for entry in entries}}
     import torch
 
     from engine.training.job import Job
@@ -64,6 +66,17 @@ def _check(entries: list[Entry], count: int, on_slurm: bool) -> int:
 
     grid.each(entries, act, of=count)
     return min(at_once)
+
+
+def _imported(script: str) -> ModuleType:
+    """Import a job script. Raises SettingsError where that fails."""
+    try:
+        return import_module(script)
+    except Exception as error:
+        at = fault(error)
+        place = f" ({at})" if at else ""
+        text = f"{script}.py cannot be imported: {cause(error)}{place}; nothing was started"
+        raise SettingsError(text) from error
 
 
 def _end_with_parent() -> None:
