@@ -121,30 +121,37 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", default="30")
+    parser.add_argument("--epochs", nargs="+", default=["5", "30"])
     arguments = parser.parse_args()
     assert shutil.which("parallel"), "GNU parallel is not installed"
-    rounds = []
-    for _ in range(arguments.rounds):
-        took: dict[str, float] = {}
-        for way in WAYS:
-            took |= seconds(way, arguments.epochs)
-        rounds.append(took)
+    columns = {epochs: ratios(epochs, arguments.rounds) for epochs in arguments.epochs}
     about = (
-        f"{machine('torch', 'hydra-core')}; n = {len(rounds)} rounds, in turn; {JOBS} jobs of "
-        f"{arguments.epochs} epochs. Wall time as a ratio to run.sh's in the same round: median "
-        f"(least to most). By itself run.sh does {CORES} jobs at once here, one for each core, "
-        "with one thread each, and the other two programs were told to do the same. run.sh checks "
-        "the whole grid before the first job starts; its jobs and their couriers are forks of "
-        "processes that have imported torch and MLflow. GNU parallel starts a Python for each. "
+        f"{machine('torch', 'hydra-core')}; n = {arguments.rounds} rounds, in turn; {JOBS} jobs of "
+        f"{' or '.join(columns)} epochs. Wall time as a ratio to run.sh's in the same round: "
+        f"median (least to most). By itself run.sh does {CORES} jobs at once here, one for each "
+        "core, with one thread each, and the other two programs were told to do the same. run.sh "
+        "checks the whole grid before the first job starts; its jobs and their couriers are forks "
+        "of processes that have imported torch and MLflow. GNU parallel starts a Python for each. "
         "Hydra's launcher runs the jobs one after another in processes of its own, which import "
         "torch once for all of theirs; so what one job leaves behind, the next one has. The last "
         "row is the time that the jobs of run.sh trained and evaluated by their own account, over "
-        f"the cores. `python benchmarks/sweeps.py --epochs {arguments.epochs}` makes this page."
+        "the cores. `python benchmarks/sweeps.py` makes this page."
     )
-    ways = [*WAYS, FLOOR]
-    rows = [[way, spread([each[way] / each["run.sh"] for each in rounds])] for way in ways]
-    page("A sweep by run.sh and by others", about, ["", "wall time"], rows)
+    header = ["wall time", *(f"{epochs} epochs" for epochs in columns)]
+    rows = [[way, *(spread(each[way]) for each in columns.values())] for way in [*WAYS, FLOOR]]
+    page("A sweep by run.sh and by others", about, header, rows)
+
+
+def ratios(epochs: str, rounds: int) -> dict[str, list[float]]:
+    """Each way's wall time in each round, as a ratio to run.sh's."""
+    of_each: dict[str, list[float]] = {way: [] for way in [*WAYS, FLOOR]}
+    for _ in range(rounds):
+        took: dict[str, float] = {}
+        for way in WAYS:
+            took |= seconds(way, epochs)
+        for way, each in of_each.items():
+            each.append(took[way] / took["run.sh"])
+    return of_each
 
 
 if __name__ == "__main__":
