@@ -129,7 +129,7 @@ def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["paused", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("paused", marks=pytest.mark.alike), "killed"])
 def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(
     made: Project, tmp_path: Path, how: str
 ) -> None:

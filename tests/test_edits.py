@@ -15,7 +15,7 @@ pytestmark = pytest.mark.full
 OFTEN = ("--checkpoint-minutes", "0.0001")
 GRID = "third setting in the grid"
 
-FIRST = ("own loss", "second metric", "deleted flag", "steps for epochs")
+FIRST = ("own loss", "steps for epochs")
 """Edits that .ci/run makes too; each takes most of a minute."""
 
 EACH = [

@@ -235,6 +235,7 @@ def test_a_job_learns(project: Project, job: str, name: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.alike
 def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     project: Project, job: str, name: str, tmp_path: Path
 ) -> None:

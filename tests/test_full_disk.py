@@ -197,6 +197,7 @@ def test_store_in_a_read_only_file(project: Project, reference: str, apart: Proj
     assert_as_undisturbed(apart, job, project, reference)
 
 
+@pytest.mark.alike
 def test_store_on_a_read_only_disk(
     project: Project, reference: str, apart: Project, disk: Disk
 ) -> None:

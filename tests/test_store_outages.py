@@ -252,6 +252,7 @@ def test_database_stopped_under_the_server(
     trial.away(database.stop, database.start, outage)
 
 
+@pytest.mark.alike
 def test_database_straight_from_the_job_stopped(
     train: Train, database: Server, outage: float
 ) -> None:
@@ -282,6 +283,7 @@ def test_training_is_no_slower_while_the_server_hangs(
     compare_pace(trial, server.freeze, server.thaw, outage)
 
 
+@pytest.mark.alike
 def test_training_is_no_slower_while_sqlite_is_locked(
     train: Train, fresh: Project, outage: float
 ) -> None:

@@ -136,7 +136,11 @@ def killed(project: Project, *flags: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("shards", "has_state"), [(1, True), (1, False), pytest.param(4, True, marks=pytest.mark.alike)]
+    ("shards", "has_state"),
+    [
+        (1, True),
+        *(pytest.param(*each, marks=pytest.mark.alike) for each in [(1, False), (4, True)]),
+    ],
 )
 def test_killed_it_goes_on_where_it_was_with_any_number_of_processes(
     make: Callable[..., Path], tmp_path: Path, shards: int, has_state: bool
