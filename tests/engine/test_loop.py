@@ -1,9 +1,14 @@
 """The training loop: how long it goes on, when it evaluates, and what its body may do."""
 
+import re
+
 import pytest
 import torch
 from attempts import steps_of
+from engine import loop
 from engine.cli import Metric, Span
+from engine.loop import Job
+from engine.paths import PROJECT
 from engine.training.length import TIMED, WARM_UP
 from toy import METRICS, STEPS, Loop
 
@@ -176,3 +181,11 @@ def test_a_metric_that_nothing_measures_is_named(toy, monkeypatch):
     assert done.log.count("METRICS declares") == 1
     measured = "accuracy, confidence, loss, recall"
     assert f"METRICS declares dice, which was not measured, only {measured}" in done.log
+
+
+def test_the_docs_name_all_that_scripts_may_use() -> None:
+    page = (PROJECT / "docs" / "job.md").read_text()
+    of_the_engine = {"start", "stop", "finish", "close", "end_training"}
+    of_scripts = {name for name in dir(Job) if name[0] != "_"} - of_the_engine
+    used = {f"job.{name}" for name in of_scripts} | {*loop.__all__} - {"Job"}
+    assert used == {name for name in used if re.search(rf"`{re.escape(name)}\b", page)}
