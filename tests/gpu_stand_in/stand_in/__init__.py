@@ -9,9 +9,11 @@ array. What its C++ code for CUDA refuses is refused by hand (rules.py): tensors
 one operation, the CPU's generator for a GPU's tensor, and with `--deterministic` an operation that
 is not deterministic on a GPU.
 
-It cannot show speed, memory, bits (they are the CPU's), a host that runs ahead, code that torch
-compiles for a GPU, or two GPUs at once in one process. A test that passes with it has not run on a
-GPU.
+By itself a GPU is done with what it is told before the host goes on. Within `late.running_late` the
+host runs ahead, and the GPU works in an order drawn from a number.
+
+It cannot show speed, memory, bits (they are the CPU's), code that torch compiles for a GPU, or two
+GPUs at once in one process. A test that passes with it has not run on a GPU.
 """
 
 import os

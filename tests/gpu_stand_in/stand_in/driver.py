@@ -60,6 +60,8 @@ class Driver:
         self.sync_mode = 0
         self.history = False
         self.streams = 0
+        self.late: Any = None
+        """The queues of a GPU that runs late; see late.py."""
 
     @property
     def uuids(self) -> list[str]:
@@ -133,6 +135,8 @@ def _devices(c: Any) -> dict[str, Any]:
 
     def wait(*_: object) -> None:
         driver.waited()
+        if driver.late:
+            driver.late.drain_all()
 
     forked = {"_cuda_isInBadFork": lambda: driver.begun_in not in (0, os.getpid())}
     return forked | {
@@ -155,7 +159,7 @@ def _devices(c: Any) -> dict[str, Any]:
 
 
 def _queues(c: Any) -> dict[str, Any]:
-    """Streams and events: what is told to a GPU is done at once, in whatever stream."""
+    """Streams and events: what is told to a GPU is done at once, unless it runs late."""
 
     class Stream(c.Stream):  # type: ignore[misc]
         def __new__(cls, priority: int = 0, stream_id: int = -1, device_index: int = 0, **_: Any):
@@ -171,13 +175,16 @@ def _queues(c: Any) -> dict[str, Any]:
             return self.stream_id
 
         def query(self) -> bool:
-            return True
+            return driver.late is None or bool(driver.late.mark(self.stream_id).done)
 
         def synchronize(self) -> None:
             driver.waited()
+            if driver.late:
+                driver.late.drain(self.stream_id)
 
     class Event(c.Event):  # type: ignore[misc]
         cuda_event = 0
+        mark: Any = None
 
         def __new__(cls, enable_timing: bool, blocking: bool, interprocess: bool, external: bool):
             return super().__new__(cls, f"cuda:{driver.thread.device}")
@@ -185,15 +192,22 @@ def _queues(c: Any) -> dict[str, Any]:
         def record(self, stream: Stream) -> None:
             if stream.device_index != driver.thread.device:
                 raise RuntimeError("Event device does not match recording stream's device")
+            self.mark = driver.late.mark(stream.stream_id) if driver.late else None
 
         def wait(self, stream: Stream) -> None:
             assert stream.device_type == CUDA
+            if self.mark:
+                driver.late.bar(stream.stream_id, self.mark)
 
         def query(self) -> bool:
-            return True
+            if self.mark:
+                driver.late.some()
+            return self.mark is None or bool(self.mark.done)
 
         def synchronize(self) -> None:
             driver.waited()
+            if self.mark:
+                driver.late.until(self.mark)
 
     def current(index: int) -> tuple[int, int, int]:
         index = driver.thread.device if index < 0 else index

@@ -4,7 +4,9 @@ Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
 - aten/src/ATen/native/TensorIterator.cpp: an elementwise operation takes a number on the CPU, any
   other operation wants all tensors on one device, but for copies and indices.
 - aten/src/ATen/native/cuda/Copy.cu: a copy between host and GPU is waited for unless it is
-  `non_blocking` and, to the host, into pinned memory.
+  `non_blocking`, from or into pinned memory.
+- aten/src/ATen/native/TensorConversions.cpp, `_to_copy`: a `non_blocking` copy from a GPU to the
+  host is made in pinned memory, and the host goes on.
 - c10/cuda/CUDAFunctions.cpp: after `set_sync_debug_mode` each such wait is a warning or an error.
 - torch/__init__.py, `use_deterministic_algorithms`: what is refused on a GPU; cuBLAS wants
   CUBLAS_WORKSPACE_CONFIG (aten/src/ATen/Context.cpp).
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stand_in.driver import GENERATORS, driver
+from stand_in.driver import GENERATORS
 
 HOST = torch.device("cpu")
 
@@ -87,15 +89,15 @@ def one_device(op: Any, tensors: Iterable[Tensor]) -> None:
         )
 
 
-def wait(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Count an operation as a wait for the GPU, if the host has to wait for it."""
+def waits(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether the host has to wait for the GPU."""
     if op is aten.copy_.default:
         to, source = args[:2]
         told = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-        if to.is_cuda != source.is_cuda and not (told and (to.is_cuda or to.is_pinned())):
-            driver.waited()
-    elif op in WAITS or (op is aten._to_copy.default and kwargs.get("device") == HOST):
-        driver.waited()
+        host = source if to.is_cuda else to
+        return to.is_cuda != source.is_cuda and not (told and host.is_pinned())
+    copied = op is aten._to_copy.default and kwargs.get("device") == HOST
+    return op in WAITS or (copied and not kwargs.get("non_blocking"))
 
 
 def deterministic(op: Any) -> None:
@@ -110,19 +112,20 @@ def deterministic(op: Any) -> None:
 
 
 @contextmanager
-def random_numbers(op: Any, args: Iterable[Any], gpu: torch.device) -> Iterator[None]:
-    """Take an operation's random numbers from the GPU's stream, not from the CPU's."""
+def random_numbers(op: Any, args: Iterable[Any], gpu: torch.device) -> Iterator[Any]:
+    """Take an operation's random numbers from the GPU's stream, not from the CPU's; yields the
+    generator that the operation draws from, or None."""
     given = [value for value in args if isinstance(value, torch._C.Generator)]
     if any(generator._cdata not in GENERATORS for generator in given):
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     if given or torch.Tag.nondeterministic_seeded not in op.tags:
-        yield
+        yield given[0] if given else None
         return
     own, cpu = torch.cuda.default_generators[gpu.index], torch.default_generator
     before = cpu.get_state()
     cpu.set_state(own.get_state())
     try:
-        yield
+        yield cpu
     finally:
         own.set_state(cpu.get_state())
         cpu.set_state(before)

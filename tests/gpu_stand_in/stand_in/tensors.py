@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from stand_in import rules
+from stand_in import late, rules
 from stand_in.driver import driver
 from stand_in.rules import HOST, aten
 
@@ -31,6 +31,7 @@ class OnGPU(Tensor):
 
     _host: Tensor
     _device: torch.device
+    _block: late.Block | None
 
     @staticmethod
     def __new__(cls, host: Tensor, device: torch.device) -> "OnGPU":
@@ -44,7 +45,7 @@ class OnGPU(Tensor):
             dtype=host.dtype,
             device=torch.device(BACKEND, 0),
         )
-        made._host, made._device = host, device
+        made._host, made._device, made._block = host, device, late.block(host)
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -94,7 +95,7 @@ class OnGPU(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """A copy of the numbers; a parameter stays one."""
-        copy = OnGPU(self._host.clone(), self._device).requires_grad_(self.requires_grad)
+        copy = aten.clone.default(self.detach()).requires_grad_(self.requires_grad)
         copy.__dict__.update({k: v for k, v in self.__dict__.items() if k == "_is_param"})
         memo[id(self)] = copy
         return copy
@@ -105,26 +106,40 @@ def compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     flat, form = tree_flatten((args, kwargs))
     tensors = [value for value in flat if isinstance(value, Tensor)]
     rules.one_device(op, tensors)
-    rules.wait(op, args, kwargs)
+    if rules.waits(op, args, kwargs):
+        driver.waited()
     rules.deterministic(op)
     if op is aten.record_stream.default:
+        if args[0]._block:
+            args[0]._block.used_by(args[1].stream_id)
         return None
     if op is aten._fused_sdp_choice.default:
         return 0  # attention by plain operations: the CPU's own kernel is not a GPU's
     gpu = next(tensor.device for tensor in tensors if isinstance(tensor, OnGPU))
-    host_args, host_kwargs = tree_unflatten([on_host(value) for value in flat], form)
-    with rules.random_numbers(op, flat, gpu):
-        result = op(*host_args, **host_kwargs)
+    host_args, host_kwargs = tree_unflatten([_read(op, value) for value in flat], form)
     to = kwargs.get("device")
     device = gpu if to is None or to.type == BACKEND else meant(to)
     given = {id(on_host(tensor)): tensor for tensor in tensors}
+    with rules.random_numbers(op, flat, gpu) as generator:
+        if driver.late is None:
+            result = op(*host_args, **host_kwargs)
+        elif op is aten.copy_.default:
+            result, source = host_args[:2]
+            late.copy(result, source, not rules.waits(op, args, kwargs))
+        elif device == HOST:
+            result = late.to_host(op, *host_args, kwargs=host_kwargs)
+        else:
+            result = late.operate(op, host_args, host_kwargs, generator)
     flat, form = tree_flatten(result)
     return tree_unflatten([_back(value, given, device) for value in flat], form)
 
 
 def copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy where torch does without subclasses, as in torch.tensor."""
-    on_host(to).copy_(on_host(source))
+    if driver.late:
+        late.copy(on_host(to), on_host(source), non_blocking=False)
+    else:
+        on_host(to).copy_(on_host(source))
     return to
 
 
@@ -134,7 +149,8 @@ def made_by(op: Any) -> Any:
     def make(*args: Any, device: torch.device, **kwargs: Any) -> Tensor:
         gpu = meant(device)
         with rules.random_numbers(op, kwargs.values(), gpu):
-            return OnGPU(op(*args, **kwargs, device=HOST), gpu)
+            values = op(*args, **kwargs, device=HOST)
+        return OnGPU(late.made(values) if driver.late else values, gpu)
 
     return make
 
@@ -153,6 +169,13 @@ def on_host(value: Any) -> Any:
     if isinstance(value, OnGPU):
         return value._host
     return HOST if isinstance(value, torch.device) and value.type in GPUS else value
+
+
+def _read(op: Any, value: Any) -> Any:
+    """What an operation computes with: what is on the host is read at once, but for copies."""
+    if isinstance(value, Tensor) and not value.is_cuda and op is not aten.copy_.default:
+        return value.clone() if driver.late else value
+    return on_host(value)
 
 
 def _back(value: Any, given: dict[int, Tensor], device: torch.device) -> Any:

@@ -1,0 +1,295 @@
+"""A GPU that does what it is told later than the host goes on, in any order that CUDA allows.
+
+Within `running_late(seed)` the stand-in queues each operation on the stream that is current, and
+the host goes on; what is queued is done by and by, in an order drawn from the seed, at the latest
+when the host waits for it. The rules are those of docs/devices.md, by their numbers there:
+
+4  Streams are queues. Only an event orders one after another.
+5  A copy between a GPU and pinned memory reads and writes that memory when its turn comes.
+6  Other copies between host and GPU wait for the current stream, and for no other.
+7  Freed memory belongs at once to what its stream does next: here, that writes 0xFF over it, which
+   no number survives. What `record_stream` named holds it back until then.
+8  Freed pinned memory stays until the copies that it took part in are done.
+
+A tensor has 0xFF in it until the operation that makes it has its turn. Random numbers are drawn
+when an operation is queued, as on a GPU.
+"""
+
+import random
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from stand_in.driver import driver
+from stand_in.rules import WAITS
+
+GARBAGE = 0xFF
+
+Task = Callable[[], None]
+
+
+@dataclass(eq=False)
+class Mark:
+    """A place in a stream, which an event is recorded at."""
+
+    done: bool = False
+    then: list[Task] = field(default_factory=list)
+
+    def reached(self) -> None:
+        """The stream has come this far."""
+        self.done = True
+        for task in self.then:
+            task()
+
+
+class Late:
+    """The queues of a GPU, and the order in which it does what is in them."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._lock = threading.RLock()
+        self._streams: defaultdict[int, deque[Task | Mark]] = defaultdict(deque)
+        self._barred: defaultdict[int, set[int]] = defaultdict(set)
+        self._pace = self._chance.choice((0.0, 0.1, 0.5, 0.9))
+        self._weights: defaultdict[int, float] = defaultdict(
+            lambda: self._chance.choice((0.01, 1.0, 1.0, 100.0))
+        )
+        self.done = 0
+        """Tasks that were done."""
+        self.ahead = 0
+        """The most tasks that the host was ahead."""
+        self.error: Exception | None = None
+        """What went wrong on the GPU, as an index that is none."""
+
+    def put(self, task: Task, stream: int | None = None) -> None:
+        """Queue a task on a stream, the current one unless it is named."""
+        with self._lock:
+            self._streams[current() if stream is None else stream].append(task)
+            self.ahead = max(self.ahead, sum(map(len, self._streams.values())))
+
+    def mark(self, stream: int) -> Mark:
+        """Return a mark at the end of a stream."""
+        mark = Mark()
+        self.put(mark.reached, stream)
+        return mark
+
+    def bar(self, stream: int, mark: Mark) -> None:
+        """Have what is queued on a stream from now on wait for a mark."""
+        with self._lock:
+            self._streams[stream].append(mark)
+
+    def some(self) -> None:
+        """Do some of what is queued, or nothing."""
+        with self._lock:
+            while self._chance.random() < self._pace and self._step():
+                pass
+
+    def until(self, mark: Mark) -> None:
+        """The host waits for a mark."""
+        with self._lock:
+            while not mark.done:
+                assert self._step(), "the GPU waits for itself"
+            self._raise()
+
+    def drain(self, stream: int) -> None:
+        """The host waits for a stream."""
+        self.until(self.mark(stream))
+
+    def drain_all(self) -> None:
+        """The host waits for the GPU."""
+        with self._lock:
+            while self._step():
+                pass
+            self._raise()
+
+    def _raise(self) -> None:
+        if self.error:
+            raise RuntimeError("CUDA error: device-side assert triggered") from self.error
+
+    def _step(self) -> bool:
+        ready = [name for name, queue in self._streams.items() if self._is_ready(queue)]
+        if not ready:
+            return False
+        (stream,) = self._chance.choices(ready, [self._weights[name] for name in ready])
+        task = self._streams[stream].popleft()
+        assert not isinstance(task, Mark)
+        try:
+            task()
+        except Exception as error:
+            self.error = error
+        self.done += 1
+        return True
+
+    @staticmethod
+    def _is_ready(queue: "deque[Task | Mark]") -> bool:
+        while queue and isinstance(first := queue[0], Mark) and first.done:
+            queue.popleft()
+        return bool(queue) and not isinstance(queue[0], Mark)
+
+
+@contextmanager
+def running_late(seed: int) -> Iterator[Late]:
+    """A GPU that runs late, in an order drawn from a seed. Raises what went wrong on it."""
+    driver.late = Late(seed)
+    try:
+        yield driver.late
+        driver.late.drain_all()
+    finally:
+        driver.late = None
+
+
+def current() -> int:
+    """Return the number of this thread's current stream."""
+    return driver.thread.streams.get(driver.thread.device, 0)
+
+
+class Block:
+    """Memory of a GPU, which lives as long as a tensor on the GPU is in it."""
+
+    def __init__(self, of: Tensor) -> None:
+        storage = of.untyped_storage()
+        self._bytes = torch.empty(0, dtype=torch.uint8).set_(storage)
+        self._stream, self._used_by = current(), set[int]()
+
+    def used_by(self, stream: int) -> None:
+        """Keep it, once it is freed, until a stream has done what it was told by then."""
+        self._used_by.add(stream)
+
+    def __del__(self) -> None:
+        queue, stream, memory = driver.late, self._stream, self._bytes
+        if queue is None:
+            return
+        left = {queue.mark(other) for other in self._used_by - {stream}}
+
+        def free(mark: Mark | None = None) -> None:
+            left.discard(mark)  # type: ignore[arg-type]
+            if not left:
+                queue.put(partial(memory.fill_, GARBAGE), stream)
+
+        for mark in [*left]:
+            mark.then.append(partial(free, mark))
+        if not left:
+            free()
+
+
+_BLOCKS: WeakValueDictionary[int, Block] = WeakValueDictionary()
+
+
+def block(host: Tensor) -> Block | None:
+    """Return the block that a tensor's numbers are in; None if it has none."""
+    address = host.untyped_storage().data_ptr()
+    if not address:
+        return None
+    found = _BLOCKS.get(address)
+    if found is None:
+        found = _BLOCKS[address] = Block(host)
+    return found
+
+
+def made(values: Tensor) -> Tensor:
+    """Return a tensor that gets these values when the GPU's turn comes."""
+    memory = _memory_like(values)
+    _queue(partial(memory.copy_, values))
+    return memory
+
+
+def operate(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: Any) -> Any:
+    """Queue an operation on tensors of the host that stand for a GPU's; returns its result, whose
+    numbers come later. `seeded` is the generator that it draws from, or None."""
+    if _is_view(op):
+        return op(*args, **kwargs)
+    if op in WAITS:
+        _wait()
+        return op(*args, **kwargs)
+    flat, form = tree_flatten((args, kwargs))
+    blanks = {id(value): _blank(value) for value in flat if isinstance(value, Tensor)}
+    tried = [blanks.get(id(value), value) for value in flat]
+    before = None if seeded is None else seeded.get_state()
+    tried_args, tried_kwargs = tree_unflatten(tried, form)
+    results, shape = tree_flatten(op(*tried_args, **tried_kwargs))
+    given = {id(blanks[id(value)]): value for value in flat if id(value) in blanks}
+    back = [given.get(id(value), value) for value in results]
+    fresh = [n for n, value in enumerate(back) if isinstance(value, Tensor) and value is results[n]]
+    for n in fresh:
+        back[n] = _memory_like(results[n])
+
+    def task() -> None:
+        with torch.no_grad(), _drawing(seeded, before):
+            done, _ = tree_flatten(op(*args, **kwargs))
+        for n in fresh:
+            back[n].copy_(done[n])
+
+    _queue(task)
+    return tree_unflatten(back, shape)
+
+
+def copy(to: Tensor, source: Tensor, non_blocking: bool) -> None:
+    """Copy within the GPU, or between it and the host, whose memory is then pinned or not."""
+    if non_blocking:
+        _queue(partial(to.copy_, source))
+    else:
+        _wait()
+        to.copy_(source)
+
+
+def to_host(op: Any, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    """Return a copy on the host: with `non_blocking`, in pinned memory that is filled later."""
+    if not kwargs.get("non_blocking"):
+        _wait()
+        return op(source, **kwargs)
+    memory = _memory_like(op(_blank(source), **kwargs)).pin_memory()
+    _queue(partial(memory.copy_, source))
+    return memory
+
+
+def _queue(task: Task) -> None:
+    assert driver.late
+    driver.late.put(task)
+    driver.late.some()
+
+
+def _wait() -> None:
+    assert driver.late
+    driver.late.drain(current())
+
+
+def _is_view(op: Any) -> bool:
+    """Whether an operation reads no numbers and makes none."""
+    about = [each.alias_info for each in op._schema.returns]
+    return bool(about) and all(each is not None and not each.is_write for each in about)
+
+
+def _blank(like: Tensor) -> Tensor:
+    """Zeros in the same form."""
+    size = sum((n - 1) * step for n, step in zip(like.shape, like.stride(), strict=True)) + 1
+    zeros = torch.zeros(size if like.numel() else 0, dtype=like.dtype)
+    return zeros.as_strided(like.shape, like.stride())
+
+
+def _memory_like(values: Tensor) -> Tensor:
+    memory = torch.empty_like(values)
+    memory.untyped_storage().fill_(GARBAGE)
+    return memory
+
+
+@contextmanager
+def _drawing(generator: Any, state: Tensor | None) -> Iterator[None]:
+    """Draw from where a generator was when the operation was queued."""
+    if generator is None:
+        yield
+        return
+    now = generator.get_state()
+    generator.set_state(state)
+    try:
+        yield
+    finally:
+        generator.set_state(now)

@@ -1,0 +1,101 @@
+"""Jobs of the tests' own loop on a GPU that is not there and runs late, each in another order.
+
+    export STAND_IN_GPUS=1 PYTHONPATH=tests/gpu_stand_in:tests/engine:PROJECT
+    python tests/late_jobs.py 0 100
+
+Prints a line for each schedule from the first number on: whether the job ended with the bits of the
+same job on a GPU that does all at once. schedules.py runs this on the engine, as it is and with
+faults.
+"""
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from attempts import At, Ended, Toy, plain
+from stand_in.late import Late, running_late
+from torch.utils.data import Subset
+from toy import DATA, EXAMPLES, Loop
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "loader": ("resident", "workers"),
+    "background": (False, True),
+    "accumulate": (1, 2),
+    "ema": (0.0, 0.9),
+    "clip_norm": (0.0, 1.0),
+    "precision": ("fp32", "bf16"),
+}
+"""What jobs differ in."""
+
+VAL = Subset(DATA, [*range(EXAMPLES, len(DATA))] * 4)
+"""So many that more batches of outputs are kept than may be under way at once."""
+
+Way = tuple[tuple[str, Any], ...]
+
+
+def main(first: int, count: int) -> None:
+    """Run that many schedules."""
+    os.fsync = lambda file: None
+    torch.set_num_threads(1)
+    for seed in range(first, first + count):
+        print(json.dumps(in_order_of(seed)), flush=True)
+
+
+def in_order_of(seed: int) -> dict[str, Any]:
+    """Run a job in an order drawn from a seed; says whether it ended as it should."""
+    chance = random.Random(seed)
+    way = tuple((name, chance.choice(values)) for name, values in CHOICES.items())
+    stop = chance.choice((None, At("step", chance.randint(1, 13))))
+    expected = undisturbed(way)
+    said: dict[str, Any] = {"seed": seed, "error": ""}
+    late: Late | None = None
+    try:
+        with TemporaryDirectory() as root, running_late(seed) as late:
+            said["same"] = content(Path(root), way, stop) == expected
+    except Exception as error:
+        said |= {"same": False, "error": str(error) or type(error).__name__}
+    return said | ({"tasks": late.done, "ahead": late.ahead} if late else {})
+
+
+@cache
+def undisturbed(way: Way) -> Any:
+    """What the job leaves on a GPU that does all at once."""
+    with TemporaryDirectory() as root:
+        return content(Path(root), way)
+
+
+def content(root: Path, way: Way, stop: At | None = None) -> Any:
+    """Run a job, with an interruption or without; return all that it left."""
+    settings = dict(way)
+    runtime = {
+        "device": "auto",
+        "quiet": True,
+        "loader": settings.pop("loader"),
+        "workers": 0,
+        "checkpoint_minutes": 1e-6,  # after each step
+    }
+    toy = Toy(root, lambda: "")
+    for at in (stop, None) if stop else (None,):
+        done = toy.run(loop=Loop(val_on=VAL), stop=at, runtime=runtime, epochs=2, **settings)
+    if done.status:
+        raise RuntimeError(done.log.strip().splitlines()[-1])
+    return done.content(), [*arrays(done)]
+
+
+def arrays(done: Ended) -> Iterator[Any]:
+    """Yield what was kept of the test examples."""
+    with np.load(done.folder / "predictions.npz") as kept:
+        yield from chain.from_iterable(plain((name, kept[name].tolist())) for name in kept)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

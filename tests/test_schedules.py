@@ -1,0 +1,28 @@
+"""The engine on a GPU that is not there and runs late: a few of the orders of schedules.py."""
+
+import pytest
+from gpu_faults import FAULTS, Fault
+from gpus import needs_stand_in
+from schedules import PROJECT, run, tries
+
+pytestmark = [needs_stand_in, pytest.mark.full]
+
+
+def test_the_order_in_which_a_gpu_works_changes_nothing(pytestconfig: pytest.Config) -> None:
+    count = int(pytestconfig.getoption("--schedules"))
+    said = run(PROJECT, 0, count)
+    assert [each for each in said if not each["same"]] == []
+    assert len(said) == count and max(each["ahead"] for each in said) > 100
+
+
+FOUND = [fault for fault in FAULTS if fault.found]
+OF_EACH_RULE = {fault.rules: fault for fault in reversed(FOUND)}.values()
+EACH = [
+    pytest.param(fault, id=fault.name, marks=() if fault in OF_EACH_RULE else pytest.mark.alike)
+    for fault in FOUND
+]
+
+
+@pytest.mark.parametrize("fault", EACH)
+def test_a_fault_is_found(fault: Fault) -> None:
+    assert tries(fault, most=30)
