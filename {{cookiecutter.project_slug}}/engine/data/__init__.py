@@ -2,6 +2,7 @@
 
     images        images in folders, and their statistics
     masks         images with the class of each pixel
+    decoded       a cache on disk of what was decoded from files
     published     published datasets, as torchvision fetches and reads them
     splits        holding out examples at random, by label, by group and in folds
     apportioning  how many, and which groups

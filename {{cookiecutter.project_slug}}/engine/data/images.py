@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from engine.data import trees
+from engine.data.decoded import Decoded
 from engine.data.order import fetch, whole
 from engine.data.remembering import remembered
 from engine.data.seeds import generator
 from engine.errors import JobError, SettingsError, first_line
+from engine.job.contents import of_text
 
 SIZE = 224
 """Side of images from files, in pixels, unless another is asked for."""
@@ -40,33 +44,36 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         from torchvision import datasets  # slow to import, and needed for files alone
         from torchvision.transforms import v2
 
-        size = size or SIZE
-        steps = [v2.PILToTensor(), v2.Resize(size, antialias=True), v2.CenterCrop(size)]
+        self._size = size or SIZE
+        steps = [v2.Resize(self._size, antialias=True), v2.CenterCrop(self._size)]
+        self._read = v2.Compose([in_colour, v2.PILToTensor(), *steps])
         try:
-            self._files = datasets.ImageFolder(root, v2.Compose(steps), loader=in_colour)
+            found = datasets.ImageFolder(root)
         except FileNotFoundError as error:
             wanted = "wanted: one folder of images per class"
             raise SettingsError(f"--data-root: {first_line(error)}; {wanted}") from error
         self.root = root
-        self.classes: list[str] = self._files.classes
-        self.samples: list[tuple[str, int]] = self._files.samples
-        self.targets: list[int] = self._files.targets
+        self.classes: list[str] = found.classes
+        self.samples: list[tuple[str, int]] = found.samples
+        self.targets: list[int] = found.targets
         if len(self.classes) < 2:
             raise SettingsError(f"--data-root: {root} has only one class, {self.classes[0]}")
         if classes is not None and self.classes != classes:
             raise SettingsError(f"--data-root: {root} does not have the same classes as train")
+        files = [(file,) for file, _ in self.samples]
+        self._decoded = Decoded(files, 3 * self._size**2, f"{decoders()} {self._size}")
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return an image (3, size, size) and its label."""
+        file, label = self.samples[index]
         try:
-            image, label = self._files[index]
+            pixels = self._decoded.get(index, lambda: self._read(file).flatten())
         except Exception as error:  # there is no end to what a damaged file makes its reader raise
-            file = self.samples[index][0]
             raise JobError(f"{file} cannot be read as an image: {first_line(error)}") from error
-        return image, label
+        return pixels.view(3, self._size, self._size), label
 
 
 @remembered
@@ -85,6 +92,14 @@ def channel_statistics(
         return (), ()
     pixels = images.transpose(0, 1).flatten(1).double() / 255
     return tuple(pixels.mean(1).tolist()), tuple(pixels.std(1).clamp_min(1e-3).tolist())
+
+
+@cache
+def decoders() -> str:
+    """Return what decoded pixels depend on besides the files: this code and its libraries."""
+    versions = [f"{name} {version(name)}" for name in ("pillow", "torch", "torchvision")]
+    code = [Path(__file__).with_name(name).read_text() for name in ("images.py", "masks.py")]
+    return " ".join([*versions, *map(of_text, code)])
 
 
 def in_colour(path: str | Path, upright: bool = True) -> Image.Image:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from engine.cli.metrics import is_name
-from engine.data.images import SIZE, in_colour
+from engine.data.decoded import Decoded
+from engine.data.images import SIZE, decoders, in_colour
 from engine.errors import JobError, SettingsError, first_line
 
 IGNORED = 255
@@ -41,6 +42,9 @@ class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
         self._class_of = torch.full((256,), -1)
         self._class_of[: len(classes)] = torch.tensor(classes)
         self._class_of[IGNORED] = IGNORED
+        files = [(str(image), str(mask)) for image, mask in zip(images, masks, strict=True)]
+        about = f"{decoders()} {[*classes]} {self._size}"
+        self._decoded = Decoded(files, 4 * self._size**2, about)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -48,17 +52,20 @@ class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """Return an image (3, size, size) and its mask (size, size)."""
         try:
-            return self._read(self.images[index], self.masks[index])
+            decoded = self._decoded.get(index, lambda: self._read(index))
         except Exception as error:  # there is no end to what a damaged file makes its reader raise
             files = f"{self.images[index]} and its mask {self.masks[index]}"
             raise JobError(f"{files} cannot be read: {first_line(error)}") from error
+        planes = decoded.view(4, self._size, self._size)
+        return planes[:3], planes[3]
 
-    def _read(self, image: Path, mask: Path) -> tuple[Tensor, Tensor]:
+    def _read(self, index: int) -> Tensor:
+        """The channels of an image and its mask, one after another (4 * size * size,), uint8."""
         from torchvision.transforms.v2 import InterpolationMode, functional  # slow to import
 
         # Not turned as the camera says: masks are drawn over the pixels as they are stored.
-        pixels = functional.pil_to_tensor(in_colour(image, upright=False))
-        classes = self._class_of[_numbers(mask)][None]
+        pixels = functional.pil_to_tensor(in_colour(self.images[index], upright=False))
+        classes = self._class_of[_numbers(self.masks[index])][None]
         if classes.shape[1:] != pixels.shape[1:]:
             raise ValueError("they are not of the same size")
         if (classes < 0).any():
@@ -67,7 +74,8 @@ class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
         pixels = functional.resize(pixels, side, antialias=True)
         # The nearest pixel's, as there are no classes in between.
         classes = functional.resize(classes.to(torch.uint8), side, InterpolationMode.NEAREST_EXACT)
-        return functional.center_crop(pixels, square), functional.center_crop(classes, square)[0]
+        planes: Tensor = functional.center_crop(torch.cat([pixels, classes]), square)
+        return planes.flatten()
 
 
 def read_folder(root: Path, size: int | None = None) -> tuple[MaskedImages, list[str]]:

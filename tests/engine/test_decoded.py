@@ -1,0 +1,244 @@
+"""Decoded images on disk: they are those of the files, whatever happens to the cache."""
+
+import os
+import pickle
+import random
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine.data import images, masks
+from engine.data.images import ImageFolder
+from engine.errors import JobError, SettingsError
+from PIL import Image
+from torch import Tensor
+
+RANDOM = np.random.default_rng(0)
+SIDE = 8
+COUNT = 10
+
+Read = Callable[[], Tensor]
+"""Reads all images anew, as another job does."""
+
+
+def draw(path: Path) -> None:
+    """Write an image of random pixels."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(RANDOM.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for n in range(COUNT):
+        draw(tmp_path / "data" / ("cat", "dog")[n % 2] / f"{n}.png")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("IMAGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def read(folder: Path) -> Tensor:
+    """Return all images (N, 3, side, side), as another job reads them."""
+    dataset = ImageFolder(folder, SIDE)
+    return torch.stack([dataset[index][0] for index in range(len(dataset))])
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were decoded."""
+    files: list[str] = []
+    decode = images.in_colour
+
+    def noting(path: str | Path, upright: bool = True) -> Image.Image:
+        files.append(Path(path).name)
+        return decode(path, upright)
+
+    monkeypatch.setattr(images, "in_colour", noting)
+    monkeypatch.setattr(masks, "in_colour", noting)
+    return files
+
+
+def test_an_image_is_decoded_once(folder: Path, cache: Path, decoded: list[str]) -> None:
+    first = read(folder)
+    assert len(decoded) == COUNT
+    assert torch.equal(read(folder), first)
+    assert len(decoded) == COUNT
+    (file,) = cache.iterdir()
+    assert file.stat().st_size == COUNT * (3 * SIDE**2 + 8)
+
+
+def test_an_image_may_be_changed_in_place(folder: Path, cache: Path) -> None:
+    first = ImageFolder(folder, SIDE)
+    before = first[0][0].clone()
+    first[0][0].zero_()
+    again = ImageFolder(folder, SIDE)
+    again[0][0].zero_()
+    assert torch.equal(first[0][0], before) and torch.equal(again[0][0], before)
+
+
+def test_a_dataset_with_an_open_cache_can_be_sent_to_a_process(folder: Path, cache: Path) -> None:
+    dataset = ImageFolder(folder, SIDE)
+    expected = dataset[3][0]
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 10_000
+    assert torch.equal(pickle.loads(sent)[3][0], expected)
+
+
+@pytest.mark.parametrize("name", ["cat/0.png", "dog/7.png"])
+def test_an_image_that_changed_is_decoded_again(
+    folder: Path, cache: Path, decoded: list[str], name: str
+) -> None:
+    before = read(folder)
+    decoded.clear()
+    draw(folder / name)
+    after = read(folder)
+    assert decoded == [Path(name).name]
+    assert (before != after).flatten(1).any(1).sum() == 1
+    assert torch.equal(read(folder), after)
+
+
+def test_another_size_or_folder_has_a_cache_of_its_own(
+    folder: Path, cache: Path, tmp_path: Path
+) -> None:
+    small = ImageFolder(folder, 4)[0][0]
+    assert read(folder)[0].shape == (3, SIDE, SIDE) and small.shape == (3, 4, 4)
+    draw(tmp_path / "other" / "cat" / "0.png")
+    draw(tmp_path / "other" / "dog" / "1.png")
+    assert not torch.equal(read(tmp_path / "other")[0], read(folder)[0])
+    assert len([*cache.iterdir()]) == 3
+
+
+def test_a_damaged_cache_is_never_believed(folder: Path, cache: Path) -> None:
+    chance, expected = random.Random(0), read(folder)
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    for _ in range(200):
+        damaged = bytearray(whole)
+        start = chance.randrange(len(whole))
+        end = start + chance.choice((1, 8, 100, len(whole)))
+        damaged[start:end] = chance.randbytes(len(damaged[start:end]))
+        if chance.random() < 0.3:
+            del damaged[chance.randrange(len(whole)) :]
+        file.write_bytes(damaged)
+        assert torch.equal(read(folder), expected)
+
+
+def test_without_a_place_for_it_nothing_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("IMAGE_CACHE", str(tmp_path / "file" / "cache"))
+    first = read(folder)
+    monkeypatch.setenv("IMAGE_CACHE_GIB", "0")
+    assert torch.equal(read(folder), first)
+
+
+def test_a_size_that_is_none_is_refused(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGE_CACHE_GIB", "much")
+    with pytest.raises((SettingsError, JobError), match="IMAGE_CACHE_GIB=much: must be a number"):
+        read(folder)
+
+
+def test_only_so_much_is_kept_and_what_was_used_last_stays(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str]
+) -> None:
+    row = 3 * SIDE**2 + 8
+    monkeypatch.setenv("IMAGE_CACHE_GIB", str((4 * row + 1) / 2**30))
+    first = read(folder)
+    (file,) = cache.iterdir()
+    assert file.stat().st_size == 4 * row
+    decoded.clear()
+    assert torch.equal(read(folder), first)
+    assert len(decoded) == COUNT - 4
+    ImageFolder(folder, 4)[0]
+    assert file not in cache.iterdir()
+
+
+def in_a_process(task: Callable[[], object]) -> int:
+    """Return how a forked process that does a task ended; negative for a signal."""
+    if process := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    try:
+        task()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_a_disk_that_is_full_is_no_error(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit for the size of files stands for a full disk: what is written ends at some byte."""
+    row = 3 * SIDE**2 + 8
+    monkeypatch.setenv("IMAGE_CACHE_GIB", "0")
+    expected = read(folder)
+    monkeypatch.delenv("IMAGE_CACHE_GIB")
+    ImageFolder(folder, SIDE)[0]
+
+    def task() -> None:
+        most = 5 * row + 17
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        assert torch.equal(read(folder), expected)
+
+    assert in_a_process(task) == 0
+    assert torch.equal(read(folder), expected)
+
+
+def test_killed_at_any_moment_it_leaves_nothing_wrong(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGE_CACHE_GIB", "0")
+    expected = read(folder)
+    monkeypatch.delenv("IMAGE_CACHE_GIB")
+    chance = random.Random(0)
+
+    def task() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-4, 5e-3))
+        while True:
+            for file in cache.glob("*"):
+                file.unlink(missing_ok=True)
+            read(folder)
+
+    for _ in range(10):
+        chance.random()
+        assert in_a_process(task) == -signal.SIGALRM
+        assert torch.equal(read(folder), expected)
+
+
+def test_masks_are_kept_with_their_images(tmp_path: Path, cache: Path, decoded: list[str]) -> None:
+    pictures, drawn = tmp_path / "images", tmp_path / "masks"
+    draw(pictures / "a.png")
+    drawn.mkdir()
+    classes = RANDOM.integers(0, 2, (SIDE, SIDE), dtype=np.uint8)
+    Image.fromarray(classes).save(drawn / "a.png")
+
+    def example() -> tuple[Tensor, Tensor]:
+        return masks.MaskedImages([pictures / "a.png"], [drawn / "a.png"], range(2), SIDE)[0]
+
+    (image, mask), (again, mask_again) = example(), example()
+    assert decoded == ["a.png"]
+    assert torch.equal(image, again) and torch.equal(mask, mask_again)
+    assert np.array_equal(mask.numpy(), classes)
+    Image.fromarray(1 - classes).save(drawn / "a.png")
+    assert np.array_equal(example()[1].numpy(), 1 - classes)
+
+
+def test_what_is_read_from_the_cache_counts_as_opened(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read(folder)
+    opened: list[str] = []
+    monkeypatch.setattr(sys, "audit", lambda event, path, *_: opened.append(path))
+    read(folder)
+    assert {*opened} >= {*map(str, folder.glob("*/*.png"))}
