@@ -39,6 +39,28 @@ class Noting(Loop):
         return loss, measured
 
 
+def test_the_line_of_an_epoch_has_the_means_over_its_steps(toy):
+    loop = Noting()
+    done = toy.run(loop=loop, runtime={"log_every": 2}, epochs=2)
+    first, second = (line for line in done.said.splitlines() if line.startswith("epoch "))
+    for line, steps in ((first, range(1, 7)), (second, range(7, 15))):
+        # 7 steps an epoch: the point of the 7th and 8th is written in the second
+        shown = mean([sums["loss"] for step, sums in loop.noted if step in steps])
+        assert f"train_loss {shown:.4g}, " in line
+
+
+def test_points_are_written_while_training_goes_on(toy):
+    lines = []
+
+    def hook(what, job):
+        if what == "step" and job.step == 20 * STEPS - 1:
+            lines.extend((job._folder.path / "metrics.jsonl").read_text().splitlines())
+
+    done = toy.run(loop=Loop(hook=hook), epochs=20, eval_every=Span("20e"))
+    assert done.status == 0
+    assert sum("train_loss" in line for line in lines) >= 64
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("every", [1, 4])
 def test_points_are_means_over_values_under_the_last_of_their_steps(toy, every, accumulate):
