@@ -11,6 +11,10 @@ if chosen.is_dir():  # classification is what the template itself has
     shutil.copytree(chosen, project, dirs_exist_ok=True)
 shutil.rmtree(examples)
 
+# What the checks of the template leave in it.
+for cache in [*project.rglob("__pycache__"), *project.glob(".*cache")]:
+    shutil.rmtree(cache)
+
 print(f"""
 {project.name} is ready. Type next:
 

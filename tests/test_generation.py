@@ -60,6 +60,17 @@ def test_files(make, inner, license):
     assert yaml.safe_load((project / "CITATION.cff").read_text()).get("license", "none") == license
 
 
+def test_caches_in_a_template_that_was_worked_on_stay_there(make, template, tmp_path):
+    worked_on = shutil.copytree(template, tmp_path / "template")
+    inner = worked_on / "{{cookiecutter.project_slug}}"
+    for folder in ("engine/data/__pycache__", ".examples/gan/__pycache__", ".mypy_cache", ".cache"):
+        (inner / folder).mkdir(parents=True, exist_ok=True)
+        (inner / folder / "a.json").write_bytes(b"{{ \x94")
+    done = cookiecutter(worked_on, tmp_path, "--no-input", "--default-config")
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "out" / "my_project") == files(make())
+
+
 @pytest.mark.parametrize("license", SHA256)
 def test_license_text_is_the_published_one(make, license):
     text = (make(license=license) / "LICENSE").read_bytes()
