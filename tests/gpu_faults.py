@@ -1,20 +1,39 @@
-"""Faults in the engine that only a GPU shows whose host runs ahead; schedules.py looks for them."""
+"""Faults in the engine that only a GPU shows whose host runs ahead; schedules.py looks for them.
 
+gpu_faults.txt has them, each as a change of one file below engine/:
+
+=== name of the fault
+rule: 5                  the rules of docs/devices.md that it breaks
+found: test_gpu_start    what else finds it, if the schedules cannot
+--- training/meters.py
+lines, once in the file
++++
+lines in their place
+"""
+
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+FILE = Path(__file__).with_suffix(".txt")
+
+FAULT = re.compile(
+    r"=== (?P<name>.+)\nrule: (?P<rules>.+)\n(?:found: (?P<elsewhere>.+)\n)?"
+    r"--- (?P<file>.+)\n(?P<old>(?:.*\n)+?)\+\+\+\n(?P<new>(?:.*\n)*?)(?=\n*\Z|\n===)"
+)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of a file below engine/, and the rules of docs/devices.md that it breaks."""
+    """A change of the text of one file."""
 
     name: str
     rules: str
+    elsewhere: str | None
     file: str
     old: str
     new: str
-    found: bool = True
-    """Whether the schedules find it."""
 
     def plant(self, project: Path) -> None:
         """Make the change; the text must be there once."""
@@ -24,56 +43,10 @@ class Fault:
         path.write_text(text.replace(self.old, self.new))
 
 
-DEVICES = "training/devices.py"
+def _read() -> Iterator[Fault]:
+    text = FILE.read_text()
+    for found in FAULT.finditer(text):
+        yield Fault(**found.groupdict())
 
-FAULTS = (
-    Fault(
-        "a device has no index",
-        "1",
-        DEVICES,
-        "return torch.device(found.type, 0) if",
-        "return torch.device(found.type) if",
-    ),
-    Fault(
-        "evaluation in the background does not wait for the weights",
-        "4",
-        DEVICES,
-        "            self._stream.wait_stream(self._current())\n",
-        "            self._current()\n",
-    ),
-    Fault(
-        "a batch is handed over before it has been copied",
-        "4",
-        DEVICES,
-        "            current.wait_stream(self._stream)\n",
-        "",
-    ),
-    Fault(
-        "a batch that was handed over is not marked as used",
-        "7",
-        DEVICES,
-        "                tensor.record_stream(current)\n",
-        "                current.query()\n",
-    ),
-    Fault(
-        "measurements are read before they have arrived",
-        "5",
-        "training/meters.py",
-        "                self._copied.synchronize()\n            elif not self._copied.query():",
-        "                pass\n            elif not self._copied.query():",
-    ),
-    Fault(
-        "kept outputs are written before they have arrived",
-        "5",
-        "training/outputs.py",
-        "        copied.synchronize()\n",
-        "",
-    ),
-    Fault(
-        "a checkpoint is copied without waiting",
-        "5, 6",
-        "training/checkpoints.py",
-        'content.detach().to("cpu", copy=True)',
-        'content.detach().to("cpu", copy=True, non_blocking=True)',
-    ),
-)
+
+FAULTS = (*_read(),)

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from attempts import At, Ended, Toy, plain
 from stand_in.late import Late, running_late
-from torch.utils.data import Subset
-from toy import DATA, EXAMPLES, Loop
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+from toy import DATA, EXAMPLES, Loop, forward
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "loader": ("resident", "workers"),
@@ -33,13 +34,30 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "ema": (0.0, 0.9),
     "clip_norm": (0.0, 1.0),
     "precision": ("fp32", "bf16"),
+    "nested": (False, True),
 }
 """What jobs differ in."""
 
-VAL = Subset(DATA, [*range(EXAMPLES, len(DATA))] * 4)
-"""So many that more batches of outputs are kept than may be under way at once."""
+MANY = [*range(EXAMPLES, len(DATA))] * 4
+"""Examples to evaluate on: more batches of outputs are kept than may be under way at once."""
 
 Way = tuple[tuple[str, Any], ...]
+
+
+class Nested(Dataset[tuple[dict[str, Tensor], Tensor]]):
+    """The same examples, with one of their tensors in a dictionary."""
+
+    def __len__(self) -> int:
+        return len(DATA)
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
+        points, label = DATA[index]
+        return {"points": points}, label
+
+
+def nested(model: nn.Module, batch: Any, settings: Any) -> tuple[Tensor, dict[str, Any]]:
+    """Return what `forward` returns of such a batch."""
+    return forward(model, (batch[0]["points"], batch[1]), settings)
 
 
 def main(first: int, count: int) -> None:
@@ -83,9 +101,11 @@ def content(root: Path, way: Way, stop: At | None = None) -> Any:
         "workers": 0,
         "checkpoint_minutes": 1e-6,  # after each step
     }
+    data, of_batch = (Nested(), nested) if settings.pop("nested") else (DATA, forward)
+    loop = Loop(of_batch, Subset(data, range(EXAMPLES)), Subset(data, MANY))
     toy = Toy(root, lambda: "")
     for at in (stop, None) if stop else (None,):
-        done = toy.run(loop=Loop(val_on=VAL), stop=at, runtime=runtime, epochs=2, **settings)
+        done = toy.run(loop=loop, stop=at, runtime=runtime, epochs=2, **settings)
     if done.status:
         raise RuntimeError(done.log.strip().splitlines()[-1])
     return done.content(), [*arrays(done)]

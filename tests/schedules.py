@@ -2,7 +2,7 @@
 
     python tests/schedules.py [--count 2000] [--with-faults 100] > docs/schedules.md
 
-The jobs are those of late_jobs.py. Each fault of gpu_faults.py is planted in a copy of the engine;
+The jobs are those of late_jobs.py. Each fault of gpu_faults.txt is planted in a copy of the engine;
 it is found once a job does not end with the bits that it should have.
 """
 
