@@ -1,0 +1,102 @@
+"""Jobs on a real GPU, by their commands: `bash test.sh --gpu`.
+
+On a machine without one, tests/test_gpu_start.py runs jobs on a stand-in.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from faults import Project, job_of, same, wait_until
+from planted import MISTAKES
+from sweeps import write_grid
+
+pytestmark = pytest.mark.gpu
+
+SHORT = ("--epochs", "3")
+EXACT = ("--model", "convnet", "--augment", "crop-flip", "--ema", "0.9", "--deterministic")
+
+
+def finished(project: Project, *flags: str) -> str:
+    """Run a job to its end; returns its id."""
+    done = project.run(*flags)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return job_of(done)
+
+
+def gpu_of(project: Project, job: str) -> str:
+    """The device that a job says it ran on."""
+    (shown,) = re.findall(r'"device": "(.*?)"', (project.folder(job) / "metrics.jsonl").read_text())
+    return str(shown)
+
+
+@pytest.mark.parametrize("device", [(), ("--device", "cuda"), ("--device", "cuda:0")])
+def test_a_job_starts_on_the_gpu(project: Project, device: tuple[str, ...]) -> None:
+    job = finished(project, *SHORT, *device, "--note", " ".join(device))
+    assert gpu_of(project, job) == torch.cuda.get_device_name(0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("loader", ["resident", "workers"])
+def test_a_job_learns_in_each_format_and_with_each_loader(
+    project: Project, precision: str, loader: str
+) -> None:
+    job = finished(project, *SHORT, "--precision", precision, "--loader", loader)
+    (_, first), *_, (_, last) = project.stored(job)["val_loss"]
+    assert last < 0.7 * first
+
+
+@pytest.mark.parametrize("model", ["convnet", "resnet18"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_job_learns_with_everything_on(project: Project, model: str, optimizer: str) -> None:
+    flags = ("--model", model, "--optimizer", optimizer, "--augment", "crop", "--ema", "0.9")
+    job = finished(project, *SHORT, *flags, "--clip-norm", "1", "--compile", "on")
+    (_, first), *_, (_, last) = project.stored(job)["val_loss"]
+    assert last < first
+
+
+def test_equal_bits_again_and_after_an_interruption(project: Project, tmp_path: Path) -> None:
+    whole, again, stopped = (project.copy(tmp_path / name) for name in ("a", "b", "c"))
+    flags = (*SHORT, *EXACT)
+    job = finished(whole, *flags)
+    finished(again, *flags)
+    assert stopped.run(*flags, "--pause-after", "30").returncode == 0
+    finished(stopped, *flags)
+    for other in (again, stopped):
+        assert same(other.tensors(job), whole.tensors(job))
+        assert other.stored(job) == whole.stored(job)
+
+
+def test_a_step_that_waits_is_found_and_no_other(project: Project, tmp_path: Path) -> None:
+    checked = project.run("--check")
+    assert "waits for the device: fine" in checked.stdout, checked
+    planted = project.copy(tmp_path / "planted")
+    mistake = next(each for each in MISTAKES.values() if each.guarantee == "waits for the device")
+    mistake.edit.make(planted)
+    line = f"waits for the device: {mistake.file}:{mistake.line(planted.root)}: "
+    assert line in planted.run("--check").stdout
+
+
+def test_the_profile_says_what_the_gpu_did(project: Project) -> None:
+    job = finished(project, *SHORT, "--profile", "10", "--force")
+    report = (project.folder(job) / "profile.txt").read_text()
+    assert "the GPU is busy" in report and "of this GPU's peak (MFU)" in report
+    assert (project.folder(job) / "memory.pickle").exists()
+
+
+def test_two_jobs_share_the_gpu(project: Project, tmp_path: Path) -> None:
+    swept = project.copy(tmp_path / "swept")
+    write_grid(swept.root, *(f"{' '.join(SHORT)} --seed {seed}" for seed in range(2)))
+    done = swept.do("bash", "run.sh", "--gpus", "0", "--per-gpu", "2")
+    assert done.returncode == 0, done
+    assert done.stdout.splitlines()[-1] == "2 of 2 jobs finished, 2 of them now"
+
+
+def test_a_job_that_is_killed_leaves_the_gpu_to_the_next(project: Project, tmp_path: Path) -> None:
+    other = project.copy(tmp_path / "project")
+    process = other.start("--epochs", "300", "--compile", "off", "--checkpoint-minutes", "0.001")
+    wait_until(lambda: any(other.root.glob("runs/*/*/last.pt")))
+    process.kill()
+    process.wait()
+    finished(other, *SHORT)
