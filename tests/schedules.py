@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from pages import machine, page
 
 TESTS = REPOSITORY / "tests"
 PROJECT = REPOSITORY / "{{cookiecutter.project_slug}}"
+SHARE = 100
+"""Schedules that one process runs."""
+
 AT_ONCE = 10
 """Schedules that are run before the next look whether a fault was found."""
 
@@ -76,31 +80,40 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--with-faults", type=int, default=100)
     arguments = parser.parse_args()
-    every = run(PROJECT, 0, arguments.count)
+    count, most = arguments.count, arguments.with_faults
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        firsts = range(0, count, SHARE)
+        shares = pool.map(lambda first: run(PROJECT, first, min(SHARE, count - first)), firsts)
+        every = [each for share in shares for each in share]
+        found = dict(zip(FAULTS, pool.map(lambda fault: tries(fault, most), FAULTS), strict=True))
+    report(every, found, most)
+    return 0 if all(each["same"] for each in every) else 1
+
+
+def report(every: list[dict[str, Any]], found: dict[Fault, int | None], most: int) -> None:
+    """Print the page."""
     wrong = [each for each in every if not each["same"]]
     for each in wrong:
         print(f"schedule {each['seed']}: {each['error'] or 'other bits'}", file=sys.stderr)
-    found = {fault: tries(fault, arguments.with_faults) for fault in FAULTS}
     ahead = sorted(each.get("ahead", 0) for each in every)
     about = (
-        f"{machine('torch')}; not run on a GPU. {len(every)} jobs, each on a stand-in for a GPU "
+        f"{machine('torch')}; not run on a GPU. {len(every):,} jobs, each on a stand-in for a GPU "
         "that does what it is told late, in an order drawn from a number (rules 2 to 8 of "
         "docs/devices.md): 14 steps with a resident loader or with copies from pinned memory, with "
-        "and without evaluation in the background, accumulation, EMA, clipping and bf16, with a "
-        "checkpoint after each step, half of them interrupted and continued. In them "
-        f"{sum(each.get('tasks', 0) for each in every):,} operations were queued; the host was up "
-        f"to {ahead[len(ahead) // 2]} ahead in the median job and {ahead[-1]} at most. "
+        "and without evaluation in the background, accumulation, EMA, clipping, bf16 and nested "
+        "batches, with a checkpoint after each step, half of them interrupted and continued. In "
+        f"them {sum(each.get('tasks', 0) for each in every):,} operations were queued; the host "
+        f"was up to {ahead[len(ahead) // 2]} ahead in the median job and {ahead[-1]} at most. "
         f"{len(wrong)} jobs ended with other weights, state, curves or kept outputs than the same "
         "job on a GPU that does all at once. Below are faults that were then planted in the "
-        "engine, one at a time, and how many jobs it took to find each, of "
-        f"{arguments.with_faults} at most."
+        f"engine, one at a time, and how many jobs it took to find each, of {most} at most. "
+        "`python tests/schedules.py` makes this page."
     )
     rows = [
-        [fault.rules, fault.name, f"`{fault.file}`", str(number or "not found")]
+        [fault.rules, fault.name, f"`{fault.file}`", str(number or fault.elsewhere or "not found")]
         for fault, number in found.items()
     ]
     page("Random schedules of a GPU", about, ["rule", "fault", "in", "jobs until found"], rows)
-    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+"""All measurements, each as its page: on this machine's CPU, or on its GPU.
+
+    python benchmarks/all.py                        # the pages in benchmarks/
+    python benchmarks/all.py --device cuda          # those of what it does, in benchmarks/gpu/
+    python benchmarks/all.py steps loading          # some of them
+
+A page is written when its measurement has ended, so that one can stop and go on with the others.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+PAGES = {
+    "steps": ("steps.py",),
+    "buildup": ("buildup.py",),
+    "buildup-gpt": ("buildup.py", "--gpt"),
+    "loading": ("loading.py",),
+    "checkpoints": ("checkpoints.py",),
+    "overlap": ("overlap.py",),
+    "sweeps": ("sweeps.py",),
+    "images": ("images.py",),
+    "start": ("start.py",),
+    "courier": ("courier.py",),
+    "drawing": ("drawing.py",),
+    "drawing-server": ("drawing.py", "--server"),
+    "fingerprint": ("fingerprint.py",),
+    "refactor": ("refactor.py",),
+}
+"""The commands that print them."""
+
+ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints")
+"""Pages of what a GPU does; the others measure the host, the disk or the store."""
+
+
+def measure(name: str, folder: Path, env: dict[str, str]) -> bool:
+    """Write a page; returns whether its measurement ended well."""
+    script, *flags = PAGES[name]
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(HERE / script), *flags], env=env, stdout=subprocess.PIPE, text=True
+    )
+    took = f"{time.monotonic() - begun:.0f} s"
+    if done.returncode:
+        print(f"{name}: failed after {took}", flush=True)
+        return False
+    (folder / f"{name}.md").write_text(done.stdout)
+    print(f"{name}: {took}", flush=True)
+    return True
+
+
+def main() -> int:
+    """Write the pages; returns 1 if a measurement failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"of {', '.join(PAGES)}")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    arguments = parser.parse_args()
+    if unknown := {*arguments.pages} - {*PAGES}:
+        parser.error(f"no such page: {', '.join(sorted(unknown))}")
+    env, folder = dict(os.environ), HERE
+    if arguments.device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.error("--device cuda: torch sees no GPU")
+        folder = HERE / "gpu"
+        folder.mkdir(exist_ok=True)
+    pages = arguments.pages or (PAGES if arguments.device == "cpu" else ON_GPU)
+    ended = [measure(name, folder, env) for name in pages]
+    return 0 if all(ended) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
