@@ -19,13 +19,16 @@ pytestmark = [needs_stand_in, pytest.mark.full]
 
 JOBS = {
     "default": (),
-    "cuda": ("--device", "cuda", "--precision", "fp32", "--loader", "workers", "--workers", "1"),
+    "cuda": (
+        *("--device", "cuda", "--precision", "fp32", "--loader", "workers", "--workers", "1"),
+        "--deterministic",
+    ),
     "cuda:0": (
         *("--device", "cuda:0", "--precision", "fp16", "--optimizer", "adamw", "--ema", "0.9"),
         *("--accumulate", "2", "--clip-norm", "1", "--loader", "resident"),
     ),
     "cuda:1": (
-        *("--device", "cuda:1", "--precision", "tf32", "--deterministic"),
+        *("--device", "cuda:1", "--precision", "tf32"),
         *("--model", "convnet", "--augment", "crop-flip", "--optimizer", "sgd"),
     ),
     "compiled": ("--compile", "on", "--note", "compiled"),

@@ -27,6 +27,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stand_in.driver import driver
@@ -190,8 +191,8 @@ _BLOCKS: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
 
 def block(host: Tensor) -> Block | None:
-    """Return the block that a tensor's numbers are in; None if it has none."""
-    address = host.untyped_storage().data_ptr()
+    """Return the block that a tensor's numbers are in; None while it is traced."""
+    address = host.untyped_storage().data_ptr() if type(host) in (Tensor, Parameter) else 0
     if not address:
         return None
     found = _BLOCKS.get(address)
