@@ -223,6 +223,7 @@ def test_graphs_in_files_are_read_by_several_processes_and_are_the_job_s_data(fi
 
 
 @pytest.mark.full
+@pytest.mark.alike
 def test_killed_it_goes_on_with_the_next_line(files, tmp_path):
     killed_and_again(files, tmp_path, *FILES)
 

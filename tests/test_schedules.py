@@ -16,9 +16,9 @@ def test_the_order_in_which_a_gpu_works_changes_nothing(pytestconfig: pytest.Con
 
 
 FOUND = [fault for fault in FAULTS if not fault.elsewhere]
-OF_EACH_RULE = {fault.rules: fault for fault in reversed(FOUND)}.values()
+FIRST = {fault.rules: fault for fault in reversed(FOUND) if fault.rules in "1457"}.values()
 EACH = [
-    pytest.param(fault, id=fault.name, marks=() if fault in OF_EACH_RULE else pytest.mark.alike)
+    pytest.param(fault, id=fault.name, marks=() if fault in FIRST else pytest.mark.alike)
     for fault in FOUND
 ]
 
