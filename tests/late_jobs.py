@@ -60,6 +60,17 @@ def nested(model: nn.Module, batch: Any, settings: Any) -> tuple[Tensor, dict[st
     return forward(model, (batch[0]["points"], batch[1]), settings)
 
 
+class WithNorm(Loop):
+    """A loop whose evaluation returns a tensor too, which nobody has waited for."""
+
+    def evaluate(self, model: Any, *others: Any) -> dict[str, Any]:
+        """Return the means of what is measured, and the norm of the weights."""
+        *_, part = others
+        means = super().evaluate(model, *others)
+        norms = [weights.detach().norm() for weights in model.parameters()]
+        return {**means, f"{part}_norm": torch.stack(norms).norm()}
+
+
 def main(first: int, count: int) -> None:
     """Run that many schedules."""
     os.fsync = lambda file: None
@@ -102,7 +113,7 @@ def content(root: Path, way: Way, stop: At | None = None) -> Any:
         "checkpoint_minutes": 1e-6,  # after each step
     }
     data, of_batch = (Nested(), nested) if settings.pop("nested") else (DATA, forward)
-    loop = Loop(of_batch, Subset(data, range(EXAMPLES)), Subset(data, MANY))
+    loop = WithNorm(of_batch, Subset(data, range(EXAMPLES)), Subset(data, MANY))
     toy = Toy(root, lambda: "")
     for at in (stop, None) if stop else (None,):
         done = toy.run(loop=loop, stop=at, runtime=runtime, epochs=2, **settings)

@@ -131,7 +131,8 @@ class Processes:
             move = partial(_moved, device=self._device, ahead=ahead)
             copied = trees.mapped(move, read.batch)
         self._copies.hand_over(leaf for leaf in trees.leaves(copied) if isinstance(leaf, Tensor))
-        return Read(copied, read.about)
+        others = partial(_moved_otherwise, device=self._device)
+        return Read(trees.mapped(others, copied), read.about)
 
     def close(self) -> None:
         """End the processes.
@@ -169,10 +170,14 @@ def _pinned(leaf: Any) -> Any:
 
 
 def _moved(leaf: Any, device: torch.device, ahead: bool) -> Any:
-    """A leaf on the device; texts and the like stay as they are."""
-    if isinstance(leaf, Tensor):
-        return leaf.to(device, non_blocking=ahead)
-    return leaf.to(device) if hasattr(leaf, "to") else leaf
+    """A tensor on the device; anything else as it is."""
+    return leaf.to(device, non_blocking=ahead) if isinstance(leaf, Tensor) else leaf
+
+
+def _moved_otherwise(leaf: Any, device: torch.device) -> Any:
+    """What is no tensor, but has some, such as a PackedSequence, on the device; texts and the like
+    as they are. What is in it cannot be handed over, so the current stream copies it."""
+    return leaf.to(device) if hasattr(leaf, "to") and not isinstance(leaf, Tensor) else leaf
 
 
 def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:

@@ -138,4 +138,6 @@ class Background:
 
 def _call(function: Callable[[nn.Module], Any], weights: _Weights) -> Any:
     with weights.stream:
-        return function(weights.model)
+        result = function(weights.model)
+    weights.stream.synchronize()  # the result may be tensors, and is read on another stream
+    return result

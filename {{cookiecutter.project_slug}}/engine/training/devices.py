@@ -184,6 +184,11 @@ class SideStream:
         if self._stream:
             self._stream.wait_stream(self._current())
 
+    def synchronize(self) -> None:
+        """Wait until the device has done all that is on it."""
+        if self._stream:
+            self._stream.synchronize()
+
     def hand_over(self, tensors: Iterable[Tensor]) -> None:
         """Have the current stream wait for it, and own the tensors that were made on it."""
         if self._stream:
