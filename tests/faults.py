@@ -34,7 +34,7 @@ TIMES = ("elapsed_seconds", "examples_per_second", "data_wait_fraction", "system
 Curves = dict[str, list[tuple[object, ...]]]
 """(step, value) of each metric that is the same each time, by its name."""
 
-UNSET = ("MLFLOW", "CUDA", "PYTEST", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+UNSET = ("MLFLOW", "CUDA", "PYTEST", "IMAGE_CACHE", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 """What the commands of a project are not told by the environment, since a user's does not."""
 
 
