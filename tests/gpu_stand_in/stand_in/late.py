@@ -57,7 +57,8 @@ class Late:
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Of the thread that speaks with the GPU."""
         self._streams: defaultdict[int, deque[Task | Mark]] = defaultdict(deque)
         self._barred: defaultdict[int, set[int]] = defaultdict(set)
         self._pace = self._chance.choice((0.0, 0.1, 0.5, 0.9))
@@ -73,12 +74,12 @@ class Late:
 
     def draw(self) -> float:
         """Return a number from 0 to 1, for what else is left to chance."""
-        with self._lock:
+        with self.lock:
             return self._chance.random()
 
     def put(self, task: Task, stream: int | None = None) -> None:
         """Queue a task on a stream, the current one unless it is named."""
-        with self._lock:
+        with self.lock:
             self._streams[current() if stream is None else stream].append(task)
             self.ahead = max(self.ahead, sum(map(len, self._streams.values())))
 
@@ -90,18 +91,18 @@ class Late:
 
     def bar(self, stream: int, mark: Mark) -> None:
         """Have what is queued on a stream from now on wait for a mark."""
-        with self._lock:
+        with self.lock:
             self._streams[stream].append(mark)
 
     def some(self) -> None:
         """Do some of what is queued, or nothing."""
-        with self._lock:
+        with self.lock:
             while self._chance.random() < self._pace and self._step():
                 pass
 
     def until(self, mark: Mark) -> None:
         """The host waits for a mark."""
-        with self._lock:
+        with self.lock:
             while not mark.done:
                 assert self._step(), "the GPU waits for itself"
             self._raise()
@@ -112,7 +113,7 @@ class Late:
 
     def drain_all(self) -> None:
         """The host waits for the GPU."""
-        with self._lock:
+        with self.lock:
             while self._step():
                 pass
             self._raise()

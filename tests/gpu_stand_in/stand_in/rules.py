@@ -14,13 +14,13 @@ Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stand_in.driver import GENERATORS
+from stand_in.driver import GENERATORS, driver
 
 HOST = torch.device("cpu")
 
@@ -122,10 +122,11 @@ def random_numbers(op: Any, args: Iterable[Any], gpu: torch.device) -> Iterator[
         yield given[0] if given else None
         return
     own, cpu = torch.cuda.default_generators[gpu.index], torch.default_generator
-    before = cpu.get_state()
-    cpu.set_state(own.get_state())
-    try:
-        yield cpu
-    finally:
-        own.set_state(cpu.get_state())
-        cpu.set_state(before)
+    with driver.late.lock if driver.late else nullcontext():  # other threads draw for it too
+        before = cpu.get_state()
+        cpu.set_state(own.get_state())
+        try:
+            yield cpu
+        finally:
+            own.set_state(cpu.get_state())
+            cpu.set_state(before)
