@@ -36,7 +36,7 @@ AT_ONCE = 10
 
 
 def run(project: Path, first: int, count: int) -> list[dict[str, Any]]:
-    """Return what late_jobs.py says of so many schedules with a project's engine.
+    """Run `count` schedules with a project's engine; return the results that late_jobs.py prints.
 
     If it crashed, as faults make it do, the last one says so.
     """
@@ -62,7 +62,7 @@ def planted(fault: Fault) -> Iterator[Path]:
 
 
 def tries(fault: Fault, most: int) -> int | None:
-    """Return how many schedules it took to find a fault; None if so many did not."""
+    """Return the number of schedules run until a fault was found; None if it was not found."""
     with planted(fault) as project:
         for first in range(0, most, AT_ONCE):
             said = run(project, first, min(AT_ONCE, most - first))
@@ -98,7 +98,7 @@ def report(every: list[dict[str, Any]], found: dict[Fault, int | None], most: in
     ahead = sorted(each.get("ahead", 0) for each in every)
     about = (
         f"{machine('torch')}; not run on a GPU. {len(every):,} jobs, each on a stand-in for a GPU "
-        "that does what it is told late, in an order drawn from a number (rules 2 to 8 of "
+        "that works asynchronously, in an order drawn from a seed (rules 2 to 8 of "
         "docs/devices.md): 14 steps with a resident loader or with copies from pinned memory, with "
         "and without evaluation in the background, accumulation, EMA, clipping, bf16 and nested "
         "batches, with a checkpoint after each step, half of them interrupted and continued. In "

@@ -9,8 +9,8 @@ array. What its C++ code for CUDA refuses is refused by hand (rules.py): tensors
 one operation, the CPU's generator for a GPU's tensor, and with `--deterministic` an operation that
 is not deterministic on a GPU.
 
-By itself a GPU is done with what it is told before the host goes on. Within `late.running_late` the
-host runs ahead, and the GPU works in an order drawn from a number.
+Operations are finished before the host goes on, except within `late.running_late`: there the host
+runs ahead, and the work is done later, in an order drawn from a seed.
 
 It cannot show speed, memory, bits (they are the CPU's), code that torch compiles for a GPU, or two
 GPUs at once in one process. A test that passes with it has not run on a GPU.

@@ -1,4 +1,4 @@
-"""A GPU that does what it is told later than the host goes on, in any order that CUDA allows.
+"""A GPU that works asynchronously: the host goes on, and the work is done later, in random order.
 
 Within `running_late(seed)` the stand-in queues each operation on the stream that is current, and
 the host goes on; what is queued is done by and by, in an order drawn from the seed, at the latest
@@ -60,7 +60,6 @@ class Late:
         self.lock = threading.RLock()
         """Of the thread that speaks with the GPU."""
         self._streams: defaultdict[int, deque[Task | Mark]] = defaultdict(deque)
-        self._barred: defaultdict[int, set[int]] = defaultdict(set)
         self._pace = self._chance.choice((0.0, 0.1, 0.5, 0.9))
         self._weights: defaultdict[int, float] = defaultdict(
             lambda: self._chance.choice((1e-4, 1.0, 1e4))

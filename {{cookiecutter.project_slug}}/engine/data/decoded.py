@@ -93,7 +93,7 @@ class _Cache:
         return row if wanted == _hash(row, about) else None
 
     def write(self, index: int, row: bytes, about: bytes) -> None:
-        """Keep a row, if the disk has room."""
+        """Write a row. If that fails, as on a full disk, nothing more is written."""
         if not self._writable:
             return
         try:
@@ -115,7 +115,7 @@ def _folder() -> Path:
 
 
 def _opened(path: Path, rows: int, size: int) -> _Cache | None:
-    """Open a cache, or make one with room for as many rows as there may be; None without any."""
+    """Open a cache, or make a new one; return None if caches are off or cannot be written."""
     limit = _limit()
     if not limit:
         return None
@@ -144,7 +144,7 @@ def _make(path: Path, rows: int, size: int, limit: int) -> None:
     free = shutil.disk_usage(path.parent).free // 2
     fitting = min(rows, (limit - sum(taken.values())) // row, free // row)
     if fitting < rows:
-        kept = "%d of %d decoded images are kept in %s: there is no room for more (IMAGE_CACHE_GIB)"
+        kept = "only %d of %d decoded images fit into %s; IMAGE_CACHE_GIB sets its size"
         log.info(kept, fitting, rows, path.parent)
     part = path.with_name(f"{path.name}.{uuid4().hex}")
     with part.open("xb") as file:
