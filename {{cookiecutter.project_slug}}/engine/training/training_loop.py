@@ -228,6 +228,11 @@ class TrainingLoop:
         return self._position.step
 
     @property
+    def epoch(self) -> int:
+        """Whole passes over the training data that are done; 0 for a stream."""
+        return int(self._position.epoch)
+
+    @property
     def total_steps(self) -> int | None:
         """Optimizer steps of the whole job; None while --minutes are not measured yet."""
         return self._length.total
