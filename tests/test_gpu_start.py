@@ -29,7 +29,7 @@ JOBS = {
     ),
     "cuda:1": (
         *("--device", "cuda:1", "--precision", "tf32"),
-        *("--model", "convnet", "--augment", "crop-flip", "--optimizer", "sgd"),
+        *("--model", "convnet", "--augment", "crop-flip", "--optimizer", "sgd", "--nvtx"),
     ),
     "compiled": ("--compile", "on", "--note", "compiled"),
     "profiled": ("--profile", "3", "--precision", "bf16"),

@@ -60,6 +60,10 @@ class Runtime:
     """Steps to profile, 20 if no number is given. profile.txt in the job's folder then shows where
     their time goes and what to change. 0: off."""
 
+    nvtx: bool = setting(False, only_with=LENGTHS)
+    """Mark each step, each wait for a batch and each evaluation as an NVTX range, which NVIDIA's
+    Nsight Systems shows on its time line: nsys profile -t cuda,nvtx python run.py --nvtx."""
+
     quiet: bool = False
     """Print only the last line."""
 

@@ -15,6 +15,7 @@ from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.data.order import Collate
 from engine.job.folder import JobFolder
+from engine.profiling.ranges import Ranges
 from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
@@ -52,6 +53,8 @@ class Job(TrainingLoop, Generic[S]):
 
             parts, finished = lambda: self._parts, folder.journal.files
             self._watcher = Profile(count, folder.path, self.device, parts, finished)
+        elif self.runtime.nvtx:
+            self._watcher = Ranges(self.device)
 
     @overload
     def batches(
