@@ -25,6 +25,7 @@ PAGES = {
     "overlap": ("overlap.py",),
     "sweeps": ("sweeps.py",),
     "images": ("images.py",),
+    "techniques": ("techniques.py",),
     "start": ("start.py",),
     "courier": ("courier.py",),
     "drawing": ("drawing.py",),
