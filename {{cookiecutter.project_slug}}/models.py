@@ -188,16 +188,12 @@ def dirac(network: nn.Module, spec: Spec) -> None:
 
 
 def class_prior(network: nn.Module, spec: Spec) -> None:
-    """Begin with the frequencies of the classes as predictions: their logarithms are the last bias.
-
-    So the first steps are not spent on learning them. Karpathy 2019,
-    karpathy.github.io/2019/04/25/recipe.
-    """
+    """Set the last bias to the logarithms of the classes' frequencies, so that the first steps are
+    not spent on learning these. Karpathy 2019, karpathy.github.io/2019/04/25/recipe."""
     last = layers(network)[-1]
     if last.bias is None or len(last.bias) != len(spec.counts):
         raise SettingsError("--init class-prior: the last layer has no bias for each class")
     frequencies = torch.tensor(spec.counts).clamp_min(1) / sum(spec.counts)
-    nn.init.zeros_(last.weight)
     last.bias.copy_(frequencies.log())
 
 
