@@ -75,6 +75,7 @@ def test_a_norm_that_is_only_logged_changes_nothing(project: Project) -> None:
         (("--optimizer", "muon", "--precision", "fp16"), "--optimizer muon: use --precision bf16"),
         (("--recompute",), "--recompute: mlp has no blocks"),
         (("--pretrained", "--init", "dirac"), "--init dirac: "),
+        (("--model", "resnet18", "--batch-size", "1"), "--batch-size 1: batch norm needs at least"),
     ],
 )
 def test_what_cannot_be_is_refused(project: Project, flags: tuple[str, ...], said: str) -> None:

@@ -148,7 +148,8 @@ def check(job: Job[Settings]) -> None:
     job.prepare(forward, job.settings.precision)
     spec = data.load(job.settings, job.runtime.data_root).spec
     with torch.device("meta"):  # shapes only: no weights are made
-        models.make(job.settings, spec)
+        model = models.make(job.settings, spec)
+        models.check_batch(model, spec, job.settings.batch_size)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,16 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
     return network
 
 
+def check_batch(model: nn.Module, spec: Spec, size: int) -> None:
+    """Raise SettingsError if batch norm cannot take batches of one example; on the meta device."""
+    if size > 1 or not spec.mean:
+        return
+    try:
+        model.train()(torch.zeros(size, *spec.shape, dtype=torch.uint8))
+    except ValueError as error:
+        raise SettingsError("--batch-size 1: batch norm needs at least 2 examples") from error
+
+
 def named(settings: Settings, spec: Spec) -> nn.Module:
     """Return the network that --model names, from here or from torchvision."""
     name = settings.model
