@@ -61,7 +61,7 @@ def mutant(source: str, chance: random.Random) -> Mutant:
 
 
 def _code(tree: ast.Module) -> str:
-    """Return what a module does, as text: without docstrings and annotations."""
+    """Return what a module does, as text: without docstrings, types and the words of errors."""
     for node in ast.walk(tree):
         match node:
             case ast.arg():
@@ -70,12 +70,30 @@ def _code(tree: ast.Module) -> str:
                 node.returns = None
             case ast.AnnAssign(value=ast.expr()):
                 node.annotation = ast.Constant(None)
+            case ast.Module():  # its names for types
+                node.body = [n for n in node.body if not _is_type(n)]
+            case ast.Raise():
+                _without_words(node)
+            case ast.Constant(value=float(number)) if number.is_integer():
+                node.value = int(number)
         if isinstance(body := getattr(node, "body", None), list):
-            texts = [
-                n for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
-            ]
-            node.body = [n for n in body if n not in texts] or [ast.Pass()]  # type: ignore
+            done = [n for n in body if not isinstance(n, ast.Pass) and not _is_text(n)]
+            node.body = done or [ast.Pass()]  # type: ignore[attr-defined]
     return ast.unparse(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_type(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript)
+
+
+def _without_words(tree: ast.AST) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
 
 
 def _change(before: str, node: ast.AST) -> str:
