@@ -5,7 +5,6 @@ import torch
 from engine.data.order import Order, fetch, whole
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-
 ORDERS = [
     ((10, 4, None), [4, 4, 2]),
     ((9, 4, None), [4, 4, 1]),
