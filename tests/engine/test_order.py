@@ -68,3 +68,14 @@ def test_a_subset_of_a_subset_is_looked_through():
     marked = Marked(tensors, [5, 6])
     found, indices = whole(Subset(marked, [1]))
     assert found is marked and indices.tolist() == [1]
+
+
+def test_the_order_of_a_seed_and_an_epoch_stays_what_it_was():
+    """Jobs of earlier versions go on in it. Of torch's own random numbers it takes none."""
+    before = torch.get_rng_state()
+    order = Order(torch.arange(7), 2, 3)
+    assert [order.epoch(number).tolist() for number in (1, 2)] == [
+        [6, 1, 3, 0, 4, 2],
+        [3, 6, 0, 4, 5, 1],
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
