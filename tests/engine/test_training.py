@@ -1,6 +1,7 @@
 """What a training loop is made of: EMA, early stopping, clipping, precision, times."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -51,6 +52,12 @@ def test_a_monitored_metric_that_is_not_finite_ends_the_job(value):
 def test_a_metric_that_was_not_measured_is_named_with_those_that_were():
     with pytest.raises(JobError, match=r"^--monitor val_r2: .* only val_mae, val_loss$"):
         EarlyStopping(METRICS, "val_r2").improved({"val_mae": 1, "val_loss": 2})
+
+
+def test_a_metric_that_is_not_declared_cannot_be_monitored():
+    line = "METRICS in settings.py has no r3 (did you mean val_r2?); add a line if it is measured"
+    with pytest.raises(JobError, match=re.escape(f"--monitor val_r3: {line}")):
+        EarlyStopping(METRICS, "val_r3")
 
 
 def test_plateaus_are_counted_after_evaluations_without_a_better_one():

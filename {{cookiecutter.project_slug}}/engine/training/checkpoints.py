@@ -56,7 +56,8 @@ def check_plain(content: Any) -> None:
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """A copy of a model's weights in the host's memory."""
-    return dict(on_host(dict(model.state_dict())))
+    copied: dict[str, torch.Tensor] = on_host(model.state_dict())
+    return copied
 
 
 def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> None:
