@@ -27,16 +27,18 @@ class Starter:
 
     The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) size their
     pools of threads when they are loaded, before run.py could tell them anything, so the
-    environment does. Everything that is started holds `lock` too.
+    environment does. Everything that is started holds the files of `keep` too.
     """
 
-    def __init__(self, code: Path, lock: int, scripts: Iterable[str], at_once: int) -> None:
-        self._code, self._at_once, self._inherited = code, at_once, [lock]
+    def __init__(
+        self, code: Path, scripts: Iterable[str], at_once: int, keep: Sequence[int] = ()
+    ) -> None:
+        self._code, self._at_once, self._inherited = code, at_once, [*keep]
         threads = max(1, machine.cores() // at_once)
         self._env = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
         self._env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
         self._env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that a fork can use the GPU
-        self._couriers = client.serve(courier.MODULES, code, ENVIRONMENT | self._env, [lock])
+        self._couriers = client.serve(courier.MODULES, code, ENVIRONMENT | self._env, keep)
         if self._couriers:
             self._env[courier.SERVER] = str(self._couriers.socket.fileno())
             self._inherited.append(self._couriers.socket.fileno())
