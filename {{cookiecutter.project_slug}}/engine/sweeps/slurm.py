@@ -66,7 +66,7 @@ def submit(
         tasks += [f"{ids[-1]}_{number}" for number in range(count)]
         with (folder / "slurm").open("a") as file:
             print(ids[-1], start, file=file)
-    size = "" if len(given) == jobs else f" in {len(given)} tasks"
+    size = f" in {len(given)} {'task' if len(given) == 1 else 'tasks'}" if len(given) < jobs else ""
     arrays = ", ".join(ids)
     return f"{jobs} jobs submitted to Slurm{size} as {arrays}; bash run.sh --list shows them"
 

@@ -1,4 +1,4 @@
-"""A task of Slurm's: runs the jobs of a chunk one after another, as forks of a sweep's servers.
+"""A task of Slurm's: runs the jobs of a chunk one after another; several are forks of servers.
 
 Slurm starts `python -m engine.sweeps.slurm_task FOLDER FIRST` in the sweep's copy of the code, with
 the sweep's folder and the number of the array's first chunk. Slurm's warning (USR1, before the time
@@ -103,7 +103,8 @@ def main(folder: Path, first: int) -> int:
     chunk = Chunk(jobs, since, f"{node} (Slurm {task})")
     if not os.environ.get("OMP_NUM_THREADS"):  # not all Slurms keep jobs to their cores
         os.environ["OMP_NUM_THREADS"] = os.environ["SLURM_CPUS_ON_NODE"]
-    starter = Starter(folder / "code", dict.fromkeys(job.words[0] for job in jobs), at_once=1)
+    scripts = dict.fromkeys(job.words[0] for job in jobs)
+    starter = Starter(folder / "code", scripts, at_once=1, warm=len(jobs) > 1)
     starter.learn(files.read_json(folder / "checked.json")["modules"])
     status = chunk.run(starter)
     if status in INTERRUPTED:
