@@ -40,9 +40,6 @@ LOOK = 2.0
 TAIL = 65_536
 """Bytes at a journal's end that surely hold the last evaluation's line."""
 
-STARTED = ("failed", "interrupted", "pending", "unsent")
-"""States of jobs that a sweep starts."""
-
 OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused"}
 """States of jobs that nobody will train unless a sweep is started again."""
 
