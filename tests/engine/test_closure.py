@@ -76,6 +76,15 @@ def test_code_that_looks_at_the_names_of_a_registry_depends_on_them_alone(
     assert not differs(tmp_path / "text", files, "nets.py", "2 * x", "3 * x")
 
 
+def test_a_loop_over_all_entries_depends_on_them_and_their_order(tmp_path: Path) -> None:
+    files = {"run.py": RUN.format(body="[net(1) for net in nets.NETS.values()]")}
+    swapped = '{"large": large, "small": small}'
+    assert differs(
+        tmp_path / "order", files, "nets.py", '{"small": small, "large": large}', swapped
+    )
+    assert differs(tmp_path / "text", files, "nets.py", "2 * x", "3 * x")
+
+
 def test_what_a_registry_takes_in_by_stars_counts(tmp_path: Path) -> None:
     more = {"nets.py": NETS.replace("}", ", **OTHERS}") + "OTHERS = dict(zip('ab', (small, 1)))\n"}
     assert "nets:OTHERS" in found(tmp_path, more).parts
