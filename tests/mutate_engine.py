@@ -77,7 +77,7 @@ def _code(tree: ast.Module) -> str:
                 node.annotation = None
             case ast.FunctionDef():
                 node.returns = None
-            case ast.AnnAssign(value=ast.expr()):
+            case ast.AnnAssign():
                 node.annotation = ast.Constant(None)
             case ast.Module():  # its names for types
                 node.body = [n for n in node.body if not _is_type(n)]

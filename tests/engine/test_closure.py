@@ -76,6 +76,15 @@ def test_code_that_looks_at_the_names_of_a_registry_depends_on_them_alone(
     assert not differs(tmp_path / "text", files, "nets.py", "2 * x", "3 * x")
 
 
+def test_a_loop_over_all_entries_depends_on_them_and_their_order(tmp_path: Path) -> None:
+    files = {"run.py": RUN.format(body="[net(1) for net in nets.NETS.values()]")}
+    swapped = '{"large": large, "small": small}'
+    assert differs(
+        tmp_path / "order", files, "nets.py", '{"small": small, "large": large}', swapped
+    )
+    assert differs(tmp_path / "text", files, "nets.py", "2 * x", "3 * x")
+
+
 def test_what_a_registry_takes_in_by_stars_counts(tmp_path: Path) -> None:
     more = {"nets.py": NETS.replace("}", ", **OTHERS}") + "OTHERS = dict(zip('ab', (small, 1)))\n"}
     assert "nets:OTHERS" in found(tmp_path, more).parts
@@ -187,18 +196,41 @@ def test_importing_from_a_package_does_what_the_package_does(tmp_path: Path) -> 
     assert differs(tmp_path / "edit", files, "pack/__init__.py", "seed(1)", "seed(2)")
 
 
+WHOLE = RUN.format(body="getattr(nets, job.settings.net)")
+
+
 def test_of_a_module_that_counts_as_a_whole_everything_does(tmp_path: Path) -> None:
-    """What it imports from other modules, too."""
-    run = RUN.format(body="getattr(nets, job.settings.net)")
-    files = {
-        "run.py": run,
-        "nets.py": "from more import thing\n" + NETS,
-        "more.py": "import random\nrandom.seed(1)\nthing = 1\n",
-    }
-    made = found(tmp_path / "made", files)
+    made = found(tmp_path, {"run.py": WHOLE})
     assert {"nets:small", "nets:large", "nets:helper"} < {*made.parts}
     assert made.advice == ("nets.py counts as a whole: run.py uses nets as a value",)
-    assert differs(tmp_path / "edit", files, "more.py", "seed(1)", "seed(2)")
+
+
+@pytest.mark.parametrize(
+    ("imports", "counts"),
+    [
+        ("from more import large", True),
+        ("from more import large as great", True),
+        ("from more import *", True),
+        ("from most import *", True),
+        ("from more import other", False),
+        ("from more import _hidden", True),
+        ("import more", False),
+    ],
+)
+def test_a_module_that_counts_as_a_whole_has_what_it_imports(
+    tmp_path: Path, imports: str, counts: bool
+) -> None:
+    """As an `__init__.py` passes on the classes of its package."""
+    more = "def large():\n    return depth()\n\n\ndef other():\n    return 1\n\n\n"
+    more += "def _hidden():\n    return large()\n\n\ndef depth():\n    return 7\n"
+    files = {"run.py": WHOLE, "nets.py": imports, "more.py": more, "most.py": "from more import *"}
+    assert differs(tmp_path, files, "more.py", "7", "8") == counts
+
+
+def test_a_star_takes_only_what_is_exported_along(tmp_path: Path) -> None:
+    more = "def _hidden():\n    return 7\n"
+    files = {"run.py": WHOLE, "nets.py": "from more import *\nfrom re import *", "more.py": more}
+    assert not differs(tmp_path, files, "more.py", "7", "8")
 
 
 def test_a_file_that_is_no_python_counts_by_its_bytes(tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ class Closure:
             self.advice[name] = f"{path} counts as a whole: {why}"
             for definition in module.definitions:
                 self._reach(Use("definition", name, definition), by)
-            for alias in module.aliases.values():
-                self._import(f"{alias.module}.{alias.name}", by)
+            for target in self._code.resolver.imported_by(module):
+                self._reach(Use("definition", target.module, target.name), by)
 
     # Definitions
 
