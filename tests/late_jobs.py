@@ -35,6 +35,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "clip_norm": (0.0, 1.0),
     "precision": ("fp32", "bf16"),
     "nested": (False, True),
+    "compile": ("off", "reduce-overhead"),
+    "checkpoint_minutes": (1e-6, 10.0),  # after each step, or only where the job is interrupted
 }
 """What jobs differ in."""
 
@@ -84,7 +86,7 @@ def in_order_of(seed: int) -> dict[str, Any]:
     chance = random.Random(seed)
     way = tuple((name, chance.choice(values)) for name, values in CHOICES.items())
     stop = chance.choice((None, At("step", chance.randint(1, 13))))
-    expected = undisturbed(way)
+    expected = undisturbed(tuple(dict(way, compile="off").items()))
     said: dict[str, Any] = {"seed": seed, "error": ""}
     late: Late | None = None
     try:
@@ -109,8 +111,9 @@ def content(root: Path, way: Way, stop: At | None = None) -> Any:
         "device": "auto",
         "quiet": True,
         "loader": settings.pop("loader"),
+        "compile": settings.pop("compile"),
+        "checkpoint_minutes": settings.pop("checkpoint_minutes"),
         "workers": 0,
-        "checkpoint_minutes": 1e-6,  # after each step
     }
     data, of_batch = (Nested(), nested) if settings.pop("nested") else (DATA, forward)
     loop = WithNorm(of_batch, Subset(data, range(EXAMPLES)), Subset(data, MANY))

@@ -98,15 +98,16 @@ def report(every: list[dict[str, Any]], found: dict[Fault, int | None], most: in
     ahead = sorted(each.get("ahead", 0) for each in every)
     about = (
         f"{machine('torch')}; not run on a GPU. {len(every):,} jobs, each on a stand-in for a GPU "
-        "that works asynchronously, in an order drawn from a seed (rules 2 to 8 of "
+        "that works asynchronously, in an order drawn from a seed (rules 2 to 9 of "
         "docs/devices.md): 14 steps with a resident loader or with copies from pinned memory, with "
-        "and without evaluation in the background, accumulation, EMA, clipping, bf16 and nested "
-        "batches, with a checkpoint after each step, half of them interrupted and continued. In "
-        f"them {sum(each.get('tasks', 0) for each in every):,} operations were queued; the host "
-        f"was up to {ahead[len(ahead) // 2]} ahead in the median job and {ahead[-1]} at most. "
-        f"{len(wrong)} jobs ended with other weights, state, curves or kept outputs than the same "
-        "job on a GPU that does all at once. Below are faults that were then planted in the "
-        f"engine, one at a time, and how many jobs it took to find each, of {most} at most. "
+        "and without evaluation in the background, accumulation, EMA, clipping, bf16, nested "
+        "batches, CUDA graphs and a checkpoint after each step, half of them interrupted and "
+        f"continued. In them {sum(each.get('tasks', 0) for each in every):,} operations were "
+        f"queued; the host was up to {ahead[len(ahead) // 2]} ahead in the median job and "
+        f"{ahead[-1]} at most. {len(wrong)} jobs ended with other weights, state, curves or kept "
+        "outputs than the same job, not compiled, on a GPU that does all at once. Below are faults "
+        "that were then planted in the engine, one at a time, and how many jobs it took to "
+        f"find each, of {most} at most. "
         "`python tests/schedules.py` makes this page."
     )
     rows = [
