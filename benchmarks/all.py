@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 PAGES = {
     "steps": ("steps.py",),
+    "best-steps": ("best_steps.py",),
     "buildup": ("buildup.py",),
     "buildup-gpt": ("buildup.py", "--gpt"),
     "loading": ("loading.py",),

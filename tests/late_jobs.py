@@ -46,6 +46,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "clip_norm": (0.0, 1.0),
     "precision": ("fp32", "bf16"),
     "nested": (False, True),
+    "compile": ("off", "reduce-overhead"),
 }
 """What jobs differ in. Of `pauses`, an evaluation and a checkpoint make the host wait for the GPU;
 without them it runs ahead by whole epochs. A thread that evaluates in the background `starts_late`,
@@ -109,7 +110,7 @@ def in_order_of(seed: int) -> dict[str, Any]:
     chance = random.Random(seed)
     way = tuple((name, chance.choice(values)) for name, values in CHOICES.items())
     stop = chance.choice((None, At("step", chance.randint(1, 13))))
-    expected = undisturbed(way)
+    expected = undisturbed(tuple(dict(way, compile="off").items()))
     said: dict[str, Any] = {"seed": seed, "error": ""}
     late: Late | None = None
     try:
@@ -135,6 +136,7 @@ def content(root: Path, way: Way, stop: At | None = None) -> Any:
         "device": settings.pop("device"),
         "quiet": True,
         "loader": settings.pop("loader"),
+        "compile": settings.pop("compile"),
         "workers": 0,
         "checkpoint_minutes": checkpoint_minutes,
     }

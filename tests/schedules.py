@@ -98,16 +98,16 @@ def report(every: list[dict[str, Any]], found: dict[Fault, int | None], most: in
     ahead = sorted(each.get("ahead", 0) for each in every)
     about = (
         f"{machine('torch')}; not run on a GPU. {len(every):,} jobs, each on one of two GPUs of a "
-        "stand-in that works asynchronously, in an order drawn from a seed (rules 2 to 8 of "
+        "stand-in that works asynchronously, in an order drawn from a seed (rules 2 to 9 of "
         "docs/devices.md): 14 steps with a resident loader or with copies from pinned memory, with "
-        "and without evaluation in the background, accumulation, EMA, clipping, bf16 and nested "
-        "batches; evaluated after each epoch, with a checkpoint after each step or none before the "
-        "end, or evaluated at the end alone; half of them interrupted and continued. In "
+        "and without evaluation in the background, accumulation, EMA, clipping, bf16, nested "
+        "batches and CUDA graphs; evaluated after each epoch, with a checkpoint after each step "
+        "or none before the end, or evaluated at the end alone; half of them interrupted and continued. In "
         f"them {sum(each.get('tasks', 0) for each in every):,} operations were queued; the host "
         f"was up to {ahead[len(ahead) // 2]} ahead in the median job and {ahead[-1]} at most. "
         f"{len(wrong)} jobs ended with other weights, state, curves or kept outputs than the same "
-        "job on a GPU that does all at once. Below are faults that were then planted in the "
-        f"engine, one at a time, and how many jobs it took to find each, of {most} at most. "
+        "job, not compiled, on a GPU that does all at once. Below are faults that were then "
+        f"planted in the engine, one at a time, and how many jobs it took to find each, of {most} at most. "
         "`python tests/schedules.py` makes this page."
     )
     rows = [

@@ -32,6 +32,7 @@ JOBS = {
         *("--model", "convnet", "--augment", "crop-flip", "--optimizer", "sgd", "--nvtx"),
     ),
     "compiled": ("--compile", "on", "--note", "compiled"),
+    "graphs": ("--compile", "reduce-overhead", "--accumulate", "2", "--note", "graphs"),
     "profiled": ("--profile", "3", "--precision", "bf16"),
 }
 """The flags of jobs that ask different things of a GPU."""

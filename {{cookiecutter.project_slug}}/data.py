@@ -169,9 +169,8 @@ def crop(batch: Batch) -> Batch:
 
 def crop_flip(batch: Batch) -> Batch:
     """Shift each image, and mirror it left to right with probability 1/2."""
-    images, labels = crop(batch)
-    mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-    return torch.where(mirrored, images.flip(3), images), labels
+    images, labels = batch
+    return random_shift(images, mirror=True), labels
 
 
 def alternating_flip(batch: Batch, epoch: int = 0) -> Batch:

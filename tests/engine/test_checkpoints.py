@@ -15,7 +15,7 @@ import pytest
 import torch
 from engine.errors import JobError
 from engine.paths import CODE
-from engine.training import checkpoints
+from engine.training import checkpoints, devices
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -198,3 +198,14 @@ def test_writing_a_checkpoint_starts_no_threads_beside_those_of_training(tmp_pat
     done = subprocess.run(command, cwd=CODE, env=env, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("1\n", "")  # the one that writes
     assert (tmp_path / "last.pt").exists()
+
+
+def test_a_device_that_runs_ahead_is_waited_for_once(monkeypatch):
+    waits = []
+    monkeypatch.setattr(devices, "runs_ahead", lambda device: True)
+    monkeypatch.setattr(devices, "wait_for_stream", waits.append)
+    states = {"model": nn.Linear(3, 2).state_dict(), "more": [torch.ones(2), {"at": torch.ones(1)}]}
+    copy = checkpoints.on_host(states)
+    assert waits == [torch.device("cpu")]
+    assert torch.equal(copy["model"]["weight"], states["model"]["weight"])
+    assert copy["model"]["weight"].data_ptr() != states["model"]["weight"].data_ptr()

@@ -78,6 +78,19 @@ def test_the_norm_of_all_gradients_together_is_cut():
         assert gradients.norm().item() == pytest.approx(norm)
 
 
+def test_gradients_of_several_types_are_cut_as_by_torch():
+    kinds = (torch.float32, torch.bfloat16, torch.float32, torch.float16)
+    ours, torchs = ([nn.Parameter(torch.ones(5, 3, dtype=kind)) for kind in kinds] for _ in "ab")
+    for mine, theirs in zip(ours, torchs, strict=True):
+        mine.grad = torch.randn(5, 3).to(mine.dtype)
+        theirs.grad = mine.grad.clone()
+    norm = nn.utils.clip_grad_norm_(torchs, 1.0)
+    assert clip_gradients(ours, 1.0).item() == pytest.approx(norm.item(), rel=1e-3)
+    for mine, theirs in zip(ours, torchs, strict=True):
+        assert mine.grad.dtype == theirs.grad.dtype
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
 @pytest.mark.parametrize("buffers", [False, True])
 def test_the_ema_follows_the_weights_and_has_the_models_buffers(buffers):
     model = nn.BatchNorm1d(1, track_running_stats=buffers)

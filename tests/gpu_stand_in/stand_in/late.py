@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from stand_in import graphs
 from stand_in.driver import driver
 from stand_in.rules import WAITS
 
@@ -160,6 +161,7 @@ def running_late(seed: int) -> Iterator[Late]:
         yield driver.late
         driver.late.drain_all()
     finally:
+        graphs.memory.clear()
         driver.late = None
 
 

@@ -105,6 +105,12 @@ def wait(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def wait_for_stream(device: torch.device) -> None:
+    """Return when a device has done what its current stream was told so far."""
+    if runs_ahead(device):
+        _module(device).current_stream(device).synchronize()
+
+
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on a device; of a CPU, the machine's memory not in use."""
     if device.type == "mps":

@@ -107,9 +107,10 @@ class Job(TrainingLoop, Generic[S]):
             self._folder.journal.tags({"precision": chosen.name})
         known = not self._length.in_epochs or self._length.steps_per_epoch is not None
         steps = self._length.total if known else None
-        wanted = compilation.wanted(self.runtime.compile, self.device, steps)
+        choice = self.runtime.compile
+        wanted = compilation.wanted(choice, self.device, steps)
         self._background.compiles |= wanted
-        return Prepared(forward, chosen, wanted)
+        return Prepared(forward, chosen, choice if wanted else "off")
 
     def parts(
         self, batch: Any, elements: parts.Count | None = None

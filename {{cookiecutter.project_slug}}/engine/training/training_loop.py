@@ -20,7 +20,7 @@ from engine.job.folder import JobFolder
 from engine.job.identity import identity
 from engine.job.interruption import Paused
 from engine.stateful import Part
-from engine.training import checkpoints, devices
+from engine.training import checkpoints, compilation, devices
 from engine.training.background import Background
 from engine.training.length import Length
 from engine.training.measures import check_ranges, numbers
@@ -59,6 +59,8 @@ class TrainingLoop:
     _meter: TrainMeter
     _open_stream: Iterator[tuple[Any, int]] | None = None
     _streamed: Batches | None
+    _graphs = False
+    """Whether steps are recorded as CUDA graphs."""
     _logged = False
     """Whether this interval's evaluation was logged."""
 
@@ -91,7 +93,8 @@ class TrainingLoop:
             raise JobError("job.resume: was already called; pass all parts in one call")
         folder = self._folder
         folder.interruption.hold()
-        self._meter = TrainMeter(folder.journal, self.device, folder.metrics)
+        self._graphs = compilation.graphs(folder.runtime.compile, self.device)
+        self._meter = TrainMeter(folder.journal, self.device, folder.metrics, self._graphs)
         self._state = TrainingState(folder.path, folder.journal, folder.runtime.checkpoint_minutes)
         self._state.add(training)
         own: dict[str, Part] = {
@@ -139,6 +142,8 @@ class TrainingLoop:
         while position.step < end:
             measuring = length.measuring
             batch, size = next(stream)
+            if self._graphs:
+                compilation.begin_step()
             yield batch
             position.step += 1
             if measuring:
