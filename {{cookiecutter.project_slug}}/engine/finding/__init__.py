@@ -7,7 +7,7 @@ noise_scale.py.
     command      the command: from its words to what it prints
     target       the job that something is looked for
     trials       jobs run one after another, and their journals read
-    rates        `find lr`; falling: where a curve falls, and whether that stands out from its noise
+    rates        `find lr`; valley: where a curve is low, and whether that stands out from its noise
     batch_sizes  `find batch-size`; workers: `find workers`; speeds: what both measure
     noise_scales `find noise-scale`
     answer       what was found, as text and as JSON; drawing: as a figure

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.finding import trials
-from engine.finding.falling import Fall
+from engine.finding.valley import Valley
 from engine.job.folder import JobFolder
 from engine.job.identity import identity
 from engine.paths import PROJECT, shown
 from engine.results import figure_files, figures, style
+from engine.results.metrics import Measured
 from engine.results.venues import DEFAULT, VENUES
 
 if TYPE_CHECKING:
@@ -41,25 +42,23 @@ def write(name: str, draw: Drawing, jobs: Sequence[JobFolder[Any]]) -> list[str]
     return [shown(file.path) for file in files]
 
 
-def range_test(
-    found: Fall, curves: Sequence[Curve], name: str, metric: str, suggested: float | None
-) -> Drawn:
+def range_tests(found: Valley, curves: Sequence[Curve], metric: Measured) -> Drawn:
     """Return the figure of range tests: the loss of each by the learning rate, and their mean."""
     fig, ax = figures.figure("column", 2.4)
     for rates, losses in curves:
         ax.plot(rates, losses, color=style.GREY, linewidth=0.4, alpha=0.6)
     ax.plot(found.rates, found.smooth, color=style.COLOURS[0], label="running mean")
     figures.log_scale(ax.xaxis)
-    ax.set_xlabel(style.setting(name))
-    figures.value_axis(ax.yaxis, style.setting(metric))
+    ax.set_xlabel("learning rate")
+    figures.value_axis(ax.yaxis, metric.axis)
     margin = 0.1 * (found.before - found.low) + 4 * found.noise
     ax.set_ylim(found.low - margin, max(found.before, float(found.smooth.max())) + margin)
-    _mark(ax, suggested)
+    _mark(ax, found.rate)
     figures.legend(fig)
-    end = "" if suggested is None else "; the upright line is the rate that is suggested"
+    end = "" if found.rate is None else "; the dashed line is the rate that is suggested"
     return fig, (
-        f"Training loss in {len(curves)} range {'tests' if len(curves) > 1 else 'test'}, in which "
-        f"the learning rate rises with each step, and its running mean until it breaks down{end}."
+        f"{metric.title} in {len(curves)} range {'tests' if len(curves) > 1 else 'test'}, in which "
+        f"the learning rate rises with each step, and its running mean until one breaks down{end}."
     )
 
 
@@ -78,7 +77,7 @@ def speeds(found: "Sequence[Speed]", name: str, suggested: int | None) -> Drawn:
     ax.set_ylim(0, 1.1 * max(speed.interval.high for speed in found))
     _mark(ax, suggested)
     figures.ticks_at(ax, values)
-    end = "" if suggested is None else "; the upright line is the value that is suggested"
+    end = "" if suggested is None else "; the dashed line is the value that is suggested"
     return fig, (
         f"Training examples per second: mean of {len(found[0].rates)} windows of time with its "
         f"95% t interval{end}."

@@ -15,10 +15,11 @@ from engine.cli.metrics import Metric
 from engine.errors import JobError, SettingsError, did_you_mean
 from engine.finding import drawing, trials
 from engine.finding.answer import Answer, Row
-from engine.finding.falling import fall
 from engine.finding.target import Target
 from engine.finding.trials import Trials
+from engine.finding.valley import valley
 from engine.job.folder import JobFolder
+from engine.results.metrics import Measured
 
 SCHEDULE = "range-test"
 
@@ -47,37 +48,31 @@ def find(target: Target, given: Namespace, running: Trials) -> Answer:
     return _answer(target, name, metric, jobs)
 
 
-def _answer(target: Target, name: str, metric: str, jobs: list[JobFolder[Any]]) -> Answer:
+def _answer(target: Target, name: str, metric: Measured, jobs: list[JobFolder[Any]]) -> Answer:
     curves = [_curve(job, name, metric) for job in jobs]
     longest = max((rates for rates, _ in curves), key=len)
     try:
-        found = fall(longest, [losses for _, losses in curves])
+        found = valley(longest, [losses for _, losses in curves])
     except ValueError as error:
         raise JobError(
-            f"{metric} of {jobs[0].label} has {error}, too few; see its log.txt"
+            f"find lr: {metric.key} has {error}; see {jobs[0].label}'s log.txt"
         ) from None
     rows = [_row(job, name, metric, *curve) for job, curve in zip(jobs, curves, strict=True)]
-    suggested = None if found.why_not else float(f"{found.rate:.1e}")
-    next_one = target if suggested is None else target.having(**{name: suggested})
-    why = found.why_not or (
-        f"{metric} falls from {found.before:.3g} to {found.low:.3g}, which it reaches at "
-        f"{found.lowest:.2g}; noise {found.noise:.2g}"
-    )
-    if found.why_not and not found.broke_down:
-        why += "; give a larger --up-to"
-    draw = partial(drawing.range_test, found, curves, name, metric, suggested)
-    return Answer(name, suggested, why, rows, next_one.command, draw)
+    next_one = target if found.rate is None else target.having(**{name: found.rate})
+    more = "; give a larger --up-to" if found.stands_out and not found.rises else ""
+    draw = partial(drawing.range_tests, found, curves, metric)
+    return Answer(name, found.rate, found.about + more, rows, next_one.command, draw)
 
 
 def _row(
-    job: JobFolder[Any], name: str, metric: str, rates: list[float], losses: list[float]
+    job: JobFolder[Any], name: str, metric: Measured, rates: list[float], losses: list[float]
 ) -> Row:
     lowest = min(filter(math.isfinite, losses), default=math.nan)
     return {
         "job": job.id,
         "seed": getattr(job.settings, "seed", None),
         "steps": len(losses),
-        f"lowest {metric}": lowest,
+        f"lowest {metric.key}": lowest,
         f"at {name}": rates[losses.index(lowest)],
     }
 
@@ -93,26 +88,26 @@ def _schedule(target: Target) -> str:
     )
 
 
-def _metric(declared: Mapping[str, Metric], settings: Any, given: str) -> str:
-    """The training loss by its name in the journal. Raises SettingsError if it is not known."""
-    if given:
-        name = given.removeprefix("train_")
-        if name not in declared:
-            raise SettingsError(f"--metric {given}: {did_you_mean(name, declared)}")
-        return f"train_{name}"
+def _metric(declared: Mapping[str, Metric], settings: Any, given: str) -> Measured:
+    """The training loss. Raises SettingsError if it is not known."""
     monitored = str(getattr(settings, "monitor", "none")).removeprefix("val_")
     losses = [name for name, metric in declared.items() if metric.better == "lower"]
+    if given and given not in losses:
+        raise SettingsError(f"--metric {given}: {did_you_mean(given, losses)}")
     if not losses:
         raise SettingsError("find lr: METRICS declares no metric of which lower is better")
-    return f"train_{monitored if monitored in losses else losses[0]}"
+    name = given or (monitored if monitored in losses else losses[0])
+    return Measured(name, declared[name], "train")
 
 
-def _curve(job: JobFolder[Any], name: str, metric: str) -> tuple[list[float], list[float]]:
+def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float], list[float]]:
     """The rates and the losses of a job, from the step on at which the rate was lowest."""
-    points = trials.points(job, [metric])
+    points = trials.points(job, [metric.key])
     if not points:
         known = ", ".join(sorted(trials.logged(job))) or "nothing"
-        raise JobError(f"find lr: {job.label} logs no {metric}, only {known}; name one: --metric …")
+        raise JobError(
+            f"find lr: {job.label} logs no {metric.key}, only {known}; --metric names another one"
+        )
     logged_as = next((key for key in ("lr", name) if key in points[0]), "")
     if not logged_as:
         raise JobError(
@@ -121,4 +116,4 @@ def _curve(job: JobFolder[Any], name: str, metric: str) -> tuple[list[float], li
         )
     rates = [point[logged_as] for point in points]
     start = rates.index(min(rates))
-    return rates[start:], [point[metric] for point in points][start:]
+    return rates[start:], [point[metric.key] for point in points][start:]

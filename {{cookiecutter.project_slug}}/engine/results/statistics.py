@@ -94,16 +94,6 @@ def ratio_interval(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
     return Interval(ratio, (b - half) / a, (b + half) / a)
 
 
-def falling(values: ArrayLike) -> Floats:
-    """Return the sequence that never rises and is nearest to these values (n,), by least squares:
-    isotonic regression. Source: Barlow et al. 1972, Statistical Inference under Order
-    Restrictions."""
-    from scipy.optimize import isotonic_regression
-
-    fitted: Floats = isotonic_regression(np.asarray(values, dtype=float), increasing=False).x
-    return fitted
-
-
 def iqm(scores: ArrayLike) -> float:
     """Return the mean of the middle half of all scores.
 
