@@ -66,7 +66,8 @@ def _tried(
     if not _out_of_memory(ended):
         ended = running.run(test)
     if _out_of_memory(ended):
-        return size, f"{size} ran out of memory"
+        killed = "was killed, as happens for want of memory"
+        return size, f"{size} {killed if ended.how == 'killed' else 'ran out of memory'}"
     points = trials.points(test.job, [RATE]) if ended.has_measured else []
     if not points:
         raise JobError(f"find batch-size, --{name.replace('_', '-')} {size}: {ended.said}")

@@ -60,10 +60,10 @@ def find(target: Target, given: Namespace, running: Trials) -> Answer:
         raise SettingsError(
             "find noise-scale: settings.py has no setting `accumulate`, by which batches are split"
         )
-    test = target.long(MANY)
+    test = target.long(MANY).paused_after(given.steps)
     if target.settings.accumulate < 2:
         test = test.having(accumulate=min(PARTS, max(2, getattr(target.settings, name) // 2)))
-    ended = running.run(test, f"--pause-after={given.steps}", "--log-every=1")
+    ended = running.run(test)
     if not ended.has_measured:
         raise JobError(ended.said)
     points = trials.points(test.job, [LOGGED_SIGNAL])
@@ -72,8 +72,9 @@ def find(target: Target, given: Namespace, running: Trials) -> Answer:
             f"find noise-scale: {test.job.label} does not split its batches; in the loop, `for "
             "part, fraction in job.parts(batch)` does"
         )
-    pairs = [(point["step"], point[LOGGED_NOISE], point[LOGGED_SIGNAL]) for point in points]
-    spans = spans_of([pair for pair in pairs if all(map(math.isfinite, pair))])
+    measured = [(point["step"], point[LOGGED_NOISE], point[LOGGED_SIGNAL]) for point in points]
+    finite = [each for each in measured if all(map(math.isfinite, each))]  # fp16 can overflow
+    spans = spans_of([each for each in finite if each[0] <= given.steps])
     return _answer(target, test, name, spans)
 
 

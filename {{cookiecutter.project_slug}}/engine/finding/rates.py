@@ -23,14 +23,12 @@ from engine.results.metrics import Measured
 
 SCHEDULE = "range-test"
 
-EVERY_STEP = "--log-every=1"
-
 
 def find(target: Target, given: Namespace, running: Trials) -> Answer:
     """Return the learning rate that is suggested. Raises SettingsError for a job that cannot be
     tested, JobError for one that fails."""
     name = target.named("lr", given.setting)
-    test = target.long(given.steps + 1)
+    test = target.long(given.steps + 1).paused_after(given.steps)  # and so not evaluated
     test = test.having(**{name: given.up_to, _schedule(target): SCHEDULE})
     if "warmup" in target.known:
         test = test.having(warmup=target.known["warmup"].reader("0"))
@@ -41,7 +39,7 @@ def find(target: Target, given: Namespace, running: Trials) -> Answer:
     metric = _metric(target.script.metrics, target.settings, given.metric)
     jobs = []
     for each in tests:
-        ended = running.run(each, f"--pause-after={given.steps}", EVERY_STEP)
+        ended = running.run(each)
         if not ended.has_measured:
             raise JobError(ended.said)
         jobs.append(each.job)

@@ -85,6 +85,10 @@ class Target:
         """Return the same job with other flags of the engine."""
         return dataclasses.replace(self, runtime=dataclasses.replace(self.runtime, **runtime))
 
+    def paused_after(self, steps: int) -> "Target":
+        """Return the same job, to pause after so many steps and to log each of them."""
+        return self.running(pause_after=Span(str(steps)), log_every=1)
+
     def long(self, steps: int) -> "Target":
         """Return the job with so many optimizer steps, evaluated at their end alone.
 

@@ -66,7 +66,7 @@ class Trials:
         self._begun: set[str] = set()
         self._asked = 0
         self.jobs: dict[str, JobFolder[Any]] = {}
-        """Those that were run or are measured, by id."""
+        """Those that have measured something, by id."""
 
     def __enter__(self) -> Self:
         return self
@@ -87,9 +87,11 @@ class Trials:
         if job.change or (self._again and job.id not in self._begun):
             return Ended("", "")
         outcome = job.outcome()
+        if outcome.get("status") == "paused" and outcome.get("pause_after") != job.pause_after:
+            return Ended("", "")
         return Ended(outcome.get("status", ""), outcome.get("said", ""))
 
-    def run(self, target: Target, *flags: str, once: bool = True) -> Ended:
+    def run(self, target: Target, once: bool = True) -> Ended:
         """Run a job, unless `once` and it was run before; return how it has ended.
 
         Raises SettingsError for wrong settings, JobError for a job that cannot be run, and
@@ -100,10 +102,13 @@ class Trials:
         if not (once and self.before(target).has_measured):
             anew = job.change or (self._again and job.id not in self._begun)
             self._begun.add(job.id)
-            said = self._run(target, job, [*target.words, *flags, *(["--force"] if anew else [])])
-        job = self.jobs[job.id] = target.job
+            said = self._run(target, job, [*target.words, *(["--force"] if anew else [])])
+        job = target.job
         outcome = job.outcome()
-        return Ended(outcome.get("status", "killed"), outcome.get("said", said))
+        ended = Ended(outcome.get("status", "killed"), outcome.get("said", said))
+        if ended.has_measured:
+            self.jobs[job.id] = job
+        return ended
 
     def _run(self, target: Target, job: JobFolder[Any], words: list[str]) -> str:
         """Run a job's process, once no other one trains it; returns its last line."""
