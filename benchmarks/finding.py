@@ -35,7 +35,6 @@ RATES = {
     "mlp, adam": ("--model", "mlp"),
     "mlp, sgd": ("--model", "mlp", "--optimizer", "sgd"),
     "convnet, adam": ("--model", "convnet"),
-    "convnet, sgd": ("--model", "convnet", "--optimizer", "sgd"),
 }
 """The jobs that a learning rate is found for."""
 
@@ -194,16 +193,18 @@ def main() -> None:
         if arguments.speeds:
             speeds(project)
             return
+        os.environ["OMP_NUM_THREADS"] = "1"  # several would wait for each other on a busy machine
         of_rates, losses = rates(project)
         answer, of_races, reached = races(project)
     draw(losses, reached)
     about = (
         f"{machine('torch')}; scikit-learn's digits. For each job, `jobs.py find lr` suggests a "
-        f"rate; then jobs of {LENGTH[1]} epochs are trained with a tenth of it, with it and with ten "
-        f"times it, with {len(SEEDS)} seeds each: the best validation loss, median (least to most). "
+        f"rate; then jobs of {LENGTH[1]} epochs are trained with a tenth of it, with it and with "
+        f"ten times it, with {len(SEEDS)} seeds each: the best validation loss, median (least to "
+        "most). "
         "`python benchmarks/finding.py` makes this page."
     )
-    head = ["", "suggested", *(f"{factor:g} ×" for factor in FACTORS)]
+    head = ["", "suggested", *(f"{factor:g} of it" for factor in FACTORS)]
     page("What jobs.py find suggests", about, head, of_rates)
     scale = re.sub(r"; job \w+$", "", answer["why"])
     print(
