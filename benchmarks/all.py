@@ -33,6 +33,8 @@ PAGES = {
     "drawing-server": ("drawing.py", "--server"),
     "fingerprint": ("fingerprint.py",),
     "refactor": ("refactor.py",),
+    "finding": ("finding.py",),
+    "finding-speeds": ("finding.py", "--speeds"),
 }
 """The commands that print them."""
 

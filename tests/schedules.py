@@ -102,12 +102,13 @@ def report(every: list[dict[str, Any]], found: dict[Fault, int | None], most: in
         "docs/devices.md): 14 steps with a resident loader or with copies from pinned memory, with "
         "and without evaluation in the background, accumulation, EMA, clipping, bf16, nested "
         "batches and CUDA graphs; evaluated after each epoch, with a checkpoint after each step "
-        "or none before the end, or evaluated at the end alone; half of them interrupted and continued. In "
-        f"them {sum(each.get('tasks', 0) for each in every):,} operations were queued; the host "
+        "or none before the end, or evaluated at the end alone; half of them interrupted and "
+        f"continued. In them {sum(each.get('tasks', 0) for each in every):,} operations were queued; the host "
         f"was up to {ahead[len(ahead) // 2]} ahead in the median job and {ahead[-1]} at most. "
         f"{len(wrong)} jobs ended with other weights, state, curves or kept outputs than the same "
         "job, not compiled, on a GPU that does all at once. Below are faults that were then "
-        f"planted in the engine, one at a time, and how many jobs it took to find each, of {most} at most. "
+        "planted in the engine, one at a time, and how many jobs it took to find each, of "
+        f"{most} at most. "
         "`python tests/schedules.py` makes this page."
     )
     rows = [

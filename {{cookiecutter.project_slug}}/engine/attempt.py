@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from engine import locks
 from engine.cli.metrics import as_plain
 from engine.errors import Diverged, JobError, SettingsError, cause
-from engine.job import code, data, identity, inputs, interruption, project, provenance
+from engine.job import code, data, identity, inputs, interruption, project, provenance, purpose
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
@@ -183,7 +183,7 @@ class Attempt(Generic[S]):
             "code": code.digest(folder.path),
             "diverged": "false",
         }
-        folder.journal.tags(provenance.tags() | page.tags(folder) | about)
+        folder.journal.tags(provenance.tags() | page.tags(folder) | purpose.tags() | about)
         folder.keep_changes(provenance.version()["changes"])
         folder.journal.flush()
         if self._store_is_away:

@@ -14,13 +14,16 @@ from engine import files, machine
 from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.data.order import Collate
+from engine.job import purpose
 from engine.job.folder import JobFolder
 from engine.profiling.ranges import Ranges
 from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
 from engine.training.measures import check_ranges, numbers, warn_of_unmeasured
+from engine.training.noise_scale import NoiseScale
 from engine.training.outputs import Outputs, Value
+from engine.training.pace import Pace
 from engine.training.precision import Precision
 from engine.training.seeding import GlobalStreams
 from engine.training.training_loop import Metrics, TrainingLoop
@@ -32,6 +35,7 @@ class Job(TrainingLoop, Generic[S]):
     """One job, with its `settings`, its `runtime` flags and its `device`."""
 
     settings: S
+    _noise_scale: NoiseScale | None = None
 
     def __init__(self, folder: JobFolder[S], device: torch.device | None = None) -> None:
         super().__init__(folder, device or devices.choose(folder.runtime.device))
@@ -55,6 +59,8 @@ class Job(TrainingLoop, Generic[S]):
             self._watcher = Profile(count, folder.path, self.device, parts, finished)
         elif self.runtime.nvtx:
             self._watcher = Ranges(self.device)
+        else:
+            self._measure(purpose.purpose())
 
     @overload
     def batches(
@@ -123,7 +129,8 @@ class Job(TrainingLoop, Generic[S]):
         count = getattr(self.settings, "accumulate", 1)
         if count == 1:
             return iter(((batch, self._whole),))
-        return parts.parts(batch, count, elements)
+        made = parts.parts(batch, count, elements)
+        return self._noise_scale.parts(made) if self._noise_scale else made
 
     def save_spec(self, spec: Any) -> None:
         """Keep what the network has to know of the data, a dataclass or a dictionary of plain
@@ -184,6 +191,14 @@ class Job(TrainingLoop, Generic[S]):
         self._background.close()
         for batches in self._all_batches:
             batches.close()
+
+    def _measure(self, what: str) -> None:
+        """Measure what the job is run for, if it is run by `jobs.py find`."""
+        if what in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
+            journal, workers = self._folder.journal, self.runtime.workers
+            self._watcher = Pace(self.device, journal, lambda: self.step, workers)
+        elif what == purpose.FIND_NOISE_SCALE:
+            self._watcher = self._noise_scale = NoiseScale(lambda: self._parts, self.log)
 
     def _begin_batch(self, batches: Batches) -> None:
         """A batch of an evaluation comes next."""
