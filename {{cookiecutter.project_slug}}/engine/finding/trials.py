@@ -145,16 +145,14 @@ class Trials:
 
     def _start(self, target: Target) -> Starter:
         """Copy the code, and import once what every job would."""
-        for (
-            number
-        ) in SIGNALS:  # the servers, and the jobs that they fork, leave them to this process
+        for number in SIGNALS:  # the servers, and the jobs that they fork, leave them to this one
             signal.signal(number, signal.SIG_IGN)
         self._folder.mkdir(parents=True)
         self._lock = snapshot.lock(self._folder)
         snapshot.clear(self._folder)
         snapshot.take(self._folder / "code")
         script = f"{target.script.name}.py"
-        self._starter = Starter(self._folder / "code", self._lock, [script], at_once=1)
+        self._starter = Starter(self._folder / "code", [script], at_once=1, keep=[self._lock])
         for number in SIGNALS:
             signal.signal(number, self._stop)
         return self._starter
