@@ -6,6 +6,7 @@ Forward         a forward function as job.prepare() returns it
 Means           means over batches
 EMA             an exponential moving average of weights
 EarlyStopping   which evaluation is best, and when to stop
+Timing          what a schedule may know of a job: its steps, and how many are done
 clip_gradients  torch's clip_grad_norm_ at half of its cost for the host
 """
 
@@ -15,6 +16,7 @@ from engine.training.ema import EMA
 from engine.training.forward import Forward
 from engine.training.gradients import clip_gradients
 from engine.training.job import Job
+from engine.training.longer import Timing
 from engine.training.measures import Means
 
 __all__ = [
@@ -24,5 +26,6 @@ __all__ = [
     "Forward",
     "Job",
     "Means",
+    "Timing",
     "clip_gradients",
 ]

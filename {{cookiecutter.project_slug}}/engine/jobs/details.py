@@ -91,6 +91,7 @@ def _print_attempt(attempt: Attempt) -> None:
         "result": as_line(others),
         "test": as_line(tested),
         "validation": as_line(best),
+        "inputs": tags.get("inputs", ""),
         "host": tags.get("host", ""),
         "device": tags.get("device", ""),
         "commit": commit,

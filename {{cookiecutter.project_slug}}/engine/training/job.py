@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from engine import files, machine
@@ -18,6 +18,7 @@ from engine.job.folder import JobFolder
 from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
+from engine.training.longer import Factor
 from engine.training.measures import check_ranges, numbers, warn_of_unmeasured
 from engine.training.outputs import Outputs, Value
 from engine.training.precision import Precision
@@ -120,6 +121,24 @@ class Job(TrainingLoop, Generic[S]):
         if count == 1:
             return iter(((batch, self._whole),))
         return parts.parts(batch, count, elements)
+
+    def init(self, **models: nn.Module) -> None:
+        """Give models the best weights of the job that --init-from names, if it names one: before
+        their optimizer and their EMA are made. What does not fit keeps its initial values, and the
+        log says what. In check(), on the meta device, it is only checked whether any weights fit.
+
+        Raises SettingsError if none do.
+        """
+        self._beginning.take(models)
+
+    def check_schedule(self, factor: Factor) -> None:
+        """Raise SettingsError if the job is to go on from another one, --init-from JOB:last, and
+        its learning rate is not what it was there in the steps that are done.
+
+        `factor(settings, job, plateaus)` is what learning rates are multiplied by in the next step.
+        By it the engine also knows whether last.pt is of use once the job has finished.
+        """
+        self._beginning.check(factor)
 
     def save_spec(self, spec: Any) -> None:
         """Keep what the network has to know of the data, a dataclass or a dictionary of plain
