@@ -150,8 +150,13 @@ class Project:
         return weights
 
     def tensors(self, job_id: str) -> dict[str, dict[str, Any]]:
-        """Return what best.pt and last.pt hold, but for times and the journal's length."""
+        """Return what best.pt and last.pt hold, but for times and the journal's length.
+
+        Of a finished job last.pt is there if a longer one could go on, as with --schedule constant.
+        """
         best = torch.load(self.folder(job_id) / "best.pt", weights_only=True)
+        if not (self.folder(job_id) / "last.pt").exists():
+            return {"best": best}
         last = torch.load(self.folder(job_id) / "last.pt", weights_only=True)
         del last["parts"]["job.stopwatch"], last["lines"]
         return {"best": best, "last": last}
@@ -225,8 +230,9 @@ def same(one: object, other: object) -> bool:
 def learnt(project: Project, job: str) -> dict[str, dict[str, object]]:
     """What a job has learnt, without what tells it from others that learn the same."""
     found = project.tensors(job)
-    for content in (found["best"], found["last"]["best"]):
-        del content["settings"]["note"]
+    del found["best"]["settings"]["note"]
+    if "last" in found:
+        del found["last"]["best"]["settings"]["note"]
     return found
 
 
