@@ -17,6 +17,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 import warm
+from engine.job import costs
 from engine.training import checkpoints
 
 POINTS = """
@@ -28,7 +29,7 @@ RUNS = """
 SELECT run_uuid, status FROM runs JOIN tags USING (run_uuid)
 WHERE tags.key = 'job_id' AND tags.value = ? AND lifecycle_stage = 'active'
 """
-TIMES = ("elapsed_seconds", "examples_per_second", "data_wait_fraction", "system/")
+TIMES = ("elapsed_seconds", "examples_per_second", "data_wait_fraction", "system/", *costs.NAMES)
 """How metrics begin that are not the same each time."""
 
 Curves = dict[str, list[tuple[object, ...]]]

@@ -4,7 +4,8 @@
 its results are from), `data.jsonl` (the files that it has read so far), `spec.json` (what the
 network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
 `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints),
-`trained.json` (how long it has trained, once that is over),
+`trained.json` (how long it has trained, once that is over), `cost.json` (what its courier has seen
+of what it uses),
 `predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`, `profile.json` and
 `memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has come), `outcome.json`,
 which is written last, and after --force `before/`, what there was until then.

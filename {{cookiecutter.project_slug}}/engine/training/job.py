@@ -14,6 +14,7 @@ from engine import files, machine
 from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.data.order import Collate
+from engine.job import usage
 from engine.job.folder import JobFolder
 from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
@@ -32,6 +33,8 @@ class Job(TrainingLoop, Generic[S]):
     """One job, with its `settings`, its `runtime` flags and its `device`."""
 
     settings: S
+    _peak = 0
+    """The most bytes on the device, as noted last."""
 
     def __init__(self, folder: JobFolder[S], device: torch.device | None = None) -> None:
         super().__init__(folder, device or devices.choose(folder.runtime.device))
@@ -182,6 +185,7 @@ class Job(TrainingLoop, Generic[S]):
     def finish(self, results: Metrics) -> dict[str, float]:
         """Log the results of a finished job; returns them with those of its best evaluation."""
         self.end_training()
+        self._note_cost()
         journal, best = self._folder.journal, self.best
         journal.files(self._outputs.save())
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
@@ -193,6 +197,25 @@ class Job(TrainingLoop, Generic[S]):
         if self._begins:
             warn_of_unmeasured(self._folder.metrics, self._measured | tested.keys())
         return every
+
+    def log_epoch(self, metrics: Metrics) -> None:
+        """Log an evaluation, under the optimizer step that it was made at."""
+        super().log_epoch(metrics)
+        if (devices.peak_memory(self.device) or 0) > self._peak:  # for a job that is killed later
+            self._note_cost()
+
+    def stop(self, save: bool) -> None:
+        """End early, with a checkpoint if `save`."""
+        if self._state:
+            self._note_cost()
+        super().stop(save)
+
+    def _note_cost(self) -> None:
+        """Note what this process has used so far of the machine and of the device."""
+        process, used = usage.own()
+        self._peak = devices.peak_memory(self.device) or 0
+        on_device = {"device_bytes": self._peak, "gpu_seconds": used["seconds"]}
+        self._folder.journal.cost(process, used | (on_device if self._peak else {}))
 
     def close(self) -> None:
         """End the threads and the processes that were started."""
