@@ -17,6 +17,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 import warm
+from engine.job import costs
 from engine.training import checkpoints
 
 POINTS = """
@@ -28,7 +29,7 @@ RUNS = """
 SELECT run_uuid, status FROM runs JOIN tags USING (run_uuid)
 WHERE tags.key = 'job_id' AND tags.value = ? AND lifecycle_stage = 'active'
 """
-TIMES = ("elapsed_seconds", "examples_per_second", "data_wait_fraction", "system/")
+TIMES = ("elapsed_seconds", "examples_per_second", "data_wait_fraction", "system/", *costs.NAMES)
 """How metrics begin that are not the same each time."""
 
 Curves = dict[str, list[tuple[object, ...]]]
@@ -150,8 +151,13 @@ class Project:
         return weights
 
     def tensors(self, job_id: str) -> dict[str, dict[str, Any]]:
-        """Return what best.pt and last.pt hold, but for times and the journal's length."""
+        """Return what best.pt and last.pt hold, but for times and the journal's length.
+
+        Of a finished job last.pt is there if a longer one could go on, as with --schedule constant.
+        """
         best = torch.load(self.folder(job_id) / "best.pt", weights_only=True)
+        if not (self.folder(job_id) / "last.pt").exists():
+            return {"best": best}
         last = torch.load(self.folder(job_id) / "last.pt", weights_only=True)
         del last["parts"]["job.stopwatch"], last["lines"]
         return {"best": best, "last": last}
@@ -225,8 +231,9 @@ def same(one: object, other: object) -> bool:
 def learnt(project: Project, job: str) -> dict[str, dict[str, object]]:
     """What a job has learnt, without what tells it from others that learn the same."""
     found = project.tensors(job)
-    for content in (found["best"], found["last"]["best"]):
-        del content["settings"]["note"]
+    del found["best"]["settings"]["note"]
+    if "last" in found:
+        del found["last"]["best"]["settings"]["note"]
     return found
 
 

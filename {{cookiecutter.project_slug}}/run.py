@@ -136,6 +136,7 @@ def evaluate(
 def main(job: Job[Settings]) -> Metrics:
     """Train, and return the test results of the best weights; the test data has no other use."""
     model, batches, val, test = load(job)
+    job.init(model=model)  # --init-from
     model.to(job.device)
     prepared = job.prepare(forward, job.settings.precision)  # with autocast and --compile
     train(job, prepared, model, batches, val)
@@ -146,9 +147,11 @@ def main(job: Job[Settings]) -> Metrics:
 def check(job: Job[Settings]) -> None:
     """Raise SettingsError if the job could not run; run.sh checks all jobs before it starts one."""
     job.prepare(forward, job.settings.precision)
+    job.check_schedule(optimizers.factor)
     spec = data.load(job.settings, job.runtime.data_root).spec
     with torch.device("meta"):  # shapes only: no weights are made
         model = models.make(job.settings, spec)
+        job.init(model=model)
         models.check_batch(model, spec, job.settings.batch_size)
 
 

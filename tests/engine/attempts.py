@@ -8,9 +8,11 @@ toy.run("again", epochs=3, stop=At("step", 5))  # the same in another folder, un
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from engine.attempt import Attempt, NoCourier
@@ -20,7 +22,7 @@ from engine.job.interruption import handle
 from engine.job.runtime import Runtime
 from engine.loop import Job
 from torch import Tensor
-from toy import METRICS, Hook, Loop, Settings
+from toy import METRICS, Hook, Loop, Settings, factor
 
 TIMES = {"elapsed_seconds", "examples_per_second", "data_wait_fraction"}
 
@@ -114,16 +116,23 @@ class Toy:
         loop: Loop | None = None,
         stop: At | None = None,
         runtime: Mapping[str, Any] | None = None,
+        check: Callable[[Job[Settings]], None] = lambda job: job.check_schedule(factor),
+        keep_last: bool = True,
         **settings: Any,
     ) -> Ended:
-        """Run a job to its end, or until a signal comes at a moment."""
+        """Run a job to its end, or until a signal comes at a moment.
+
+        Its last.pt stays for tests to look at, unless they are about what becomes of it.
+        """
         how = Runtime(**{"device": "cpu", "runs_root": self._root / name, **(runtime or {})})
         loop = loop or Loop()
         if stop:
             loop = replace(loop, hook=signals(stop))
         folder = JobFolder(Settings(**settings), how, METRICS)
+        dropped = patch("engine.attempt.attempts.drop_checkpoints") if keep_last else nullcontext()
         try:
-            status = Here(folder).run(loop.main, lambda job: None)
+            with dropped:
+                status = Here(folder).run(loop.main, check)
         finally:
             handle(signal.SIG_DFL)
             folder._lock.close()

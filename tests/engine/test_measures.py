@@ -66,7 +66,7 @@ def test_points_are_written_while_training_goes_on(toy):
 def test_points_are_means_over_values_under_the_last_of_their_steps(toy, every, accumulate):
     """Of tensors (B,) and (B, 1), single numbers, and numerators with denominators."""
     loop = Noting()
-    settings = {"epochs": 2, "accumulate": accumulate, "decay": "linear"}
+    settings = {"epochs": 2, "accumulate": accumulate, "schedule": "linear"}
     done = toy.run(loop=loop, runtime={"log_every": every}, **settings)
     curves = done.curves()
     ends = [*range(every, 2 * STEPS, every), 2 * STEPS]

@@ -13,7 +13,7 @@ from engine.training.meters import UNKNOWN
 from torch import nn
 from toy import STEPS, Loop, network
 
-ALL = {"accumulate": 3, "ema": 0.9, "clip_norm": 0.5, "precision": "bf16", "decay": "linear"}
+ALL = {"accumulate": 3, "ema": 0.9, "clip_norm": 0.5, "precision": "bf16", "schedule": "linear"}
 VAL_BATCHES = 3
 
 
@@ -57,7 +57,7 @@ def test_however_often_it_evaluates(toy, loader, eval_every):
 
 @pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 17}])
 def test_in_epochs_and_in_steps(toy, length):
-    assert_continues(toy, At("step", 9), At("step", 3), decay="linear", **length)
+    assert_continues(toy, At("step", 9), At("step", 3), schedule="linear", **length)
 
 
 @pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 17}])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from engine.cli import Metric, Span, setting
-from engine.loop import EMA, EarlyStopping, Job, Means, clip_gradients
+from engine.cli import Metric, Span, Weights, setting
+from engine.loop import EMA, EarlyStopping, Job, Means, Timing, clip_gradients
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
@@ -32,7 +32,7 @@ class Settings:
     accumulate: int = 1
     lr: float = 0.05
     momentum: float = 0.9
-    decay: str = "constant"
+    schedule: str = "constant"
     ema: float = 0.0
     clip_norm: float = 0.0
     precision: str = "fp32"
@@ -40,6 +40,7 @@ class Settings:
     monitor: str = "val_loss"
     patience: int = 0
     seed: int = 0
+    init_from: Weights | None = None
 
 
 Hook = Callable[[str, Job[Settings]], None]
@@ -80,6 +81,12 @@ def forward(model: nn.Module, batch: Any, settings: Settings) -> tuple[Tensor, d
     return losses.mean(), measured
 
 
+def factor(settings: Settings, at: Timing, plateaus: int) -> float:
+    """Return what the learning rate is multiplied by in the next step."""
+    stable = {"linear": 0.0, "stable-linear": 0.5, "constant": 1.0}[settings.schedule]
+    return 1.0 - max(0.0, at.fraction_done - stable)
+
+
 @dataclass
 class Loop:
     """A training loop in the form of the template's, for tests to vary."""
@@ -95,6 +102,7 @@ class Loop:
         """Train; return the results of the best weights."""
         settings = job.settings
         model = self.network().to(job.device)
+        job.init(model=model)
         batches = job.batches(self.train_on, settings.batch_size, shuffle=self.shuffle)
         val = job.batches(self.val_on, settings.batch_size)
         prepared = job.prepare(self.forward, settings.precision)
@@ -129,13 +137,13 @@ class Loop:
     ) -> None:
         """Take one optimizer step."""
         settings = job.settings
-        fraction_left = 1.0 if settings.decay == "constant" else 1 - job.fraction_done
+        scale = factor(settings, job, 0)
         for group in optimizer.param_groups:
-            group["lr"] = settings.lr * fraction_left
+            group["lr"] = settings.lr * scale
         for part, fraction in job.parts(batch):
             loss, measured = forward(model, part, settings)
             loss.backward(fraction)
-            job.log(measured, lr=settings.lr * fraction_left)
+            job.log(measured, lr=settings.lr * scale)
         if settings.clip_norm:
             clip_gradients(model.parameters(), settings.clip_norm)
         optimizer.step()

@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from engine import locks
 from engine.cli.metrics import as_plain
 from engine.errors import Diverged, JobError, SettingsError, cause
-from engine.job import code, data, identity, inputs, interruption, project, provenance, purpose
+from engine.job import (
+    attempts,
+    code,
+    data,
+    identity,
+    inputs,
+    interruption,
+    project,
+    provenance,
+    purpose,
+)
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
@@ -248,6 +258,7 @@ class Attempt(Generic[S]):
                 3,
                 f"{self._label} {line}; {missing}: python jobs.py sync uploads what is left",
             )
+        attempts.drop_checkpoints(self._folder.path)
         return leave(0, f"{self._label} {line}")
 
 

@@ -7,6 +7,7 @@ Means           means over batches
 EMA             an exponential moving average of weights
 EarlyStopping   which evaluation is best, and when to stop
 Muon            an optimizer for hidden layers, and hidden_groups, which says what these are
+Timing          what a schedule may know of a job: its steps, and how many are done
 clip_gradients  torch's clip_grad_norm_ at half of its cost for the host
 """
 
@@ -16,6 +17,7 @@ from engine.training.ema import EMA
 from engine.training.forward import Forward
 from engine.training.gradients import clip_gradients
 from engine.training.job import Job
+from engine.training.longer import Timing
 from engine.training.measures import Means
 from engine.training.muon import Muon, hidden_groups
 
@@ -27,6 +29,7 @@ __all__ = [
     "Job",
     "Means",
     "Muon",
+    "Timing",
     "clip_gradients",
     "hidden_groups",
 ]

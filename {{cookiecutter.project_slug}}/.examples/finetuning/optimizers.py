@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from engine.loop import EarlyStopping, Job, Muon, hidden_groups
+from engine.loop import EarlyStopping, Job, Muon, Timing, hidden_groups
 from models import Classifier
 from settings import Settings
 
@@ -124,15 +124,22 @@ def set_lr(
 ) -> float:
     """Set the learning rates of the next step; returns the first group's.
 
-    Each group has its own rate times the same factor, which rises linearly during the warm-up.
+    Each group has its own rate times the same factor.
+    """
+    scale = factor(settings, job, stopping.plateaus)
+    for group in optimizer.param_groups:
+        group["lr"] = scale * group.setdefault("initial_lr", group["lr"])
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def factor(settings: Settings, job: Timing, plateaus: int) -> float:
+    """Return what all learning rates are multiplied by in the job's next step.
+
+    It rises linearly during the warm-up; then it is the schedule's.
     """
     warmup, total = job.span(settings.warmup), job.total_steps
     if job.step < warmup:
-        factor = (job.step + 1) / (warmup + 1)
-    else:
-        before = min(warmup / total, 1.0) if total else 0.0  # the warm-up's fraction of the job
-        done = (job.fraction_done - before) / (1 - before) if before < 1 else 1.0
-        factor = SCHEDULES[settings.schedule](Progress(done, stopping.plateaus))
-    for group in optimizer.param_groups:
-        group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
-    return float(optimizer.param_groups[0]["lr"])
+        return (job.step + 1) / (warmup + 1)
+    before = min(warmup / total, 1.0) if total else 0.0  # the warm-up's fraction of the job
+    done = (job.fraction_done - before) / (1 - before) if before < 1 else 1.0
+    return SCHEDULES[settings.schedule](Progress(done, plateaus))

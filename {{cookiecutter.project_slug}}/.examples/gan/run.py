@@ -72,7 +72,7 @@ def load(job: Job[Settings]) -> tuple[models.GAN, Batches, Batches | None, Batch
 
 
 def train(job: Job[Settings], model: models.GAN, batches: Batches, val: Batches | None) -> None:
-    """Fit both networks; the generator's weights of the best evaluation are kept in best.pt."""
+    """Fit both networks; their weights of the best evaluation are kept in best.pt."""
     settings = job.settings
     augment = data.augmentation(settings)
     losses = [job.prepare(loss, settings.precision) for loss in (d_loss, g_loss)]
@@ -114,7 +114,7 @@ def train(job: Job[Settings], model: models.GAN, batches: Batches, val: Batches 
         job.log_epoch(metrics)
         job.log_image("samples", generated(ema.model, 64))
         if stopping.improved(metrics):
-            job.keep_best(metrics, generator=ema.model)
+            job.keep_best(metrics, generator=ema.model, discriminator=model.discriminator)
         if stopping.due:
             break
 
@@ -149,6 +149,7 @@ def evaluate(generator: nn.Module, batches: Batches | None, split: str) -> Metri
 def main(job: Job[Settings]) -> Metrics:
     """Train, and return the test results of the best weights; the test data has no other use."""
     model, batches, val, test = load(job)
+    job.init(generator=model.generator, discriminator=model.discriminator)  # --init-from
     model.to(job.device)
     train(job, model, batches, val)
     job.load_best(generator=model.generator)
@@ -158,9 +159,11 @@ def main(job: Job[Settings]) -> Metrics:
 def check(job: Job[Settings]) -> None:
     """Raise SettingsError if the job could not run; run.sh checks all jobs before it starts one."""
     job.prepare(g_loss, job.settings.precision)
+    job.check_schedule(optimizers.factor)
     spec = data.load(job.settings, job.runtime.data_root).spec
     with torch.device("meta"):  # shapes only: no weights are made
-        models.make(job.settings, spec)
+        model = models.make(job.settings, spec)
+        job.init(generator=model.generator, discriminator=model.discriminator)
 
 
 if __name__ == "__main__":

@@ -155,6 +155,7 @@ def main(job: Job[Settings]) -> Metrics:
     Those of policies that have learnt nothing come along, for figures.
     """
     environment, model, val, test = load(job)
+    job.init(model=model)  # --init-from
     model.to(job.device)
     train(job, job.prepare(forward), model, environment, val)
     job.load_best(model=model)
@@ -168,9 +169,10 @@ def main(job: Job[Settings]) -> Metrics:
 def check(job: Job[Settings]) -> None:
     """Raise SettingsError if the job could not run; run.sh checks all jobs before it starts one."""
     job.prepare(forward)
+    job.check_schedule(optimizers.factor)
     spec = data.load(job.settings, job.runtime.data_root).spec
     with torch.device("meta"):  # shapes only: no weights are made
-        models.make(job.settings, spec)
+        job.init(model=models.make(job.settings, spec))
 
 
 if __name__ == "__main__":

@@ -176,6 +176,7 @@ def overlap(masks: Tensor, predicted: Tensor, classes: int) -> Tensor:
 def main(job: Job[Settings]) -> Metrics:
     """Train, and return the test results of the best weights; the test data has no other use."""
     model, batches, val, test = load(job)
+    job.init(model=model)  # --init-from
     model.to(job.device)
     prepared = job.prepare(forward, job.settings.precision)  # with autocast and --compile
     train(job, prepared, model, batches, val)
@@ -186,9 +187,10 @@ def main(job: Job[Settings]) -> Metrics:
 def check(job: Job[Settings]) -> None:
     """Raise SettingsError if the job could not run; run.sh checks all jobs before it starts one."""
     job.prepare(forward, job.settings.precision)
+    job.check_schedule(optimizers.factor)
     spec = data.load(job.settings, job.runtime.data_root).spec
     with torch.device("meta"):  # shapes only: no weights are made
-        models.make(job.settings, spec)
+        job.init(model=models.make(job.settings, spec))
 
 
 if __name__ == "__main__":

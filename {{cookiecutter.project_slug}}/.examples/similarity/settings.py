@@ -7,13 +7,14 @@ write so that old jobs keep their ids. How a job runs (--device, --workers, …)
 flags belong to the engine and change no result.
 
 The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
-accumulate, seed, fold and monitor. Everything imports this file, so it imports nothing slow.
+accumulate, seed, fold, monitor, schedule and init_from. Everything imports this file, so it imports
+nothing slow.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.cli import JobId, Metric, SettingsError, Span, added, setting
+from engine.cli import JobId, Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names that run.py measures them under
     "loss": Metric(
@@ -62,6 +63,10 @@ class Settings:
 
     pretrained: bool = False
     """Start a torchvision classifier from its published weights."""
+
+    init_from: Weights | None = added(None, neutral=None)
+    """Job whose best weights this one begins with; with :last after its id, a shorter job whose
+    training goes on in this one. none: new weights."""
 
     init: str = added("default", neutral="default", names="models.INITIALIZATIONS")
     """How the weights are drawn. default: as torch does."""

@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from engine import attempt
-from engine.errors import JobError
+from engine.errors import JobError, SettingsError
+from engine.job import inputs
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Interruption
 from engine.job.terminal import leave
@@ -29,11 +30,14 @@ class Check(Generic[S]):
     def run(self, main: attempt.Main, check: attempt.Check) -> int:
         """Print an answer for each guarantee; returns the exit status, 1 if one is broken."""
         try:
+            inputs.begin(self._folder.settings, self._folder.runs_root)
             Interruption().listen()
             with TemporaryDirectory(prefix="check-") as temporary:
                 return self._run(main, check, Path(temporary))
         except Interrupted as stop:
             return leave(128 + stop.number, f"check ended {stop}; nothing was kept")
+        except SettingsError as error:
+            return leave(2, f"{self._folder.script}.py: {error}")
         except JobError as error:
             return leave(1, f"check failed: {error}")
 

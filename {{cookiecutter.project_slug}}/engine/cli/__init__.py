@@ -2,7 +2,7 @@
 
     fields      setting() and added(): what a field of Settings may say about itself
     spans       Span: a length in steps or in epochs
-    job_ids     JobId: another job, which a job is derived from
+    job_ids     JobId: another job, which a job is derived from; Weights: what that has learnt
     metrics     Metric: what a project measures
     values      reading a value from its text, and writing it
     registries  the names in a registry, read without importing its module
@@ -14,9 +14,9 @@ What settings.py needs of it can be imported from here.
 """
 
 from engine.cli.fields import added, setting
-from engine.cli.job_ids import JobId
+from engine.cli.job_ids import JobId, Weights
 from engine.cli.metrics import Metric
 from engine.cli.spans import Span
 from engine.errors import SettingsError
 
-__all__ = ["JobId", "Metric", "SettingsError", "Span", "added", "setting"]
+__all__ = ["JobId", "Metric", "SettingsError", "Span", "Weights", "added", "setting"]

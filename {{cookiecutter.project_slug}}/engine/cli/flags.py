@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from engine.cli import metrics, registries
-from engine.cli.job_ids import JobId
+from engine.cli.job_ids import JobId, Weights
 from engine.cli.spans import Span
 from engine.cli.values import Reader, as_plain, as_text, reader
 from engine.errors import SettingsError, did_you_mean
@@ -153,7 +153,7 @@ def _without_type(kind: type, hints: Mapping[str, Any]) -> Iterator[str]:
 def _flag(field: Field[Any], annotation: Any) -> Flag:
     """The flag of a field. Raises TypeError or ValueError if it cannot be one."""
     rules, default = field.metadata, field.default
-    if default is MISSING and annotation is not JobId:
+    if default is MISSING and annotation not in (JobId, Weights):
         raise ValueError("needs a default")
     if not field.init:
         raise ValueError("a value computed from other settings must be a property, not a field")

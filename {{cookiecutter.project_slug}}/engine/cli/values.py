@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from engine.cli import job_ids
-from engine.cli.job_ids import JobId
+from engine.cli.job_ids import JobId, Weights
 from engine.cli.spans import Span
 
 SWITCH = {"on": True, "off": False}
@@ -24,6 +24,7 @@ SCALARS: dict[type, tuple[Callable[[str], Any], str]] = {  # in the order in whi
     float: (float, "a number"),
     Span: (Span, "a number of steps such as 500, or of epochs such as 2e or 0.5e"),
     JobId: (JobId, job_ids.WANTED),
+    Weights: (Weights, job_ids.WEIGHTS_WANTED),
     Path: (lambda text: Path(_text(text)), "a path"),
     str: (_text, "text in UTF-8"),
 }
@@ -33,7 +34,8 @@ MANY = {int: "whole numbers", float: "numbers", JobId: "ids of jobs", str: "word
 """The types that the elements of a tuple may have, and what several are called."""
 
 SUPPORTED = (
-    "bool, int, float, str, Path, Span, JobId, Literal, tuple[int, ...], a union of these or None"
+    "bool, int, float, str, Path, Span, JobId, Weights, Literal, tuple[int, ...], a union of these "
+    "or None"
 )
 
 
@@ -109,7 +111,7 @@ def as_plain(value: Any) -> Any:
         return int(value) if value.is_integer() else value
     if isinstance(value, tuple | list):
         return [as_plain(element) for element in value]
-    return str(value) if isinstance(value, Path | Span | JobId) else value
+    return str(value) if isinstance(value, Path | Span | JobId | Weights) else value
 
 
 def _is_tuple(annotation: Any) -> bool:

@@ -18,6 +18,12 @@ DIGITS = 8
 
 CHECKPOINTS = ("last.pt", "previous.pt")
 
+TRAINED = "trained.json"
+"""The record of what an attempt has trained, written when its training has ended."""
+
+GOES_ON = "goes_on"
+"""Its field that says whether a longer job could go on from the last checkpoint."""
+
 BEGUN = (lines.FILE, "last.pt")
 """Files of which an attempt that has begun has one."""
 
@@ -58,7 +64,23 @@ def status(attempt: Path) -> str:
 def can_go_on(attempt: Path) -> bool:
     """Whether an attempt was stopped, and has a checkpoint to go on from."""
     stopped = status(attempt) not in ("finished", "failed", "diverged")
-    return stopped and any((attempt / file).exists() for file in CHECKPOINTS)
+    return stopped and has_checkpoint(attempt)
+
+
+def has_checkpoint(attempt: Path) -> bool:
+    """Whether an attempt has a checkpoint, damaged or not."""
+    return any((attempt / file).exists() for file in CHECKPOINTS)
+
+
+def drop_checkpoints(attempt: Path) -> None:
+    """Remove the checkpoints of a finished attempt, unless a longer job could go on from them.
+
+    This is for attempts whose results the store has: of others a journal that is damaged later is
+    made whole again from the last checkpoint.
+    """
+    if not lines.record_of(attempt, TRAINED).get(GOES_ON, True):
+        for file in CHECKPOINTS:
+            (attempt / file).unlink(missing_ok=True)
 
 
 def free(own: Path) -> Path:

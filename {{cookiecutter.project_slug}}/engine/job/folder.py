@@ -4,6 +4,8 @@
 its results are from), `data.jsonl` (the files that it has read so far), `spec.json` (what the
 network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
 `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints),
+`trained.json` (how long it has trained, once that is over), `cost.json` (what its courier has seen
+of what it uses),
 `predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`, `profile.json` and
 `memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has come), `outcome.json`,
 which is written last, and after --force `before/`, what there was until then.
@@ -214,7 +216,7 @@ class JobFolder(Generic[S]):
         if self.runtime.force:
             attempts.put_aside(self.path)
         elif self.finished() or anew:
-            for name in (lines.FILE, *RECORDS, "best.pt", *attempts.CHECKPOINTS):
+            for name in (lines.FILE, *RECORDS, attempts.TRAINED, "best.pt", *attempts.CHECKPOINTS):
                 (self.path / name).unlink(missing_ok=True)
         self._data = data.digest(self.path)
         for name in RECORDS:
@@ -258,6 +260,8 @@ class JobFolder(Generic[S]):
             "data": self._data,
             "journal": self.journal.start,
         }
+        if found := inputs.attempts_at(self.settings, inputs.runs_root(self.runs_root)):
+            about["inputs"] = {path.parent.name: path.name for path in found}
         write_record(self.path / "settings.json", about | self._copies)
 
     def keep_changes(self, diff: str) -> None:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
-from engine.cli import JobId, flags
+from engine.cli import JobId, Weights, flags
 from engine.cli.values import as_plain, as_text
 from engine.errors import SettingsError
 
@@ -54,15 +54,16 @@ def inputs(settings: Any) -> dict[JobId, str]:
     for name in flags.of(type(settings)):
         value = getattr(settings, name)
         for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, JobId):
-                found.setdefault(each, flags.option(name))
+            if isinstance(each, JobId | Weights):
+                job = each.job if isinstance(each, Weights) else each
+                found.setdefault(job, flags.option(name))
     return found
 
 
 def can_have_inputs(kind: type) -> bool:
     """Return whether jobs with settings of this class can be derived from others."""
     types = [each for flag in flags.of(kind).values() for each in flag.reader.types]
-    return any(JobId in (each, *get_args(each)) for each in types)
+    return any({JobId, Weights} & {each, *get_args(each)} for each in types)
 
 
 def neutral(settings: Any) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The jobs that a job is derived from, its inputs: those that its settings of type JobId name.
+"""The jobs that a job is derived from, its inputs: those that its settings of the types JobId and
+Weights name.
 
 A derived job depends on the code and the data of its inputs as on its own, so it is stale when they
 are. Their code is part of its fingerprint; what they have read counts as read by it.
@@ -36,9 +37,9 @@ def begin(settings: Any, runs_root: Path) -> None:
     _of_this_job = {*identity.inputs(settings)}, runs_root
 
 
-def runs_root() -> Path:
+def runs_root(otherwise: Path | None = None) -> Path:
     """Return where jobs are looked for: where this process's job is, if it does one."""
-    return _of_this_job[1] if _of_this_job else Runtime().runs_root
+    return _of_this_job[1] if _of_this_job else otherwise or Runtime().runs_root
 
 
 def refuse(job_id: str, change: str) -> None:
@@ -62,7 +63,7 @@ def check(settings: Any, runs_root: Path, coming: Collection[str] = ()) -> None:
         if job in coming:
             continue
         try:
-            known = _known(job, runs_root)
+            known = settings_of(job, runs_root)
         except SettingsError as error:
             raise SettingsError(f"{flag} {job}: {error}") from None
         if not known:
@@ -74,14 +75,21 @@ def check(settings: Any, runs_root: Path, coming: Collection[str] = ()) -> None:
 
 def attempts_at(settings: Any, runs_root: Path) -> list[Path]:
     """Return the folders of the inputs' attempts whose results count."""
-    jobs = identity.inputs(settings)
-    return [path for job in jobs for path in [*_finished(_fitting(job, runs_root))][-1:]]
+    found = (attempt_at(job, runs_root) for job in identity.inputs(settings))
+    return [path for path in found if path]
+
+
+def attempt_at(job: str, runs_root: Path) -> Path | None:
+    """Return the folder of the finished attempt at a job with the present code and data; None if
+    there is none."""
+    *_, found = None, *_finished(_fitting(job, runs_root))
+    return found
 
 
 def _digest(job: str, runs_root: Path) -> str:
     """The digest of an input's present code; of code that was accepted as the same, the oldest."""
     try:
-        known = _known(job, runs_root)
+        known = settings_of(job, runs_root)
     except SettingsError:
         known = None
     if not known:
@@ -92,8 +100,8 @@ def _digest(job: str, runs_root: Path) -> str:
     return acceptance.accepted().oldest_code(found.digest)
 
 
-def _known(job: str, runs_root: Path) -> Known | None:
-    """The settings and the script of a job; None if it has not begun.
+def settings_of(job: str, runs_root: Path) -> Known | None:
+    """Return the settings and the script of a job; None if it has not begun.
 
     Raises SettingsError if today's settings cannot say the same.
     """
@@ -133,6 +141,6 @@ def _fitting(job: str, runs_root: Path) -> list[Path]:
 
 def _change(job: str, attempt: Path, runs_root: Path) -> str:
     """How the code or the data has changed since an attempt at a job."""
-    known = _known(job, runs_root)
+    known = settings_of(job, runs_root)
     changed = code.difference(attempt, present(*known, runs_root)) if known else ""
     return changed or data.difference(attempt, data.last_places(attempt))

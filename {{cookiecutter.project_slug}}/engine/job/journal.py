@@ -7,7 +7,8 @@
     {"line": 2, "tags": {"commit": "…"}, "crc": "91f4e2d7"}
     {"line": 3, "time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31}, "crc": "…"}
     {"line": 4, "files": ["profile.txt"], "crc": "…"}
-    {"line": 5, "end": "FINISHED", "crc": "…"}
+    {"line": 5, "cost": {"process": "…", "cpu_seconds": 8.1, …}, "crc": "…"}
+    {"line": 6, "end": "FINISHED", "crc": "…"}
 
 `code` is the fingerprint of the code that the attempt began with, `after` the journal of the one
 before it. Each line has a number and a checksum (lines.py), by which damaged lines are recognised;
@@ -28,6 +29,7 @@ from typing import Any
 
 from engine.job import lines, mending
 from engine.job.lines import FILE
+from engine.job.usage import Reading
 
 
 def now() -> int:
@@ -86,6 +88,10 @@ class Journal:
     def files(self, names: list[str]) -> None:
         """Add files in the job's folder that the run is to have as well."""
         self._write({"files": names})
+
+    def cost(self, process: str, reading: Reading) -> None:
+        """Add what a process has used by now (costs.py)."""
+        self._write({"cost": {"process": process, **reading}})
 
     def go_on_from(self, count: int) -> str:
         """Say, in the run too, what becomes of lines that were lost; empty if none were.

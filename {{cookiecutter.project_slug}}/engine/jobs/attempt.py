@@ -11,7 +11,7 @@ from typing import Any
 from engine import locks
 from engine.errors import JobError, cause
 from engine.files import read_record
-from engine.job import code, lines
+from engine.job import code, costs, lines
 from engine.job.folder import JobFolder
 from engine.paths import shown
 from engine.tracking.address import fingerprint
@@ -47,6 +47,9 @@ class Attempt:
     metrics: dict[str, float] = field(default_factory=dict)
     """Test results, validation results of the best evaluation, and what a script that does not
     train has measured."""
+
+    cost: dict[str, float] = field(default_factory=dict)
+    """Time, memory, disk and energy (engine.job.costs)."""
 
     code_copy: str = ""
     installed: str = ""
@@ -93,6 +96,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         said=str(outcome.get("said", "")),
         tags=tags,
         metrics=metrics,
+        cost=costs.totals(path),
         code_copy=_kept(path, "settings.json", "code_copy"),
         installed=_kept(path, "settings.json", "installed"),
         split=_kept(path, "split.json", "split"),
@@ -118,6 +122,7 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
         code=digest,
         tags=stored["tags"],
         metrics=results(stored),
+        cost={name: stored["metrics"][name] for name in costs.NAMES if name in stored["metrics"]},
         run_id=stored["run_id"],
     )
 

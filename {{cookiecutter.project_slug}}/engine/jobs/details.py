@@ -91,6 +91,8 @@ def _print_attempt(attempt: Attempt) -> None:
         "result": as_line(others),
         "test": as_line(tested),
         "validation": as_line(best),
+        "inputs": tags.get("inputs", ""),
+        "cost": as_line(attempt.cost),
         "host": tags.get("host", ""),
         "device": tags.get("device", ""),
         "commit": commit,

@@ -14,7 +14,7 @@ from engine.cli.values import as_text
 from engine.errors import JobError
 from engine.job import lines
 from engine.job.folder import JobFolder
-from engine.job.identity import identity
+from engine.job.identity import identity, inputs
 from engine.job.runtime import LENGTHS
 from engine.paths import CODE
 from engine.tracking.address import last_line
@@ -32,6 +32,8 @@ def difference(job: JobFolder[Any]) -> str:
     assert job.latest
     if not {*LENGTHS} & flags.of(type(job.settings)).keys():
         raise JobError("it does not train, so it has no first steps")
+    if inputs(job.settings):
+        raise JobError("it is derived from another job; it counts again once that one does")
     start, said = _journal(job.latest)
     declared = lines.record_of(job.latest, "settings.json").get("metrics", {})
     names = {f"{part}_{name}" for part in ("train", "val") for name in declared} | {"lr"}

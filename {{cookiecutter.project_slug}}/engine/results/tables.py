@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from engine.cli.job_ids import LAST
 from engine.errors import SettingsError, did_you_mean
 from engine.job import purpose
 from engine.job.identity import can_have_inputs
@@ -104,9 +105,12 @@ def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
     """Return the jobs with the seconds of training and evaluation until a metric first had its
     target (`reached`, NaN if it never had) and until the job's end (`lasted`).
 
-    One that diverged would never have reached it: its end is that of the longest. Raises NoResults
-    where none has reached it.
+    One that diverged would never have reached it: its end is that of the longest. Those that go on
+    where a shorter job has ended are left out: their curves do not say when they had the target
+    first. Raises NoResults where none has reached it.
     """
+    if "init_from" in jobs:
+        jobs = jobs[~jobs["init_from"].map(str).str.endswith(LAST)]
     seconds = curves(jobs, "elapsed_seconds").set_index(["job_id", "step"])["value"]
     values = curves(jobs, metric.key).set_index(["job_id", "step"])["value"]
     target = metric.declared.target
@@ -152,7 +156,8 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
         values = [older.get(name) if text is None else freshness.value(text) for text in texts]
         words = any(isinstance(value, str) for value in values)
         as_text = [
-            value if text is None else text for value, text in zip(values, texts, strict=True)
+            text if text is not None else value if value is not None else str(None)
+            for value, text in zip(values, texts, strict=True)
         ]
         settings[name] = as_text if words else values
     return settings

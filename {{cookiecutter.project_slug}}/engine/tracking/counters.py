@@ -39,12 +39,7 @@ class Counters:
 
     def __init__(self, uuid: str = "") -> None:
         self.uuid = uuid
-        self._next, self._gpu, self._times = 0.0, None, _times()
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-        for kind in ("GPU", "MIG"):  # torch's UUID does not tell a part of a GPU from a whole one
-            with suppress(pynvml.NVMLError):
-                self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+        self._next, self._gpu, self._times = 0.0, gpu_of(uuid), _times()
 
     def sample(self, since: int) -> list[dict[str, Any]]:
         """Return a journal line with the counters, if it is time for one; its step is the seconds
@@ -65,6 +60,17 @@ class Counters:
         if sum(passed):
             idle = sum(passed[3:5])  # idle, and waiting for a disk
             yield "cpu_utilization_percentage", 100 * (1 - idle / sum(passed))
+
+
+def gpu_of(uuid: str) -> Any:
+    """Return NVML's handle of a GPU or of a part of one; None if the driver knows neither."""
+    found = None
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+    for kind in ("GPU", "MIG"):  # torch's UUID does not tell a part of a GPU from a whole one
+        with suppress(pynvml.NVMLError):
+            found = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+    return found
 
 
 def _times() -> list[int]:

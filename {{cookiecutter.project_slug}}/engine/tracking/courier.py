@@ -28,6 +28,7 @@ from engine.paths import CODE
 from engine.tracking import address
 from engine.tracking.delivery import Delivery
 from engine.tracking.experiment import prepare
+from engine.tracking.meter import Meter
 from engine.tracking.store import Elsewhere
 from engine.warm import client
 
@@ -123,7 +124,7 @@ class Trainer:
     """
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self.pid = pid
         self._over = False
         self._end: int | None = None
         try:
@@ -148,10 +149,10 @@ class Trainer:
             if self._end is not None:
                 signal.pidfd_send_signal(self._end, signal.SIGTERM)
             elif self._is_parent():
-                os.kill(self._pid, signal.SIGTERM)
+                os.kill(self.pid, signal.SIGTERM)
 
     def _is_parent(self) -> bool:
-        return os.getppid() == self._pid
+        return os.getppid() == self.pid
 
 
 @contextmanager
@@ -207,7 +208,8 @@ def main() -> None:
         return  # the job ended before it began
     try:
         with turn(folder) as next_waits:
-            carry(Delivery(folder), trainer.has_ended, next_waits)
+            meter = Meter(folder, trainer.pid)
+            carry(Delivery(folder), meter.beside(trainer.has_ended), next_waits)
     except Elsewhere as error:
         trainer.interrupt()
         print(error, file=sys.stderr)

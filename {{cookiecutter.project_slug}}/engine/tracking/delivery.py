@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.files import read_record, write_record
-from engine.job import data, lines
+from engine.job import costs, data, lines
 from engine.tracking.address import fingerprint
 from engine.tracking.artifacts import AT_THE_END
 from engine.tracking.store import Run
@@ -87,6 +87,7 @@ class Delivery:
         assert self._run
         if read := data.summary(self._folder):
             self._run.has_read(read)
+        self._run.log(costs.as_lines(self._folder))
         self._run.end(status)
         self._run.add(self._folder, AT_THE_END)
         self._note(status)

@@ -14,6 +14,7 @@ from typing import Any
 from engine.job import provenance
 from engine.job.folder import JobFolder
 from engine.job.identity import as_command, as_words, identity
+from engine.job.lines import record_of
 from engine.paths import CODE, PROJECT
 from engine.privacy import scrub
 
@@ -33,6 +34,7 @@ def tags(folder: JobFolder[Any]) -> dict[str, str]:
         "mlflow.note.content": _note(folder),
         "sweep": sweep(),
         "seed_group": seed_group(folder),
+        "inputs": ", ".join(f"{job}/{attempt}" for job, attempt in _inputs(folder).items()),
     }
     return {name: text for name, text in found.items() if text}
 
@@ -59,11 +61,19 @@ def seed_group(folder: JobFolder[Any]) -> str:
 
 
 def _note(folder: JobFolder[Any]) -> str:
-    """The description, in Markdown: the command that repeats the job, its note and its folder."""
+    """The description, in Markdown: the command that repeats the job, what it is derived from, its
+    note and its folder."""
     command = as_command(folder.settings, folder.script)
     note = str(getattr(folder.settings, "note", ""))
-    lines = [f"`{command}`", note, f"Folder: `{_place(folder.path)}`"]
+    derived = ", ".join(f"`{job}`" for job in _inputs(folder))
+    of = f"Derived from the job{'s' * (',' in derived)} {derived}" if derived else ""
+    lines = [f"`{command}`", of, note, f"Folder: `{_place(folder.path)}`"]
     return scrub("\n\n".join(line[:LONGEST] for line in lines if line))
+
+
+def _inputs(folder: JobFolder[Any]) -> dict[str, str]:
+    """The attempts that an open attempt is derived from, by job."""
+    return dict(record_of(folder.path, "settings.json").get("inputs", {}))
 
 
 def _place(path: Path) -> str:

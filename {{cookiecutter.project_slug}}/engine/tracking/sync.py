@@ -5,7 +5,7 @@ from pathlib import Path
 
 from engine import locks
 from engine.errors import JobError, SettingsError, cause
-from engine.job import lines
+from engine.job import attempts, lines
 from engine.job.lines import Damaged
 from engine.job.terminal import leave
 from engine.tracking import address
@@ -47,6 +47,8 @@ def _send(folder: Path) -> None:
         delivery = _open(folder, held)
         delivery.send()
         delivery.end(delivery.status or "KILLED")
+        if attempts.status(folder) == "finished":
+            attempts.drop_checkpoints(folder)
 
 
 def _open(folder: Path, held: ExitStack) -> Delivery:

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from engine import files, machine
 from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.data.order import Collate
-from engine.job import purpose
+from engine.job import purpose, usage
 from engine.job.folder import JobFolder
 from engine.profiling.ranges import Ranges
 from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
+from engine.training.longer import Factor
 from engine.training.measures import check_ranges, numbers, warn_of_unmeasured
 from engine.training.noise_scale import NoiseScale
 from engine.training.outputs import Outputs, Value
@@ -36,6 +37,8 @@ class Job(TrainingLoop, Generic[S]):
 
     settings: S
     _noise_scale: NoiseScale | None = None
+    _peak = 0
+    """The most bytes on the device, as noted last."""
 
     def __init__(self, folder: JobFolder[S], device: torch.device | None = None) -> None:
         super().__init__(folder, device or devices.choose(folder.runtime.device))
@@ -132,6 +135,24 @@ class Job(TrainingLoop, Generic[S]):
         made = parts.parts(batch, count, elements)
         return self._noise_scale.parts(made) if self._noise_scale else made
 
+    def init(self, **models: nn.Module) -> None:
+        """Give models the best weights of the job that --init-from names, if it names one: before
+        their optimizer and their EMA are made. What does not fit keeps its initial values, and the
+        log says what. In check(), on the meta device, it is only checked whether any weights fit.
+
+        Raises SettingsError if none do.
+        """
+        self._beginning.take(models)
+
+    def check_schedule(self, factor: Factor) -> None:
+        """Raise SettingsError if the job is to go on from another one, --init-from JOB:last, and
+        its learning rate is not what it was there in the steps that are done.
+
+        `factor(settings, job, plateaus)` is what learning rates are multiplied by in the next step.
+        By it the engine also knows whether last.pt is of use once the job has finished.
+        """
+        self._beginning.check(factor)
+
     def save_spec(self, spec: Any) -> None:
         """Keep what the network has to know of the data, a dataclass or a dictionary of plain
         values: jobs.load makes the model again with it."""
@@ -174,6 +195,7 @@ class Job(TrainingLoop, Generic[S]):
     def finish(self, results: Metrics) -> dict[str, float]:
         """Log the results of a finished job; returns them with those of its best evaluation."""
         self.end_training()
+        self._note_cost()
         journal, best = self._folder.journal, self.best
         journal.files(self._outputs.save())
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
@@ -185,6 +207,25 @@ class Job(TrainingLoop, Generic[S]):
         if self._begins:
             warn_of_unmeasured(self._folder.metrics, self._measured | tested.keys())
         return every
+
+    def log_epoch(self, metrics: Metrics) -> None:
+        """Log an evaluation, under the optimizer step that it was made at."""
+        super().log_epoch(metrics)
+        if (devices.peak_memory(self.device) or 0) > self._peak:  # for a job that is killed later
+            self._note_cost()
+
+    def stop(self, save: bool) -> None:
+        """End early, with a checkpoint if `save`."""
+        if self._state:
+            self._note_cost()
+        super().stop(save)
+
+    def _note_cost(self) -> None:
+        """Note what this process has used so far of the machine and of the device."""
+        process, used = usage.own()
+        self._peak = devices.peak_memory(self.device) or 0
+        on_device = {"device_bytes": self._peak, "gpu_seconds": used["seconds"]}
+        self._folder.journal.cost(process, used | (on_device if self._peak else {}))
 
     def close(self) -> None:
         """End the threads and the processes that were started."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from engine.errors import Diverged
 from engine.job.journal import Journal, now
+from engine.job.terminal import log
 from engine.training import devices
 from engine.training.measures import Sum, check_name, own, sum_of, sums_made, totals, wide
 
@@ -113,10 +114,13 @@ class TrainMeter:
         self._exchange(wait=True)  # and takes it
 
     def close(self, step: int) -> None:
-        """Write the mean of the last steps too, if they are fewer than --log-every."""
+        """Write the mean of the last steps too, if they are fewer than --log-every. The state keeps
+        their sums, since a longer job that goes on from it has more steps in that mean."""
         self.flush()
         if self._in_mean:
+            before = self._means, self._in_mean
             self._write(step, now())
+            self._means, self._in_mean = before
             self._journal.flush()
 
     def since_last(self) -> dict[str, float]:
@@ -139,6 +143,8 @@ class TrainMeter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._every, self._in_mean = state["every"], state["in_mean"]
+        if self._journal.log_every not in ("auto", self._every):  # of a job that goes on
+            log.warning("--log-every stays %s, with which training began", self._every)
         self._means.sums, self._numbers = state["means"], state["numbers"]
 
     def _exchange(self, wait: bool) -> None:

@@ -63,6 +63,12 @@ class Position(Stateful):
         while self._next_evaluation() <= self.step:  # spans shorter than a step
             self.interval += 1
 
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the model is evaluated after a step, however long the job is."""
+        while (end := self._next_evaluation()) < step:
+            self.interval += 1
+        return end == step
+
     def _next_evaluation(self) -> int:
         per_epoch = self.length.steps_per_epoch if self._in_epochs else 1
         if not per_epoch:

@@ -6,7 +6,7 @@ writes the copy while training goes on. The best weights so far are in `last.pt`
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,13 @@ class TrainingState:
         """Wait for what is being written, whatever became of it."""
         self._writer.close()
 
-    def restore(self) -> None:
-        """Continue from the newest whole checkpoint, if there is one.
+    def restore(self, other: Callable[[], dict[str, Any]]) -> None:
+        """Continue from the newest whole checkpoint, or else from what `other` returns, if that is
+        not empty.
 
         Raises JobError for a checkpoint that does not fit the code.
         """
-        content = self._read()
+        content = self._read() or other()
         if not content:
             self._journal.go_on_from(0)
             return

@@ -22,7 +22,9 @@ from engine.job.interruption import Paused
 from engine.stateful import Part
 from engine.training import checkpoints, compilation, devices
 from engine.training.background import Background
+from engine.training.beginning import Beginning
 from engine.training.length import Length
+from engine.training.longer import Trained
 from engine.training.measures import check_ranges, numbers
 from engine.training.meters import TrainMeter
 from engine.training.position import Position
@@ -67,6 +69,7 @@ class TrainingLoop:
     def __init__(self, folder: JobFolder[Any], device: torch.device) -> None:
         self.device = device
         self._folder = folder
+        self._beginning = Beginning(folder)
         self._length = Length(folder.settings)
         self._position = Position(folder.settings, self._length)
         self._watch = Stopwatch()
@@ -109,7 +112,7 @@ class TrainingLoop:
             own["stream"] = self._place
         self._state.add({f"job.{name}": part for name, part in own.items()})
         self._parts = list(training.values())
-        self._state.restore()
+        self._state.restore(self._first_state)
         self._begins = not self._position.step
 
     def epochs(self) -> Iterator[int]:
@@ -264,6 +267,9 @@ class TrainingLoop:
             self._report.close()
             self._state.save()
         self._state.finish()
+        early = self._position.evaluating or self._position.step < (self._length.total or 0)
+        per_epoch = self._length.steps_per_epoch or 0
+        self._beginning.note_end(Trained(self._position.step, per_epoch, early))
         self._folder.interruption.release()
 
     def stop(self, save: bool) -> None:
@@ -275,6 +281,10 @@ class TrainingLoop:
         if save:
             self._save()
         self._state.close()
+
+    def _first_state(self) -> dict[str, Any]:
+        """What a job that has no checkpoint yet goes on from; empty if it begins anew."""
+        return self._beginning.state()
 
     @cached_property
     def _report(self) -> Report:

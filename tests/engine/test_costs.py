@@ -1,0 +1,246 @@
+"""What a job costs: the counters of real processes, and of a GPU by a driver of the tests' own."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from engine.files import write_record
+from engine.job import costs, journal, usage
+from engine.tracking import counters, meter
+from engine.tracking.meter import Energy, Meter
+
+pytestmark = pytest.mark.skipif(not usage.PROC.joinpath("self").exists(), reason="needs Linux")
+
+BURN = """
+import time
+end = time.process_time() + {seconds}
+while time.process_time() < end:
+    pass
+"""
+
+WAIT = "print('there', flush=True); input()\n"
+
+
+@pytest.fixture
+def running():
+    """Starts Python with some code and returns the process once that has printed a line."""
+    started = []
+
+    def start(code):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen([sys.executable, "-c", code], **pipes)
+        started.append(process)
+        process.stdout.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_time_on_cores_is_that_of_getrusage():
+    both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+
+    def known():
+        found = map(resource.getrusage, both)
+        return sum(each.ru_utime + each.ru_stime for each in found)
+
+    before, known_before = usage.own()[1]["cpu_seconds"], known()
+    subprocess.run([sys.executable, "-c", BURN.format(seconds=0.2)], check=True)
+    exec(BURN.format(seconds=0.2))
+    used, wanted = usage.own()[1]["cpu_seconds"] - before, known() - known_before
+    assert wanted >= 0.4
+    assert used == pytest.approx(wanted, abs=0.06)  # the kernel's ticks are 0.01 s
+
+
+def test_time_and_memory_of_processes_that_it_has_started(running):
+    """As of a loader's workers; not of those that have a session of their own, as a courier has."""
+    child = f"data = b'x' * 100_000_000\n{BURN.format(seconds=0.2)}{WAIT}"
+    code = """
+import subprocess, sys
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+processes = [
+    subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=own, **pipes)
+    for own in {own}
+]
+for each in processes:
+    each.stdout.readline()
+print("there", flush=True)
+input()
+"""
+    alone, two, other = (
+        usage.of(running(code.format(child=child, own=own)).pid)[1]
+        for own in ((), (False, False), (False, True))
+    )
+    assert two["cpu_seconds"] - alone["cpu_seconds"] >= 0.35
+    assert other["cpu_seconds"] < two["cpu_seconds"] - 0.1
+    assert 2e8 <= two["host_bytes"] - alone["host_bytes"] < 3e8
+    assert 1e8 <= other["host_bytes"] - alone["host_bytes"] < 1.5e8
+
+
+def test_memory_is_the_most_that_there_was(running):
+    process = running(f"data = b'x' * 200_000_000\ndel data\n{WAIT}")
+    assert 2e8 <= usage.of(process.pid)[1]["host_bytes"] < 3e8
+
+
+def test_what_is_written_to_a_disk(running, tmp_path):
+    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True)
+    if kind.stdout.strip() == "tmpfs":
+        pytest.skip("the temporary folder is in memory")
+    write = "file = open({!r}, 'wb'); file.write(b'x' * 8_000_000); file.flush()\n"
+    process = running(write.format(str(tmp_path / "written")) + WAIT)
+    assert 8e6 <= usage.of(process.pid)[1]["written_bytes"] < 9e6
+
+
+def test_a_process_that_has_ended_is_not_there(running):
+    process = running(WAIT)
+    process.communicate("")
+    with pytest.raises(OSError):
+        usage.of(process.pid)
+
+
+# Over all processes
+
+
+def attempt(folder, **tags):
+    """An attempt with a journal that has a step, and that journal."""
+    path = folder / "1872aa178ea7" / "1f0a3c44"
+    path.mkdir(parents=True, exist_ok=True)
+    made = journal.Journal(path, 1)
+    write_record(path / "settings.json", {"id": "1872aa178ea7", "journal": made.start})
+    made.metrics(3, {"train_loss": 1.0}, at=5)
+    made.metrics(2, {"best_val_loss": 1.0}, at=6)
+    made.tags(tags)
+    made.flush()
+    return path, made
+
+
+def test_hours_add_up_and_memory_is_the_most(tmp_path):
+    path, made = attempt(tmp_path)
+    killed = {"cpu_seconds": 1800.0, "host_bytes": 3e9, "gpu_seconds": 3600.0, "joules": 7.2e6}
+    last = {"cpu_seconds": 1000.0, "host_bytes": 2e9, "gpu_seconds": 1000.0, "joules": 3.6e6}
+    costs.keep(path, made.start["journal"], {"killed": killed, "last": last})
+    ended = {"cpu_seconds": 3600.0, "host_bytes": 1e9, "device_bytes": 4e9, "gpu_seconds": 1800.0}
+    made.cost("last", {**ended, "read_bytes": 0.0, "written_bytes": 5e8})
+    made.flush()
+    assert costs.totals(path) == pytest.approx(
+        {
+            "gpu_hours": 1.5,
+            "cpu_hours": 1.5,
+            "energy_kwh": 3.0,
+            "disk_read_gb": 0.0,
+            "disk_written_gb": 0.5,
+            "peak_device_memory_gb": 4.0,
+            "peak_host_memory_gb": 3.0,
+        }
+    )
+    (line,) = costs.as_lines(path)
+    assert (line["step"], line["time"], line["metrics"]) == (3, 6, costs.totals(path))
+
+
+@pytest.mark.parametrize("content", [None, b"{}", b"[1]", b"\0" * 40])
+def test_what_cannot_be_read_costs_nothing(tmp_path, content):
+    path, made = attempt(tmp_path)
+    made.cost("last", {"cpu_seconds": 3600.0})
+    made.flush()
+    if content is not None:
+        (path / costs.FILE).write_bytes(content)
+    assert costs.totals(path) == {"cpu_hours": 1.0}
+
+
+def test_what_an_earlier_journal_has_cost_is_not_counted(tmp_path):
+    path, _ = attempt(tmp_path)
+    costs.keep(path, "another", {"killed": {"cpu_seconds": 1800.0}})
+    assert costs.totals(path) == {}
+    assert costs.as_lines(path) == []
+
+
+# A GPU's energy
+
+
+class Driver:
+    """NVML with a GPU that uses 300 W; `counts`: whether it counts its energy itself."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self, counts):
+        self.counts, self.now = counts, 1000.0
+
+    def nvmlInit(self): ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-1":
+            raise RuntimeError
+        return uuid
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu):
+        if not self.counts:
+            raise RuntimeError
+        return int(300_000 * self.now)
+
+    def nvmlDeviceGetPowerUsage(self, gpu):
+        return 300_000
+
+
+@pytest.fixture(params=[True, False], ids=["counted", "from its power"])
+def driver(request, monkeypatch):
+    """That driver in the place of the real one, and its clock."""
+    made = Driver(request.param)
+    for module in (counters, meter):
+        monkeypatch.setattr(module, "pynvml", made)
+    monkeypatch.setattr(meter, "time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+def test_energy_is_power_times_time(driver):
+    energy = Energy("1")
+    for seconds in (10, 25, 5):
+        driver.now += seconds
+        found = energy.joules()
+    assert found == pytest.approx(300 * 40)
+    assert Energy("2").joules() is None
+
+
+def test_trainers_that_are_killed_are_known_by_their_couriers(driver, running, tmp_path):
+    """Two trainers of one attempt, one after the other."""
+    path, made = attempt(tmp_path)
+    seconds = 0.0
+    for _ in range(2):
+        process = running(BURN.format(seconds=0.2) + WAIT)
+        made.tags({"gpu": "1"})
+        made.flush()
+        ended = iter((False, False, False, True))
+        wait = Meter(path, process.pid).beside(lambda _, ended=ended: next(ended))
+        for _ in range(3):
+            assert not wait(0.0)
+            driver.now += 10
+        seconds += usage.of(process.pid)[1]["seconds"]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert wait(0.0)
+    cost = costs.totals(path)
+    assert 0.4 <= 3600 * cost["cpu_hours"] < 4
+    assert cost["energy_kwh"] == pytest.approx(2 * 300 * 30 / 3.6e6)
+    assert 0.4 <= 3600 * cost["gpu_hours"] <= seconds
+    assert len(json.loads((path / costs.FILE).read_text())["processes"]) == 2
+
+
+def test_without_a_gpu_there_are_no_hours_of_one(running, tmp_path):
+    path, _ = attempt(tmp_path)
+    wait = Meter(path, running(WAIT).pid).beside(lambda _: True)
+    assert wait(0.0)
+    assert not {"gpu_hours", "energy_kwh"} & costs.totals(path).keys()
+    assert costs.totals(path)["peak_host_memory_gb"] > 0.001
+
+
+def test_a_folder_that_is_gone_stops_no_courier(running, tmp_path):
+    path, _ = attempt(tmp_path)
+    wait = Meter(path, running(WAIT).pid).beside(lambda _: False)
+    path.rename(tmp_path / "gone")
+    assert wait(0.0) is False

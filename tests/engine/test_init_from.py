@@ -1,0 +1,348 @@
+"""--init-from: a job begins with another job's best weights, or goes on where it has ended."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from attempts import At, plain
+from engine.cli import Span, Weights
+from engine.job import attempts, lines
+from engine.loop import EMA
+from engine.training.longer import Trained, goes_on
+from test_resume import ALL, Draws, Scaled, TwoModels
+from torch import nn
+from toy import STEPS, Loop, Settings, network
+
+CONSTANT = ALL | {"schedule": "constant"}
+
+
+def end_of(ended):
+    """The value of --init-from that goes on where a job has ended."""
+    return Weights(f"{ended.folder.parent.name}:last")
+
+
+def best_of(ended):
+    """The value of --init-from that names a job's best weights."""
+    return Weights(ended.folder.parent.name)
+
+
+def learnt(ended, after):
+    """The whole state at the end, the best weights, and the curves from a step on."""
+    best, last = ended.checkpoint("best.pt"), ended.checkpoint("last.pt")
+    for kept in (best, last["best"]):
+        kept.pop("settings", None)
+    last["parts"]["job.length"].pop("_measured")
+    curves = {
+        name: [point for point in points if point[0] > after]
+        for name, points in ended.curves().items()
+    }
+    return plain([best, last, curves])
+
+
+def assert_goes_on(toy, first, whole, loop=None, runtime=None, stops=()):
+    """Do a job in two parts, and hold the second one's end against a job that does all steps."""
+    straight = toy.run("straight", loop, runtime=runtime, **whole)
+    assert straight.status == 0, straight.said
+    short = toy.run("parts", loop, runtime=runtime, **{**whole, **first})
+    assert short.status == 0, short.said
+    for stop in stops:
+        settings = {**whole, "init_from": end_of(short)}
+        stopped = toy.run("parts", loop, stop=stop, runtime=runtime, **settings)
+        assert stopped.status == 143, stopped.said
+    long = toy.run("parts", loop, runtime=runtime, **whole, init_from=end_of(short))
+    assert long.status == 0, long.said
+    steps = short.checkpoint("last.pt")["parts"]["job.position"]["step"]
+    trained = [points for name, points in long.curves().items() if name.startswith("train_")]
+    assert all(step > steps for points in trained for step, _ in points)
+    assert learnt(long, steps) == learnt(straight, steps)
+    return long
+
+
+@pytest.mark.parametrize("log_every", [1, 4])
+@pytest.mark.parametrize("background", [False, True])
+def test_the_end_is_that_of_a_job_that_does_all_steps(toy, background, log_every):
+    runtime = {"log_every": log_every}
+    whole = {**CONSTANT, "epochs": 5, "background": background}
+    assert_goes_on(toy, {"epochs": 2}, whole, runtime=runtime)
+
+
+@pytest.mark.parametrize(
+    ("first", "whole"),
+    [
+        ({"steps": 10}, {"steps": 25, "eval_every": Span("5")}),  # in the middle of an epoch
+        ({"epochs": 2, "steps": 0}, {"steps": 4 * STEPS}),
+        ({"epochs": 4}, {"epochs": 6, "eval_every": Span("2e")}),
+        ({"epochs": 2}, {"epochs": 4, "patience": 3}),
+    ],
+)
+def test_in_steps_and_in_epochs(toy, first, whole):
+    long = assert_goes_on(toy, first, {**CONSTANT, **whole}, runtime={"log_every": 3})
+    said = f"continuing job {long.checkpoint('best.pt')['settings']['init_from'][:12]} after "
+    assert said in long.log
+
+
+@pytest.mark.parametrize("loop", [Draws(), Scaled(), Loop(shuffle=False)])
+def test_whatever_has_a_state(toy, loop):
+    whole = {"epochs": 4, "monitor": "none", **({} if isinstance(loop, Scaled) else CONSTANT)}
+    whole.pop("accumulate", None)
+    assert_goes_on(toy, {"epochs": 2}, whole, loop)
+
+
+def test_several_models(toy):
+    assert_goes_on(toy, {"epochs": 1}, {"epochs": 3, "monitor": "none"}, TwoModels())
+
+
+@pytest.mark.parametrize("stops", [[At("step", 3)], [At("step", 9), At("batch", 2)]])
+def test_interrupted_in_between(toy, stops):
+    assert_goes_on(toy, {"epochs": 2}, {**CONSTANT, "epochs": 4}, stops=stops)
+
+
+def test_a_decay_that_begins_where_the_shorter_one_has_ended(toy):
+    whole = {**CONSTANT, "epochs": 4, "schedule": "stable-linear"}
+    assert_goes_on(toy, {"epochs": 2, "schedule": "constant"}, whole)
+
+
+def test_one_after_another(toy):
+    straight = toy.run("straight", epochs=4)
+    ended = toy.run("parts", epochs=1)
+    for epochs in (2, 3, 4):
+        ended = toy.run("parts", epochs=epochs, init_from=end_of(ended))
+        assert ended.status == 0, ended.said
+    assert learnt(ended, 3 * STEPS) == learnt(straight, 3 * STEPS)
+
+
+REFUSED = {
+    "the length alone": ({"schedule": "linear"}, {"schedule": "linear"}, "in step 14 the learning"),
+    "a decay that has begun": ({"epochs": 3}, {"schedule": "stable-linear"}, "in step 21 the"),
+    "another rate": ({}, {"lr": 0.1}, "--lr is 0.1, and was 0.05 there; only the length and the"),
+    "no longer": ({"epochs": 4}, {}, "it has done 28 steps, and this job has 28; make it longer"),
+    "minutes": ({}, {"minutes": 1.0}, "both jobs need a length in --steps or --epochs"),
+    "between evaluations": (
+        {"steps": 12, "eval_every": Span("5")},
+        {"eval_every": Span("5")},
+        "it ended between two evaluations, after 12 steps; its length must be a multiple of "
+        "--eval-every 5",
+    ),
+    "stopped early": (
+        {"epochs": 40, "patience": 1, "lr": 1.0},
+        {"epochs": 80, "patience": 1, "lr": 1.0},
+        "it stopped early, after ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "longer", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_would_be_another_job_is_refused(toy, first, longer, said):
+    short = toy.run(**{"epochs": 2, **first})
+    assert short.status == 0, short.said
+    long = toy.run(**{"epochs": 4, **longer}, init_from=end_of(short))
+    assert long.status == 2
+    (line,) = [each for each in long.said.splitlines() if "run.py: " in each]
+    assert line.startswith(f"run.py: --init-from {end_of(short)}: {said}"), line
+    assert not long.folder.exists()  # nothing was begun
+
+
+def test_a_loop_that_does_not_say_its_schedule_is_refused(toy):
+    short = toy.run()
+    long = toy.run(check=lambda job: None, epochs=6, init_from=end_of(short))
+    assert long.status == 1
+    assert "check() in run.py has to call job.check_schedule(…)" in long.said
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_a_last_state_that_cannot_be_read_is_refused(toy, harm):
+    short = toy.run(epochs=1)
+    path = short.folder / "last.pt"
+    path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:-100])
+    long = toy.run(epochs=2, init_from=end_of(short))
+    assert long.status == (2 if harm == "gone" else 1)
+    assert f"{end_of(short)}: its last.pt is {harm}; " in long.said
+
+
+# Whether last.pt stays
+
+
+@pytest.mark.parametrize(
+    ("settings", "stays"),
+    [
+        ({}, True),
+        ({"schedule": "linear"}, False),
+        ({"schedule": "stable-linear"}, False),
+        ({"steps": 12, "eval_every": Span("5")}, False),
+        ({"epochs": 40, "patience": 1, "lr": 1.0}, False),
+    ],
+)
+def test_the_last_state_stays_where_a_longer_job_could_go_on(toy, settings, stays):
+    ended = toy.run(keep_last=False, **settings)
+    assert ended.status == 0, ended.said
+    assert (ended.folder / "last.pt").exists() == stays
+    assert lines.record_of(ended.folder, attempts.TRAINED)["goes_on"] == stays
+    assert not (ended.folder / "previous.pt").exists()
+
+
+def test_it_does_not_stay_if_nothing_is_known_of_the_schedule(toy):
+    assert not (toy.run(check=lambda job: None, keep_last=False).folder / "last.pt").exists()
+
+
+def test_of_a_job_that_has_not_finished_it_stays(toy):
+    stopped = toy.run("stopped", keep_last=False, stop=At("step", 9), schedule="linear")
+    tested = toy.run("tested", keep_last=False, stop=At("batch", 10), schedule="linear")
+    failed = toy.run("failed", Fails(), keep_last=False, schedule="linear")
+    for ended, status in ((stopped, 143), (tested, 143), (failed, 1)):
+        assert ended.status == status, ended.said
+        assert (ended.folder / "last.pt").exists()
+
+
+class Fails(Loop):
+    """A job whose test fails, once it is trained."""
+
+    def evaluate(self, model, job, forward, batches, part):
+        if part == "test":
+            raise ValueError
+        return super().evaluate(model, job, forward, batches, part)
+
+
+def test_started_over_it_is_as_the_first_time(toy):
+    first = toy.run(keep_last=False, schedule="linear")
+    before = plain([first.checkpoint("best.pt"), first.curves()])
+    again = toy.run(keep_last=False, schedule="linear", runtime={"force": True})
+    assert again.status == 0, again.said
+    assert plain([again.checkpoint("best.pt"), again.curves()]) == before
+    assert {"last.pt", "before"} & {path.name for path in again.folder.iterdir()} == set()
+
+
+def test_what_goes_on_is_found_by_asking_the_schedule():
+    done = Trained(100, 10, early=False)
+    schedules = {
+        "constant": lambda at: 1.0,
+        "after a warm-up": lambda at: min(1.0, at.step / 30),
+        "cosine": lambda at: math.cos(at.fraction_done),
+        "step": lambda at: 0.1 ** int(3 * at.fraction_done),
+        "by epochs": lambda at: 0.1 ** (at.step // at.span(Span("3e"))),
+        "decays in the last tenth": lambda at: 1 - max(0.0, at.fraction_done - 0.9),
+        "differs in the first step": lambda at: at.total_steps if at.step == 0 else 1.0,
+    }
+    found = {
+        name
+        for name, schedule in schedules.items()
+        if goes_on(Settings(), lambda _, at, plateaus, f=schedule: f(at) * 0.1**plateaus, done)
+    }
+    assert found == {"constant", "after a warm-up", "by epochs"}
+
+
+# The best weights of another job
+
+
+def trained_on(job_loop, toy, name="whole", **settings):
+    ended = toy.run(name, job_loop, **settings)
+    assert ended.status == 0, ended.said
+    return ended
+
+
+def begun_with(toy, ended, loop, **settings):
+    """The weights that a job begins with, before its first step, of its model and its EMA."""
+    seen = {}
+
+    class Looks(type(loop)):
+        def evaluations(self, job, model, forward, val):
+            return super().evaluations(job, model, forward, val)
+
+        def train(self, job, forward, model, batches, val):
+            seen["model"] = plain(dict(model.state_dict()))
+            seen["ema"] = plain(dict(EMA(model, 0.9).model.state_dict()))
+            super().train(job, forward, model, batches, val)
+
+    looks = Looks(**{name: getattr(loop, name) for name in ("network",)})
+    return toy.run(loop=looks, **settings, init_from=best_of(ended)), seen
+
+
+def test_a_job_begins_with_the_best_weights_of_another(toy):
+    first = trained_on(None, toy, lr=0.1)
+    second, seen = begun_with(toy, first, Loop(), seed=1, epochs=1, ema=0.9)
+    assert second.status == 0, second.said
+    best = plain(first.checkpoint("best.pt")["models"]["model"])
+    assert seen["model"] == seen["ema"] == best
+    assert f"--init-from {best_of(first)}: 9 of 9 weights of model are taken" in second.log
+    assert second.curves()["train_loss"][0][0] < STEPS
+
+
+def test_weights_do_not_change_the_random_numbers(toy):
+    """So two jobs that begin with different weights see the same batches."""
+    first = trained_on(None, toy, epochs=1)
+    seen = []
+
+    class Order(Loop):
+        def step(self, job, forward, model, batch, optimizer):
+            seen.append(batch[0].sum().item())
+            super().step(job, forward, model, batch, optimizer)
+
+    toy.run(loop=Order(), seed=1, epochs=1)
+    toy.run(loop=Order(), seed=1, epochs=1, init_from=best_of(first))
+    assert seen[:STEPS] == seen[STEPS:]
+
+
+def wider():
+    """A network with a further class, and one layer under another name."""
+    layers = network()
+    layers[4] = nn.Linear(8, 4)
+    layers.add_module("further", nn.Linear(4, 4))
+    return layers
+
+
+def test_what_does_not_fit_is_named(toy):
+    first = trained_on(None, toy, epochs=1)
+    second, seen = begun_with(toy, first, Loop(network=wider), epochs=1)
+    assert second.status == 0, second.said
+    best = plain(first.checkpoint("best.pt")["models"]["model"])
+    assert {name for name in best if seen["model"].get(name) == best[name]} == {
+        name for name in best if not name.startswith("4.")
+    }
+    flag = f"--init-from {best_of(first)}"
+    assert f"{flag}: 7 of 11 weights of model are taken" in second.log
+    keeps = "keeps its initial values:"
+    assert f"{flag}: model.4.weight {keeps} it is (4, 8), and (3, 8) in that job" in second.log
+    assert f"{flag}: model.further.bias {keeps} that job has none of this name" in second.log
+    back = toy.run(loop=Loop(), epochs=1, init_from=best_of(second), seed=2)
+    assert back.status == 0, back.said
+    assert "model.further.weight of that job is not used: there is none of this name" in back.log
+
+
+def test_weights_of_which_none_fits_are_refused(toy):
+    first = trained_on(None, toy, epochs=1)
+    other = Loop(network=lambda: nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)))
+    refused = toy.run(loop=other, epochs=1, init_from=best_of(first))
+    assert refused.status == 2
+    said = "none of its weights fit; it has kept those of model"
+    assert f"--init-from {best_of(first)}: {said}" in refused.said
+
+    def check_shapes(job):
+        with torch.device("meta"):
+            job.init(model=other.network())
+
+    refused = toy.run(loop=other, check=check_shapes, seed=3, init_from=best_of(first))
+    assert (refused.status, refused.folder.exists()) == (2, False)
+
+
+def test_a_loop_that_forgets_them_is_refused(toy):
+    first = trained_on(None, toy, epochs=1)
+
+    class Forgets(Loop):
+        def train(self, job, forward, model, batches, val):
+            job._beginning._taken = False
+            super().train(job, forward, model, batches, val)
+
+    done = toy.run(loop=Forgets(), epochs=1, seed=1, init_from=best_of(first))
+    assert done.status == 1
+    assert "run.py has to call job.init(…) before job.resume(…)" in done.said
+
+
+def test_continued_it_does_not_begin_with_them_again(toy):
+    first = trained_on(None, toy, epochs=1)
+    settings = {"epochs": 3, "seed": 1, "init_from": best_of(first)}
+    assert toy.run("whole", stop=At("step", 9), **settings).status == 143
+    parts = toy.run("whole", **settings)
+    again = toy.run("whole", **settings, runtime={"force": True})
+    for each in (parts, again):
+        assert each.status == 0, each.said
+    assert replace(parts, status=0).content() == again.content()

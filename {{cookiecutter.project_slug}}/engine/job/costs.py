@@ -1,0 +1,89 @@
+"""What an attempt has cost: time, memory, disk and energy, over all processes that have trained it.
+
+A trainer notes in the journal what it has used when it ends, and its courier every few seconds in
+`cost.json`, which is what is known of a trainer that was killed. Counters only rise, so of both the
+larger number counts. They are no results: nothing depends on them.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from engine.errors import JobError
+from engine.files import write_record
+from engine.job import lines
+from engine.job.usage import Reading
+
+FILE = "cost.json"
+
+SUMS = {
+    "gpu_hours": ("gpu_seconds", 3600.0),
+    "cpu_hours": ("cpu_seconds", 3600.0),
+    "energy_kwh": ("joules", 3.6e6),
+    "disk_read_gb": ("read_bytes", 1e9),
+    "disk_written_gb": ("written_bytes", 1e9),
+}
+"""What adds up over the processes: by the name of the metric, what is read and in which unit."""
+
+PEAKS = {
+    "peak_device_memory_gb": ("device_bytes", 1e9),
+    "peak_host_memory_gb": ("host_bytes", 1e9),
+}
+"""What counts by the process that had the most."""
+
+NAMES = (*SUMS, *PEAKS)
+
+
+def keep(attempt: Path, journal: str, processes: dict[str, Reading]) -> None:
+    """Write down what a courier has seen of the processes that have trained an attempt."""
+    about = {"schema": 1, "id": attempt.parent.name, "journal": journal}
+    write_record(attempt / FILE, {**about, "processes": processes})
+
+
+def kept(attempt: Path, journal: str) -> dict[str, Reading]:
+    """Return what couriers have seen, by process; empty if it is of another journal."""
+    found = lines.record_of(attempt, FILE)
+    return dict(found["processes"]) if found and found["journal"] == journal else {}
+
+
+def totals(attempt: Path) -> dict[str, float]:
+    """Return what an attempt has cost so far, by the names of metrics; without what is not known,
+    such as the energy of a GPU that does not count it."""
+    start = lines.record_of(attempt, "settings.json").get("journal", {})
+    found = kept(attempt, start.get("journal", ""))
+    for line in _journal(attempt):
+        if "cost" in line:
+            own = dict(line["cost"])
+            merge(found, own.pop("process"), own)
+    cost = {}
+    for name, (what, unit) in SUMS.items():
+        if known := [each[what] for each in found.values() if what in each]:
+            cost[name] = sum(known) / unit
+    for name, (what, unit) in PEAKS.items():
+        if known := [each[what] for each in found.values() if what in each]:
+            cost[name] = max(known) / unit
+    return cost
+
+
+def merge(processes: dict[str, Reading], process: str, reading: Reading) -> None:
+    """Take in what a process has used by now."""
+    before = processes.setdefault(process, {})
+    for name, value in reading.items():
+        before[name] = max(value, before.get(name, 0.0))
+
+
+def as_lines(attempt: Path) -> list[dict[str, Any]]:
+    """Return the totals as a line of the journal, under its last step: the same each time."""
+    logged = [line for line in _journal(attempt) if "step" in line]
+    cost = totals(attempt)
+    if not logged or not cost:
+        return []
+    step = max(line["step"] for line in logged)
+    return [{"time": logged[-1]["time"], "step": step, "metrics": cost}]
+
+
+def _journal(attempt: Path) -> Iterable[dict[str, Any]]:
+    with suppress(OSError, JobError), (attempt / lines.FILE).open("rb") as file:
+        return lines.Reader(file).read()
+    return []

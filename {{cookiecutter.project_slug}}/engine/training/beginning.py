@@ -1,0 +1,163 @@
+"""What a job begins with by --init-from: another job's best weights, or the end of its training.
+
+What a job has trained is noted in its `trained.json`, without which no longer one can go on.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.cli import Weights
+from engine.errors import JobError, SettingsError
+from engine.files import write_record
+from engine.job import attempts, inputs, lines
+from engine.job.folder import JobFolder
+from engine.job.identity import as_command, identity
+from engine.job.terminal import log
+from engine.training import checkpoints, longer
+from engine.training.longer import Factor, Trained
+
+CPU = torch.device("cpu")
+
+
+class Beginning:
+    """What a job begins with."""
+
+    def __init__(self, folder: JobFolder[Any]) -> None:
+        self._folder = folder
+        given = getattr(folder.settings, "init_from", None)
+        self._given = given if isinstance(given, Weights) else None
+        self._factor: Factor | None = None
+        self._taken = False
+
+    def take(self, models: Mapping[str, nn.Module]) -> None:
+        """Give models the other job's best weights, as far as they fit; says in the log what does
+        not. Of models on the meta device it is only checked whether any do.
+
+        Raises SettingsError if none do.
+        """
+        if not self._given or self._given.last or not (attempt := self._attempt):
+            return
+        kept = self._best_of(attempt)
+        fitting = {name: _fitting(model, kept.get(name, {})) for name, model in models.items()}
+        if not any(_has_parameter(model, fitting[name]) for name, model in models.items()):
+            has = ", ".join(kept)
+            raise SettingsError(
+                f"{self._flag}: none of its weights fit; it has kept those of {has}"
+            )
+        for name, model in models.items():
+            if any(weight.is_meta for weight in model.parameters()):
+                continue
+            model.load_state_dict(fitting[name], strict=False)
+            count = f"{len(fitting[name])} of {len(model.state_dict())}"
+            log.info("%s: %s weights of %s are taken", self._flag, count, name)
+            for line in _misfits(model, kept.get(name, {})):
+                log.warning("%s: %s.%s", self._flag, name, line)
+            self._taken = True
+
+    def check(self, factor: Factor) -> None:
+        """Raise SettingsError if the job is to go on where another one has ended and cannot."""
+        self._factor = factor
+        given, folder = self._given, self._folder
+        if not given or not given.last or not (attempt := self._attempt):
+            return
+        known = inputs.settings_of(given.job, self._root)
+        if not known or (attempts.has_checkpoint(folder.path) and not folder.runtime.force):
+            return
+        before, script = known
+        if script != folder.script:
+            raise SettingsError(f"{self._flag}: is a job of {script}.py")
+        done = lines.record_of(attempt, attempts.TRAINED)
+        again = f"{as_command(before, script)} --force runs it again"
+        if not done:
+            raise SettingsError(f"{self._flag}: it is not noted what it has trained; {again}")
+        trained = Trained(done["steps"], done["steps_per_epoch"], done["early"])
+        if problem := longer.problem(folder.settings, before, factor, trained):
+            raise SettingsError(f"{self._flag}: {problem}")
+        if not (attempt / "last.pt").exists():
+            raise SettingsError(f"{self._flag}: its last.pt is gone; {again}")
+
+    def state(self) -> dict[str, Any]:
+        """Return the state in which the other job's training ended; empty if this one begins anew.
+
+        Raises JobError if the state cannot be read, or run.py does not do what --init-from needs.
+        """
+        if not self._given:
+            return {}
+        if not self._given.last:
+            if not self._taken:
+                raise JobError(f"{self._flag}: run.py has to call job.init(…) before job.resume(…)")
+            return {}
+        if not self._factor or not (attempt := self._attempt):
+            raise JobError(f"{self._flag}: check() in run.py has to call job.check_schedule(…)")
+        content = self._opened(attempt / "last.pt")
+        position = content["parts"]["job.position"]
+        position["over"] = False
+        if content["best"]:
+            content["best"]["settings"] = identity(self._folder.settings)
+        log.info("continuing job %s after %d steps", self._given.job, position["step"])
+        return {**content, "lines": 0}
+
+    def note_end(self, trained: Trained) -> None:
+        """Write down what the job has trained, and whether a longer one could go on."""
+        content = {
+            "schema": 1,
+            "id": self._folder.id,
+            **trained._asdict(),
+            attempts.GOES_ON: longer.goes_on(self._folder.settings, self._factor, trained),
+        }
+        write_record(self._folder.path / attempts.TRAINED, content)
+
+    @property
+    def _flag(self) -> str:
+        return f"--init-from {self._given}"
+
+    @property
+    def _root(self) -> Path:
+        return inputs.runs_root(self._folder.runs_root)
+
+    @property
+    def _attempt(self) -> Path | None:
+        """The other job's attempt; None if it has still to run, as when a sweep is checked."""
+        return inputs.attempt_at(self._given.job, self._root) if self._given else None
+
+    def _best_of(self, attempt: Path) -> dict[str, dict[str, Tensor]]:
+        if not (attempt / "best.pt").exists():
+            raise SettingsError(f"{self._flag}: that job has kept no weights")
+        return dict(self._opened(attempt / "best.pt")["models"])
+
+    def _opened(self, path: Path) -> dict[str, Any]:
+        try:
+            return checkpoints.load(path, CPU)
+        except checkpoints.Damaged as error:
+            line = f"its {path.name} is damaged; run that job again with --force"
+            raise JobError(f"{self._flag}: {line}") from error
+
+
+def _fitting(model: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    own = model.state_dict()
+    return {
+        name: weight
+        for name, weight in kept.items()
+        if name in own and own[name].shape == weight.shape
+    }
+
+
+def _has_parameter(model: nn.Module, fitting: Mapping[str, Tensor]) -> bool:
+    return any(name in fitting for name, _ in model.named_parameters())
+
+
+def _misfits(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[str]:
+    """What does not fit, a line each."""
+    own = model.state_dict()
+    for name, weight in own.items():
+        if name not in kept:
+            yield f"{name} keeps its initial values: that job has none of this name"
+        elif kept[name].shape != weight.shape:
+            shapes = f"it is {tuple(weight.shape)}, and {tuple(kept[name].shape)} in that job"
+            yield f"{name} keeps its initial values: {shapes}"
+    for name in kept.keys() - own.keys():
+        yield f"{name} of that job is not used: there is none of this name here"

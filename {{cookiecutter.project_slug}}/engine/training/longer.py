@@ -1,0 +1,156 @@
+"""May a longer job go on where a shorter one has ended?
+
+The result must be that of a job which does all steps itself. So only the length and the schedule
+may differ, and each step that is done must have had the learning rate that it would have in the
+longer job. That is found out by asking the student's schedule for both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+from engine.cli import flags
+from engine.cli.spans import Span
+from engine.cli.values import as_text
+from engine.job.identity import identity
+from engine.job.runtime import LENGTHS
+from engine.training.length import Length
+from engine.training.position import Position
+
+MAY_DIFFER = (*LENGTHS, "schedule", "init_from")
+"""Settings in which a longer job may differ from the one that it goes on from."""
+
+PLATEAUS = (0, 1)
+"""Numbers of plateaus for which schedules are compared: how many there were is not known."""
+
+
+class Timing(Protocol):
+    """What a schedule may know of a job when its next step comes. A job is one itself."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that are done."""
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole job; None while --minutes are not measured yet."""
+
+    @property
+    def fraction_done(self) -> float:
+        """Fraction of the job that is done."""
+
+    def span(self, span: Span) -> int:
+        """Return a span such as --warmup as a number of steps."""
+
+
+Factor = Callable[[Any, Timing, int], float]
+"""What learning rates are multiplied by in the next step: of settings, the timing, and how often
+the monitored metric has not improved."""
+
+
+@dataclass
+class Planned:
+    """A job of some length, as its schedule sees it."""
+
+    total_steps: int
+    steps_per_epoch: int
+    step: int = 0
+
+    @property
+    def fraction_done(self) -> float:
+        """Fraction of the job that is done."""
+        return self.step / self.total_steps
+
+    def span(self, span: Span) -> int:
+        """Return a span as a number of steps."""
+        return span.steps(self.steps_per_epoch or None)
+
+
+class Trained(NamedTuple):
+    """The training that a job has behind it; `early`: it ended before its length was over."""
+
+    steps: int
+    steps_per_epoch: int
+    early: bool
+
+
+def goes_on(settings: Any, factor: Factor | None, done: Trained) -> bool:
+    """Return whether a longer job could go on: one twice as long with the same schedule is asked
+    for. Not if nothing is known of the schedule, or the length is in minutes."""
+    if factor is None or done.early or not done.steps or _in_minutes(settings):
+        return False
+    if not _is_evaluated(settings, done):
+        return False
+    itself, longer = (settings, done.steps), (settings, 2 * done.steps)
+    return _first_difference(factor, longer, itself, done) is None
+
+
+def problem(settings: Any, before: Any, factor: Factor, done: Trained) -> str:
+    """Return why a job cannot go on from what one with the settings `before` has done, and what to
+    do about it; empty if it can."""
+    if _in_minutes(settings) or _in_minutes(before):
+        return "both jobs need a length in --steps or --epochs, not in --minutes"
+    mine, theirs = identity(settings), identity(before)
+    for name in [*mine.keys() - MAY_DIFFER, *theirs.keys() - MAY_DIFFER]:
+        if mine.get(name) != theirs.get(name):
+            here, there = as_text(mine.get(name)), as_text(theirs.get(name))
+            differs = f"{flags.option(name)} is {here}, and was {there} there"
+            return f"{differs}; only the length and the schedule may differ"
+    total = _total(settings, done)
+    if done.early:
+        return f"it stopped early, after {done.steps} steps, as a longer job would; see --patience"
+    if total <= done.steps:
+        return f"it has done {done.steps} steps, and this job has {total}; make it longer"
+    if not _is_evaluated(settings, done):
+        every = as_text(settings.eval_every)
+        ended = f"it ended between two evaluations, after {done.steps} steps"
+        return f"{ended}; its length must be a multiple of --eval-every {every}"
+    return _rates(factor, (settings, total), (before, done.steps), done)
+
+
+def _rates(factor: Factor, mine: tuple[Any, int], theirs: tuple[Any, int], done: Trained) -> str:
+    """Why the learning rates of the steps that are done do not fit; empty if they do."""
+    step = _first_difference(factor, mine, theirs, done)
+    if step is None:
+        return ""
+    here, there = (_factor(factor, *each, done, step) for each in (mine, theirs))
+    rates = f"in step {step + 1} the learning rate would be {here:.4g} of its highest, and was"
+    cure = "the schedule must not depend on the length until there, as --schedule constant"
+    return f"{rates} {there:.4g}; {cure}"
+
+
+def _first_difference(
+    factor: Factor, one: tuple[Any, int], other: tuple[Any, int], done: Trained
+) -> int | None:
+    """The number of steps before the first one whose learning rate differs; None if none does.
+    The last step comes first, since most schedules differ there."""
+    first, second = (Planned(total, done.steps_per_epoch) for _, total in (one, other))
+    for step in chain((done.steps - 1,), range(done.steps - 1)):
+        first.step = second.step = step
+        for plateaus in PLATEAUS:
+            if factor(one[0], first, plateaus) != factor(other[0], second, plateaus):
+                return step
+    return None
+
+
+def _factor(factor: Factor, settings: Any, total: int, done: Trained, step: int) -> float:
+    return factor(settings, Planned(total, done.steps_per_epoch, step), 0)
+
+
+def _in_minutes(settings: Any) -> bool:
+    return bool(getattr(settings, "minutes", 0))
+
+
+def _total(settings: Any, done: Trained) -> int:
+    length = Length(settings)
+    length.steps_per_epoch = done.steps_per_epoch
+    return length.total or 0
+
+
+def _is_evaluated(settings: Any, done: Trained) -> bool:
+    """Whether a longer job has an evaluation at the step at which this one has ended."""
+    length = Length(settings)
+    length.steps_per_epoch = done.steps_per_epoch
+    position = Position(settings, length)
+    return position.is_evaluated(done.steps)
