@@ -25,7 +25,7 @@ MOST_LINES = {
     "finetuning": 280,
     "contrastive": 240,
     "similarity": 370,
-    "stitching": 380,
+    "stitching": 420,
 }
 
 

@@ -369,7 +369,7 @@ def test_lbfgs_finds_the_minimum_that_scipy_finds(
     weight, bias = reference(again["train_a"], again["train_b"], 1e-3)
     start = np.concatenate([weight.ravel(), bias])
     assert curve[0] == pytest.approx(objective(start)[0], rel=1e-3)
-    least = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 400})
+    least = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 200})
     assert curve[-1] == pytest.approx(least.fun, rel=0.01)
     assert least.fun < 0.5 * curve[0]
 

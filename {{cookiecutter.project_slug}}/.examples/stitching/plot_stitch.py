@@ -10,6 +10,8 @@ settings, which differ in their seeds, are repeats of one another.
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.results import figures, groups, metrics, plots, plotting, style, tables, text
 from settings import STITCH_METRICS, StitchSettings
 
@@ -23,17 +25,14 @@ if TYPE_CHECKING:
 ONLY: dict[str, object] = {}
 """Settings that jobs must have to be drawn: {"layer": "layers.4"}; a list allows several."""
 
-LABELS = {"lr": "learning rate"}
-"""What settings are called in figures, where that is not their name."""
-
 PANELS = 6
 """Largest number of panels in a figure."""
 
 LINES = 5
 """Largest number of optimizers, or of other settings, in a panel."""
 
-SEEN = ("front", "back", "layer", "back_layer")
-"""Settings that the names of the networks and the layers tell apart."""
+SEEN = ("front", "back", "layer", "back_layer", "optimizer", "lr")
+"""Settings that the names of the networks, the layers and the optimizers tell apart."""
 
 OBJECTIVE = metrics.Measured("objective", STITCH_METRICS["objective"])
 
@@ -42,7 +41,8 @@ CLASSIFIERS = {"": "stitched", "ridge_": "ridge map", "front_": "front", "back_"
 
 
 def stitches(jobs: "pd.DataFrame") -> "pd.DataFrame":
-    """The jobs that finished, with the names of the networks that they stitch, and of the layers.
+    """The jobs that finished, with the names of the `networks` that they stitch, the layers where
+    they do it (`cut`) and how the map was `fitted`.
 
     Raises NoResults where no job has finished.
     """
@@ -52,7 +52,14 @@ def stitches(jobs: "pd.DataFrame") -> "pd.DataFrame":
     jobs["networks"] = front.where(front == back, front + " – " + back)
     into = jobs["back_layer"].where(jobs["back_layer"] != "", jobs["layer"])
     jobs["cut"] = into.where(into == jobs["layer"], jobs["layer"] + " – " + into)
+    rate = jobs["lr"].map(lambda lr: "" if lr == "auto" else f", learning rate {lr}")
+    jobs["fitted"] = jobs["optimizer"] + rate
     return jobs
+
+
+def differing(jobs: "pd.DataFrame") -> list[str]:
+    """How the map was fitted, and the other settings that vary among jobs."""
+    return ["fitted", *(name for name in groups.varied(jobs) if name not in SEEN)]
 
 
 def few(found: "dict[str, pd.DataFrame]", most: int, what: str) -> "dict[str, pd.DataFrame]":
@@ -69,14 +76,14 @@ def loss_by_evaluations(jobs: "pd.DataFrame") -> "Drawn":
     """The training loss by evaluations of its gradient: a panel for each networks and layers, a
     line for each job."""
     jobs = stitches(jobs)
-    others = [name for name in groups.varied(jobs) if name not in SEEN]
-    lines = few(groups.groups(jobs, others), LINES, "settings")
+    lines = few(groups.groups(jobs, differing(jobs)), LINES, "settings")
     looks = style.looks(lines)
     spent = tables.curves(jobs, "evaluations")[["job_id", "step", "value"]]
     curves = tables.curves(jobs, OBJECTIVE.key).merge(
         spent, on=["job_id", "step"], suffixes=("", "_spent")
     )
-    panels = few(groups.groups(jobs, ["networks", "cut"]), PANELS, "pairs of layers")
+    jobs["places"] = jobs["networks"] + ", " + jobs["cut"]
+    panels = few(groups.groups(jobs, ["places"]), PANELS, "pairs of layers")
     fig, axes = figures.panels([*panels], "gradient evaluations", OBJECTIVE)
     for ax, of_panel in zip(axes, panels.values(), strict=True):
         for name, of_line in lines.items():
@@ -96,20 +103,19 @@ def accuracy_by_layer(jobs: "pd.DataFrame") -> "Drawn":
     """Test accuracies by the layer that networks are stitched at: a panel for each networks."""
     jobs = stitches(jobs)
     chooser = metrics.chooser(jobs)
-    others = [name for name in groups.varied(jobs) if name not in SEEN]
     panels = few(groups.groups(jobs, ["networks"]), PANELS, "pairs of networks")
     accuracy = metrics.Measured("accuracy", STITCH_METRICS["accuracy"], "test")
     fig, axes = figures.panels([*panels], "stitched at", accuracy)
-    chosen = {name: next(iter(groups.ranked(own, others, chooser))) for name, own in panels.items()}
+    chosen = []
     for ax, (name, alike) in zip(axes, panels.items(), strict=True):
-        best = alike[groups.label(alike, others) == chosen[name]] if others else alike
+        (how, best), *_ = groups.ranked(alike, differing(jobs), chooser).items()
         draw_accuracies(ax, best)
+        chosen.append(f"{name}: {how}")
     figures.legend(fig)
-    said = "; ".join(f"{name}: {best}" for name, best in chosen.items()) if others else ""
     return fig, (
         "Test accuracy of the stitched classifiers, with the map as it was fitted and with that of "
         "the ridge regression alone, and of the networks that they are made of: means over pairs; "
-        f"open points are single pairs.{f' Chosen by {chooser}: {said}.' if said else ''}"
+        f"open points are single pairs. Fitted as has the best {chooser}: {'; '.join(chosen)}."
     )
 
 
@@ -123,8 +129,8 @@ def draw_accuracies(ax: "Axes", jobs: "pd.DataFrame") -> None:
         means = [jobs[jobs["cut"] == cut][key].mean() for cut in cuts]
         for place, cut in enumerate(cuts):
             values = jobs[jobs["cut"] == cut][key]
-            spread = [place + aside + 0.05] * len(values)
-            ax.plot(spread, values, look.marker, color=look.colour, **plots.OPEN)
+            right = place + aside + np.linspace(0.035, 0.09, len(values))
+            ax.plot(right, values, look.marker, color=look.colour, **plots.OPEN)
         places = [place + aside for place in range(len(cuts))]
         ax.plot(places, means, look.marker, color=look.colour, label=label)
     ax.set_xlim(-0.5, len(cuts) - 0.5)
@@ -135,4 +141,4 @@ FIGURES = {"loss-by-evaluations": loss_by_evaluations, "accuracy-by-layer": accu
 
 
 if __name__ == "__main__":
-    sys.exit(plotting.main(StitchSettings, FIGURES, {}, ONLY, LABELS, script="stitch"))
+    sys.exit(plotting.main(StitchSettings, FIGURES, {}, ONLY, {}, script="stitch"))

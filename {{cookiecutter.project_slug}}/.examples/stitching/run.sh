@@ -9,11 +9,9 @@ grid() {
   for model in mlp convnet; do
     a=$(job --model "$model" --seed 0)
     b=$(job --model "$model" --seed 1)
-    c=$(job --model "$model" --seed 2)
     for layer in layers.2 layers.4; do
       stitch "$a" "$b" "$layer"
-      stitch "$b" "$c" "$layer"
-      stitch "$c" "$a" "$layer"
+      stitch "$b" "$a" "$layer"
     done
   done
 }

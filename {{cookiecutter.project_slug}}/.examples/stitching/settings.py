@@ -157,7 +157,7 @@ class StitchSettings:
     """Layer of --back whose output is replaced. Empty: the one that is called like --layer."""
 
     # Length
-    steps: int = setting(25, at_least=1, at_most=1_000_000)
+    steps: int = setting(10, at_least=1, at_most=1_000_000)
     """Steps of --evaluations gradient evaluations each."""
 
     eval_every: Span = setting(Span("1"), above=0)

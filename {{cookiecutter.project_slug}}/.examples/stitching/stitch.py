@@ -34,7 +34,7 @@ from engine.loop import Batches, EarlyStopping, Forward, Job, Means
 
 Metrics = dict[str, float]
 
-SPLIT = ("dataset", "image_size", "val_fraction", "fold", "split_seed")
+SPLIT = ("dataset", "val_fraction", "fold", "split_seed")
 """Settings that say which examples a network is trained on."""
 
 HISTORY = 20
@@ -79,8 +79,8 @@ def networks(settings: StitchSettings) -> tuple[jobs.Loaded, jobs.Loaded]:
         one, other = getattr(front.settings, name), getattr(back.settings, name)
         if one != other:
             raise JobError(
-                f"--front, --back: {name} is {one} and {other}, so that one of them was trained on "
-                "examples that the other is tested on; stitch networks with the same split"
+                f"--front, --back: {name} is {one} and {other}; both must have been trained on the "
+                "same examples"
             )
     return front, back
 
@@ -132,7 +132,8 @@ def optimizer_of(stitch: nn.Module, settings: StitchSettings) -> tuple[Optimizer
     """Return the optimizer, and how often it is called in a step.
 
     A call of L-BFGS makes as many evaluations of the gradient as its line searches need, up to
-    `max_eval`; its history of gradients goes on from call to call. A call of Adam makes one.
+    --evaluations; older versions of torch bring the last line search to its end. Its history goes
+    on from call to call. A call of Adam makes one.
     """
     weights, count, lr = stitch.parameters(), settings.evaluations, settings.lr
     if settings.optimizer == "adam":
@@ -212,7 +213,8 @@ def evaluate(
     split: str,
     keep: Callable[..., None] | None = None,
 ) -> Metrics:
-    """Return the means over all examples of what forward() measures, such as `val_loss`.
+    """Return the means over all examples of what forward() measures, such as `val_loss`; none
+    without batches.
 
     Waits for the device once, at the end. `keep` is handed the label and the predicted class of
     each example.
