@@ -5,8 +5,8 @@ its results are from), `data.jsonl` (the files that it has read so far), `spec.j
 network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
 `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints),
 `predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`, `profile.json` and
-`memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has come), `outcome.json`,
-which is written last, and after --force `before/`, what there was until then.
+`memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has come),
+`outcome.json`, which is written last, and after --force `before/`, what there was until then.
 
 The lock is held by the process that trains, so an attempt has one owner on this disk and a dead
 owner is known at once. The `owner` in the lock file tells the tracking store which folder a run is
