@@ -17,6 +17,7 @@ PACKAGES = {
     "torchvision",
     "mlflow",
     "sqlalchemy",
+    "pyarrow",
     "numpy",
     "pandas",
     "scipy",

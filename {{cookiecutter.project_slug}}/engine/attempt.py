@@ -35,7 +35,7 @@ from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
 from engine.paths import PROJECT, shown
 from engine.sources import fault
-from engine.tracking import page, reading
+from engine.tracking import page, reading, targets
 from engine.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from engine.tracking.experiment import experiment_name
 from engine.tracking.store import LEASE
@@ -133,7 +133,8 @@ class Attempt(Generic[S]):
         root = PROJECT / here.get("data_root", folder.places.data_root)
         if root != folder.places.data_root:
             line += f" (on --data-root {root})"
-        if any(folder.fits(each.code, each.data) for each in stored) and not folder.redone:
+        fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
+        if fits and (folder.change or not targets.copies_lack(folder.path)):
             sys.exit(leave(0, f"{self._label} {line}{self._unchecked()}"))
         self._leave_if_stale(bool(stored))
         diverged = known.diverged.get(folder.id, []) if not folder.latest else []

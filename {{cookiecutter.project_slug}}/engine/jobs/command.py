@@ -1,6 +1,6 @@
 """The command line of jobs.py.
 
-Exit status: 0 done, 1 not, 2 wrong arguments, 3 the tracking store lacks results (`sync` alone).
+Exit status: 0 done, 1 not, 2 wrong arguments, 3 results are not uploaded (`sync` alone).
 """
 
 import argparse
@@ -62,7 +62,7 @@ COMMANDS = {
         lambda project, given: details.print_details(project, project.one(given.job), given.json),
     ),
     "sync": Command(
-        "upload what the tracking store lacks of all jobs",
+        "upload what the tracking store or the Parquet files lack of all jobs",
         {},
         lambda project, _: sync(project.runs_root),
     ),
