@@ -55,7 +55,7 @@ def _send(folder: Path, kind: type[Target]) -> None:
         delivery = _open(folder, kind, held)
         delivery.send()
         delivery.end(delivery.status or "KILLED")
-        if attempts.status(folder) == "finished":
+        if attempts.status(folder) == "finished" and targets.all_have(folder):
             attempts.drop_checkpoints(folder)
 
 
