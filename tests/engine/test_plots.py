@@ -161,6 +161,13 @@ def test_intervals_of_two_results_are_cut_off_and_others_never(metric, of, resul
 
 
 @METRICS
+def test_without_results_no_interval_is_cut_off(metric):
+    _, ax = figures.figure()
+    for results in ([], [pd.Series([], dtype=float)], [pd.Series([math.nan, math.inf])]):
+        assert limits.of_intervals(ax.yaxis, results, metric) == ""
+
+
+@METRICS
 def test_diverged_jobs_are_crosses_at_the_worse_edge(metric):
     _, ax = figures.figure()
     table = jobs(metric, lr=[0.1, 0.1, 1.0], y=[0.2, 0.3, math.nan], diverged=[False, False, True])

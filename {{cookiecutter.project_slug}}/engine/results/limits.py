@@ -50,7 +50,10 @@ def of_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
 def of_intervals(axis: "Axis", results: "Iterable[pd.Series[Any]]", metric: Measured) -> str:
     """Set the limits of an axis so that intervals do not crowd the results out. Return what the
     caption has to say of it."""
-    values = metric.checked(np.concatenate([*results]))
+    values = metric.checked([value for each in results for value in each])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return ""
     scale = axis.get_transform()
     low, high = scale.transform(np.array([values.min(), values.max()]))
     drawn = scale.transform(axis.get_data_interval())
