@@ -112,6 +112,21 @@ def test_one_after_another(toy):
     assert learnt(ended, 3 * STEPS) == learnt(straight, 3 * STEPS)
 
 
+class Worsens(Loop):
+    """A job whose first evaluation is the best."""
+
+    def evaluate(self, model, job, forward, batches, part):
+        metrics = super().evaluate(model, job, forward, batches, part)
+        return {**metrics, f"{part}_loss": float(job.step)}
+
+
+def test_the_best_weights_may_be_those_of_the_shorter_one(toy):
+    long = assert_goes_on(toy, {"epochs": 2}, {**CONSTANT, "epochs": 4}, Worsens())
+    best = long.checkpoint("best.pt")
+    assert best["step"] == STEPS
+    assert best["settings"]["epochs"] == 4  # with these jobs.load makes the network
+
+
 REFUSED = {
     "the length alone": ({"schedule": "linear"}, {"schedule": "linear"}, "in step 14 the learning"),
     "a decay that has begun": ({"epochs": 3}, {"schedule": "stable-linear"}, "in step 21 the"),
@@ -223,12 +238,14 @@ def test_what_goes_on_is_found_by_asking_the_schedule():
         "decays in the last tenth": lambda at: 1 - max(0.0, at.fraction_done - 0.9),
         "differs in the first step": lambda at: at.total_steps if at.step == 0 else 1.0,
     }
-    found = {
-        name
-        for name, schedule in schedules.items()
-        if goes_on(Settings(), lambda _, at, plateaus, f=schedule: f(at) * 0.1**plateaus, done)
-    }
+
+    def found_by(factor):
+        asked = {name: lambda _, *at, f=each: factor(f, *at) for name, each in schedules.items()}
+        return {name for name, factor in asked.items() if goes_on(Settings(), factor, done)}
+
+    found = found_by(lambda schedule, at, plateaus: schedule(at) * 0.1**plateaus)
     assert found == {"constant", "after a warm-up", "by epochs"}
+    assert not found_by(lambda schedule, at, plateaus: 1 - plateaus * at.fraction_done)
 
 
 # The best weights of another job
