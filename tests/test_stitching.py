@@ -257,8 +257,10 @@ def made(make: Callable[..., Path]) -> Project:
 @pytest.fixture(scope="module")
 def fitted(made: Project) -> str:
     """The id of the job that stitched them."""
-    every = {path.parent.parent.name for path in made.root.glob("runs/*/*/settings.json")}
-    (job,) = every - {*trained(made)}
+    files = made.root.glob("runs/*/*/settings.json")
+    found = {file.parent.parent.name: json.loads(file.read_text()) for file in files}
+    wanted = {"steps": 12, "optimizer": "lbfgs"}  # other tests add further jobs
+    (job,) = (job for job, about in found.items() if wanted.items() <= about["settings"].items())
     return job
 
 
@@ -375,6 +377,7 @@ def test_lbfgs_finds_the_minimum_that_scipy_finds(
     assert least.fun < 0.5 * curve[0]
 
 
+@pytest.mark.full
 def test_both_optimizers_are_given_the_same_evaluations(made: Project, fitted: str) -> None:
     """Adam takes all, L-BFGS one more per step at most, and gets further."""
     flags = (*LAST, "--steps", "12", "--optimizer", "adam", "--lr")
@@ -425,7 +428,10 @@ def points(project: Project, job: str) -> int:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("flags", ["", "--optimizer adam --start random --batch-size 5"])
+@pytest.mark.parametrize(
+    "flags",
+    ["", pytest.param("--optimizer adam --start random --batch-size 5", marks=pytest.mark.alike)],
+)
 def test_nothing_is_found_where_nothing_is_wrong(made: Project, flags: str) -> None:
     done = stitch(made, "--check", *flags.split())
     assert (done.returncode, done.stderr) == (0, ""), done
@@ -436,17 +442,22 @@ def test_nothing_is_found_where_nothing_is_wrong(made: Project, flags: str) -> N
 @pytest.mark.parametrize(
     ("old", "new", "guarantee"),
     [
-        ("optimizer=optimizer, ", "", "exact resume: "),
-        ("evaluations=evaluations, ", "", "exact resume: "),
-        ("  # waits: a line", "  # a line", "waits for the device: stitch.py:"),
+        ("optimizer=optimizer, ", "", "exact resume: stitch.py:"),
+        pytest.param(
+            *("evaluations=evaluations, ", "", "parts of the state: stitch.py:"),
+            marks=pytest.mark.alike,
+        ),
+        pytest.param(
+            *("  # waits: a line", "  # a line", "waits for the device: stitch.py:"),
+            marks=pytest.mark.alike,
+        ),
     ],
 )
 def test_what_is_left_out_is_found(copy: Project, old: str, new: str, guarantee: str) -> None:
     copy.edit("stitch.py", old, new)
     done = stitch(copy, "--check")
     assert done.returncode == 1
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith(guarantee))
-    assert not line.endswith(": fine")
+    assert any(line.startswith(guarantee) for line in done.stdout.splitlines()), done
 
 
 @pytest.mark.full
@@ -456,7 +467,7 @@ def test_what_is_left_out_is_found(copy: Project, old: str, new: str, guarantee:
         ("--layer layers.9", 2, "--layer layers.9: the network has no such layer; did you mean"),
         ("--back-layer layer.4", 2, "--back-layer layer.4: the network has no such layer; did"),
         ("--layer layers.0 --back-layer layers.9", 2, "--back-layer layers.9: the network has no"),
-        ("--evaluations 1", 2, "stitch.py: --evaluations 1: must be at least 2"),
+        ("--evaluations 1", 2, "stitch.py: --evaluations 1: must be from 2 to 10,000"),
         ("--monitor none --patience 3", 2, "--patience 3: needs a --monitor"),
         ("--monitor val_los", 2, "--monitor val_los: "),
     ],
