@@ -257,8 +257,10 @@ def made(make: Callable[..., Path]) -> Project:
 @pytest.fixture(scope="module")
 def fitted(made: Project) -> str:
     """The id of the job that stitched them."""
-    every = {path.parent.parent.name for path in made.root.glob("runs/*/*/settings.json")}
-    (job,) = every - {*trained(made)}
+    files = made.root.glob("runs/*/*/settings.json")
+    found = {file.parent.parent.name: json.loads(file.read_text()) for file in files}
+    wanted = {"steps": 12, "optimizer": "lbfgs"}  # other tests add further jobs
+    (job,) = (job for job, about in found.items() if wanted.items() <= about["settings"].items())
     return job
 
 
@@ -358,13 +360,14 @@ def test_lbfgs_finds_the_minimum_that_scipy_finds(
     def objective(flat: Array) -> tuple[float, Array]:
         weight, bias = flat[: last.shape[1] * features.shape[1]], flat[-last.shape[1] :]
         weight = weight.reshape(last.shape[1], -1)
-        logits = (features @ weight.T + bias) @ last.T + again["last_bias"]
+        logits = features @ (last @ weight).T + last @ bias + again["last_bias"]
         chances = np.exp(logits - logits.max(1, keepdims=True))
         chances /= chances.sum(1, keepdims=True)
-        error = (chances - wanted) @ last / len(labels)
-        gradient = np.concatenate([(error.T @ features + 1e-3 * weight).ravel(), error.sum(0)])
+        error = (chances - wanted) / len(labels)
+        gradient = last.T @ (error.T @ features) + 1e-3 * weight, last.T @ error.sum(0)
         penalty = 1e-3 / 2 * float((weight**2).sum())
-        return loss_of(logits, labels) + penalty, gradient
+        flat_gradient = np.concatenate([gradient[0].ravel(), gradient[1]])
+        return loss_of(logits, labels) + penalty, flat_gradient
 
     weight, bias = reference(again["train_a"], again["train_b"], 1e-3)
     start = np.concatenate([weight.ravel(), bias])
@@ -374,14 +377,15 @@ def test_lbfgs_finds_the_minimum_that_scipy_finds(
     assert least.fun < 0.5 * curve[0]
 
 
+@pytest.mark.full
 def test_both_optimizers_are_given_the_same_evaluations(made: Project, fitted: str) -> None:
-    """Adam takes all, L-BFGS no more, and gets further."""
+    """Adam takes all, L-BFGS one more per step at most, and gets further."""
     flags = (*LAST, "--steps", "12", "--optimizer", "adam", "--lr")
     adam = [job_of(stitch(made, *flags, lr)) for lr in ("1e-2", "1e-3")]
     spent = {job: made.stored(job)["evaluations"] for job in (fitted, *adam)}
     for job in adam:
         assert spent[job] == [(step, 20.0 * step) for step in range(13)]
-    assert all(count <= 20 * step for step, count in spent[fitted])
+    assert all(count <= 21 * step for step, count in spent[fitted])  # type: ignore[operator]
     least, *others = (made.stored(job)["objective"][-1][1] for job in (fitted, *adam))
     assert least < 0.9 * min(others)
 
@@ -424,7 +428,10 @@ def points(project: Project, job: str) -> int:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("flags", ["", "--optimizer adam --start random --batch-size 5"])
+@pytest.mark.parametrize(
+    "flags",
+    ["", pytest.param("--optimizer adam --start random --batch-size 5", marks=pytest.mark.alike)],
+)
 def test_nothing_is_found_where_nothing_is_wrong(made: Project, flags: str) -> None:
     done = stitch(made, "--check", *flags.split())
     assert (done.returncode, done.stderr) == (0, ""), done
@@ -435,17 +442,22 @@ def test_nothing_is_found_where_nothing_is_wrong(made: Project, flags: str) -> N
 @pytest.mark.parametrize(
     ("old", "new", "guarantee"),
     [
-        ("optimizer=optimizer, ", "", "exact resume: "),
-        ("evaluations=evaluations, ", "", "exact resume: "),
-        ("  # waits: a line", "  # a line", "waits for the device: stitch.py:"),
+        ("optimizer=optimizer, ", "", "exact resume: stitch.py:"),
+        pytest.param(
+            *("evaluations=evaluations, ", "", "parts of the state: stitch.py:"),
+            marks=pytest.mark.alike,
+        ),
+        pytest.param(
+            *("  # waits: a line", "  # a line", "waits for the device: stitch.py:"),
+            marks=pytest.mark.alike,
+        ),
     ],
 )
 def test_what_is_left_out_is_found(copy: Project, old: str, new: str, guarantee: str) -> None:
     copy.edit("stitch.py", old, new)
     done = stitch(copy, "--check")
     assert done.returncode == 1
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith(guarantee))
-    assert not line.endswith(": fine")
+    assert any(line.startswith(guarantee) for line in done.stdout.splitlines()), done
 
 
 @pytest.mark.full
@@ -455,7 +467,7 @@ def test_what_is_left_out_is_found(copy: Project, old: str, new: str, guarantee:
         ("--layer layers.9", 2, "--layer layers.9: the network has no such layer; did you mean"),
         ("--back-layer layer.4", 2, "--back-layer layer.4: the network has no such layer; did"),
         ("--layer layers.0 --back-layer layers.9", 2, "--back-layer layers.9: the network has no"),
-        ("--evaluations 1", 2, "stitch.py: --evaluations 1: must be at least 2"),
+        ("--evaluations 1", 2, "stitch.py: --evaluations 1: must be from 2 to 10,000"),
         ("--monitor none --patience 3", 2, "--patience 3: needs a --monitor"),
         ("--monitor val_los", 2, "--monitor val_los: "),
     ],

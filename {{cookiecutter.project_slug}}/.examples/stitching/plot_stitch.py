@@ -95,7 +95,7 @@ def loss_by_evaluations(jobs: "pd.DataFrame") -> "Drawn":
     figures.legend(fig)
     return fig, (
         "Training loss, with its penalty, by evaluations of its gradient, each of them over all "
-        "training examples. Each line is a job; those of one kind stitch networks of other seeds."
+        "training examples. Each line is a job; those of one kind differ in networks or seed."
     )
 
 
@@ -114,8 +114,8 @@ def accuracy_by_layer(jobs: "pd.DataFrame") -> "Drawn":
     figures.legend(fig)
     return fig, (
         "Test accuracy of the stitched classifiers, with the map as it was fitted and with that of "
-        "the ridge regression alone, and of the networks that they are made of: means over pairs; "
-        f"open points are single pairs. Fitted as has the best {chooser}: {'; '.join(chosen)}."
+        "the ridge regression alone, and of the networks that they are made of: means, and each "
+        f"job as an open point. How to fit was chosen by {chooser}: {'; '.join(chosen)}."
     )
 
 
@@ -129,7 +129,7 @@ def draw_accuracies(ax: "Axes", jobs: "pd.DataFrame") -> None:
         means = [jobs[jobs["cut"] == cut][key].mean() for cut in cuts]
         for place, cut in enumerate(cuts):
             values = jobs[jobs["cut"] == cut][key]
-            right = place + aside + np.linspace(0.035, 0.09, len(values))
+            right = place + aside + np.linspace(0.05, 0.1, len(values))
             ax.plot(right, values, look.marker, color=look.colour, **plots.OPEN)
         places = [place + aside for place in range(len(cuts))]
         ax.plot(places, means, look.marker, color=look.colour, label=label)

@@ -168,7 +168,8 @@ class StitchSettings:
     """The optimizer. Both get the gradient over all training examples."""
 
     evaluations: int = setting(20, at_least=2, at_most=10_000)
-    """Gradient evaluations per step. lbfgs takes fewer where it makes no more progress."""
+    """Gradient evaluations per step. lbfgs may make one more, and makes fewer where they bring no
+    progress."""
 
     lr: float | Literal["auto"] = setting("auto", above=0)
     """Learning rate of adam; the step that the line search of lbfgs tries first. auto: 0.01 for

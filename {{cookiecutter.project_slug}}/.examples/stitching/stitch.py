@@ -132,8 +132,8 @@ def optimizer_of(stitch: nn.Module, settings: StitchSettings) -> tuple[Optimizer
     """Return the optimizer, and how often it is called in a step.
 
     A call of L-BFGS makes as many evaluations of the gradient as its line searches need, up to
-    --evaluations; older versions of torch bring the last line search to its end. Its history goes
-    on from call to call. A call of Adam makes one.
+    --evaluations; the last line search may go a little beyond. Its history goes on from call to
+    call. A call of Adam makes one.
     """
     weights, count, lr = stitch.parameters(), settings.evaluations, settings.lr
     if settings.optimizer == "adam":
