@@ -1,6 +1,7 @@
 """What `jobs.py find` suggests, and how training fares with it and with a tenth and ten times it.
 
-    python benchmarks/finding.py > benchmarks/finding.md            # and finding.pdf and .png
+    python benchmarks/finding.py > benchmarks/finding.md
+    python benchmarks/finding.py --draw                    # finding.pdf and .png, from that page
     python benchmarks/finding.py --speeds > benchmarks/finding-speeds.md
 
 Everything is done by a fresh project's own commands, on scikit-learn's digits. The first page has
@@ -13,10 +14,10 @@ import json
 import math
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from pages import machine, page, spread
 from projects import make, run
 
 HERE = Path(__file__).resolve().parent
+PAGE = HERE / "finding.md"
 SEEDS = (0, 1, 2)
 
 RATES = {
@@ -92,9 +94,9 @@ def metrics(folder: Path) -> dict[str, float]:
     return last
 
 
-def rates(project: Path) -> tuple[list[list[str]], dict[str, list[list[float]]]]:
-    """Rows of the page, and the validation losses of each job by factor and seed."""
-    rows, losses = [], {}
+def rates(project: Path) -> list[list[str]]:
+    """Rows of the page: for each job the rate found, and the losses with FACTORS of it."""
+    rows = []
     for name, words in RATES.items():
         rate = found(project, "lr", *words, *LENGTH)["suggestion"]["lr"]
         grid = [
@@ -102,50 +104,54 @@ def rates(project: Path) -> tuple[list[list[str]], dict[str, list[list[float]]]]
             for factor in FACTORS
             for seed in SEEDS
         ]
-        each = [job.get("best_val_loss", math.inf) for job in sweep(project, grid)]
-        by_factor = [each[i : i + len(SEEDS)] for i in range(0, len(each), len(SEEDS))]
-        rows.append([name, f"{rate:g}", *(spread(found, 3) for found in by_factor)])
-        losses[name] = by_factor
-    return rows, losses
+        losses = [job.get("best_val_loss", math.inf) for job in sweep(project, grid)]
+        by_factor = [losses[i : i + len(SEEDS)] for i in range(0, len(losses), len(SEEDS))]
+        rows.append([name, f"{rate:g}", *(spread(each, 3) for each in by_factor)])
+    return rows
 
 
-def races(project: Path) -> tuple[dict[str, Any], list[list[str]], dict[int, list[list[float]]]]:
-    """What was found of the noise scale, rows of the page, and by batch size the steps and the
-    examples to the target, of each seed."""
+def races(project: Path) -> tuple[dict[str, Any], list[list[str]]]:
+    """What was found of the noise scale, and rows of the page: for each batch size the rate found
+    for it, and the steps and the examples to the target."""
     answer = found(project, "noise-scale", *NOISE, "--batch-size", str(MEASURED), "--lr", "0.03")
     size = answer["suggestion"]["batch_size"]
-    rows, reached = [], {}
+    rows = []
     for factor in SIZES:
         batch = round(factor * size)
         flags = (*NOISE, "--batch-size", str(batch))
         rate = found(project, "lr", *flags)["suggestion"]["lr"]
-        steps = EXAMPLES // batch
-        every = max(1, round(size / batch))
-        length = ("--steps", str(steps), "--eval-every", str(every), "--lr", f"{rate:g}")
+        steps, every = str(EXAMPLES // batch), str(max(1, round(size / batch)))
+        length = ("--steps", steps, "--eval-every", every, "--lr", f"{rate:g}")
         jobs = sweep(project, [(*flags, *length, "--seed", str(seed)) for seed in SEEDS])
         took = [job.get("reached", math.inf) for job in jobs]
-        reached[batch] = [took, [batch * each for each in took]]
-        rows.append([str(batch), f"{rate:g}", *(spread(each, 0) for each in reached[batch])])
-    return answer, rows, reached
+        examples = [batch * each for each in took]
+        rows.append([str(batch), f"{rate:g}", spread(took, 0), spread(examples, 0)])
+    return answer, rows
 
 
-def draw(losses: dict[str, list[list[float]]], reached: dict[int, list[list[float]]]) -> None:
-    """Draw both results."""
+def draw() -> None:
+    """Draw what the page says: the median, the least and the most of three jobs are all of them."""
     figures.use(VENUES[DEFAULT])
     fig, (left, right) = figures.figure("full", 2.6, ncols=2)
-    for place, (name, by_factor) in enumerate(losses.items()):
-        aside = 1.12 ** (place - (len(losses) - 1) / 2)
+    tables = [line[2:-2].split(" | ") for line in PAGE.read_text().splitlines() if line[:1] == "|"]
+    of_rates = [row for row in tables if row[0] in RATES]
+    of_races = [row for row in tables if row[0].isdecimal()]
+    for place, (name, _, *spreads) in enumerate(of_rates):
+        aside = 1.12 ** (place - (len(of_rates) - 1) / 2)
         look = {"color": COLOURS[place], "marker": MARKERS[place]}
-        middle = [statistics.median(each) for each in by_factor]
-        left.plot([factor * aside for factor in FACTORS], middle, label=name, **look)
-        for factor, each in zip(FACTORS, by_factor, strict=True):
-            left.plot([factor * aside] * len(each), each, linestyle="none", alpha=0.5, **look)
+        losses = [numbers(each) for each in spreads]
+        places = [factor * aside for factor in FACTORS]
+        left.plot(places, [middle for middle, *_ in losses], label=name, **look)
+        for at, each in zip(places, losses, strict=True):
+            left.plot([at] * len(each), each, linestyle="none", alpha=0.5, **look)
     left.set(xscale="log", yscale="log", xlabel="learning rate, to the one suggested")
     left.set_ylabel("best validation loss (nats)")
     left.set_xticks(FACTORS, [f"{factor:g}" for factor in FACTORS])
+    left.set_xticks([], minor=True)
     left.legend()
-    for batch, (steps, examples) in reached.items():
-        right.plot(steps, examples, "o", label=f"batches of {batch}", markersize=5)
+    for place, (batch, _, steps, examples) in enumerate(of_races):
+        look = {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": "none"}
+        right.plot(numbers(steps), numbers(examples), label=f"batches of {batch}", **look)
     right.set(xscale="log", yscale="log", xlabel="steps to the target", ylabel="examples to it")
     right.legend()
     for axis in (left.yaxis, right.xaxis, right.yaxis):
@@ -154,6 +160,11 @@ def draw(losses: dict[str, list[list[float]]], reached: dict[int, list[list[floa
     assert not problems, problems
     for name, metadata in FILES.items():
         fig.savefig(HERE / name, metadata=metadata)
+
+
+def numbers(spread: str) -> list[float]:
+    """The median, the least and the most that a cell of the page has."""
+    return [float(word) for word in re.findall(r"inf|[\d.]+", spread)]
 
 
 def speeds(project: Path) -> None:
@@ -187,36 +198,40 @@ def main() -> None:
     """Print a page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--speeds", action="store_true")
+    parser.add_argument("--draw", action="store_true")
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw()
+        return
     with tempfile.TemporaryDirectory() as folder:
         project = make(folder)
         if arguments.speeds:
             speeds(project)
             return
         os.environ["OMP_NUM_THREADS"] = "1"  # several would wait for each other on a busy machine
-        of_rates, losses = rates(project)
-        answer, of_races, reached = races(project)
-    draw(losses, reached)
+        of_rates = rates(project)
+        answer, of_races = races(project)
     about = (
         f"{machine('torch')}; scikit-learn's digits. For each job, `jobs.py find lr` suggests a "
         f"rate; then jobs of {LENGTH[1]} epochs are trained with a tenth of it, with it and with "
         f"ten times it, with {len(SEEDS)} seeds each: the best validation loss, median (least to "
-        "most). "
-        "`python benchmarks/finding.py` makes this page."
+        "most), inf for one that diverged. `python benchmarks/finding.py` makes this page."
     )
-    head = ["", "suggested", *(f"{factor:g} of it" for factor in FACTORS)]
+    head = ["", "suggested", "with a tenth of it", "with it", "with ten times it"]
     page("What jobs.py find suggests", about, head, of_rates)
     scale = re.sub(r"; job \w+$", "", answer["why"])
-    print(
-        f"\nThe {NOISE[1]} with {NOISE[3]} and a constant rate, in batches of {MEASURED}: {scale}. "
-        f"Jobs with an eighth of the suggested batch size, with it and with eight times it, each "
+    text = (
+        f"The {NOISE[1]} with {NOISE[3]} and a constant rate, in batches of {MEASURED}: {scale}. "
+        "Jobs with an eighth of the batch size suggested, with it and with eight times it, each "
         "with the learning rate that `find lr` suggests for its batch size, until their validation "
         f"loss is first at most {number(TARGET)}. By McCandlish et al. 2018 they would take steps "
         "as 9 : 2 : 1.1, and examples as 1.1 : 2 : 9, if the size suggested were the noise scale "
-        "all the time.\n"
+        "all the time."
     )
+    print(f"\n{textwrap.fill(text, 100)}\n")
     for row in (["batch size", "rate", "steps", "examples"], ["---"] * 4, *of_races):
         print("|", " | ".join(row), "|")
+    print("\n![Both tables as figures](finding.png)")
 
 
 if __name__ == "__main__":

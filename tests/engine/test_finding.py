@@ -12,8 +12,10 @@ from engine.errors import JobError
 from engine.finding import batch_sizes, noise_scales
 from engine.finding.batch_sizes import Size
 from engine.finding.speeds import Speed, smallest_good
+from engine.finding.trials import Trials
 from engine.finding.valley import valley
 from engine.job import purpose
+from engine.sweeps import gpus, slots
 from engine.training import pace
 from engine.training.noise_scale import NoiseScale
 from torch import Tensor
@@ -227,3 +229,27 @@ def test_two_optimizers_have_no_noise_scale() -> None:
     watcher = NoiseScale(lambda: both, SimpleNamespace)
     with pytest.raises(JobError, match="needs one optimizer among what job"):
         next(iter(watcher.parts([])))
+
+
+def test_a_gpu_that_another_job_has_is_waited_for(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def nvidia_smi(*words: str) -> str:
+        listed = {"-L": "GPU 0: one (UUID: GPU-1)", "--query-gpu=uuid": "GPU-1"}
+        return listed.get(words[0], "0, 0")
+
+    for module in (slots, gpus):
+        monkeypatch.setattr(module, "nvidia_smi", nvidia_smi)
+    monkeypatch.setenv("GPU_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert not Trials(purpose.FIND_LR, "cpu", again=False).on_gpu
+    running = Trials(purpose.FIND_LR, "auto", again=False)
+    assert running.on_gpu
+    of_a_sweep = gpus.Gpu(running._slots[0], shared=False)
+    assert of_a_sweep.take()
+    monkeypatch.setattr(running, "_rest", of_a_sweep.release)  # while the finder waits
+    taken = running._gpu()
+    assert taken.device == "GPU-1" and taken.files
+    assert capfd.readouterr().err == "GPU-1 is in use by a job of another sweep; waiting\n"
+    assert not of_a_sweep.take()
+    taken.release()
