@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from subprocess import TimeoutExpired
 from tempfile import TemporaryFile
 from typing import NoReturn
 
@@ -31,6 +32,9 @@ from engine.sweeps.starter import Starter
 from engine.tracking import address, database, reading
 from engine.tracking.experiment import experiment_name
 from engine.warm.client import LOST
+
+PATIENCE = 2.0
+"""Seconds that run.sh waits, when all is done, for a store that is still being prepared."""
 
 
 class Sweep:
@@ -63,9 +67,9 @@ class Sweep:
             if not self._check(starter):
                 return 2
             self._each(self._left, lambda entry: entry.job.make())
-        if not provenance.version()["commit"]:
-            print("no git repository here, so no commit is recorded", flush=True)
-        return self._submit() if self._flags.slurm else self._run(starter)
+            if not provenance.version()["commit"]:
+                print("no git repository here, so no commit is recorded", flush=True)
+            return self._submit() if self._flags.slurm else self._run(starter)
 
     def _check_scripts(self) -> None:
         """Raise SettingsError for a mistake in settings.py, once and not for each job."""
@@ -211,19 +215,20 @@ def _has_store() -> bool:
 
 @contextmanager
 def _store_made_ready(starter: Starter) -> Iterator[None]:
-    """Prepare the store in the background, unless it is ready. If it is not available, jobs train
-    all the same, and their couriers try again."""
+    """Prepare the store in the background, unless it is ready. Jobs train meanwhile: their couriers
+    wait for it, and try again if it is not available, which is said in the end."""
     if _has_store():
         yield
         return
     with TemporaryFile("w+") as errors:
         process = starter.prepare_store(errors.fileno())
         yield
-        if process.wait() not in {0, LOST}:
-            errors.seek(0)
-            why = errors.read().strip().splitlines()[-1]
-            line = f"the tracking store is unavailable ({why}); results wait in the jobs' folders"
-            leave(1, f"run.sh: {line}")
+        with suppress(TimeoutExpired):
+            if process.wait(PATIENCE) not in {0, LOST}:
+                errors.seek(0)
+                why = errors.read().strip().splitlines()[-1]
+                line = f"the tracking store is unavailable ({why})"
+                leave(1, f"run.sh: {line}; results wait in the jobs' folders")
 
 
 def _leave_early(status: int, *_: object) -> NoReturn:
