@@ -25,10 +25,11 @@ MOST_LINES = {
     "finetuning": 280,
     "contrastive": 240,
     "similarity": 370,
+    "kernels": 300,
 }
 
 
-CLASSIFIERS = ("finetuning", "similarity")
+CLASSIFIERS = ("finetuning", "similarity", "kernels")
 """Examples that measure accuracy."""
 
 
@@ -108,6 +109,12 @@ EXAMPLES = {
         "loss",
         "Validation cross-entropy",
     ),
+    "kernels": Example(
+        ("--epochs", "8"),
+        ("--epochs 2 --lr 1e-2", "--epochs 2 --lr 1e-4"),
+        "loss",
+        "Validation cross-entropy",
+    ),
 }
 
 
@@ -142,7 +149,7 @@ def test_a_change_of_the_template_is_merged_into_the_examples(copy: Path) -> Non
     edit(copy / INNER / "run.py", "says that it has finished", "says that it is finished")
     own = (copy / INNER / ".examples").glob("*/run.py")
     changed = sorted(file.parent.name for file in own if file.parent.name != "base")
-    assert {*EXAMPLES} - {*changed} == {"similarity"}  # which trains as the template does
+    assert {*EXAMPLES} - {*changed} == {"similarity", "kernels"}  # which train as the template does
     found = script(copy, "merge.py", "--check")
     assert found.returncode == 1
     assert found.stderr.splitlines() == [
