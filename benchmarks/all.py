@@ -31,10 +31,11 @@ PAGES = {
     "drawing-server": ("drawing.py", "--server"),
     "fingerprint": ("fingerprint.py",),
     "refactor": ("refactor.py",),
+    "kernels": ("kernels.py",),
 }
 """The commands that print them."""
 
-ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints")
+ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints", "kernels")
 """Pages of what a GPU does; the others measure the host, the disk or the store."""
 
 
