@@ -31,11 +31,11 @@ PAGES = {
     "drawing-server": ("drawing.py", "--server"),
     "fingerprint": ("fingerprint.py",),
     "refactor": ("refactor.py",),
-    "kernels": ("kernels.py",),
+    "custom-kernels": ("custom_kernels.py",),
 }
 """The commands that print them."""
 
-ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints", "kernels")
+ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints", "custom-kernels")
 """Pages of what a GPU does; the others measure the host, the disk or the store."""
 
 

@@ -1,6 +1,6 @@
 """The kernels of the example `kernels`, beside plain torch and torch.compile.
 
-    python benchmarks/kernels.py > benchmarks/kernels.md
+    python benchmarks/custom_kernels.py > benchmarks/custom-kernels.md
 
 A call is forward and backward. The ways take turns, so that a busy machine slows all of them down.
 Where there is a GPU, RMSNorm in Triton is measured on it; the C++ operation is for the CPU.
@@ -67,7 +67,7 @@ def rows(rounds: int) -> Iterator[list[str]]:
             ]
             base = statistics.median(each["plain"] for each in found)
             ratios = {way: spread([each[way] / each["plain"] for each in found]) for way in calls}
-            size = " × ".join(map(str, shape))
+            size = "×".join(map(str, shape))  # noqa: RUF001
             last = ratios.get("own", NOT_RUN)
             yield [title, size, f"{1e6 * base:.0f}", ratios["compiled"], last]
 
@@ -90,8 +90,8 @@ def main() -> None:
     about = (
         f"{machine('torch', gpu=gpu)}; {torch.get_num_threads()} threads; float32; n = "
         f"{arguments.rounds} rounds, all ways in turn. Forward and backward of one operation. The "
-        "last two columns are ratios to plain torch in the same round, median (least to most): below "
-        "1 is faster. `python benchmarks/kernels.py` makes this page."
+        "last two columns are ratios to plain torch in the same round, median (least to most): "
+        "below 1 is faster. `python benchmarks/custom_kernels.py` makes this page."
     )
     page("Custom kernels", about, HEAD, [*rows(arguments.rounds)])
 
