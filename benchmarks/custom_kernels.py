@@ -44,6 +44,7 @@ def rows(rounds: int) -> Iterator[list[str]]:
     import kernels
     import torch
 
+    torch.set_num_threads(1)  # several wait for each other where other programs run
     kernels.prepare()
     for name, title in OPERATIONS.items():
         on_gpu = name == "rms_norm" and torch.cuda.is_available()
@@ -88,7 +89,7 @@ def main() -> None:
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     about = (
-        f"{machine('torch', gpu=gpu)}; {torch.get_num_threads()} threads; float32; n = "
+        f"{machine('torch', gpu=gpu)}; 1 thread; float32; n = "
         f"{arguments.rounds} rounds, all ways in turn. Forward and backward of one operation. The "
         "last two columns are ratios to plain torch in the same round, median (least to most): "
         "below 1 is faster. `python benchmarks/custom_kernels.py` makes this page."
