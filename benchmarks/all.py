@@ -35,10 +35,11 @@ PAGES = {
     "refactor": ("refactor.py",),
     "finding": ("finding.py",),
     "finding-speeds": ("finding.py", "--speeds"),
+    "custom-kernels": ("custom_kernels.py",),
 }
 """The commands that print them."""
 
-ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints")
+ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints", "custom-kernels")
 """Pages of what a GPU does; the others measure the host, the disk or the store."""
 
 

@@ -26,6 +26,7 @@ PACKAGES = {
     "tqdm",
     "nvidia_ml_py",
     "transformers",
+    "ninja",
     "tokenizers",
     "pytest",
     "pytest_xdist",

@@ -65,6 +65,7 @@ NO_VALIDATION = "--val-fraction 0 --monitor none --steps 500 --loader workers"
         pytest.param("contrastive", "", marks=pytest.mark.full),
         pytest.param("similarity", "", marks=pytest.mark.full),
         pytest.param("stitching", "", marks=pytest.mark.full),
+        pytest.param("kernels", "", marks=pytest.mark.full),
     ],
 )
 def test_nothing_is_found_where_nothing_is_wrong(

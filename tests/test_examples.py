@@ -26,13 +26,14 @@ MOST_LINES = {
     "contrastive": 240,
     "similarity": 370,
     "stitching": 420,
+    "kernels": 300,
 }
 
 
-CLASSIFIERS = ("finetuning", "similarity", "stitching")
+CLASSIFIERS = ("finetuning", "similarity", "stitching", "kernels")
 """Examples that measure accuracy."""
 
-TRAIN_AS_THE_TEMPLATE_DOES = {"similarity", "stitching"}
+TRAIN_AS_THE_TEMPLATE_DOES = {"similarity", "stitching", "kernels"}
 
 
 class Example(NamedTuple):
@@ -112,6 +113,12 @@ EXAMPLES = {
         "Validation cross-entropy",
     ),
     "stitching": Example(
+        ("--epochs", "8"),
+        ("--epochs 2 --lr 1e-2", "--epochs 2 --lr 1e-4"),
+        "loss",
+        "Validation cross-entropy",
+    ),
+    "kernels": Example(
         ("--epochs", "8"),
         ("--epochs 2 --lr 1e-2", "--epochs 2 --lr 1e-4"),
         "loss",

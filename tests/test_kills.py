@@ -49,6 +49,7 @@ OF_EXAMPLE = {
     "contrastive": ("--steps", "300", "--eval-every", "30"),
     "similarity": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
     "stitching": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
+    "kernels": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
 }
 NEVER_RESIDENT = ("finetuning", "graphs")
 LOADERS = {
