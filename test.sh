@@ -10,7 +10,10 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-counts=(--kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --edits 1000 --slurm-jobs 20)
+counts=(
+  --kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --edits 1000 --slurm-jobs 20
+  --combinations 300
+)
 case ${1-} in
   --all) chosen=(-m "not gpu" "${counts[@]}") && shift ;;
   --rest) chosen=(-m "(full or root) and not (gpu or alike)") && shift ;;

@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 PAGES = {
     "steps": ("steps.py",),
+    "best-steps": ("best_steps.py",),
     "buildup": ("buildup.py",),
     "buildup-gpt": ("buildup.py", "--gpt"),
     "loading": ("loading.py",),
@@ -25,16 +26,20 @@ PAGES = {
     "overlap": ("overlap.py",),
     "sweeps": ("sweeps.py",),
     "images": ("images.py",),
+    "techniques": ("techniques.py",),
     "start": ("start.py",),
     "courier": ("courier.py",),
     "drawing": ("drawing.py",),
     "drawing-server": ("drawing.py", "--server"),
     "fingerprint": ("fingerprint.py",),
     "refactor": ("refactor.py",),
+    "finding": ("finding.py",),
+    "finding-speeds": ("finding.py", "--speeds"),
+    "custom-kernels": ("custom_kernels.py",),
 }
 """The commands that print them."""
 
-ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints")
+ON_GPU = ("buildup", "buildup-gpt", "loading", "checkpoints", "custom-kernels")
 """Pages of what a GPU does; the others measure the host, the disk or the store."""
 
 

@@ -125,8 +125,10 @@ class InTurn:
     def __init__(self, batches: Batches, turns: Turns) -> None:
         self.batches, self.turns = batches, turns
 
-    def __len__(self) -> int:
-        return len(self.batches)
+    endless = Batches.endless
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.batches, name)
 
     def from_position(self, epoch: int, batch: int) -> Iterator[tuple[object, int]]:
         """The batches of an epoch, with those turns between them."""

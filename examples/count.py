@@ -2,8 +2,8 @@
 
     python examples/count.py    the tables of docs/compared.md
 
-Counted are the lines of code that are new or changed in the student's files, plot.py and run.sh
-included; of the scripts in `compared`, which not all examples have, all. Not counted are deleted
+Counted are the lines of code that are new or changed in the student's files, plot.py, run.sh and
+C++ included; of the scripts in `compared`, which not all examples have, all. Not counted are deleted
 and blank lines, comments, docstrings, and the network: classes of nn.Module and the table MODELS,
 which the scripts import.
 """
@@ -19,9 +19,13 @@ from pathlib import Path
 from merge import EXAMPLES, HERE, TEMPLATE, names
 
 
+COMMENT = {".py": "#", ".sh": "#", ".cpp": "//"}
+"""What a comment begins with, in the files that are counted."""
+
+
 def counts(example: str) -> dict[str, int]:
     """Return by file how many lines an example adds and changes."""
-    files = sorted([*(EXAMPLES / example).glob("*.py"), *(EXAMPLES / example).glob("*.sh")])
+    files = sorted(f for f in (EXAMPLES / example).glob("*.*") if f.suffix in COMMENT)
     return {file.name: changed(TEMPLATE / file.name, file) for file in files}
 
 
@@ -45,7 +49,8 @@ def code(file: Path) -> list[str]:
     text = file.read_text()
     lines = text.splitlines()
     if file.suffix != ".py":
-        return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        comment = COMMENT[file.suffix]
+        return [line for line in lines if line.strip() and not line.lstrip().startswith(comment)]
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start

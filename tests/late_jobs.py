@@ -1,6 +1,6 @@
-"""Jobs of the tests' own loop on a GPU that is not there and runs late, each in another order.
+"""Jobs of the tests' own loop on GPUs that are not there and run late, each in another order.
 
-    export STAND_IN_GPUS=1 PYTHONPATH=tests/gpu_stand_in:tests/engine:PROJECT
+    export STAND_IN_GPUS=2 PYTHONPATH=tests/gpu_stand_in:tests/engine:PROJECT
     python tests/late_jobs.py 0 100
 
 Prints a line for each schedule from the first number on: whether the job ended with the bits of the
@@ -12,7 +12,10 @@ import json
 import os
 import random
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -22,12 +25,20 @@ from typing import Any
 import numpy as np
 import torch
 from attempts import At, Ended, Toy, plain
+from engine.cli import Span
+from engine.loop import Job
 from stand_in.late import Late, running_late
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 from toy import DATA, EXAMPLES, Loop, forward
 
+OFTEN, SELDOM = 1e-6, 10.0
+"""Minutes between two checkpoints: there is one after each step, or none before the end."""
+
 CHOICES: dict[str, tuple[Any, ...]] = {
+    "device": ("cuda:0", "cuda:1"),
+    "pauses": (("1e", OFTEN), ("1e", SELDOM), ("2e", SELDOM)),
+    "starts_late": (False, True),
     "loader": ("resident", "workers"),
     "background": (False, True),
     "accumulate": (1, 2),
@@ -35,8 +46,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "clip_norm": (0.0, 1.0),
     "precision": ("fp32", "bf16"),
     "nested": (False, True),
+    "compile": ("off", "reduce-overhead"),
 }
-"""What jobs differ in."""
+"""What jobs differ in. Of `pauses`, an evaluation and a checkpoint make the host wait for the GPU;
+without them it runs ahead by whole epochs. A thread that evaluates in the background `starts_late`,
+as on a busy machine: after the next step of training."""
 
 MANY = [*range(EXAMPLES, len(DATA))] * 4
 """Examples to evaluate on: more batches of outputs are kept than may be under way at once."""
@@ -60,15 +74,27 @@ def nested(model: nn.Module, batch: Any, settings: Any) -> tuple[Tensor, dict[st
     return forward(model, (batch[0]["points"], batch[1]), settings)
 
 
+@dataclass
 class WithNorm(Loop):
     """A loop whose evaluation returns a tensor too, which nobody has waited for."""
 
+    starts_late: bool = False
+
     def evaluate(self, model: Any, *others: Any) -> dict[str, Any]:
         """Return the means of what is measured, and the norm of the weights."""
-        *_, part = others
+        job, *_, part = others
+        if self.starts_late and threading.current_thread() is not threading.main_thread():
+            wait_for_a_step(job)
         means = super().evaluate(model, *others)
         norms = [weights.detach().norm() for weights in model.parameters()]
         return {**means, f"{part}_norm": torch.stack(norms).norm()}
+
+
+def wait_for_a_step(job: Job[Any]) -> None:
+    """Return when training has taken a step, unless it is at its end or was interrupted."""
+    before, deadline = job.fraction_done, time.monotonic() + 1
+    while job.fraction_done == before < 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def main(first: int, count: int) -> None:
@@ -84,7 +110,7 @@ def in_order_of(seed: int) -> dict[str, Any]:
     chance = random.Random(seed)
     way = tuple((name, chance.choice(values)) for name, values in CHOICES.items())
     stop = chance.choice((None, At("step", chance.randint(1, 13))))
-    expected = undisturbed(way)
+    expected = undisturbed(tuple(dict(way, compile="off").items()))
     said: dict[str, Any] = {"seed": seed, "error": ""}
     late: Late | None = None
     try:
@@ -105,15 +131,19 @@ def undisturbed(way: Way) -> Any:
 def content(root: Path, way: Way, stop: At | None = None) -> Any:
     """Run a job, with an interruption or without; return all that it left."""
     settings = dict(way)
+    eval_every, checkpoint_minutes = settings.pop("pauses")
     runtime = {
-        "device": "auto",
+        "device": settings.pop("device"),
         "quiet": True,
         "loader": settings.pop("loader"),
+        "compile": settings.pop("compile"),
         "workers": 0,
-        "checkpoint_minutes": 1e-6,  # after each step
+        "checkpoint_minutes": checkpoint_minutes,
     }
+    settings["eval_every"] = Span(eval_every)
     data, of_batch = (Nested(), nested) if settings.pop("nested") else (DATA, forward)
-    loop = WithNorm(of_batch, Subset(data, range(EXAMPLES)), Subset(data, MANY))
+    train_on, val_on = Subset(data, range(EXAMPLES)), Subset(data, MANY)
+    loop = WithNorm(of_batch, train_on, val_on, starts_late=settings.pop("starts_late"))
     toy = Toy(root, lambda: "")
     for at in (stop, None) if stop else (None,):
         done = toy.run(loop=loop, stop=at, runtime=runtime, epochs=2, **settings)

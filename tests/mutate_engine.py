@@ -9,15 +9,20 @@ these change nothing that anybody could notice.
 
 import argparse
 import ast
+import compileall
+import multiprocessing
+import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from typing import NamedTuple
 
+import pytest
+import torch  # noqa: F401  (slow: the forks that run tests have it already)
 from repository import REPOSITORY
 
 sys.path[:0] = [str(REPOSITORY / "tests/engine"), str(REPOSITORY / "benchmarks")]
@@ -29,16 +34,20 @@ INNER = "{{cookiecutter.project_slug}}"
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "runs", "mlruns", "data")
 
 MODULES = {
-    "evidence/closure.py": ("test_fingerprint.py", "test_code_edits.py"),
-    "job/lines.py": ("test_journal.py", "test_damaged_journals.py", "test_record_mutations.py"),
+    "evidence/closure.py": ("test_closure.py", "test_fingerprint.py", "test_code_edits.py"),
+    "job/lines.py": ("test_lines.py", "test_journal.py", "test_damaged_journals.py"),
     "training/checkpoints.py": ("test_checkpoints.py", "test_resume.py"),
-    "training/meters.py": ("test_measures.py", "test_loop.py", "test_resume.py"),
-    "data/order.py": ("test_data.py", "test_batches.py", "test_resume.py"),
+    "training/meters.py": ("test_meters.py", "test_measures.py", "test_loop.py", "test_resume.py"),
+    "data/order.py": ("test_order.py", "test_batches.py", "test_data.py"),
 }
 """Modules on which most guarantees rest, by their paths in engine/, with their tests."""
 
 OF_ALL_CHANGES = "tests/engine/test_fingerprint.py::test_the_results_versions_are_recorded"
 """A test that finds any change, whatever it does."""
+
+
+BY_CONTENT = PycInvalidationMode.CHECKED_HASH
+"""Compiled code is used while its source is the same, however quickly that changes."""
 
 
 class Mutant(NamedTuple):
@@ -61,21 +70,54 @@ def mutant(source: str, chance: random.Random) -> Mutant:
 
 
 def _code(tree: ast.Module) -> str:
-    """Return what a module does, as text: without docstrings and annotations."""
+    """Return what a module does, as text: without docstrings, types and the words of errors."""
     for node in ast.walk(tree):
         match node:
             case ast.arg():
                 node.annotation = None
             case ast.FunctionDef():
                 node.returns = None
-            case ast.AnnAssign(value=ast.expr()):
+            case ast.AnnAssign():
                 node.annotation = ast.Constant(None)
+            case ast.Module():  # its names for types
+                node.body = [n for n in node.body if not _is_type(n)]
+            case ast.Raise():
+                _without_words(node)
+            case ast.Constant(value=float(number)) if number.is_integer():
+                node.value = int(number)
+            case ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant(value=None)]):
+                node.ops = [ast.Is()]
+            case ast.Compare(ops=[ast.NotEq()], comparators=[ast.Constant(value=None)]):
+                node.ops = [ast.IsNot()]
         if isinstance(body := getattr(node, "body", None), list):
-            texts = [
-                n for n in body if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
-            ]
-            node.body = [n for n in body if n not in texts] or [ast.Pass()]  # type: ignore
+            node.body = _done(body) or [ast.Pass()]  # type: ignore[attr-defined]
     return ast.unparse(tree)
+
+
+def _done(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of a block that do something, and definitions once."""
+    found: dict[str, ast.stmt] = {}
+    for number, node in enumerate(body):
+        if not isinstance(node, ast.Pass) and not _is_text(node):
+            once = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
+            found[ast.dump(node) if once else str(number)] = node
+        if isinstance(node, ast.Return | ast.Raise):
+            break
+    return [*found.values()]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _is_type(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript)
+
+
+def _without_words(tree: ast.AST) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
 
 
 def _change(before: str, node: ast.AST) -> str:
@@ -86,15 +128,31 @@ def _change(before: str, node: ast.AST) -> str:
 
 
 def passes(copy: Path, tests: Sequence[str], seconds: float | None = None) -> bool:
-    """Return whether tests pass in a copy of the template, within a time if one is given."""
+    """Return whether tests pass in a copy of the template, within a time if one is given.
+
+    They run in a fork of this process, which has imported what is slow to import.
+    """
+    fork = multiprocessing.get_context("fork").Process(target=_test, args=(copy, tests))
+    fork.start()
+    fork.join(seconds)
+    if fork.exitcode is None:
+        fork.kill()
+        fork.join()
+    return fork.exitcode == 0
+
+
+def _test(copy: Path, tests: Sequence[str]) -> None:
+    """Run tests in a copy of the template, and end this process with their exit status."""
+    os.setsid()
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    os.chdir(copy)
+    sys.path[:] = [path for path in sys.path if not Path(path).is_relative_to(REPOSITORY / "tests")]
+    for own in ("repository", "mutants", "pages"):
+        del sys.modules[own]
     files = [f"tests/engine/{name}" for name in tests]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
-    command += ["-m", "not (full or root or gpu)", "--deselect", OF_ALL_CHANGES]
-    try:
-        done = subprocess.run(command, cwd=copy, capture_output=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--deselect", OF_ALL_CHANGES]
+    sys.exit(pytest.main([*options, "-m", "not (full or root or gpu)", *files]))
 
 
 def survivors(copy: Path, module: str, count: int, chance: random.Random) -> list[str]:
@@ -124,6 +182,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(REPOSITORY, Path(folder) / "template", ignore=LEFT_OUT)
         shutil.copytree(REPOSITORY / INNER / "engine/data", copy / INNER / "engine/data")
+        compileall.compile_dir(copy / INNER, quiet=2, invalidation_mode=BY_CONTENT)
+        sys.dont_write_bytecode = True
         for module in arguments.modules:
             chance = random.Random(f"{arguments.seed} {module}")
             left[module] = survivors(copy, module, arguments.count, chance)

@@ -17,6 +17,8 @@ class Mistake:
     file: str
     text: str
     example: str = "classification"
+    cure: str = ""
+    """What is said to do about it."""
 
     def line(self, root: Path) -> int:
         """Return the number of the line, once the edit is made."""
@@ -103,6 +105,7 @@ MISTAKES = {
             (RUN, "scaler.scale(loss).backward", "scaler.scale(loss * weight).backward"),
         ),
         *(RESUME, RUN, "weight = 1.0"),
+        cure="weight changes while training and is not restored; keep it in an object with state",
     ),
     "counter in a module": Mistake(
         augmented("SEEN.append(0)\n    return images + len(SEEN), labels", "SEEN = []\n\n\n"),
@@ -113,6 +116,7 @@ MISTAKES = {
             "return images + RANDOM.randrange(99), labels", "RANDOM = random.Random(0)\n\n\n"
         ),
         *(RESUME, DATA, "RANDOM = random.Random(0)"),
+        cure="RANDOM is not restored; draw from torch's own random numbers",
     ),
     "unseeded random numbers in the augmentation": Mistake(
         augmented("return images + int(np.random.default_rng().integers(9)), labels"),

@@ -1,4 +1,4 @@
-"""Training on a GPU that is not there and runs late, in random orders; and with faults planted.
+"""Training on GPUs that are not there and run late, in random orders; and with faults planted.
 
     python tests/schedules.py [--count 2000] [--with-faults 100] > docs/schedules.md
 
@@ -41,7 +41,7 @@ def run(project: Path, first: int, count: int) -> list[dict[str, Any]]:
     If it crashed, as faults make it do, the last one says so.
     """
     path = [TESTS / "gpu_stand_in", TESTS / "engine", project]
-    env = os.environ | {"STAND_IN_GPUS": "1", "PYTHONPATH": os.pathsep.join(map(str, path))}
+    env = os.environ | {"STAND_IN_GPUS": "2", "PYTHONPATH": os.pathsep.join(map(str, path))}
     words = [sys.executable, str(TESTS / "late_jobs.py"), str(first), str(count)]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=3600)
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -97,16 +97,19 @@ def report(every: list[dict[str, Any]], found: dict[Fault, int | None], most: in
         print(f"schedule {each['seed']}: {each['error'] or 'other bits'}", file=sys.stderr)
     ahead = sorted(each.get("ahead", 0) for each in every)
     about = (
-        f"{machine('torch')}; not run on a GPU. {len(every):,} jobs, each on a stand-in for a GPU "
-        "that works asynchronously, in an order drawn from a seed (rules 2 to 8 of "
+        f"{machine('torch')}; not run on a GPU. {len(every):,} jobs, each on one of two GPUs of a "
+        "stand-in that works asynchronously, in an order drawn from a seed (rules 2 to 9 of "
         "docs/devices.md): 14 steps with a resident loader or with copies from pinned memory, with "
-        "and without evaluation in the background, accumulation, EMA, clipping, bf16 and nested "
-        "batches, with a checkpoint after each step, half of them interrupted and continued. In "
-        f"them {sum(each.get('tasks', 0) for each in every):,} operations were queued; the host "
-        f"was up to {ahead[len(ahead) // 2]} ahead in the median job and {ahead[-1]} at most. "
+        "and without evaluation in the background, accumulation, EMA, clipping, bf16, nested "
+        "batches and CUDA graphs; evaluated after each epoch, with a checkpoint after each step "
+        "or none before the end, or evaluated at the end alone; half of them interrupted and "
+        f"continued. In them {sum(each.get('tasks', 0) for each in every):,} operations were "
+        "queued; the host was "
+        f"up to {ahead[len(ahead) // 2]} ahead in the median job and {ahead[-1]} at most. "
         f"{len(wrong)} jobs ended with other weights, state, curves or kept outputs than the same "
-        "job on a GPU that does all at once. Below are faults that were then planted in the "
-        f"engine, one at a time, and how many jobs it took to find each, of {most} at most. "
+        "job, not compiled, on a GPU that does all at once. Below are faults that were then "
+        "planted in the engine, one at a time, and how many jobs it took to find each, of "
+        f"{most} at most. "
         "`python tests/schedules.py` makes this page."
     )
     rows = [

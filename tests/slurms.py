@@ -112,6 +112,11 @@ class Cluster:
         found = [re.search(form, line) for line in lines]
         return {f"{task[1]}_{task[2]}": int(task[3]) for task in found if task}
 
+    def ended(self, task: str) -> str:
+        """Slurm's word for the state of a task that is over."""
+        found = re.search(r"JobState=(\w+)", self.ask("scontrol", "show", "job", task))
+        return found[1] if found else ""
+
     @contextmanager
     def configured(self, **settings: object) -> Iterator[None]:
         """Within, some of its configuration is another."""

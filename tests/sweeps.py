@@ -26,7 +26,7 @@ from types import SimpleNamespace
 
 from engine.cli.parser import parse
 from engine.errors import JobError, SettingsError
-from engine.job import provenance
+from engine.job import inputs, provenance
 from engine.job.folder import JobFolder
 from engine.job.runtime import Runtime
 from engine.launch import begin
@@ -53,6 +53,11 @@ else:
     note = json.loads(job.settings.note or "{}")
     if job.outcome().get("status") == "finished":
         sys.exit(0)
+    try:
+        inputs.check(job.settings, job.runs_root)
+    except JobError as error:
+        print(job.label, error)
+        sys.exit(1)
     job.make()
     try:
         job.take()
@@ -66,6 +71,7 @@ else:
     ran = job.path / "ran"
     ran.open("a").write("x")
     time.sleep(note.get("seconds", 0.3))
+    while Path(note.get("until_gone", job.path / "nothing")).exists(): time.sleep(0.05)
     status, said = note.get("ends", "finished"), note.get("says", "")
     if len(ran.read_text()) > note.get("times", 99):
         status = "finished"
@@ -78,7 +84,7 @@ else:
     with Path(os.environ["INTERVALS"]).open("a") as file:
         print(json.dumps(line), file=file)
     print(f"{job.label} {status}: {said}")
-    sys.exit(status in ("failed", "diverged"))
+    sys.exit(note.get("status", status in ("failed", "diverged")))
 '''
 
 SETTINGS = """

@@ -12,7 +12,10 @@ from planted import MISTAKES, OPTIMIZER, planted
 FIRST = ("EMA not in job.resume", "item")
 """Mistakes that are planted in the first stage; each takes some seconds."""
 
-OF_EACH = ("dropout in evaluation", "unused layer", "random numbers in a dataset", "mask")
+OF_EACH = (
+    *("dropout in evaluation", "unused layer", "random numbers in a dataset", "mask"),
+    *("number carried from step to step", "own random numbers in the augmentation"),
+)
 """Further ones that .ci/run plants."""
 
 MARKS = {
@@ -38,7 +41,8 @@ def test_a_mistake_is_found_with_its_line(
     done = project.run("--check", *mistake.edit.flags)
     assert done.returncode == 1, done
     place = f"{mistake.guarantee}: {mistake.file}:{mistake.line(project.root)}: "
-    assert any(line.startswith(place) for line in done.stdout.splitlines()), (place, done.stdout)
+    found = [line for line in done.stdout.splitlines() if line.startswith(place)]
+    assert any(mistake.cure in line for line in found), (place, done.stdout)
 
 
 ALL_ON = "--model convnet --augment crop-flip --accumulate 2 --clip-norm 1 --ema 0.9 --warmup 2e"
@@ -60,6 +64,8 @@ NO_VALIDATION = "--val-fraction 0 --monitor none --steps 500 --loader workers"
         pytest.param("finetuning", "", marks=pytest.mark.full),
         pytest.param("contrastive", "", marks=pytest.mark.full),
         pytest.param("similarity", "", marks=pytest.mark.full),
+        pytest.param("stitching", "", marks=pytest.mark.full),
+        pytest.param("kernels", "", marks=pytest.mark.full),
     ],
 )
 def test_nothing_is_found_where_nothing_is_wrong(

@@ -25,11 +25,15 @@ MOST_LINES = {
     "finetuning": 280,
     "contrastive": 240,
     "similarity": 370,
+    "stitching": 420,
+    "kernels": 300,
 }
 
 
-CLASSIFIERS = ("finetuning", "similarity")
+CLASSIFIERS = ("finetuning", "similarity", "stitching", "kernels")
 """Examples that measure accuracy."""
+
+TRAIN_AS_THE_TEMPLATE_DOES = {"similarity", "stitching", "kernels"}
 
 
 class Example(NamedTuple):
@@ -108,6 +112,18 @@ EXAMPLES = {
         "loss",
         "Validation cross-entropy",
     ),
+    "stitching": Example(
+        ("--epochs", "8"),
+        ("--epochs 2 --lr 1e-2", "--epochs 2 --lr 1e-4"),
+        "loss",
+        "Validation cross-entropy",
+    ),
+    "kernels": Example(
+        ("--epochs", "8"),
+        ("--epochs 2 --lr 1e-2", "--epochs 2 --lr 1e-4"),
+        "loss",
+        "Validation cross-entropy",
+    ),
 }
 
 
@@ -142,7 +158,7 @@ def test_a_change_of_the_template_is_merged_into_the_examples(copy: Path) -> Non
     edit(copy / INNER / "run.py", "says that it has finished", "says that it is finished")
     own = (copy / INNER / ".examples").glob("*/run.py")
     changed = sorted(file.parent.name for file in own if file.parent.name != "base")
-    assert {*EXAMPLES} - {*changed} == {"similarity"}  # which trains as the template does
+    assert {*EXAMPLES} - {*changed} == TRAIN_AS_THE_TEMPLATE_DOES
     found = script(copy, "merge.py", "--check")
     assert found.returncode == 1
     assert found.stderr.splitlines() == [

@@ -9,6 +9,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import stored
 from engine.results import venues
@@ -117,6 +118,21 @@ def test_a_ranking_goes_by_validation_and_says_so(draw, store):
     gain = re.search(r"First minus second: ([\d.]+) \(.+\), 95% t interval of 2 pairs", caption)
     assert float(gain[1]) == pytest.approx(0.1, abs=1e-3)
     assert "lr=0.1 " in drawn.caption("confusion")
+
+
+def test_two_seeds_and_two_classes_that_are_booleans(draw, store):
+    for seed, values in enumerate(([0.5, 0.6], [0.8, 0.9])):
+        store.job("two", {"val_accuracy": values}, monitor="val_accuracy", lr=0.1, seed=seed)
+    label = np.arange(10) % 2 == 0
+    np.savez(store.folder / "predictions.npz", label=label, predicted=label | (np.arange(10) < 2))
+    drawn = draw("two")
+    store.keep_predictions()
+    assert drawn.status == 0
+    assert "1 of 10 are wrong" in drawn.caption("confusion")
+    assert drawn.caption("learning-curves").endswith(
+        "mean of 2 seeds, 95% t interval; thin lines are single jobs. Intervals are cut off at "
+        "the edges of the axes."
+    )
 
 
 def test_the_same_jobs_give_the_same_bytes_whatever_else_is_in_the_store(draw, store, tmp_path):

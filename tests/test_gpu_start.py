@@ -29,9 +29,10 @@ JOBS = {
     ),
     "cuda:1": (
         *("--device", "cuda:1", "--precision", "tf32"),
-        *("--model", "convnet", "--augment", "crop-flip", "--optimizer", "sgd"),
+        *("--model", "convnet", "--augment", "crop-flip", "--optimizer", "sgd", "--nvtx"),
     ),
     "compiled": ("--compile", "on", "--note", "compiled"),
+    "graphs": ("--compile", "reduce-overhead", "--accumulate", "2", "--note", "graphs"),
     "profiled": ("--profile", "3", "--precision", "bf16"),
 }
 """The flags of jobs that ask different things of a GPU."""

@@ -116,7 +116,7 @@ def test_force_starts_it_over_in_one_run_and_another_loader_gives_the_same_bits(
         (("--epochs", "2", "--steps", "5"), "--epochs"),
         (("--warmup", "1e3"), "--warmup 1e3: "),
         (("--precision", "fp16"), "--precision fp16: needs a CUDA GPU"),
-        (("--monitor", "val_mae"), "--monitor val_mae: "),
+        (("--monitor", "val_mae"), "--monitor val_mae: METRICS in settings.py has no mae"),
         (("--val-fraction", "0"), "--monitor none"),
         (("--fold", "6"), "--fold 6: must be from 0 to 5"),
         (("--fold", "1", "--val-fraction", "0.2"), "--val-fraction and --fold: give only one"),

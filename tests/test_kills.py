@@ -48,6 +48,8 @@ OF_EXAMPLE = {
     "finetuning": ("--steps", "200", "--eval-every", "20"),
     "contrastive": ("--steps", "300", "--eval-every", "30"),
     "similarity": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
+    "stitching": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
+    "kernels": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
 }
 NEVER_RESIDENT = ("finetuning", "graphs")
 LOADERS = {

@@ -1,4 +1,4 @@
-"""The engine on a GPU that is not there and runs late: a few of the orders of schedules.py."""
+"""The engine on GPUs that are not there and run late: a few of the orders of schedules.py."""
 
 import pytest
 from gpu_faults import FAULTS, Fault
@@ -16,7 +16,7 @@ def test_the_order_in_which_a_gpu_works_changes_nothing(pytestconfig: pytest.Con
 
 
 FOUND = [fault for fault in FAULTS if not fault.elsewhere]
-FIRST = {fault.rules: fault for fault in reversed(FOUND) if fault.rules in "1457"}.values()
+FIRST = {fault.rules: fault for fault in reversed(FOUND) if fault.rules in "14579"}.values()
 EACH = [
     pytest.param(fault, id=fault.name, marks=() if fault in FIRST else pytest.mark.alike)
     for fault in FOUND
@@ -25,4 +25,4 @@ EACH = [
 
 @pytest.mark.parametrize("fault", EACH)
 def test_a_fault_is_found(fault: Fault) -> None:
-    assert tries(fault, most=30)
+    assert tries(fault, most=60)

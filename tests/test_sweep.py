@@ -199,6 +199,8 @@ def test_an_empty_grid_is_refused(lab: Lab) -> None:
         ("--per-gpu none", "--per-gpu: invalid int value: 'none'"),
         ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
         ("--at-most 3", "--at-most: only with --slurm"),
+        ("--per-task 3", "--per-task: only with --slurm"),
+        ("--slurm --per-task 0", "--per-task 0: must be 1 or more"),
         ("-- --partition gpu", "--: only with --slurm"),
         ("--slurm --retries 2", "--retries: not with --slurm"),
         ("--json", "--json: only with --list"),
@@ -279,34 +281,100 @@ def test_states_and_ctrl_c(lab: Lab) -> None:
     assert Path(found[0]["folder"]) == folder
 
 
+class Slurm:
+    """Commands of Slurm's that are not there: they write down what they were told."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._asked = lab.machine / "asked"
+        told = f'printf "%s\\n" "$*" >>{self._asked}-$(basename "$0")'
+        self._states = lab.machine / "states"
+        self._states.touch()
+        done = {"sbatch": "echo $$", "scontrol": "echo MaxArraySize = 9"}
+        done["squeue"] = f"cat {self._states}"
+        for name, answer in done.items():
+            (lab.machine / name).write_text(f"#!/bin/sh\n{told}\n{answer}\n")
+            (lab.machine / name).chmod(0o755)
+
+    def told(self, name: str) -> list[str]:
+        """What a command was told each time."""
+        path = Path(f"{self._asked}-{name}")
+        return path.read_text().splitlines() if path.exists() else []
+
+    def start(self, lab: Lab, submitted: str, task: int) -> subprocess.Popen[str]:
+        """Run a task of an array as Slurm would."""
+        self._states.write_text("RUNNING")
+        number = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": str(task)}
+        node = {"SLURMD_NODENAME": "node3", "SLURM_CPUS_ON_NODE": "1"}
+        return subprocess.Popen(
+            ["sh", "-c", submitted.split(" --wrap=")[1]],
+            env=lab.env | number | node,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
 def test_slurm_gives_what_is_not_here(lab: Lab, project: Project, tmp_path: Path) -> None:
     """Jobs are checked without the devices that they will have."""
-    for name, said in (("sbatch", "17"), ("scontrol", "MaxArraySize = 9"), ("squeue", "")):
-        (lab.machine / name).write_text(f"#!/bin/sh\necho {said}\n")
-        (lab.machine / name).chmod(0o755)
+    Slurm(lab)
     whole = project.copy(tmp_path / "whole")
     write_grid(whole.root, "--precision fp16 --model convnet", "--device cuda:3")
     done = ended(start(whole.root, lab.env, "--slurm"))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 jobs submitted to Slurm as 17" in done.stdout
+    assert "2 jobs submitted to Slurm as " in done.stdout
 
 
 def test_slurm_is_told_which_jobs_come_first(lab: Lab) -> None:
     lab.write_analysis()
-    asked = lab.machine / "asked"
-    for name, said in (("sbatch", "$$"), ("scontrol", "MaxArraySize = 9"), ("squeue", "")):
-        (lab.machine / name).write_text(f'#!/bin/sh\necho "$@" >>{asked}-{name}\necho {said}\n')
-        (lab.machine / name).chmod(0o755)
+    slurm = Slurm(lab)
     captured = [f"id{n}=$(job {light()(n)})" for n in range(2)]
     lab.write_lines(*captured, 'job analyse.py --first "$id1"', "job --seed 7")
-    done = lab.sweep("--slurm")
-    assert (done.returncode, done.stderr) == (0, ""), done
-    (array, _), (said, after) = (
-        done.stdout.split(" as ")[1].split(";")[0].split(", "),
-        (Path(f"{asked}-sbatch").read_text().splitlines()),
+    for flags, after in ((), "afterok:{}_1"), (("--per-task", "2"), "afterany:{}_0"):
+        done = lab.sweep("--slurm", *flags)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        array = done.stdout.split(" as ")[1].split(",")[0]
+        first, second = slurm.told("sbatch")[-2:]
+        assert f"--array=0-{1 if flags else 2} " in first and "--dependency" not in first
+        assert "--array=0-0 " in second and f"--dependency={after.format(array)} " in second
+
+
+def test_a_task_of_slurm_that_goes_back_into_the_queue_does_what_is_left(lab: Lab) -> None:
+    """Slurm warns it while the second of its four jobs runs; the first has failed."""
+    slurm, held = Slurm(lab), lab.machine / "held"
+    held.touch()
+    lab.write_grid(
+        light(ends="failed")(0),
+        f"--force {light(until_gone=str(held))(1)}",
+        light()(2),
+        light()(3),
     )
-    assert "--array=0-2 " in said and "--dependency" not in said
-    assert "--array=0-0 " in after and f"--dependency=afterok:{array}_1 " in after
+    done = lab.sweep("--slurm", "--per-task", "4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4 jobs submitted to Slurm in 1 task as " in done.stdout
+    (submitted,) = slurm.told("sbatch")
+
+    task = slurm.start(lab, submitted, 0)
+    wait_until(lambda: len(list(lab.project.root.glob("runs/*/*/ran"))) == 2)
+    task.send_signal(signal.SIGUSR1)
+    out, err = task.communicate(timeout=60)
+    assert (task.returncode, err) == (138, "")
+    assert re.findall(r"(started: .*)--seed (\d)", out) == [
+        ("started: run.py ", "0"),
+        ("started: run.py --force ", "1"),
+    ]
+    assert slurm.told("scontrol")[1:] == ["requeue 17_0"]
+    assert len(lab.intervals()) == 1
+
+    held.unlink()
+    task = slurm.start(lab, submitted, 0)
+    out, err = task.communicate(timeout=60)
+    assert (task.returncode, err) == (1, "")
+    started = [("started: run.py ", seed) for seed in "123"]
+    assert re.findall(r"(started: .*)--seed (\d)", out) == started
+    assert Counter(i.job for i in lab.intervals()).most_common(1)[0][1] == 1
+    assert len(lab.intervals()) == 4
+    text = next(lab.project.root.glob("runs/*/*/output.txt")).read_text()
+    assert text.startswith("started on node3 (Slurm 17_0), ")
 
 
 def test_results_that_the_store_lacks(lab: Lab, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def forward(
     """
     inputs, labels = batch
     logits = model(inputs).float()
+    if settings.test_time_flip and not model.training:
+        logits = (logits + model(inputs.flip(-1)).float()) / 2
     smoothing = settings.label_smoothing if model.training else 0.0
     losses = cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     predicted = logits.argmax(-1)
@@ -74,7 +76,7 @@ def train(
     `forward` is the function above, as job.prepare() returns it.
     """
     settings = job.settings
-    augment = data.augmentation(settings)
+    augment = data.augmentation(settings, job)
     optimizer = optimizers.make(model, settings)
     scaler = torch.amp.GradScaler(job.device.type, enabled=settings.precision == "fp16")
     ema = EMA(model, settings.ema)  # with --ema 0, ema.model is model
@@ -92,13 +94,16 @@ def train(
                 job.log(measured, lr=lr)  # stays on the device and is written later
             if settings.clip_norm:
                 scaler.unscale_(optimizer)
-                clip_gradients(model.parameters(), settings.clip_norm)
+                norm = clip_gradients(model.parameters(), settings.clip_norm)
+                job.log(gradient_norm=norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
             ema.update()
 
         metrics = evaluate(job, forward, ema.model, val, "val")
+        if settings.compare_ema:
+            metrics |= evaluate(job, forward, model, val, "val_weights")
         job.log_epoch(metrics)
         if stopping.improved(metrics):
             job.keep_best(metrics, model=ema.model)
@@ -145,7 +150,9 @@ def check(job: Job[Settings]) -> None:
     job.check_schedule(optimizers.factor)
     spec = data.load(job.settings, job.runtime.data_root).spec
     with torch.device("meta"):  # shapes only: no weights are made
-        job.init(model=models.make(job.settings, spec))
+        model = models.make(job.settings, spec)
+        job.init(model=model)
+        models.check_batch(model, spec, job.settings.batch_size)
 
 
 if __name__ == "__main__":

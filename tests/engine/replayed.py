@@ -18,11 +18,12 @@ from unittest.mock import patch
 
 from engine.attempt import Attempt
 from engine.job import inputs, lines
+from engine.job.data import Summary
 from engine.job.folder import JobFolder
 from engine.job.interruption import handle
 from engine.job.runtime import Runtime
 from engine.job.terminal import log
-from engine.tracking import delivery
+from engine.tracking import delivery, store, targets
 from engine.tracking.reading import NOTHING, Ended
 from toy import METRICS, Settings
 
@@ -60,21 +61,21 @@ class Store:
     def __init__(self) -> None:
         self.runs: dict[tuple[str, str], Stored] = {}
 
-    def run(self, about: Mapping[str, Any], journal: str, tags: Mapping[str, str]) -> "Run":
+    def run(self, job: str, journal: str) -> Stored:
         """Return the run of a journal, the job's only one."""
-        key = about["id"], journal
-        for other in [each for each in self.runs if each[0] == key[0] and each != key]:
+        key = job, journal
+        for other in [each for each in self.runs if each[0] == job and each != key]:
             del self.runs[other]
-        return Run(key, self.runs.setdefault(key, Stored()))
+        return self.runs.setdefault(key, Stored())
 
 
-class Run:
+class Run(store.Run):
     """A run, as Delivery writes it."""
 
-    begun = 0
-
-    def __init__(self, key: tuple[str, str], stored: Stored) -> None:
-        self.id, self._stored = " ".join(key), stored
+    def open(self) -> None:
+        """Find the run in the store or make it."""
+        self._stored = Courier.store.run(self._job, self._journal)
+        self.id = f"{self._job} {self._journal}"
 
     def beat(self) -> None:
         """Be alive."""
@@ -91,6 +92,9 @@ class Run:
     def add(self, folder: Path, names: Iterable[str]) -> None:
         """Take files."""
         self._stored.files.update(names)
+
+    def has_read(self, data: Summary) -> None:
+        """Take no note of it."""
 
     def end(self, status: str) -> None:
         """Be over."""
@@ -167,7 +171,7 @@ class Courier:
         if Courier.away:
             return "the store is away"
         try:
-            sent = delivery.Delivery(self.folder)
+            sent = delivery.Delivery(self.folder, Run)
             sent.send()
             sent.end(sent.status or "KILLED")
         except lines.Damaged as error:
@@ -222,7 +226,7 @@ def here() -> Iterator[StringIO]:
         patch("engine.training.job.Job", Training),
         patch("engine.job.inputs.present", _present),
         patch("engine.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
-        patch.object(delivery, "Run", lambda *run: Courier.store.run(*run)),
+        patch.object(targets, "TARGETS", (Run,)),
         redirect_stdout(said),
         redirect_stderr(said),
     ):

@@ -1,15 +1,21 @@
 """Checkpoint files: whole or absent, data and no code, written beside training."""
 
+import hashlib
 import os
+import resource
 import subprocess
 import sys
+import zipfile
+from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from engine.errors import JobError
 from engine.paths import CODE
-from engine.training import checkpoints
+from engine.training import checkpoints, devices
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -26,6 +32,115 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert weights["0.weight"].all()
     assert loaded == others
     assert torch.load(tmp_path / "best.pt", weights_only=True)["epoch"] == 3
+
+
+def test_a_copy_on_the_host_has_nothing_in_common_with_what_it_is_of():
+    """And what was an array's number is a plain one."""
+    tensor = torch.ones(2, requires_grad=True)
+    content = {"a": [tensor, (tensor.shape, {3})], "b": {"n": np.float32(0.5), "t": "text"}}
+    copied = checkpoints.on_host(content)
+    with torch.no_grad():
+        tensor += 1
+    content["a"].append(1)
+    ((kept, (shape, numbers)), plain) = copied["a"], copied["b"]
+    assert kept.tolist() == [1, 1] and not kept.requires_grad
+    assert shape == (2,) and numbers == {3}
+    assert plain == {"n": 0.5, "t": "text"} and type(plain["n"]) is float
+
+
+def test_weights_are_a_plain_dictionary_of_copies():
+    model = nn.BatchNorm1d(2)
+    weights = checkpoints.weights(model)
+    assert type(weights) is dict and weights.keys() == model.state_dict().keys()
+    nn.init.constant_(model.weight, 5)
+    assert weights["weight"].tolist() == [1, 1] and not weights["weight"].requires_grad
+
+
+class Point(NamedTuple):
+    x: int
+
+
+PLAIN = [
+    *("text", b"bytes", True, 3, 0.5, 1j, None, torch.float16, CPU, torch.ones(1), np.int64(3)),
+    *([1, (2, {3})], {"a": {(1, 2): [None]}}, torch.Size([2]), OrderedDict(a=1)),
+]
+OTHERS = {
+    "a Point": [Point(1), [Point(1)], {"a": (1, Point(1))}, {Point(1): 1}],
+    "a ndarray": [np.ones(2), {"a": [{"b": np.ones(1)}]}],
+    "a function": [plain_function := lambda: None, (1, plain_function)],
+}
+
+
+def test_what_can_be_read_again_is_plain(tmp_path):
+    for content in PLAIN:
+        checkpoints.check_plain(content)
+        checkpoints.save(tmp_path / "a.pt", checkpoints.on_host({"content": content}))
+        assert checkpoints.load(tmp_path / "a.pt", CPU) == {"content": content}
+    for said, each in OTHERS.items():
+        for content in each:
+            with pytest.raises(TypeError, match=f"^{said}$"):
+                checkpoints.check_plain(content)
+
+
+def test_the_one_before_is_kept_under_its_name(tmp_path):
+    last, previous = tmp_path / "last.pt", tmp_path / "previous.pt"
+    (tmp_path / "last.part").write_text("what a killed process left")
+    for step in range(3):
+        checkpoints.save(last, {"step": step}, previous)
+        assert checkpoints.load(last, CPU) == {"step": step}
+        assert previous.exists() == (step > 0)
+    assert checkpoints.load(previous, CPU) == {"step": 1}
+    checkpoints.save(last, {"step": 3})
+    assert checkpoints.load(previous, CPU) == {"step": 1}
+    assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "previous.pt"}
+
+
+def test_the_seal_is_the_comment_of_an_archive_that_others_can_open(tmp_path):
+    path = tmp_path / "a.pt"
+    checkpoints.save(path, {"w": torch.arange(1000)})
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        comment = archive.comment
+    whole = path.read_bytes()
+    digest = hashlib.sha256(whole[: -len(comment)]).hexdigest()
+    assert comment == f"sha256:{digest}".encode() and whole.endswith(comment)
+
+
+def test_any_other_byte_is_noticed(tmp_path):
+    path = tmp_path / "a.pt"
+    checkpoints.save(path, {"w": torch.arange(4)})
+    whole = path.read_bytes()
+    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in range(len(whole))]
+    cut = [whole[:-1], whole[:70], b"", whole + b"\n", whole[1:]]
+    for content in flipped + cut:
+        path.write_bytes(content)
+        with pytest.raises(checkpoints.Damaged, match=r"^a.pt is damaged; give the same command"):
+            checkpoints.load(path, CPU)
+
+
+def test_larger_ones_are_checked_to_their_end(tmp_path):
+    path = tmp_path / "a.pt"
+    checkpoints.save(path, {"w": torch.zeros(3 << 18)})
+    assert path.stat().st_size > 3 << 20
+    checkpoints.load(path, CPU)
+    with path.open("r+b") as file:
+        file.seek(5 << 19)
+        file.write(b"x")
+    with pytest.raises(checkpoints.Damaged):
+        checkpoints.load(path, CPU)
+
+
+def test_a_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
+    path, before = tmp_path / "a.pt", resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoints.save(path, {"step": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            checkpoints.save(path, {"w": torch.zeros(1 << 20)}, tmp_path / "previous.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert checkpoints.load(path, CPU) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["a.pt"]
 
 
 class Code:
@@ -83,3 +198,14 @@ def test_writing_a_checkpoint_starts_no_threads_beside_those_of_training(tmp_pat
     done = subprocess.run(command, cwd=CODE, env=env, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("1\n", "")  # the one that writes
     assert (tmp_path / "last.pt").exists()
+
+
+def test_a_device_that_runs_ahead_is_waited_for_once(monkeypatch):
+    waits = []
+    monkeypatch.setattr(devices, "runs_ahead", lambda device: True)
+    monkeypatch.setattr(devices, "wait_for_stream", waits.append)
+    states = {"model": nn.Linear(3, 2).state_dict(), "more": [torch.ones(2), {"at": torch.ones(1)}]}
+    copy = checkpoints.on_host(states)
+    assert waits == [torch.device("cpu")]
+    assert torch.equal(copy["model"]["weight"], states["model"]["weight"])
+    assert copy["model"]["weight"].data_ptr() != states["model"]["weight"].data_ptr()

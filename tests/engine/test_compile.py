@@ -3,9 +3,11 @@
 import shutil
 import threading
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 import torch
+from engine.job.runtime import Compile
 from engine.training import compilation
 from engine.training.forward import Prepared
 from engine.training.precision import Precision
@@ -74,7 +76,7 @@ def of_texts(model, batch, _settings):
 
 
 def test_batches_of_any_length_are_compiled_once_more(graphs):
-    prepared = Prepared(of_texts, Precision("fp32", torch.device("cpu")), compile=True)
+    prepared = Prepared(of_texts, Precision("fp32", torch.device("cpu")), compile="on")
     model = torch.nn.EmbeddingBag(20, 3)
     sizes = [(8, 5), (8, 5), (3, 5), (8, 9), (8, 4), (8, 7), (2, 6), (8, 5)]
     compiled = []
@@ -166,9 +168,34 @@ def test_recompiling_is_logged_with_its_reason(graphs):
     assert line.endswith("size mismatch at index 0. expected 4, actual 5")
 
 
+@pytest.mark.parametrize("choice", compilation.GRAPHS)
+def test_cuda_graphs_are_for_training_alone(monkeypatch, choice):
+    """In the usual shapes: others, and evaluation, are compiled in the same way without graphs."""
+    how = []
+    monkeypatch.setattr(torch, "compile", lambda function, **given: how.append(given) or function)
+    Prepared(of_texts, Precision("fp32", torch.device("cpu")), compile=choice)
+    without = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}[choice]
+    assert how == [
+        {"dynamic": False, "mode": choice},
+        {"dynamic": False, "mode": without},
+        {"dynamic": True, "mode": without},
+    ]
+
+
+def test_only_modes_with_graphs_have_them_and_only_on_a_cuda_gpu():
+    found = {
+        (choice, device)
+        for choice in get_args(Compile)
+        for device in ("cpu", "cuda", "mps", "xpu")
+        if compilation.graphs(choice, torch.device(device))
+    }
+    assert found == {("reduce-overhead", "cuda"), ("max-autotune", "cuda")}
+
+
 @pytest.mark.parametrize(
     ("choice", "device", "steps", "compiles"),
     [
+        ("max-autotune", "cpu", 1, True),
         ("off", "cuda", 10**6, False),
         ("on", "cpu", 1, True),
         ("auto", "cpu", 10**6, False),

@@ -7,6 +7,7 @@ import stored
 from attempts import At, Ended, Toy
 from engine.job import journal, lines
 from engine.tracking.delivery import Delivery
+from engine.tracking.store import Run
 from toy import STEPS
 
 STOP, END = 5, 12
@@ -70,10 +71,10 @@ def test_a_point_that_the_store_has_is_not_sent_again(toy, tmp_path, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
     monkeypatch.setattr("engine.tracking.store.prepare", lambda: experiment)
     left = killed(toy)
-    Delivery(left.folder).send()
+    Delivery(left.folder, Run).send()
     damage(left, STOP + 3)
     again = toy.run("parts")
-    sent = Delivery(again.folder)
+    sent = Delivery(again.folder, Run)
     sent.send()
     sent.end(sent.status)
     (run,) = store.client.search_runs([experiment])

@@ -161,6 +161,7 @@ def test_an_engine_that_was_edited_counts_as_code(tmp_path: Path, found: Fingerp
         ("engine.training.ema", new.parts["engine.training.ema"])
     }
     assert new.source("engine.training.ema").endswith("EMA.decay = 1\n")
+    assert new.why("engine.training.ema").startswith("engine.training.ema <- run:")
     for name, change, line_end in (("comment", b"# !\n", b"\n"), ("ends", b"", b"\r\n")):
         assert edited(tmp_path / name, change, line_end).digest == found.digest
 

@@ -4,11 +4,13 @@ import re
 
 import pytest
 import torch
-from attempts import steps_of
+from attempts import At, steps_of
 from engine import loop
 from engine.cli import Metric, Span
+from engine.job.terminal import duration
 from engine.loop import Job
 from engine.paths import PROJECT
+from engine.training import report
 from engine.training.length import TIMED, WARM_UP
 from toy import METRICS, STEPS, Loop
 
@@ -171,6 +173,36 @@ def test_an_evaluation_before_training(toy):
     done = toy.run(loop=BeforeTraining())
     assert done.status == 0, done.said
     assert steps_of(done, "val_loss") == [0, 7, 14, 21]
+
+
+class Timed:
+    """A clock by which a step takes 1 s, the first one 100 s, and an evaluation 30 s."""
+
+    now, steps = 0.0, 0
+
+    def hook(self, what, job):
+        self.steps += what == "step"
+        self.now += {"step": 1 if self.steps > 1 else 100, "batch": 10}[what]
+
+    def monotonic(self):
+        return self.now
+
+
+def test_the_time_left_counts_evaluations_and_not_the_warm_up(toy, monkeypatch):
+    monkeypatch.setattr(report, "time", clock := Timed())
+    done = toy.run(loop=Loop(hook=clock.hook), epochs=6)
+    said = re.findall(r"epoch (\d).*?(?:, ([0-9 a-z]+) left)?$", done.said, re.MULTILINE)
+    each = STEPS + 30
+    left = ["", "", *(duration(epochs * each) for epochs in (3, 2, 1)), ""]
+    assert said == [(str(epoch), text) for epoch, text in enumerate(left, 1)]
+
+
+def test_the_time_left_of_a_continued_job_is_by_what_it_does_now(toy, monkeypatch):
+    toy.run(stop=At("step", STEPS + 3), epochs=6)
+    monkeypatch.setattr(report, "time", clock := Timed())
+    done = toy.run(loop=Loop(hook=clock.hook), epochs=6)
+    assert "left" not in done.said.partition("epoch 4/6: ")[0]
+    assert re.findall(r"(\d+) s left", done.said) == ["74", "37"]
 
 
 def test_a_metric_that_nothing_measures_is_named(toy, monkeypatch):

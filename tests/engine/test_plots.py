@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from engine.cli import Metric
-from engine.results import figures, plots, print_check, text, ticks, venues
+from engine.results import figures, limits, plots, print_check, text, ticks, venues
 from engine.results.metrics import Measured, NoResults
 
 ICML = venues.VENUES["icml"]
@@ -92,12 +92,79 @@ def test_axes_hide_only_the_worst_values(metric):
     found = {"a": {"": curves(values)}}
     _, (ax,) = figures.panels(["a"], "step", metric)
     plots.bands(ax, found["a"][""], "", metric)
-    said = figures.limit(ax, found, metric)
+    said = limits.of_curves(ax, found, metric)
     low, high = ax.get_ylim()
     hidden = np.mean((values < low) | (values > high))
     assert low < 1 < high
     assert (hidden > 0) == (said != "") == (not metric.log)
     assert metric.log or said == f" Of all values {hidden:.1%} are beyond the axis."
+
+
+@METRICS
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_bands_are_cut_off_where_they_would_crowd_the_curves_out(metric, seeds):
+    values = 0.3 + 0.02 * np.arange(seeds)[:, None] + 0.2 * np.exp(-np.arange(20) / 5)
+    found = {"a": {"": curves(*values)}}
+    _, (ax,) = figures.panels(["a"], "step", metric)
+    plots.bands(ax, found["a"][""], "", metric)
+    said = limits.of_curves(ax, found, metric)
+    low, high = ax.get_ylim()
+    assert 0.27 < low < 0.32 and 0.5 < high < 0.6
+    assert limits.CUT in said
+    assert band(ax)[0] < low
+
+
+@METRICS
+def test_nothing_is_said_of_bands_that_are_there_whole(metric):
+    found = {"a": {"": curves([0.9, 0.5, 0.2], [0.9, 0.5, 0.2])}}
+    _, (ax,) = figures.panels(["a"], "step", metric)
+    plots.bands(ax, found["a"][""], "", metric)
+    assert limits.CUT not in limits.of_curves(ax, found, metric)
+
+
+LEAST, MOST = 0.25, 0.6
+"""Fractions of an axis that its results take where intervals are cut off."""
+
+
+@METRICS
+@pytest.mark.parametrize("of", ["ranking", "points"])
+@pytest.mark.parametrize(
+    ("results", "cut"),
+    [
+        ([0.4, 0.5], True),
+        ([0.4, 0.4, 0.5], False),  # of three, the widest that there is
+        ([0.4, 0.45, 0.5], False),
+        ([0.4, 0.4], False),
+        ([0.4], False),
+    ],
+)
+def test_intervals_of_two_results_are_cut_off_and_others_never(metric, of, results, cut):
+    _, ax = figures.figure()
+    axis = ax.xaxis if of == "ranking" else ax.yaxis
+    figures.value_axis(axis, metric)
+    if of == "ranking":
+        plots.ranking(ax, {"a": pd.Series(results)}, metric)
+    else:
+        table = jobs(metric, lr=[0.1] * len(results), y=results)
+        plots.points(ax, {"mlp": table}, "lr", metric)
+    before, drawn = axis.get_view_interval(), axis.get_data_interval()
+    said = limits.of_intervals(axis, [pd.Series(results)], metric)
+    low, high = axis.get_view_interval()
+    assert (said == limits.CUT) == cut == (drawn[0] < low or drawn[1] > high)
+    assert low < min(results) <= max(results) < high
+    if cut:
+        taken = np.diff(axis.get_transform().transform([min(results), max(results)]))
+        whole = np.diff(axis.get_transform().transform([low, high]))
+        assert LEAST < taken / whole < MOST
+    else:
+        assert [low, high] == [*before]
+
+
+@METRICS
+def test_without_results_no_interval_is_cut_off(metric):
+    _, ax = figures.figure()
+    for results in ([], [pd.Series([], dtype=float)], [pd.Series([math.nan, math.inf])]):
+        assert limits.of_intervals(ax.yaxis, results, metric) == ""
 
 
 @METRICS

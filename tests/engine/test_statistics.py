@@ -94,3 +94,20 @@ def test_fraction_that_reached_a_target_is_within_its_interval():
         ends.append((curve.low[at], curve.high[at]))
     fraction, error = held(*np.array(ends).T, 1 - math.exp(-0.7))
     assert abs(fraction - 0.95) < 4 * error + 0.015  # an approximation, for 40 jobs
+
+
+def test_the_interval_of_a_ratio_contains_it_as_often_as_it_says():
+    random = np.random.default_rng(0)
+    noise = random.normal(0, 1, (TRIALS, 2, 12))
+    noise[:, 1] += 0.5 * noise[:, 0]  # the two of a pair go together
+    intervals = [statistics.ratio_interval(6 + a, 2 + b) for a, b in noise]
+    low, high = np.array([(each.low, each.high) for each in intervals]).T
+    assert np.isfinite(low).mean() > 0.99
+    fraction, error = held(low, high, 3)
+    assert abs(fraction - statistics.LEVEL) < 4 * error
+
+
+def test_a_ratio_to_what_may_be_0_can_be_anything():
+    found = statistics.ratio_interval([1.0, 1.1, 0.9], [0.1, -0.2, 0.2])
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert math.isnan(statistics.ratio_interval([1.0], [2.0]).low)

@@ -1,6 +1,7 @@
 """What a training loop is made of: EMA, early stopping, clipping, precision, times."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -53,6 +54,12 @@ def test_a_metric_that_was_not_measured_is_named_with_those_that_were():
         EarlyStopping(METRICS, "val_r2").improved({"val_mae": 1, "val_loss": 2})
 
 
+def test_a_metric_that_is_not_declared_cannot_be_monitored():
+    line = "METRICS in settings.py has no r3 (did you mean val_r2?); add a line if it is measured"
+    with pytest.raises(JobError, match=re.escape(f"--monitor val_r3: {line}")):
+        EarlyStopping(METRICS, "val_r3")
+
+
 def test_plateaus_are_counted_after_evaluations_without_a_better_one():
     stopping, seen = EarlyStopping(METRICS, "val_r2", plateau=3), []
     for value in (1, 0, 0, 2, *[0] * 6, 3, 0, 0):
@@ -69,6 +76,19 @@ def test_the_norm_of_all_gradients_together_is_cut():
         assert clip_gradients(model.parameters(), limit).item() == pytest.approx(20.0)
         gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         assert gradients.norm().item() == pytest.approx(norm)
+
+
+def test_gradients_of_several_types_are_cut_as_by_torch():
+    kinds = (torch.float32, torch.bfloat16, torch.float32, torch.float16)
+    ours, torchs = ([nn.Parameter(torch.ones(5, 3, dtype=kind)) for kind in kinds] for _ in "ab")
+    for mine, theirs in zip(ours, torchs, strict=True):
+        mine.grad = torch.randn(5, 3).to(mine.dtype)
+        theirs.grad = mine.grad.clone()
+    norm = nn.utils.clip_grad_norm_(torchs, 1.0)
+    assert clip_gradients(ours, 1.0).item() == pytest.approx(norm.item(), rel=1e-3)
+    for mine, theirs in zip(ours, torchs, strict=True):
+        assert mine.grad.dtype == theirs.grad.dtype
+        torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("buffers", [False, True])

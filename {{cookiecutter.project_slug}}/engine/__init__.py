@@ -8,6 +8,7 @@
     training   what a training loop is made of
     sweeps     many jobs: the grid, the queue, the GPUs, Slurm
     results    tables, statistics and figures of finished jobs
+    finding    what `python jobs.py find` does: it looks for a learning rate, a batch size
     jobs       what `python jobs.py` does: it looks after jobs
     warm       programs that start as forks of a process with the slow imports
     checks     what `--check` does: it tests the guarantees on the project's own code

@@ -19,13 +19,23 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from engine import locks
 from engine.cli.metrics import as_plain
 from engine.errors import Diverged, JobError, SettingsError, cause
-from engine.job import attempts, code, data, identity, inputs, interruption, project, provenance
+from engine.job import (
+    attempts,
+    code,
+    data,
+    identity,
+    inputs,
+    interruption,
+    project,
+    provenance,
+    purpose,
+)
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
 from engine.job.terminal import as_line, leave, log
 from engine.paths import PROJECT, shown
 from engine.sources import fault
-from engine.tracking import page, reading
+from engine.tracking import page, reading, targets
 from engine.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from engine.tracking.experiment import experiment_name
 from engine.tracking.store import LEASE
@@ -123,7 +133,8 @@ class Attempt(Generic[S]):
         root = PROJECT / here.get("data_root", folder.places.data_root)
         if root != folder.places.data_root:
             line += f" (on --data-root {root})"
-        if any(folder.fits(each.code, each.data) for each in stored) and not folder.redone:
+        fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
+        if fits and (folder.change or not targets.copies_lack(folder.path)):
             sys.exit(leave(0, f"{self._label} {line}{self._unchecked()}"))
         self._leave_if_stale(bool(stored))
         diverged = known.diverged.get(folder.id, []) if not folder.latest else []
@@ -183,7 +194,7 @@ class Attempt(Generic[S]):
             "code": code.digest(folder.path),
             "diverged": "false",
         }
-        folder.journal.tags(provenance.tags() | page.tags(folder) | about)
+        folder.journal.tags(provenance.tags() | page.tags(folder) | purpose.tags() | about)
         folder.keep_changes(provenance.version()["changes"])
         folder.journal.flush()
         if self._store_is_away:

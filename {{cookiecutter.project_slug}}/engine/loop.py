@@ -6,6 +6,7 @@ Forward         a forward function as job.prepare() returns it
 Means           means over batches
 EMA             an exponential moving average of weights
 EarlyStopping   which evaluation is best, and when to stop
+Muon            an optimizer for hidden layers, and hidden_groups, which says what these are
 Timing          what a schedule may know of a job: its steps, and how many are done
 clip_gradients  torch's clip_grad_norm_ at half of its cost for the host
 """
@@ -18,6 +19,7 @@ from engine.training.gradients import clip_gradients
 from engine.training.job import Job
 from engine.training.longer import Timing
 from engine.training.measures import Means
+from engine.training.muon import Muon, hidden_groups
 
 __all__ = [
     "EMA",
@@ -26,6 +28,8 @@ __all__ = [
     "Forward",
     "Job",
     "Means",
+    "Muon",
     "Timing",
     "clip_gradients",
+    "hidden_groups",
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
+MEMORY = Path("/proc/meminfo")
 
 
 def cores() -> int:
@@ -26,6 +27,16 @@ def memory() -> int:
     """Return how many bytes of memory this process may use, with all others in its group."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([found, *(limit for (limit,) in _limits("memory.max"))])
+
+
+def available_memory() -> int:
+    """Return about how many bytes of memory can be had before the machine has to swap."""
+    with suppress(OSError, StopIteration):  # Linux has a number that counts caches as free
+        text = MEMORY.read_text().splitlines()
+        free = next(line for line in text if line.startswith("MemAvailable:"))
+        return min(1024 * int(free.split()[1]), memory())
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limits(name: str) -> Iterator[list[int]]:

@@ -154,9 +154,14 @@ def test_text_is_passed_on_exactly(note):
         ("--pretrained maybe", "--pretrained maybe: must be on or off"),
         (
             "--monitor val_mea",
-            "--monitor val_mea: no such metric in METRICS; did you mean val_mae?",
+            "--monitor val_mea: METRICS in settings.py has no mea (did you mean val_mae?); "
+            "add a line if it is measured",
         ),
-        ("--monitor x", "--monitor x: no such metric in METRICS; known: none, val_loss, val_mae"),
+        (
+            "--monitor x",
+            "--monitor x: must be none or a metric on validation data; "
+            "known: none, val_loss, val_mae",
+        ),
         ("--steps 5 --epochs 3", "--epochs and --steps: give only one of them"),
         ("--steps 5 --minutes 3", "--steps and --minutes: give only one of them"),
         ("--seed 13", "--seed 13: brings bad luck"),
@@ -599,7 +604,8 @@ MISTAKES = [
     (changed(former=["lr"]), "Settings.FORMER: must be a dict of deleted settings"),
     (
         changed(("monitor", str, setting("val_acc", metric=METRICS))),
-        "Settings.monitor: its default 'val_acc': no such metric in METRICS; did you mean val_mae?",
+        "Settings.monitor: its default 'val_acc': METRICS in settings.py has no acc "
+        "(did you mean val_mae?); add a line if it is measured",
     ),
     (
         changed(("monitor", str, setting("none", metric={"loss": Metric(better="up")}))),

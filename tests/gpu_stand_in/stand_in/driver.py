@@ -56,6 +56,7 @@ class Driver:
     def __init__(self) -> None:
         self.thread = ThisThread()
         self.latest = 0
+        """The GPU of the tensor that was made last."""
         self.begun_in = 0
         self.sync_mode = 0
         self.history = False
@@ -80,7 +81,7 @@ class Driver:
 
     def set_device(self, index: int) -> None:
         """Make a GPU this thread's current one."""
-        self.thread.device = self.latest = self.check(index)
+        self.thread.device = self.check(index)
 
     def exchange(self, index: int) -> int:
         """Make a GPU this thread's current one, and return the one that was; none if negative."""
@@ -133,10 +134,10 @@ def _devices(c: Any) -> dict[str, Any]:
         torch.cuda.default_generators = tuple(torch.Generator(f"cuda:{i}") for i in every)
         torch.cuda._get_device_properties = lambda i: Properties(driver.uuids[i])
 
-    def wait(*_: object) -> None:
+    def wait(gpu: int | None = None) -> None:
         driver.waited()
         if driver.late:
-            driver.late.drain_all()
+            driver.late.drain_gpu(driver.thread.device if gpu is None else gpu)
 
     forked = {"_cuda_isInBadFork": lambda: driver.begun_in not in (0, os.getpid())}
     return forked | {
@@ -158,6 +159,11 @@ def _devices(c: Any) -> dict[str, Any]:
     }
 
 
+def key(stream: Any) -> tuple[int, int]:
+    """Return a stream as late.py knows it."""
+    return stream.device_index, stream.stream_id
+
+
 def _queues(c: Any) -> dict[str, Any]:
     """Streams and events: what is told to a GPU is done at once, unless it runs late."""
 
@@ -175,12 +181,12 @@ def _queues(c: Any) -> dict[str, Any]:
             return self.stream_id
 
         def query(self) -> bool:
-            return driver.late is None or bool(driver.late.mark(self.stream_id).done)
+            return driver.late is None or bool(driver.late.mark(key(self)).done)
 
         def synchronize(self) -> None:
             driver.waited()
             if driver.late:
-                driver.late.drain(self.stream_id)
+                driver.late.drain(key(self))
 
     class Event(c.Event):  # type: ignore[misc]
         cuda_event = 0
@@ -192,12 +198,12 @@ def _queues(c: Any) -> dict[str, Any]:
         def record(self, stream: Stream) -> None:
             if stream.device_index != driver.thread.device:
                 raise RuntimeError("Event device does not match recording stream's device")
-            self.mark = driver.late.mark(stream.stream_id) if driver.late else None
+            self.mark = driver.late.mark(key(stream)) if driver.late else None
 
         def wait(self, stream: Stream) -> None:
             assert stream.device_type == CUDA
             if self.mark:
-                driver.late.bar(stream.stream_id, self.mark)
+                driver.late.bar(key(stream), self.mark)
 
         def query(self) -> bool:
             if self.mark:

@@ -1,9 +1,10 @@
-"""A GPU that works asynchronously: the host goes on, and the work is done later, in random order.
+"""GPUs that work asynchronously: the host goes on, and the work is done later, in random order.
 
-Within `running_late(seed)` the stand-in queues each operation on the stream that is current, and
-the host goes on; what is queued is done by and by, in an order drawn from the seed, at the latest
-when the host waits for it. The rules are those of docs/devices.md, by their numbers there:
+Within `running_late(seed)` the stand-in queues each operation on the current stream of the tensors'
+GPU, and the host goes on; what is queued is done by and by, in an order drawn from the seed, at the
+latest when the host waits for it. The rules are those of docs/devices.md, by their numbers there:
 
+2  Each thread of the host has a current device, and events are recorded there.
 4  Streams are queues. Only an event orders one after another.
 5  A copy between a GPU and pinned memory reads and writes that memory when its turn comes.
 6  Other copies between host and GPU wait for the current stream, and for no other.
@@ -30,12 +31,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from stand_in import graphs
 from stand_in.driver import driver
 from stand_in.rules import WAITS
 
 GARBAGE = 0xFF
 
 Task = Callable[[], None]
+
+Stream = tuple[int, int]
+"""A GPU's number, and the number of one of its streams; the default stream of each is 0."""
 
 
 @dataclass(eq=False)
@@ -53,15 +58,15 @@ class Mark:
 
 
 class Late:
-    """The queues of a GPU, and the order in which it does what is in them."""
+    """The queues of the GPUs, and the order in which they do what is in them."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
         self.lock = threading.RLock()
-        """Of the thread that speaks with the GPU."""
-        self._streams: defaultdict[int, deque[Task | Mark]] = defaultdict(deque)
+        """Of the thread that speaks with a GPU."""
+        self._streams: defaultdict[Stream, deque[Task | Mark]] = defaultdict(deque)
         self._pace = self._chance.choice((0.0, 0.1, 0.5, 0.9))
-        self._weights: defaultdict[int, float] = defaultdict(
+        self._weights: defaultdict[Stream, float] = defaultdict(
             lambda: self._chance.choice((1e-4, 1.0, 1e4))
         )
         self.done = 0
@@ -76,19 +81,19 @@ class Late:
         with self.lock:
             return self._chance.random()
 
-    def put(self, task: Task, stream: int | None = None) -> None:
-        """Queue a task on a stream, the current one unless it is named."""
+    def put(self, task: Task, stream: Stream) -> None:
+        """Queue a task on a stream."""
         with self.lock:
-            self._streams[current() if stream is None else stream].append(task)
+            self._streams[stream].append(task)
             self.ahead = max(self.ahead, sum(map(len, self._streams.values())))
 
-    def mark(self, stream: int) -> Mark:
+    def mark(self, stream: Stream) -> Mark:
         """Return a mark at the end of a stream."""
         mark = Mark()
         self.put(mark.reached, stream)
         return mark
 
-    def bar(self, stream: int, mark: Mark) -> None:
+    def bar(self, stream: Stream, mark: Mark) -> None:
         """Have what is queued on a stream from now on wait for a mark."""
         with self.lock:
             self._streams[stream].append(mark)
@@ -106,12 +111,18 @@ class Late:
                 assert self._step(), "the GPU waits for itself"
             self._raise()
 
-    def drain(self, stream: int) -> None:
+    def drain(self, stream: Stream) -> None:
         """The host waits for a stream."""
         self.until(self.mark(stream))
 
+    def drain_gpu(self, gpu: int) -> None:
+        """The host waits for a GPU."""
+        with self.lock:
+            for stream in [each for each in self._streams if each[0] == gpu]:
+                self.drain(stream)
+
     def drain_all(self) -> None:
-        """The host waits for the GPU."""
+        """The host waits for all GPUs."""
         with self.lock:
             while self._step():
                 pass
@@ -144,29 +155,30 @@ class Late:
 
 @contextmanager
 def running_late(seed: int) -> Iterator[Late]:
-    """A GPU that runs late, in an order drawn from a seed. Raises what went wrong on it."""
+    """GPUs that run late, in an order drawn from a seed. Raises what went wrong on them."""
     driver.late = Late(seed)
     try:
         yield driver.late
         driver.late.drain_all()
     finally:
+        graphs.memory.clear()
         driver.late = None
 
 
-def current() -> int:
-    """Return the number of this thread's current stream."""
-    return driver.thread.streams.get(driver.thread.device, 0)
+def current(gpu: int) -> Stream:
+    """Return this thread's current stream of a GPU."""
+    return gpu, driver.thread.streams.get(gpu, 0)
 
 
 class Block:
     """Memory of a GPU, which lives as long as a tensor on the GPU is in it."""
 
-    def __init__(self, of: Tensor) -> None:
+    def __init__(self, of: Tensor, gpu: int) -> None:
         storage = of.untyped_storage()
         self._bytes = torch.empty(0, dtype=torch.uint8).set_(storage)
-        self._stream, self._used_by = current(), set[int]()
+        self._stream, self._used_by = current(gpu), set[Stream]()
 
-    def used_by(self, stream: int) -> None:
+    def used_by(self, stream: Stream) -> None:
         """Keep it, once it is freed, until a stream has done what it was told by then."""
         self._used_by.add(stream)
 
@@ -190,31 +202,31 @@ class Block:
 _BLOCKS: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
 
-def block(host: Tensor) -> Block | None:
-    """Return the block that a tensor's numbers are in; None while it is traced."""
+def block(host: Tensor, gpu: int) -> Block | None:
+    """Return the block of a GPU that a tensor's numbers are in; None while it is traced."""
     address = host.untyped_storage().data_ptr() if type(host) in (Tensor, Parameter) else 0
     if not address:
         return None
     found = _BLOCKS.get(address)
     if found is None:
-        found = _BLOCKS[address] = Block(host)
+        found = _BLOCKS[address] = Block(host, gpu)
     return found
 
 
-def made(values: Tensor) -> Tensor:
+def made(values: Tensor, gpu: int) -> Tensor:
     """Return a tensor that gets these values when the GPU's turn comes."""
     memory = _memory_like(values)
-    _queue(partial(memory.copy_, values))
+    _queue(partial(memory.copy_, values), gpu)
     return memory
 
 
-def operate(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: Any) -> Any:
+def operate(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: Any, gpu: int) -> Any:
     """Queue an operation on tensors of the host that stand for a GPU's; returns its result, whose
     numbers come later. `seeded` is the generator that it draws from, or None."""
     if _is_view(op):
         return op(*args, **kwargs)
     if op in WAITS:
-        _wait()
+        _wait(gpu)
         return op(*args, **kwargs)
     flat, form = tree_flatten((args, kwargs))
     blanks = {id(value): _blank(value) for value in flat if isinstance(value, Tensor)}
@@ -234,40 +246,40 @@ def operate(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seeded: Any)
         for n in fresh:
             back[n].copy_(done[n])
 
-    _queue(task)
+    _queue(task, gpu)
     return tree_unflatten(back, shape)
 
 
-def copy(to: Tensor, source: Tensor, non_blocking: bool) -> None:
+def copy(to: Tensor, source: Tensor, non_blocking: bool, gpu: int) -> None:
     """Copy within the GPU, or between it and the host, whose memory is then pinned or not."""
     if non_blocking:
-        _queue(partial(to.copy_, source))
+        _queue(partial(to.copy_, source), gpu)
     else:
-        _wait()
+        _wait(gpu)
         to.copy_(source)
 
 
-def to_host(op: Any, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
+def to_host(op: Any, source: Tensor, kwargs: dict[str, Any], gpu: int) -> Tensor:
     """Return a copy on the host: with `non_blocking`, in pinned memory that is filled later."""
     if not kwargs.get("non_blocking"):
-        _wait()
+        _wait(gpu)
         return op(source, **kwargs)
     memory = _memory_like(op(_blank(source), **kwargs)).pin_memory()
     if driver.late.draw() < 0.5:  # such memory is used again, and has numbers of before in it
         memory.fill_(1)
-    _queue(partial(memory.copy_, source))
+    _queue(partial(memory.copy_, source), gpu)
     return memory
 
 
-def _queue(task: Task) -> None:
+def _queue(task: Task, gpu: int) -> None:
     assert driver.late
-    driver.late.put(task)
+    driver.late.put(task, current(gpu))
     driver.late.some()
 
 
-def _wait() -> None:
+def _wait(gpu: int) -> None:
     assert driver.late
-    driver.late.drain(current())
+    driver.late.drain(current(gpu))
 
 
 def _is_view(op: Any) -> bool:

@@ -10,7 +10,7 @@ Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
 """
 
 from collections.abc import Iterable, Iterator
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from stand_in import autocast
-from stand_in.driver import GENERATORS
+from stand_in import autocast, graphs
+from stand_in.driver import GENERATORS, driver
 from stand_in.tensors import BACKEND, HOST, OnGPU, aten, copy_from, made_by
 
 LIBRARY = torch.library.Library("aten", "IMPL")
@@ -62,7 +62,8 @@ def replace() -> None:
             LIBRARY.impl(op, made_by(op), key, allow_override=True)
     LIBRARY.impl(aten._copy_from.default, copy_from, "PrivateUse1")
     torch.Generator = Generator  # type: ignore[misc]
-    torch.compile = partial(torch.compile, backend="aot_eager")  # inductor's code is a GPU's
+    torch.compile = _compiling(torch.compile)
+    torch.compiler.cudagraph_mark_step_begin = graphs.mark_step_begin
     torch.load = _loading(torch.load)
     torch.profiler.profile = Profiler  # type: ignore[misc]
     torch.__future__.set_swap_module_params_on_conversion(True)
@@ -107,6 +108,19 @@ def _pinning(make: Any) -> Any:
         return _pin(made) if pin_memory else made
 
     return pinning
+
+
+def _compiling(compile: Any) -> Any:
+    """Return torch.compile without inductor, whose code is a GPU's; CUDA graphs run as they are."""
+
+    def compiling(function: Any, mode: str | None = None, **how: Any) -> Any:
+        if mode in graphs.MODES:
+            return graphs.graphed(function)
+        if driver.late:  # which would not see what compiled code reads
+            return function
+        return compile(function, backend="aot_eager", **how)
+
+    return compiling
 
 
 def _loading(load: Any) -> Any:

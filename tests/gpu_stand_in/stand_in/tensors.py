@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stand_in import late, rules
-from stand_in.driver import driver
+from stand_in.driver import driver, key
 from stand_in.rules import HOST, aten
 
 BACKEND = "standin"
@@ -45,7 +45,9 @@ class OnGPU(Tensor):
             dtype=host.dtype,
             device=torch.device(BACKEND, 0),
         )
-        made._host, made._device, made._block = host, device, late.block(host)
+        made._host, made._device = host, device
+        made._block = late.block(host, device.index)
+        driver.latest = device.index
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -111,7 +113,7 @@ def compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rules.deterministic(op)
     if op is aten.record_stream.default:
         if args[0]._block:
-            args[0]._block.used_by(args[1].stream_id)
+            args[0]._block.used_by(key(args[1]))
         return None
     if op is aten._fused_sdp_choice.default:
         return 0  # attention by plain operations: the CPU's own kernel is not a GPU's
@@ -125,11 +127,11 @@ def compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             result = op(*host_args, **host_kwargs)
         elif op is aten.copy_.default:
             result, source = host_args[:2]
-            late.copy(result, source, not rules.waits(op, args, kwargs))
+            late.copy(result, source, not rules.waits(op, args, kwargs), gpu.index)
         elif device == HOST:
-            result = late.to_host(op, *host_args, kwargs=host_kwargs)
+            result = late.to_host(op, *host_args, kwargs=host_kwargs, gpu=gpu.index)
         else:
-            result = late.operate(op, host_args, host_kwargs, generator)
+            result = late.operate(op, host_args, host_kwargs, generator, gpu.index)
     flat, form = tree_flatten(result)
     return tree_unflatten([_back(value, given, device) for value in flat], form)
 
@@ -137,7 +139,8 @@ def compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy where torch does without subclasses, as in torch.tensor."""
     if driver.late:
-        late.copy(on_host(to), on_host(source), non_blocking=False)
+        gpu = next(each.device for each in (to, source) if each.is_cuda)
+        late.copy(on_host(to), on_host(source), non_blocking=False, gpu=gpu.index)
     else:
         on_host(to).copy_(on_host(source))
     return to
@@ -150,7 +153,7 @@ def made_by(op: Any) -> Any:
         gpu = meant(device)
         with rules.random_numbers(op, kwargs.values(), gpu):
             values = op(*args, **kwargs, device=HOST)
-        return OnGPU(late.made(values) if driver.late else values, gpu)
+        return OnGPU(late.made(values, gpu.index) if driver.late else values, gpu)
 
     return make
 

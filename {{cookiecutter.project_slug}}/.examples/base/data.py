@@ -25,9 +25,11 @@ from torch.utils.data import Dataset, TensorDataset
 
 from engine.data.augmentation import random_shift
 from engine.data.images import ImageFolder, channel_statistics
+from engine.data.labels import class_counts
 from engine.data.published import published
 from engine.data.splits import fold, split
 from engine.errors import SettingsError
+from engine.loop import Job
 from models import Spec
 from settings import FOLDS, Settings
 
@@ -79,7 +81,8 @@ def load(settings: Settings, data_root: Path) -> Splits:
     mean, std = channel_statistics(train, settings.split_seed)
     if not mean and (settings.augment != "none" or settings.image_size != "auto"):
         raise SettingsError(f"--augment, --image-size: --dataset {settings.dataset} has no images")
-    return Splits(train, val, test, Spec(shape, tuple(source.classes), mean, std))
+    counts = class_counts(train, len(source.classes))
+    return Splits(train, val, test, Spec(shape, tuple(source.classes), mean, std, counts))
 
 
 @cache  # many jobs of a grid read the same
@@ -143,8 +146,13 @@ DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
 }
 
 
-def augmentation(settings: Settings) -> Callable[[Batch], Batch]:
-    """Return the random changes that the settings name, for training batches on any device."""
+def augmentation(settings: Settings, job: Job[Settings] | None = None) -> Callable[[Batch], Batch]:
+    """Return the random changes that the settings name, for training batches on any device.
+
+    The job tells which pass over the data it is, to those that alternate.
+    """
+    if settings.augment == "alternating-flip" and job:
+        return lambda batch: alternating_flip(batch, job.epoch)
     return AUGMENTATIONS[settings.augment]
 
 
@@ -161,13 +169,25 @@ def crop(batch: Batch) -> Batch:
 
 def crop_flip(batch: Batch) -> Batch:
     """Shift each image, and mirror it left to right with probability 1/2."""
-    images, labels = crop(batch)
-    mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-    return torch.where(mirrored, images.flip(3), images), labels
+    images, labels = batch
+    return random_shift(images, mirror=True), labels
+
+
+def alternating_flip(batch: Batch, epoch: int = 0) -> Batch:
+    """Shift each image, and mirror it in every other pass over the data.
+
+    So two passes show both sides of each image. Half of the images begin mirrored: those whose
+    pixels have an odd sum. Source: Jordan 2024, arxiv.org/abs/2404.00498.
+    """
+    images, labels = batch
+    mirrored = (images.flatten(1).sum(1) + epoch) % 2 == 1
+    shifted = random_shift(images)
+    return torch.where(mirrored.view(-1, 1, 1, 1), shifted.flip(3), shifted), labels
 
 
 AUGMENTATIONS: dict[str, Callable[[Batch], Batch]] = {
     "none": none,
     "crop": crop,
     "crop-flip": crop_flip,
+    "alternating-flip": alternating_flip,
 }

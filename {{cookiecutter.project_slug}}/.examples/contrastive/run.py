@@ -118,7 +118,8 @@ def train(
             job.log(measured, lr=lr)  # stays on the device and is written later
             if settings.clip_norm:
                 scaler.unscale_(optimizer)
-                clip_gradients(model.parameters(), settings.clip_norm)
+                norm = clip_gradients(model.parameters(), settings.clip_norm)
+                job.log(gradient_norm=norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

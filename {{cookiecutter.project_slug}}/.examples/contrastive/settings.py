@@ -97,6 +97,10 @@ class Settings:
     lr: float = setting(3e-3, above=0)
     """Highest learning rate."""
 
+    lr_for_batch: int = added(0, neutral=0, at_least=0)
+    """Batch size that --lr is for; with another --batch-size it is scaled, in proportion for sgd,
+    by the square root for other optimizers. 0: not scaled."""
+
     weight_decay: float = setting(0.0, at_least=0)
     """Weight decay of matrices and kernels; biases and norms have none."""
 
@@ -107,7 +111,8 @@ class Settings:
     """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
 
     clip_norm: float = setting(0.0, at_least=0)
-    """Largest allowed norm of the gradient over all weights. 0: no clipping."""
+    """Largest allowed norm of the gradient over all weights, which is then logged; 1e9 only logs
+    it. 0: no clipping."""
 
     ema: float = setting(0.0, at_least=0, below=1)
     """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
@@ -133,3 +138,5 @@ class Settings:
     def __post_init__(self) -> None:
         if self.monitor == "none" and self.patience:
             raise SettingsError(f"--patience {self.patience}: needs a --monitor")
+        if self.optimizer == "muon" and self.precision == "fp16":
+            raise SettingsError("--optimizer muon: use --precision bf16 in place of fp16")

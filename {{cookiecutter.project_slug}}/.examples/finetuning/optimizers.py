@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from engine.loop import EarlyStopping, Job, Timing
+from engine.loop import EarlyStopping, Job, Muon, Timing, hidden_groups
 from models import Classifier
 from settings import Settings
 
@@ -26,8 +26,11 @@ OPTIMIZERS: dict[str, Callable[[Groups, Settings], Optimizer]] = {
     "sgd": lambda groups, settings: SGD(
         groups, settings.lr, momentum=0.9, nesterov=True, fused=True
     ),
+    "muon": lambda groups, settings: Muon(groups, settings.lr),
 }
-"""`adamw` decays the weights themselves; `adam` and `sgd` add the decay to the gradient."""
+"""`adamw` and `muon` decay the weights themselves; `adam` and `sgd` add the decay to the gradient.
+`muon` suits about the learning rates of `adamw`, which it leaves biases, norms and the last layer
+to."""
 
 
 class Progress(NamedTuple):
@@ -42,14 +45,36 @@ class Progress(NamedTuple):
 
 SCHEDULES: dict[str, Callable[[Progress], float]] = {
     "constant": lambda at: 1.0,
-    "linear": lambda at: 1 - at.done,  # as BERT, arxiv.org/abs/1810.04805
     "cosine": lambda at: (1 + math.cos(math.pi * at.done)) / 2,  # arxiv.org/abs/1608.03983
+    "linear": lambda at: 1 - at.done,  # as BERT, arxiv.org/abs/1810.04805
+    "one-cycle": lambda at: one_cycle(at.done),
+    "wsd": lambda at: stable_decay(at.done),  # warm-up, stable, decay
+    "exponential": lambda at: 0.01**at.done,  # to a hundredth
     "step": lambda at: 0.1 ** min(2, int(3 * at.done)),  # a tenth after each third
     "plateau": lambda at: 0.1**at.plateaus,
     "range-test": lambda at: (
         10 ** (6 * (at.done - 1))
     ),  # from a millionth up, arxiv.org/abs/1506.01186
 }
+
+
+def one_cycle(done: float) -> float:
+    """Up from a twenty-fifth over 30% of the job, then down to nearly nothing, along half cosines.
+
+    Smith & Topin 2018, arxiv.org/abs/1708.07120, with the numbers of torch's OneCycleLR.
+    """
+    low, end, rise = 1 / 25, 1 / 25 / 10_000, 0.3
+    if done < rise:
+        return 1 + (low - 1) * (1 + math.cos(math.pi * done / rise)) / 2
+    return end + (1 - end) * (1 + math.cos(math.pi * (done - rise) / (1 - rise))) / 2
+
+
+def stable_decay(done: float) -> float:
+    """Constant for 80% of the job after the warm-up, then down to zero as 1 − √x.
+
+    Hägele et al. 2024, arxiv.org/abs/2405.18392.
+    """
+    return 1 - math.sqrt(max(0.0, done - 0.8) / 0.2)
 
 
 def make(model: Classifier, settings: Settings) -> Optimizer:
@@ -63,7 +88,24 @@ def make(model: Classifier, settings: Settings) -> Optimizer:
     top = [parameter for parameter in model.parameters() if id(parameter) not in below]
     head = {"lr": settings.head_lr or settings.lr}
     made = [*groups(transformer, settings), *(each | head for each in groups(top, settings))]
-    return OPTIMIZERS[settings.optimizer](made, settings)
+    if settings.optimizer == "muon":
+        made = hidden_groups(made, model)
+    optimizer = OPTIMIZERS[settings.optimizer](made, settings)
+    for group in optimizer.param_groups:
+        group["lr"] *= lr_factor(settings)
+    return optimizer
+
+
+def lr_factor(settings: Settings) -> float:
+    """Return what --lr is multiplied by if it is for another batch size: --lr-for-batch.
+
+    Linear for SGD (Goyal et al. 2017, arxiv.org/abs/1706.02677), the square root for optimizers
+    that divide by the gradient's size (Malladi et al. 2022, arxiv.org/abs/2205.10782).
+    """
+    if not settings.lr_for_batch:
+        return 1.0
+    ratio = settings.batch_size / settings.lr_for_batch
+    return ratio if settings.optimizer == "sgd" else math.sqrt(ratio)
 
 
 def groups(parameters: Iterable[nn.Parameter], settings: Settings) -> Groups:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from engine.loop import EarlyStopping, Job, Timing
+from engine.loop import EarlyStopping, Job, Muon, Timing, hidden_groups
 from settings import Settings
 
 Groups = list[dict[str, Any]]
@@ -25,8 +25,11 @@ OPTIMIZERS: dict[str, Callable[[Groups, Settings], Optimizer]] = {
     "sgd": lambda groups, settings: SGD(
         groups, settings.lr, momentum=0.9, nesterov=True, fused=True
     ),
+    "muon": lambda groups, settings: Muon(groups, settings.lr),
 }
-"""`adamw` decays the weights themselves; `adam` and `sgd` add the decay to the gradient."""
+"""`adamw` and `muon` decay the weights themselves; `adam` and `sgd` add the decay to the gradient.
+`muon` suits about the learning rates of `adamw`, which it leaves biases, norms and the last layer
+to."""
 
 
 class Progress(NamedTuple):
@@ -42,6 +45,10 @@ class Progress(NamedTuple):
 SCHEDULES: dict[str, Callable[[Progress], float]] = {
     "constant": lambda at: 1.0,
     "cosine": lambda at: (1 + math.cos(math.pi * at.done)) / 2,  # arxiv.org/abs/1608.03983
+    "linear": lambda at: 1 - at.done,  # to zero, arxiv.org/abs/2502.15938
+    "one-cycle": lambda at: one_cycle(at.done),
+    "wsd": lambda at: stable_decay(at.done),  # warm-up, stable, decay
+    "exponential": lambda at: 0.01**at.done,  # to a hundredth
     "step": lambda at: 0.1 ** min(2, int(3 * at.done)),  # a tenth after each third
     "plateau": lambda at: 0.1**at.plateaus,
     "range-test": lambda at: (
@@ -50,12 +57,49 @@ SCHEDULES: dict[str, Callable[[Progress], float]] = {
 }
 
 
+def one_cycle(done: float) -> float:
+    """Up from a twenty-fifth over 30% of the job, then down to nearly nothing, along half cosines.
+
+    Smith & Topin 2018, arxiv.org/abs/1708.07120, with the numbers of torch's OneCycleLR.
+    """
+    low, end, rise = 1 / 25, 1 / 25 / 10_000, 0.3
+    if done < rise:
+        return 1 + (low - 1) * (1 + math.cos(math.pi * done / rise)) / 2
+    return end + (1 - end) * (1 + math.cos(math.pi * (done - rise) / (1 - rise))) / 2
+
+
+def stable_decay(done: float) -> float:
+    """Constant for 80% of the job after the warm-up, then down to zero as 1 − √x.
+
+    Hägele et al. 2024, arxiv.org/abs/2405.18392.
+    """
+    return 1 - math.sqrt(max(0.0, done - 0.8) / 0.2)
+
+
 def make(model: nn.Module, settings: Settings) -> Optimizer:
     """Return the optimizer of all parameters that are trained.
 
     Weight decay is for matrices and convolution kernels; biases and norms have none.
     """
-    return OPTIMIZERS[settings.optimizer](groups(model.parameters(), settings), settings)
+    parts = groups(model.parameters(), settings)
+    if settings.optimizer == "muon":
+        parts = hidden_groups(parts, model)
+    optimizer = OPTIMIZERS[settings.optimizer](parts, settings)
+    for group in optimizer.param_groups:
+        group["lr"] *= lr_factor(settings)
+    return optimizer
+
+
+def lr_factor(settings: Settings) -> float:
+    """Return what --lr is multiplied by if it is for another batch size: --lr-for-batch.
+
+    Linear for SGD (Goyal et al. 2017, arxiv.org/abs/1706.02677), the square root for optimizers
+    that divide by the gradient's size (Malladi et al. 2022, arxiv.org/abs/2205.10782).
+    """
+    if not settings.lr_for_batch:
+        return 1.0
+    ratio = settings.batch_size / settings.lr_for_batch
+    return ratio if settings.optimizer == "sgd" else math.sqrt(ratio)
 
 
 def groups(parameters: Iterable[nn.Parameter], settings: Settings) -> Groups:

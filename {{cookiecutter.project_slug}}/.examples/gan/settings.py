@@ -86,6 +86,10 @@ class Settings:
     lr: float = setting(2e-3, above=0)
     """Highest learning rate."""
 
+    lr_for_batch: int = added(0, neutral=0, at_least=0)
+    """Batch size that --lr is for; with another --batch-size it is scaled, in proportion for sgd,
+    by the square root for other optimizers. 0: not scaled."""
+
     weight_decay: float = setting(0.0, at_least=0)
     """Weight decay of matrices and kernels; biases and norms have none."""
 
@@ -126,3 +130,5 @@ class Settings:
             )
         if self.monitor == "none" and self.patience:
             raise SettingsError(f"--patience {self.patience}: needs a --monitor")
+        if self.optimizer == "muon" and self.precision == "fp16":
+            raise SettingsError("--optimizer muon: use --precision bf16 in place of fp16")

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from engine.cli import Metric
-from engine.results import comparison, figures, metrics, plots, plotting, tables
+from engine.results import comparison, figures, limits, metrics, plots, plotting, tables
 from settings import Settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
     for ax, lines in zip(axes, curves.values(), strict=True):
         for name, repeated in lines.items():
             plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
-    beyond = figures.limit(axes[0], curves, shown.metric)
+    beyond = limits.of_curves(axes[0], curves, shown.metric)
     figures.legend(fig, shown.repeats)
     return fig, (
         f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
@@ -63,11 +63,12 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
     figures.value_axis(ax.yaxis, shown.metric)
     plots.points(ax, shown.lines, x, shown.metric)
+    cut = limits.of_intervals(ax.yaxis, shown.results().values(), shown.metric)
     figures.legend(fig, shown.repeats)
     figures.ticks_at(ax, shown.jobs[x])
     return fig, (
         f"{shown.metric.title} of the weights kept: {shown.repeats}; open points beside "
-        f"a mean are its jobs, crosses those that diverged.{shown.notes}"
+        f"a mean are its jobs, crosses those that diverged.{cut}{shown.notes}"
     )
 
 
@@ -88,11 +89,14 @@ def ranking(jobs: "pd.DataFrame") -> "Drawn":
     best = shown.results(RANKED)
     fig, ax = figures.rows([*best], 0.45)
     figures.value_axis(ax.xaxis, shown.metric.of(None))
-    plots.ranking(ax, best, shown.metric, shown.results(part="test"))
+    tested = shown.results(part="test")
+    plots.ranking(ax, best, shown.metric, tested)
+    both = [*best.values(), *(tested[name] for name in best if name in tested)]
+    cut = limits.of_intervals(ax.xaxis, both, shown.metric)
     figures.legend(fig)
     return fig, (
         f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
-        f"test results.{shown.difference}{shown.notes}"
+        f"test results.{cut}{shown.difference}{shown.notes}"
     )
 
 
@@ -122,10 +126,11 @@ def throughput(jobs: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.rows([*fastest], 0.3)
     figures.value_axis(ax.xaxis, shown.metric)
     plots.ranking(ax, fastest, shown.metric)
+    cut = limits.of_intervals(ax.xaxis, fastest.values(), shown.metric)
     ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
     return fig, (
         f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
-        f"{shown.first(RANKED)}: {shown.repeats}."
+        f"{shown.first(RANKED)}: {shown.repeats}.{cut}"
     )
 
 

@@ -68,6 +68,10 @@ class Settings:
     lr: float = setting(3e-3, above=0)
     """Highest learning rate."""
 
+    lr_for_batch: int = added(0, neutral=0, at_least=0)
+    """Batch size that --lr is for; with another --batch-size it is scaled, in proportion for sgd,
+    by the square root for other optimizers. 0: not scaled."""
+
     weight_decay: float = setting(0.1, at_least=0)
     """Weight decay of matrices; biases and norms have none."""
 
@@ -78,11 +82,15 @@ class Settings:
     """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
 
     clip_norm: float = setting(1.0, at_least=0)
-    """Largest allowed norm of the gradient over all weights. 0: no clipping."""
+    """Largest allowed norm of the gradient over all weights, which is then logged; 1e9 only logs
+    it. 0: no clipping."""
 
     ema: float = setting(0.0, at_least=0, below=1)
     """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
     EMA is evaluated and kept. 0: use the weights themselves."""
+
+    compare_ema: bool = added(False, neutral=False)
+    """With --ema, evaluate the weights themselves too, as val_weights_loss and so on."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Number format of the forward pass. auto: bf16 on a GPU that has it, else fp32."""
@@ -108,3 +116,7 @@ class Settings:
             )
         if self.monitor == "none" and self.patience:
             raise SettingsError(f"--patience {self.patience}: needs a --monitor")
+        if self.compare_ema and not self.ema:
+            raise SettingsError("--compare-ema: needs --ema, such as --ema 0.999")
+        if self.optimizer == "muon" and self.precision == "fp16":
+            raise SettingsError("--optimizer muon: use --precision bf16 in place of fp16")

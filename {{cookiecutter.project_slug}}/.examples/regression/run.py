@@ -89,13 +89,16 @@ def train(
                 job.log(measured, lr=lr)  # stays on the device and is written later
             if settings.clip_norm:
                 scaler.unscale_(optimizer)
-                clip_gradients(model.parameters(), settings.clip_norm)
+                norm = clip_gradients(model.parameters(), settings.clip_norm)
+                job.log(gradient_norm=norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
             ema.update()
 
         metrics = evaluate(job, forward, ema.model, val, "val")
+        if settings.compare_ema:
+            metrics |= evaluate(job, forward, model, val, "val_weights")
         job.log_epoch(metrics)
         if stopping.improved(metrics):
             job.keep_best(metrics, model=ema.model)

@@ -100,7 +100,8 @@ def train(
                 loss.backward(fraction)  # as (loss * fraction).backward()
                 job.log(measured, lr=lr)  # stays on the device and is written later
             if settings.clip_norm:
-                clip_gradients(model.parameters(), settings.clip_norm)
+                norm = clip_gradients(model.parameters(), settings.clip_norm)
+                job.log(gradient_norm=norm)
             optimizer.step()
             optimizer.zero_grad()
             ema.update()

@@ -203,10 +203,8 @@ def crop(batch: Batch) -> Batch:
 
 def crop_flip(batch: Batch) -> Batch:
     """Shift each image, and mirror it left to right with probability 1/2."""
-    images, masks = crop(batch)
-    mirrored = torch.rand(len(images), 1, 1, device=images.device) < 0.5
-    images = torch.where(mirrored[:, None], images.flip(3), images)
-    return images, torch.where(mirrored, masks.flip(2), masks)
+    images, masks = random_shift(*batch, mirror=True)
+    return images, masks
 
 
 AUGMENTATIONS: dict[str, Callable[[Batch], Batch]] = {

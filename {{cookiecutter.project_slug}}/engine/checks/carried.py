@@ -40,7 +40,12 @@ class Change(NamedTuple):
         """What is wrong with it, if it is part of the state."""
         if self.is_generator:
             return f"{self.name} is not restored; draw from torch's own random numbers"
-        return f"{self.name} changes while training, but job.resume(…) was not given it"
+        if self.is_part:
+            return f"{self.name} changes while training, but job.resume(…) was not given it"
+        return (
+            f"{self.name} changes while training and is not restored; keep it in an object with "
+            "state_dict() and load_state_dict(), and give that to job.resume(…)"
+        )
 
 
 class _Variable(NamedTuple):

@@ -75,8 +75,9 @@ class Flag:
                 self._check_number(number)
         known = (*self.names, *self.reader.words.values())
         if self.names and value not in known and not self.rules["others"]:
-            is_metric = self.rules["metric"] is not None
-            what = "metric in METRICS" if is_metric else self.name.replace("_", " ")
+            if self.rules["metric"] is not None:
+                raise ValueError(metrics.no_monitor(str(value), self.rules["metric"]))
+            what = self.name.replace("_", " ")
             raise ValueError(f"no such {what}; {did_you_mean(str(value), self.names)}")
 
     def _check_number(self, number: float) -> None:
@@ -174,7 +175,7 @@ def _names(rules: Mapping[str, Any]) -> tuple[str, ...]:
     """What a value can be, by METRICS or by a registry."""
     if (declared := rules.get("metric")) is not None:
         metrics.check(declared)
-        return ("none", *(f"val_{name}" for name in declared))
+        return metrics.monitors(declared)
     return registries.names(rules["names"]) if rules.get("names") else ()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from engine.errors import SettingsError
+from engine.errors import SettingsError, did_you_mean
 
 PARTS = ("train_", "val_", "test_")
 
@@ -59,6 +59,20 @@ def check(metrics: Mapping[str, Metric]) -> None:
 def is_name(name: object) -> bool:
     """Return whether every tracking store takes a metric of this name."""
     return isinstance(name, str) and bool(re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", name))
+
+
+def monitors(metrics: Mapping[str, Metric]) -> tuple[str, ...]:
+    """Return what a job can choose its best weights by."""
+    return ("none", *(f"val_{name}" for name in metrics))
+
+
+def no_monitor(name: str, metrics: Mapping[str, Metric]) -> str:
+    """Return why a job cannot choose its best weights by this, and what to do."""
+    known = did_you_mean(name, monitors(metrics))
+    measured = name.removeprefix("val_")
+    if measured == name:
+        return f"must be none or a metric on validation data; {known}"
+    return f"METRICS in settings.py has no {measured} ({known}); add a line if it is measured"
 
 
 def outside(metric: Metric, value: float) -> bool:

@@ -12,35 +12,44 @@ from torch import Tensor
 
 
 @overload
-def random_shift(images: Tensor, /) -> Tensor: ...
+def random_shift(images: Tensor, /, *, mirror: bool = False) -> Tensor: ...
 @overload
-def random_shift(images: Tensor, /, *alike: Tensor) -> tuple[Tensor, ...]: ...
-def random_shift(images: Tensor, /, *alike: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """Return images (B, …, H, W), each shifted by up to an eighth of its height and width.
+def random_shift(images: Tensor, /, *alike: Tensor, mirror: bool = False) -> tuple[Tensor, ...]: ...
+def random_shift(
+    images: Tensor, /, *alike: Tensor, mirror: bool = False
+) -> Tensor | tuple[Tensor, ...]:
+    """Return images (B, …, H, W), each shifted by up to an eighth of its height and width; with
+    `mirror` also mirrored left to right with probability 1/2.
 
     What comes in at the edges is a reflection of the image. Images of any number format. Tensors
-    of the same size given with them, such as masks (B, H, W), are shifted alike, and all returned.
+    of the same size given with them, such as masks (B, H, W), are changed alike, and all returned.
     """
     batch, height, width = len(images), *images.shape[-2:]
-    down = torch.randint(2 * (height // 8) + 1, (batch,), device=images.device)
-    right = torch.randint(2 * (width // 8) + 1, (batch,), device=images.device)
-    shifted = tuple(_shifted(each, down, right) for each in (images, *alike))
-    return shifted if alike else shifted[0]
+    device = images.device
+    down = torch.randint(2 * (height // 8) + 1, (batch,), device=device)
+    right = torch.randint(2 * (width // 8) + 1, (batch,), device=device)
+    if mirror:
+        mirrored = torch.rand(batch, device=device) < 0.5
+        right = right.add(mirrored, alpha=2 * (width // 8) + 1)
+    rows = _sources(height, width, device).index_select(0, down)
+    columns = _sources(width, 1, device).index_select(0, right)
+    sources = (rows[:, :, None] + columns[:, None, :]).view(batch, 1, height * width)
+    changed = tuple(_picked(each, sources) for each in (images, *alike))
+    return changed if alike else changed[0]
 
 
-def _shifted(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Return the part of each image (B, …, H, W), made larger, that begins so far down and right,
-    (B,)."""
-    height, width = images.shape[-2:]
-    rows, columns = (_reflected(side, images.device) for side in (height, width))
-    larger = images.index_select(-2, rows).index_select(-1, columns)
-    crops = larger.unfold(-2, height, 1).unfold(-2, width, 1)  # (B, …, down, right, H, W), a view
-    return crops[torch.arange(len(images), device=images.device), ..., down, right, :, :]
+def _picked(images: Tensor, sources: Tensor) -> Tensor:
+    """Return images (B, …, H, W) of the pixels that come from these places, (B, 1, H * W): in one
+    pass, as an image is large and all else is small."""
+    planes = images.reshape(len(images), -1, sources.shape[2])
+    return planes.gather(2, sources.expand(planes.shape)).view(images.shape)
 
 
 @cache
-def _reflected(side: int, device: torch.device) -> Tensor:
-    """Return where the pixels of a side come from that is longer by an eighth at both ends."""
+def _sources(side: int, apart: int, device: torch.device) -> Tensor:
+    """Return where the pixels of a side come from, (shifts, side), for each shift by up to an
+    eighth; then the same mirrored. The pixels are so far `apart`."""
     most = side // 8
-    position = torch.arange(-most, side + most, device=device).abs()
-    return torch.minimum(position, 2 * (side - 1) - position)
+    larger = torch.arange(-most, side + most, device=device).abs()
+    shifted = torch.minimum(larger, 2 * (side - 1) - larger).unfold(0, side, 1)
+    return apart * torch.cat([shifted, shifted.flip(1)])

@@ -58,12 +58,10 @@ class Closure:
         for part in also:
             module, _, name = part.partition(":")
             self._add(module, name)
-        while self._waiting or self._take_entries() or self._take_subclasses():
+        more = (self._take_entries, self._take_subclasses, self._take_programs)
+        while self._waiting or any(take() for take in more):
             if self._waiting:
                 self._follow(*self._waiting.popleft())
-        for word in sorted(self._words):
-            if name := self._files.named(word):
-                self._take_file(name, "")
         self._take_engine()
 
     def take_input(self, job: str, code: str) -> None:
@@ -134,8 +132,8 @@ class Closure:
             self.advice[name] = f"{path} counts as a whole: {why}"
             for definition in module.definitions:
                 self._reach(Use("definition", name, definition), by)
-            for alias in module.aliases.values():
-                self._import(f"{alias.module}.{alias.name}", by)
+            for target in self._code.resolver.imported_by(module):
+                self._reach(Use("definition", target.module, target.name), by)
 
     # Definitions
 
@@ -220,6 +218,14 @@ class Closure:
         return len(self.texts) > before
 
     # Files and the engine
+
+    def _take_programs(self) -> bool:
+        """Take the programs that constants and settings name; returns whether any was new."""
+        before = len(self.texts)
+        for word in sorted(self._words):
+            if name := self._files.named(word):
+                self._take_file(name, "")
+        return len(self.texts) > before
 
     def _take_dependencies(self, module: Module, lines: Sequence[int], by: str) -> None:
         """Take the files that `# depends:` names in some lines."""

@@ -5,7 +5,7 @@
 
 import ast
 import builtins
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from engine.evidence.modules import Alias, Module
@@ -74,6 +74,18 @@ class Resolver:
         if hasattr(builtins, first):
             return self._outside(first, chain[1:])
         return Target("nothing", module.name, first, 1)
+
+    def imported_by(self, module: Module) -> list[Target]:
+        """Return the definitions that a module has from others, by name or by a star."""
+        names = sorted({*module.aliases, *self._by_stars(module, 0)})
+        found = (self.resolve(module, [name]) for name in names)
+        return [target for target in found if target.kind == "definition"]
+
+    def _by_stars(self, module: Module, depth: int) -> Iterator[str]:
+        for star in module.stars() if depth < DEPTH else []:
+            if other := self.modules.get(star):
+                every = {*other.definitions, *other.aliases, *self._by_stars(other, depth + 1)}
+                yield from filter(other.exports, every)
 
     def within(self, module: Module, scope: Scope | None, chain: Sequence[str]) -> Target | None:
         """Return what a chain of names stands for in a function or class; None if it begins with a

@@ -7,8 +7,8 @@ network must know of the data), `changes.diff` (of the code, against its commit)
 `trained.json` (how long it has trained, once that is over), `cost.json` (what its courier has seen
 of what it uses),
 `predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`, `profile.json` and
-`memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has come), `outcome.json`,
-which is written last, and after --force `before/`, what there was until then.
+`memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has come),
+`outcome.json`, which is written last, and after --force `before/`, what there was until then.
 
 The lock is held by the process that trains, so an attempt has one owner on this disk and a dead
 owner is known at once. The `owner` in the lock file tells the tracking store which folder a run is

@@ -7,6 +7,10 @@ from typing import Literal
 from engine.cli import Span, setting
 from engine.paths import PROJECT
 
+Compile = Literal[
+    "auto", "on", "off", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+]
+
 LENGTHS = ("epochs", "steps", "minutes")
 """Settings of jobs that train: others are not offered the flags of a training loop."""
 
@@ -22,9 +26,11 @@ class Runtime:
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, cuda:1 or mps. auto: a GPU if there is one."""
 
-    compile: Literal["auto", "on", "off"] = setting("auto", only_with=BATCHES)
+    compile: Compile = setting("auto", only_with=BATCHES)
     """Whether to use torch.compile. auto: on a CUDA GPU, if the job is so long that it saves more
-    time than it takes."""
+    time than it takes. reduce-overhead: with CUDA graphs in training, for small networks on a GPU.
+    max-autotune: with CUDA graphs, and the fastest of several kernels, found by trying them, which
+    takes long. max-autotune-no-cudagraphs: the kernels alone."""
 
     loader: Literal["auto", "resident", "workers"] = setting("auto", only_with=BATCHES)
     """How batches are read. resident: all data is kept on the device; workers: processes read it in
@@ -59,6 +65,10 @@ class Runtime:
     profile: int = setting(0, at_least=0, at_most=10_000, alone=20, only_with=LENGTHS)
     """Steps to profile, 20 if no number is given. profile.txt in the job's folder then shows where
     their time goes and what to change. 0: off."""
+
+    nvtx: bool = setting(False, only_with=LENGTHS)
+    """Mark each step, each wait for a batch and each evaluation as an NVTX range, which NVIDIA's
+    Nsight Systems shows on its time line: nsys profile -t cuda,nvtx python run.py --nvtx."""
 
     quiet: bool = False
     """Print only the last line."""

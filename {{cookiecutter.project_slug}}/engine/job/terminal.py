@@ -15,6 +15,10 @@ log.addHandler(logging.NullHandler())  # a job that cannot be opened has nowhere
 log.propagate = False
 
 
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}]"
+"""tqdm's own, but for the time left, in which it does not count evaluations: report.py does."""
+
+
 class Progress:
     """A bar over the optimizer steps of a job, from those done before; nothing where the output is
     not a terminal."""
@@ -29,6 +33,7 @@ class Progress:
             leave=False,
             dynamic_ncols=True,
             mininterval=0.5,
+            bar_format=BAR,
         )
 
     def step(self) -> None:

@@ -7,5 +7,6 @@ sweeps, and of results what needs no pandas; never torch, so that it answers at 
     details     `show`: all there is to know of one job; attempt: of one attempt at it
     staleness   `stale`: which jobs the present code no longer fits, and why
     dependence  `why`: by which way a job's code reaches a definition
+    finders     `find …`: what it takes; engine.finding does it
     accepting   `accept`: changes that change no results; replay: a job's first steps once more
 """

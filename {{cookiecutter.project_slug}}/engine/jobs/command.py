@@ -1,6 +1,6 @@
 """The command line of jobs.py.
 
-Exit status: 0 done, 1 not, 2 wrong arguments, 3 the tracking store lacks results (`sync` alone).
+Exit status: 0 done, 1 not, 2 wrong arguments, 3 results are not uploaded (`sync` alone).
 """
 
 import argparse
@@ -15,7 +15,7 @@ from engine.cli.parser import Parser, unknown_flag
 from engine.errors import SettingsError, did_you_mean
 from engine.job import interruption
 from engine.job.terminal import leave
-from engine.jobs import accepting, dependence, details, listing, staleness
+from engine.jobs import accepting, dependence, details, finders, listing, staleness
 from engine.jobs.project import Project
 from engine.tracking import address
 from engine.tracking.sync import sync
@@ -62,7 +62,7 @@ COMMANDS = {
         lambda project, given: details.print_details(project, project.one(given.job), given.json),
     ),
     "sync": Command(
-        "upload what the tracking store lacks of all jobs",
+        "upload what the tracking store or the Parquet files lack of all jobs",
         {},
         lambda project, _: sync(project.runs_root),
     ),
@@ -87,6 +87,10 @@ COMMANDS = {
         },
         lambda project, given: accepting.accept(project, given.because, given.verify),
     ),
+    **{
+        name: Command(about, takes | JSON, finders.find)
+        for name, (about, takes) in finders.FINDERS.items()
+    },
 }
 
 
@@ -108,7 +112,10 @@ def run(**kinds: type) -> int:
 
 
 def _read(words: list[str]) -> argparse.Namespace:
-    """Return what the command line says. Raises SettingsError where it is wrong."""
+    """Return what the command line says, as `words` what follows `--`, the flags of a job. Raises
+    SettingsError where it is wrong."""
+    cut = words.index("--") if words[:1] == ["find"] and "--" in words else len(words)
+    words, flags = _joined(words[:cut]), words[cut + 1 :]
     parser = Parser(prog="jobs.py", usage="python jobs.py COMMAND …", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
@@ -129,4 +136,17 @@ def _read(words: list[str]) -> argparse.Namespace:
     if unknown:
         known = [*COMMANDS[given.command].takes, *RUNS_ROOT]
         raise SettingsError(unknown_flag(unknown[0], known))
+    given.words = flags
     return given
+
+
+def _joined(words: list[str]) -> list[str]:
+    """The words, with `find lr` as one. Raises SettingsError for `find` alone."""
+    if words[:1] != ["find"]:
+        return words
+    things = [name.removeprefix("find ") for name in finders.FINDERS]
+    if not words[1:] or words[1] not in things:
+        named = f"find {words[1]}: " if words[1:] else "find: "
+        hint = did_you_mean(words[1], things) if words[1:] else ", ".join(things)
+        raise SettingsError(f"{named}{'' if words[1:] else 'what? '}{hint}")
+    return [" ".join(words[:2]), *words[2:]]

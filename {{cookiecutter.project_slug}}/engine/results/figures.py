@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-    from engine.results.comparison import Curves
-
 LEADING = 1.2
 """Height of a line of text to its size."""
 
@@ -35,9 +33,6 @@ LINES = 3
 
 LABEL = 0.62
 """Fraction of a panel's width or height that a line of its label may take."""
-
-HIDDEN = 0.02
-"""Fraction of the values, the worst, that an axis may leave out."""
 
 _venue = VENUES[DEFAULT]
 
@@ -182,22 +177,6 @@ def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
     ax.set_xticks(list(labelled), list(labelled.values()))
     ax.set_xticks(sorted(set(values)), minor=True)
     ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def limit(ax: "Axes", curves: "Curves", metric: Measured) -> str:
-    """Set the limits of a linear y axis without the worst values of curves, such as those of the
-    first steps; return a sentence that says how many are left out, if any."""
-    each = [line["value"] for lines in curves.values() for line in lines.values()]
-    values = np.concatenate(each).astype(float)
-    finite = values[np.isfinite(values)]
-    if metric.log or not len(finite):
-        return ""
-    ends = [HIDDEN, 1.0] if metric.sign > 0 else [0.0, 1 - HIDDEN]
-    low, high = np.quantile(finite, ends)
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
-    ax.set_ylim(low - margin, high + margin)
-    beyond = ((finite < low - margin) | (finite > high + margin)).mean()
-    return f" Of all values {beyond:.1%} are beyond the axis." if beyond else ""
 
 
 def legend(fig: "Figure", title: str = "") -> None:

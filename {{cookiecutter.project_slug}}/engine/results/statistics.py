@@ -71,6 +71,29 @@ def paired_difference(
     return mean_interval(paired, log) if len(paired) else Interval(np.nan, np.nan, np.nan)
 
 
+def ratio_interval(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
+    """Return the ratio of two means over pairs (n,), with its 95 % interval.
+
+    The ends are infinite or NaN where the pairs do not tell the mean of `bottoms` from 0, so that
+    the ratio can be anything. Source: Fieller 1954, doi.org/10.1111/j.2517-6161.1954.tb00159.x.
+    """
+    from scipy.stats import t
+
+    above, below = np.asarray(tops, dtype=float), np.asarray(bottoms, dtype=float)
+    n, top, bottom = len(above), above.mean(), below.mean()
+    ratio = top / bottom
+    if n == 1:
+        return Interval(ratio, np.nan, np.nan)
+    covariance = np.cov(above, below) * t.ppf((1 + LEVEL) / 2, n - 1) ** 2 / n
+    a = bottom**2 - covariance[1, 1]
+    b = top * bottom - covariance[0, 1]
+    c = top**2 - covariance[0, 0]
+    if a <= 0:
+        return Interval(ratio, -np.inf, np.inf)
+    half = np.sqrt(max(0.0, b * b - a * c))
+    return Interval(ratio, (b - half) / a, (b + half) / a)
+
+
 def iqm(scores: ArrayLike) -> float:
     """Return the mean of the middle half of all scores.
 

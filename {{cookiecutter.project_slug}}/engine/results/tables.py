@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.cli.job_ids import LAST
 from engine.errors import SettingsError, did_you_mean
+from engine.job import purpose
 from engine.job.identity import can_have_inputs
 from engine.job.scripts import DEFAULT
 from engine.results import freshness
@@ -43,13 +44,13 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     present is in the column `stale`.
 
     The jobs are those that finished, and those that `diverged`, as that column says: they have
-    settings, but no metrics. Settings have today's names; one that a job is older than has its
-    neutral value. Of a setting, a metric and a tag with the same name the setting is kept (`lr`);
-    `hardware` is the tag that tells which device it was. The names of the settings are in
-    `attrs["settings"]`. Raises NoResults where no job has finished, ConnectionError where the store
-    cannot be read.
+    settings, but no metrics. Those that `jobs.py find` has run are left out. Settings have today's
+    names; one that a job is older than has its neutral value. Of a setting, a metric and a tag with
+    the same name the setting is kept (`lr`); `hardware` is the tag that tells which device it was.
+    The names of the settings are in `attrs["settings"]`. Raises NoResults where no job has
+    finished, ConnectionError where the store cannot be read.
     """
-    every = stored_jobs.jobs(experiment)
+    every = [job for job in stored_jobs.jobs(experiment) if purpose.TAG not in job["tags"]]
     if kind and can_have_inputs(kind):
         freshness.name_all(every)
     of_script = [job for job in every if freshness.script_of(job) == script]

@@ -6,7 +6,7 @@ from typing import Any
 from engine.cli import parser
 from engine.errors import SettingsError
 from engine.sweeps import slurm
-from engine.sweeps.states import STARTED
+from engine.sweeps.plan import STARTED
 
 NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 SWITCH: dict[str, Any] = {"action": "store_true"}
@@ -38,6 +38,11 @@ FLAGS: dict[str, dict[str, Any]] = {
     | SWITCH,
     "--slurm": {"help": "submit the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
     "--at-most": {"help": "with --slurm: the most jobs that run at once"} | NUMBER,
+    "--per-task": {
+        "help": "with --slurm: up to N jobs one after another in a task, which starts its jobs "
+        "faster (default: 1)",
+    }
+    | NUMBER,
 }
 
 
@@ -65,7 +70,12 @@ def read(words: list[str]) -> argparse.Namespace:
 
 
 def _check_numbers(flags: argparse.Namespace) -> None:
-    for name, least in (("per_gpu", 1), ("retries", 0), ("at_most", 1)):
+    for name, least in (
+        ("per_gpu", 1),
+        ("retries", 0),
+        ("at_most", 1),
+        ("per_task", 1),
+    ):
         value = getattr(flags, name)
         if value is not None and value < least:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
@@ -74,8 +84,10 @@ def _check_numbers(flags: argparse.Namespace) -> None:
 def _check_together(flags: argparse.Namespace) -> None:
     if flags.json and not flags.list:
         raise SettingsError("--json: only with --list")
-    if (flags.sbatch or flags.at_most) and not flags.slurm:
-        raise SettingsError(f"{'--at-most' if flags.at_most else '--'}: only with --slurm")
+    of_slurm = {"--at-most": flags.at_most, "--per-task": flags.per_task, "--": flags.sbatch}
+    for flag, given in of_slurm.items() if not flags.slurm else ():
+        if given:
+            raise SettingsError(f"{flag}: only with --slurm")
     elsewhere = {
         "--gpus": flags.gpus,
         "--per-gpu": flags.per_gpu,

@@ -32,6 +32,11 @@ class Gpu:
         self._lock, self._shared = slot.lock, shared
         self._next_look = 0.0
 
+    @property
+    def env(self) -> dict[str, str]:
+        """What tells a job that it is to use this one."""
+        return {} if self.device == "cpu" else {"CUDA_VISIBLE_DEVICES": self.device}
+
     def take(self) -> bool:
         """Take it, if it is available; return whether it is held."""
         if self.device == "cpu" or self.files:

@@ -43,18 +43,13 @@ class Entry:
 
     @property
     def words(self) -> list[str]:
-        """The command line, after `python`."""
-        return [f"{self.script}.py", *self.flags]
+        """The command line, after `python`; by --force a stale job starts over."""
+        return [f"{self.script}.py", *self.flags, *(["--force"] if self.state == "stale" else [])]
 
     @property
     def inputs(self) -> list[str]:
         """The ids of the jobs that it is derived from."""
         return [*identity.inputs(self.job.settings)]
-
-    @property
-    def forced(self) -> list[str]:
-        """The flag by which a stale job starts over."""
-        return ["--force"] if self.state == "stale" else []
 
     def declared(self) -> Script:
         """Return what its script says of its jobs. Raises SettingsError if there is none."""

@@ -1,8 +1,6 @@
 """What a sweep is to do and, in the end, has done.
 
-A job's number is its place in the grid, from 1. For Slurm's tasks the sweep's folder has the file
-`queue` (a line for each job to run: number, id, folder) and `jobs/<number>` (its words, the script
-first).
+A job's number is its place in the grid, from 1.
 """
 
 from collections import Counter
@@ -14,7 +12,9 @@ from typing import NamedTuple
 from engine import files
 from engine.job.terminal import leave
 from engine.paths import shown
-from engine.sweeps.states import STARTED
+
+STARTED = ("failed", "interrupted", "pending", "unsent")
+"""States of jobs that a sweep starts."""
 
 MOST_NAMED = 10
 """Largest number of jobs with the same change that are named one by one."""
@@ -43,21 +43,9 @@ class Task(NamedTuple):
     inputs: Sequence[int]
 
 
-def write(folder: Path, rows: Sequence[Row], left: Sequence[Task]) -> None:
-    """Write down the jobs that are left to run, for Slurm's tasks."""
-    (folder / "jobs").mkdir()
-    lines = []
-    for task in left:
-        text = "".join(f"{word}\0" for word in task.words)
-        (folder / "jobs" / str(task.number)).write_text(text, errors="surrogateescape")
-        row = rows[task.number - 1]
-        lines.append(f"{task.number}\t{row.id}\t{row.folder}\n")
-    (folder / "queue").write_text("".join(lines))
-
-
-def ended(row: Row, since: int) -> int | None:
+def ended(folder: str, since: int) -> int | None:
     """Return the exit status that a job's outcome stands for, if it was written since then."""
-    path = Path(row.folder) / "outcome.json"
+    path = Path(folder) / "outcome.json"
     with suppress(OSError):
         if path.stat().st_mtime_ns > since:
             return ENDED.get(files.read_record(path).get("status", ""))

@@ -19,12 +19,9 @@ from engine.job.terminal import leave
 from engine.sweeps import plan, states
 from engine.sweeps.gpus import LOOK, Gpu
 from engine.sweeps.plan import Row, Task
-from engine.sweeps.running import Running
+from engine.sweeps.running import PAUSE, Running
 from engine.sweeps.slots import Slot
 from engine.sweeps.starter import Starter
-
-PAUSE = 0.05
-"""Seconds between two looks at the jobs."""
 
 ELSEWHERE = 4
 """The exit status of a job that another process trains."""
@@ -125,14 +122,14 @@ class Queue:
         worker.said = ""
         self._left.remove(task)
         row = self._row(task)
-        known = plan.ended(row, since=self._since)  # another sweep may have run it
+        known = plan.ended(row.folder, since=self._since)  # another sweep may have run it
         if known is not None:
             self._leave(worker, task, known)
             return
         self._say_started(worker, task)
         gpu = worker.gpu
         try:
-            worker.job = Running(task, row, gpu.device, gpu.files, self._starter)
+            worker.job = Running(task, row, gpu.device, self._starter, gpu.env, gpu.files)
         except OSError as error:
             self._cannot_start(worker, task, error)
 

@@ -5,7 +5,7 @@ What it prints is kept in output.txt in its folder; the last line is shown.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +13,9 @@ from engine.sweeps import plan
 from engine.sweeps.plan import Row, Task
 from engine.sweeps.starter import Starter
 from engine.warm.client import LOST
+
+PAUSE = 0.05
+"""Seconds between two looks at a job."""
 
 KILLED = 137
 """The exit status of a process that was killed, perhaps for want of memory."""
@@ -22,16 +25,23 @@ TAIL = 65_536
 
 
 class Running:
-    """A job on a device, which holds a GPU's locks as long as it runs.
+    """A job in its place, such as a GPU, whose locks it holds as long as it runs.
 
     Raises OSError if it cannot be started.
     """
 
     def __init__(
-        self, task: Task, row: Row, device: str, locks: Sequence[int], starter: Starter
+        self,
+        task: Task,
+        row: Row,
+        place: str,
+        starter: Starter,
+        env: Mapping[str, str] = {},
+        locks: Sequence[int] = (),
     ) -> None:
         self.task = task
-        self._row, self._device, self._locks, self._starter = row, device, locks, starter
+        self._row, self._place, self._starter = row, place, starter
+        self._env, self._locks = env, locks
         self._output = Path(row.folder) / "output.txt"
         self._tries = 0
         self.start()
@@ -40,12 +50,11 @@ class Running:
         """Start it, for the first time or again. Raises OSError."""
         self._tries += 1
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        env = {} if self._device == "cpu" else {"CUDA_VISIBLE_DEVICES": self._device}
         with self._output.open("a") as output:
-            print(f"started on {self._device}, {time.ctime()}", file=output, flush=True)
+            print(f"started on {self._place}, {time.ctime()}", file=output, flush=True)
             self._begun = os.fstat(output.fileno()).st_mtime_ns
             self._process = self._starter.job(
-                self.task.words, output.fileno(), env, keep=self._locks
+                self.task.words, output.fileno(), self._env, keep=self._locks
             )
 
     def stop(self, signal: int) -> None:
@@ -56,7 +65,7 @@ class Running:
         """Return its exit status as a shell has it, 128 + n for signal n; None while it runs."""
         status = self._process.poll()
         if status == LOST:  # its folder may know more
-            known = plan.ended(self._row, since=self._begun)
+            known = plan.ended(self._row.folder, since=self._begun)
             return KILLED if known is None else known
         return 128 - status if status is not None and status < 0 else status
 

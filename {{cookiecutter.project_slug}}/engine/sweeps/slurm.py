@@ -1,11 +1,13 @@
-"""A sweep's jobs as arrays of Slurm's: submitted, and looked up in its queue.
+"""A sweep's jobs as arrays of Slurm's: submitted, looked up in its queue, and put back there.
 
-The sweep's folder notes in `slurm` the arrays made from it: an id and the number of the first job,
-a line each. A task runs slurm-job.sh. Sources: slurm.schedmd.com/sbatch.html, squeue.html.
+A task of an array runs the jobs of a chunk (chunks.py), as slurm_task.py says. The sweep's folder
+notes in `slurm` the arrays made from it: an id and the number of the first chunk, a line each.
+Sources: slurm.schedmd.com/sbatch.html, squeue.html, scontrol.html.
 """
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,13 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import SettingsError
+from engine.paths import PROJECT
+from engine.sweeps import chunks, plan
+from engine.sweeps.chunks import Chunk, Inputs
 
 OPTIONS = ("--gres=gpu:1", "--signal=B:USR1@60", "--requeue", "--open-mode=append")
 """What sbatch is told unless the user says otherwise: USR1, 60 s before the end, is the warning."""
-
-
-Inputs = Sequence[int | str]
-"""What a job waits for: places in the queue, from 0, and tasks that Slurm has already."""
 
 
 class Queued(NamedTuple):
@@ -39,48 +40,67 @@ def require() -> None:
 
 
 def submit(
-    folder: Path, inputs: Sequence[Inputs], at_most: int | None, options: list[str], name: str
+    folder: Path, given: Sequence[Chunk], at_most: int | None, options: list[str], name: str
 ) -> str:
-    """Hand the jobs of a sweep's queue, by their inputs, to Slurm; a line that says so.
-
-    Raises SettingsError.
-    """
+    """Submit the chunks of a sweep; returns a line that says so. Raises SettingsError."""
     limit = f"%{at_most}" if at_most else ""
     output = str(folder).replace("%", "%%") + "/slurm-%A_%a.txt"
-    script = str(folder / "code" / "engine" / "sweeps" / "slurm-job.sh")
     ids: list[str] = []
     tasks: list[str] = []
-    for start, count, of_all in _arrays_to_make(inputs, _largest_array()):
+    jobs = sum(len(chunk.jobs) for chunk in given)
+    for start, count, waits in _arrays_to_make(given, _largest_array()):
         words = [f"--array=0-{count - 1}{limit}", f"--job-name={name}"]
         words += [f"--output={output}", "--parsable", *OPTIONS]
-        after = [tasks[each] if isinstance(each, int) else each for each in of_all]
-        conditions = [":".join(["afterok", *after])] if after else []
+        conditions = [_condition(each, given, tasks) for each in waits]
         if at_most and ids:  # a limit holds within one array
             conditions.append(f"afterany:{ids[-1]}")
         if conditions:
             words += [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"]
         try:
-            made = _ask("sbatch", *words, *options, script, str(folder), str(start), sys.executable)
+            made = _ask("sbatch", *words, *options, f"--wrap={_script(folder, start)}")
         except SettingsError as error:
-            rest = "the same command hands it the rest"
-            had = f"; Slurm has {start} of {len(inputs)} jobs, {rest}"
-            raise SettingsError(f"{error}{had if ids else ''}") from error
+            had = sum(len(chunk.jobs) for chunk in given[:start])
+            rest = f"; Slurm has {had} of {jobs} jobs, the same command hands it the rest"
+            raise SettingsError(f"{error}{rest if ids else ''}") from error
         ids.append(made.split(";")[0].strip())
         tasks += [f"{ids[-1]}_{number}" for number in range(count)]
         with (folder / "slurm").open("a") as file:
             print(ids[-1], start, file=file)
+    size = f" in {len(given)} {'task' if len(given) == 1 else 'tasks'}" if len(given) < jobs else ""
     arrays = ", ".join(ids)
-    return f"{len(inputs)} jobs submitted to Slurm as {arrays}; bash run.sh --list shows them"
+    return f"{jobs} jobs submitted to Slurm{size} as {arrays}; bash run.sh --list shows them"
 
 
-def _arrays_to_make(inputs: Sequence[Inputs], size: int) -> Iterator[tuple[int, int, Inputs]]:
-    """The first job of each array, how many it has, and what they all wait for: their inputs."""
+def _arrays_to_make(given: Sequence[Chunk], size: int) -> Iterator[tuple[int, int, Inputs]]:
+    """The first chunk of each array, how many it has, and what they all wait for."""
     start = 0
-    for of_all, alike in groupby(inputs):
+    for waits, alike in groupby(chunk.waits for chunk in given):
         end = start + len(list(alike))
         for first in range(start, end, size):
-            yield first, min(size, end - first), of_all
+            yield first, min(size, end - first), waits
         start = end
+
+
+def _condition(waited_for: int | str, given: Sequence[Chunk], tasks: Sequence[str]) -> str:
+    """When a task may start, by one that it waits for. If that one has several jobs, any of them
+    may fail: a job whose input has failed says so itself, and does not run."""
+    if isinstance(waited_for, str):
+        return f"afterany:{waited_for}"
+    alone = len(given[waited_for].jobs) == 1
+    return f"{'afterok' if alone else 'afterany'}:{tasks[waited_for]}"
+
+
+def _script(folder: Path, start: int) -> str:
+    """The script of an array's tasks. A signal that comes before Python listens must not end it."""
+    module = [sys.executable, "-m", "engine.sweeps.slurm_task", str(folder), str(start)]
+    command = shlex.join(["env", f"PROJECT_FOLDER={PROJECT}", *module])
+    return f"trap '' USR1 TERM; cd {shlex.quote(str(folder / 'code'))} && exec {command}"
+
+
+def requeue(task: str) -> None:
+    """Put a task back into the queue, unless Slurm has ended it: scancel is to last."""
+    if _ask("squeue", "--noheader", f"--job={task}", "--format=%T").strip() == "RUNNING":
+        _ask("scontrol", "requeue", task)
 
 
 def was_given(folder: Path) -> bool:
@@ -98,17 +118,19 @@ def has(folder: Path) -> bool:
 
 
 def queued(sweeps: Path) -> dict[str, Queued]:
-    """What Slurm says of the jobs in its queue, by job id. Raises SettingsError where it says
-    nothing."""
+    """What Slurm says of the jobs in its queue that are not over, by job id. Raises SettingsError
+    where it says nothing."""
     found: dict[str, Queued] = {}
     folders = [path.parent for path in sorted(sweeps.glob("*/slurm"))]
     tasks = _tasks() if folders else {}
     for folder in folders:
         with suppress(FileNotFoundError):  # cleared away meanwhile, so Slurm has none of it
-            ids = [line.split("\t")[1] for line in (folder / "queue").read_text().splitlines()]
+            given, since = chunks.read(folder)
             for array, start in _arrays(folder):
                 for task, state in tasks.get(array, {}).items():
-                    found[ids[start + task]] = Queued(f"{array}_{task}", state)
+                    for job in given[start + task]:
+                        if plan.ended(job.folder, since) is None:
+                            found[job.id] = Queued(f"{array}_{task}", state)
     return found
 
 

@@ -2,7 +2,7 @@
 
 They are forks of two servers, which import once what each of them would import: one for jobs has
 the libraries of their scripts, one for couriers MLflow. A job asks for its courier itself, through
-a socket that it inherits. Where there can be no server, programs start cold.
+a socket that it inherits. Where there can be no server, or is to be none, programs start cold.
 """
 
 import ast
@@ -27,16 +27,32 @@ class Starter:
 
     The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) size their
     pools of threads when they are loaded, before run.py could tell them anything, so the
-    environment does. Everything that is started holds `lock` too.
+    environment does. Everything that is started holds the files of `keep` too. For a single job
+    there need be no servers, so it need not be `warm`.
     """
 
-    def __init__(self, code: Path, lock: int, scripts: Iterable[str], at_once: int) -> None:
-        self._code, self._at_once, self._inherited = code, at_once, [lock]
+    def __init__(
+        self,
+        code: Path,
+        scripts: Iterable[str],
+        at_once: int,
+        keep: Sequence[int] = (),
+        warm: bool = True,
+    ) -> None:
+        self._code, self._at_once, self._inherited = code, at_once, [*keep]
+        self._jobs: client.Server | None = None
+        self._couriers: client.Server | None = None
         threads = max(1, machine.cores() // at_once)
         self._env = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
         self._env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
         self._env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that a fork can use the GPU
-        self._couriers = client.serve(courier.MODULES, code, ENVIRONMENT | self._env, [lock])
+        if warm:
+            self._serve(scripts)
+
+    def _serve(self, scripts: Iterable[str]) -> None:
+        """Start the servers, if there can be any."""
+        env, code = ENVIRONMENT | self._env, self._code
+        self._couriers = client.serve(courier.MODULES, code, env, self._inherited)
         if self._couriers:
             self._env[courier.SERVER] = str(self._couriers.socket.fileno())
             self._inherited.append(self._couriers.socket.fileno())

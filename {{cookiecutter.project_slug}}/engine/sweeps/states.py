@@ -30,8 +30,7 @@ from engine.job.identity import identity
 from engine.job.terminal import duration, leave
 from engine.paths import PROJECT
 from engine.sweeps import slurm
-from engine.tracking import reading
-from engine.tracking.delivery import delivered
+from engine.tracking import reading, targets
 from engine.tracking.experiment import experiment_name
 
 LOOK = 2.0
@@ -39,9 +38,6 @@ LOOK = 2.0
 
 TAIL = 65_536
 """Bytes at a journal's end that surely hold the last evaluation's line."""
-
-STARTED = ("failed", "interrupted", "pending", "unsent")
-"""States of jobs that a sweep starts."""
 
 OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused"}
 """States of jobs that nobody will train unless a sweep is started again."""
@@ -85,7 +81,7 @@ class View:
         finished = self._known.finished.get(job.id, [])
         counts = any(job.fits(each.code, each.data) for each in finished)
         if counts and not job.runtime.force and not job.redone:
-            return State("finished")
+            return State("unsent" if targets.copies_lack(job.path) else "finished")
         if (latest := job.latest) and locks.held(latest / "lock"):
             return State("running", *progress(latest))
         if lease := self._lease(job):
@@ -118,7 +114,7 @@ class View:
         if change:
             return State("pending" if job.starts_over else "stale", change)
         if status == "finished":
-            sent = self.store_is_away and delivered(job.path)
+            sent = self.store_is_away and targets.all_have(job.path)
             return State("finished" if sent else "unsent")
         if status in ("failed", "diverged"):
             return State(status, said)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from subprocess import TimeoutExpired
 from tempfile import TemporaryFile
 from typing import NoReturn
 
@@ -23,7 +24,7 @@ from engine.cli.flags import of as settings_flags
 from engine.errors import SettingsError
 from engine.job import inputs, interruption, provenance
 from engine.job.terminal import leave
-from engine.sweeps import flags, grid, plan, slots, slurm, snapshot, states
+from engine.sweeps import chunks, flags, grid, plan, slots, slurm, snapshot, states
 from engine.sweeps.grid import Entry
 from engine.sweeps.queue import Queue
 from engine.sweeps.slots import Slot
@@ -31,6 +32,9 @@ from engine.sweeps.starter import Starter
 from engine.tracking import address, database, reading
 from engine.tracking.experiment import experiment_name
 from engine.warm.client import LOST
+
+PATIENCE = 2.0
+"""Seconds that run.sh waits, when all is done, for a store that is still being prepared."""
 
 
 class Sweep:
@@ -63,21 +67,9 @@ class Sweep:
             if not self._check(starter):
                 return 2
             self._each(self._left, lambda entry: entry.job.make())
-        if not provenance.version()["commit"]:
-            print("no git repository here, so no commit is recorded", flush=True)
-        left = {entry.job.id: entry.number for entry in self._left}
-        tasks = [
-            plan.Task(
-                entry.number,
-                [*entry.words, *entry.forced],
-                [left[job] for job in entry.inputs if job in left],
-            )
-            for entry in self._left
-        ]
-        if self._flags.slurm:
-            plan.write(self._folder, self._rows, tasks)
-            return self._submit()
-        return self._run(tasks, starter)
+            if not provenance.version()["commit"]:
+                print("no git repository here, so no commit is recorded", flush=True)
+            return self._submit() if self._flags.slurm else self._run(starter)
 
     def _check_scripts(self) -> None:
         """Raise SettingsError for a mistake in settings.py, once and not for each job."""
@@ -107,7 +99,7 @@ class Sweep:
         self._slots = places
         scripts = dict.fromkeys(entry.words[0] for entry in self._left)
         at_once = min(len(self._left), len(places))
-        return Starter(self._folder / "code", self._lock, scripts, at_once)
+        return Starter(self._folder / "code", scripts, at_once, keep=[self._lock])
 
     def _check(self, starter: Starter) -> bool:
         """Whether each job that is left can run; what cannot has been said."""
@@ -120,7 +112,12 @@ class Sweep:
         starter.learn(files.read_json(self._checked)["modules"])
         return True
 
-    def _run(self, tasks: list[plan.Task], starter: Starter) -> int:
+    def _run(self, starter: Starter) -> int:
+        left = {entry.job.id: entry.number for entry in self._left}
+        tasks = [
+            plan.Task(e.number, e.words, [left[job] for job in e.inputs if job in left])
+            for e in self._left
+        ]
         on_cpu = all(slot.device == "cpu" for slot in self._slots)
         at_once = files.read_json(self._checked)["at_once"]
         if on_cpu and not self._flags.per_gpu and at_once < len(self._slots):
@@ -164,7 +161,7 @@ class Sweep:
         and which of them are left to run."""
         self._view = view = states.View()
         view.warn()
-        to_run = {*states.STARTED}
+        to_run = {*plan.STARTED}
         if not self._flags.slurm:
             to_run.add("running")  # to be waited for, by which a task of Slurm's would block a GPU
         if view.store_is_away:
@@ -187,13 +184,17 @@ class Sweep:
         return [plan.Row(e.state, e.about, e.job.id, str(e.job.path)) for e in self._entries]
 
     def _submit(self) -> int:
-        at_most, sbatch, queued = self._flags.at_most, self._flags.sbatch, self._view.queued
+        flags, queued = self._flags, self._view.queued
         places: dict[str, int | str] = {job: known.task for job, known in queued.items()}
         places |= {entry.job.id: place for place, entry in enumerate(self._left)}
-        waits = [[places[job] for job in e.inputs if job in places] for e in self._left]
+        inputs = [[places[job] for job in e.inputs if job in places] for e in self._left]
+        given = [chunks.Given(e.job.id, str(e.job.path), e.words) for e in self._left]
+        divided = chunks.divide(given, inputs, flags.per_task or 1)
+        chunks.write(self._folder, divided, self._checked.stat().st_mtime_ns)
         interruption.handle(signal.SIG_IGN)  # or Slurm would have jobs whose folder is gone
         try:
-            line = slurm.submit(self._folder, waits, at_most, sbatch, experiment_name())
+            name = experiment_name()
+            line = slurm.submit(self._folder, divided, flags.at_most, flags.sbatch, name)
         except SettingsError as error:
             return leave(1 if slurm.was_given(self._folder) else 2, f"run.sh: {error}")
         return leave(0, line)
@@ -214,19 +215,20 @@ def _has_store() -> bool:
 
 @contextmanager
 def _store_made_ready(starter: Starter) -> Iterator[None]:
-    """Prepare the store in the background, unless it is ready. If it is not available, jobs train
-    all the same, and their couriers try again."""
+    """Prepare the store in the background, unless it is ready. Jobs train meanwhile: their couriers
+    wait for it, and try again if it is not available, which is said in the end."""
     if _has_store():
         yield
         return
     with TemporaryFile("w+") as errors:
         process = starter.prepare_store(errors.fileno())
         yield
-        if process.wait() not in {0, LOST}:
-            errors.seek(0)
-            why = errors.read().strip().splitlines()[-1]
-            line = f"the tracking store is unavailable ({why}); results wait in the jobs' folders"
-            leave(1, f"run.sh: {line}")
+        with suppress(TimeoutExpired):
+            if process.wait(PATIENCE) not in {0, LOST}:
+                errors.seek(0)
+                why = errors.read().strip().splitlines()[-1]
+                line = f"the tracking store is unavailable ({why})"
+                leave(1, f"run.sh: {line}; results wait in the jobs' folders")
 
 
 def _leave_early(status: int, *_: object) -> NoReturn:

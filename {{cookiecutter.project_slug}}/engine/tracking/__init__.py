@@ -1,1 +1,2 @@
-"""The tracking store. The only package that imports MLflow; may import cli and job."""
+"""The tracking store and other targets of the courier. The only package that imports MLflow and
+pyarrow; may import cli and job."""

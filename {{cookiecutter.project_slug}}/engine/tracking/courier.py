@@ -1,11 +1,11 @@
-"""The courier: a process of its own that carries a job's journal to the tracking store.
+"""The courier: a process of its own that carries a job's journal to its targets, such as MLflow.
 
 It alone imports MLflow. In the training process MLflow's threads would fight the loop for the
 interpreter's lock, and its import would nearly double the start. So the job starts the courier
 before it imports torch and hands it the job's folder on a pipe.
 
-While the store is away the courier tries again, for as long as the job lives and DELIVERY seconds
-more. What is not sent by then, the job's next courier sends.
+While a target is away the courier tries again, for as long as the job lives and DELIVERY seconds
+more (carrying.py). What is not sent by then, the job's next courier sends.
 """
 
 import gc
@@ -25,21 +25,16 @@ from engine import locks
 from engine.errors import cause
 from engine.job.lines import Damaged
 from engine.paths import CODE
-from engine.tracking import address
+from engine.tracking import address, targets
+from engine.tracking.carrying import carry
 from engine.tracking.delivery import Delivery
 from engine.tracking.experiment import prepare
 from engine.tracking.meter import Meter
 from engine.tracking.store import Elsewhere
 from engine.warm import client
 
-INTERVAL = 1.0
-"""Seconds between two looks at the journal."""
-
-LONGEST = 10.0
-"""Seconds between two attempts to reach a store that is away, at most."""
-
 PATIENCE = 30.0
-"""Seconds that a job waits, when it has finished, for the store to take the rest."""
+"""Seconds that a job waits, when it has finished, for its targets to take the rest."""
 
 IMPATIENCE = 5.0
 """Seconds that it waits when it goes on later anyhow."""
@@ -47,14 +42,11 @@ IMPATIENCE = 5.0
 DISPLACED = 4
 """Its exit status if the job is trained from another folder."""
 
-DELIVERY = 120.0
-"""Seconds that a courier goes on trying once its job has ended."""
-
 SERVER = "COURIERS"
 """The variable with the number of the socket of a server that starts couriers, in a sweep."""
 
 MODULES = [
-    "engine.tracking.delivery",
+    "engine.tracking.targets",
     "mlflow.store.tracking.rest_store",
     "mlflow.store.tracking.sqlalchemy_store",
 ]
@@ -166,37 +158,6 @@ def turn(folder: Path) -> Iterator[Callable[[], bool]]:
         yield lambda: os.pread(file.fileno(), 512, 0) != me
 
 
-def carry(
-    delivery: Delivery, job_ended: Callable[[float], bool], next_waits: Callable[[], bool]
-) -> None:
-    """Deliver until the job's end and all is sent, or the job's next courier can do it.
-
-    `job_ended` waits so many seconds for the end. Raises Elsewhere if the job is not this one's.
-    """
-    pause, over, problem = 0.0, False, ""
-    while True:
-        gone = job_ended(pause)  # asked before reading: what a dead job wrote has all been written
-        delivery.read()
-        if not over and (gone or delivery.status):
-            over = True
-            signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
-        try:
-            delivery.send(running=not over)
-            if over:
-                delivery.end(delivery.status or "KILLED")
-                return
-            pause, problem = INTERVAL, ""
-        except (Elsewhere, Damaged):
-            raise
-        except Exception as error:
-            if over and next_waits():
-                return
-            pause = INTERVAL if over else min(LONGEST, 2 * pause + INTERVAL)
-            if address.reason(error) != problem:
-                problem = address.reason(error)
-                print(problem, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Carry one journal, named by the pipe's first line, until its job ends."""
     trainer = Trainer(int(sys.argv[1]))
@@ -209,7 +170,8 @@ def main() -> None:
     try:
         with turn(folder) as next_waits:
             meter = Meter(folder, trainer.pid)
-            carry(Delivery(folder), meter.beside(trainer.has_ended), next_waits)
+            deliveries = [Delivery(folder, kind) for kind in targets.in_use()]
+            carry(deliveries, meter.beside(trainer.has_ended), next_waits)
     except Elsewhere as error:
         trainer.interrupt()
         print(error, file=sys.stderr)

@@ -1,8 +1,8 @@
-"""A job's journal on its way to the tracking store.
+"""A job's journal on its way to a target, such as MLflow.
 
-`sent.json` in the job's folder says how far it has come: into which run, up to which line of which
-journal. It saves work and no more: what is sent twice is stored once. A damaged journal is not
-sent: the job's next attempt mends it.
+A file in the job's folder, for MLflow `sent.json`, says how far it has come: into which run, up to
+which line of which journal. It saves work and no more: what is sent twice is stored once. A damaged
+journal is not sent: the job's next attempt mends it.
 """
 
 import os
@@ -12,30 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 from engine.files import read_record, write_record
 from engine.job import costs, data, lines
-from engine.tracking.address import fingerprint
 from engine.tracking.artifacts import AT_THE_END
-from engine.tracking.store import Run
+from engine.tracking.target import Line, Target
 
 if TYPE_CHECKING:
     from engine.tracking.counters import Counters
 
 
 class Delivery:
-    """A journal on its way to the store. `status` is its word for how the job ended, if it has.
+    """A journal on its way to a target. `status` is its word for how the job ended, if it has.
 
     Raises Damaged if the journal or the settings beside it are.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, kind: type[Target]) -> None:
+        self.kind, self._folder = kind, folder
         self._about = lines.record_of(folder, "settings.json")
         if not self._about:
             raise lines.Damaged(f"settings.json is damaged or missing; {lines.MENDS}")
         self._file = (folder / lines.FILE).open("rb")
         self._reader = lines.Reader(self._file)
-        self._run: Run | None = None
         self._id = ""
-        self._unsent: list[dict[str, Any]] = []
+        self._unsent: list[Line] = []
         self._gpu = ""
         self._counters: Counters | None = None
         self._mended = False
@@ -46,6 +44,12 @@ class Delivery:
         self._journal = str(self._reader.start["journal"])
         if self._reader.line < lines.expected(folder, self._journal):
             raise lines.Damaged(f"the end of {lines.FILE} is lost; {lines.MENDS}")
+        self._target, self._is_open = kind(folder, self._about, self._journal), False
+
+    @property
+    def interval(self) -> float:
+        """Seconds until the target wants the next lines."""
+        return self._target.interval
 
     def read(self) -> None:
         """Take in what the job has written since. Raises Damaged for what is not as it was."""
@@ -61,49 +65,47 @@ class Delivery:
     def send(self, running: bool = False) -> None:
         """Send what has been read; while the job is running, the machine's counters too.
 
-        Raises whatever the store raises; nothing is lost by that.
+        Raises whatever the target raises; nothing is lost by that.
         """
         try:
-            if self._run is None:
+            if not self._is_open:
                 self._open()
-            assert self._run
-            self._run.beat()
+            self._target.beat()
             if self._unsent:
                 os.fsync(self._file.fileno())  # what is sent must not be written a second time
-                self._run.log(self._unsent, self._mended)
+                self._target.log(self._unsent, self._mended)
                 names = [name for line in self._unsent for name in line.get("files", ())]
-                self._run.add(self._folder, names)
+                self._target.add(self._folder, names)
                 self._unsent = []
                 self._note("")
-            if running and (sampled := self._sampled(self._run.begun)):
-                self._run.log(sampled)
+            if running and self.kind.COUNTERS and (sampled := self._sampled(self._target.begun)):
+                self._target.log(sampled)
         except Exception:
-            self._run = None
+            self._is_open = False
             raise
 
     def end(self, status: str) -> None:
         """Say how the run ended, once all of it is sent; then add the files that its users look
         for. Results count as stored from then on, whatever becomes of the files."""
-        assert self._run
         if read := data.summary(self._folder):
-            self._run.has_read(read)
-        self._run.log(costs.as_lines(self._folder))
-        self._run.end(status)
-        self._run.add(self._folder, AT_THE_END)
+            self._target.has_read(read)
+        self._target.log(costs.as_lines(self._folder))
+        self._target.end(status)
+        self._target.add(self._folder, AT_THE_END)
         self._note(status)
 
     def _open(self) -> None:
-        tags = {"job_folder": str(self._folder), "host": os.uname().nodename}
-        self._run = Run(self._about, self._journal, tags)
-        if self._run.id != self._id:
-            self._id = self._run.id
+        self._target.open()
+        if self._target.id != self._id:
+            self._id = self._target.id
             self._reader, self._unsent = lines.Reader(self._file), []
             self.read()
-            noted = _noted(self._folder)
+            noted = self._noted
             if (noted.get("run"), noted.get("journal")) == (self._id, self._journal):
                 self._unsent = [line for line in self._unsent if line["line"] > noted["lines"]]
+        self._is_open = True
 
-    def _sampled(self, since: int) -> list[dict[str, Any]]:
+    def _sampled(self, since: int) -> list[Line]:
         """The counters, if it is time for them; none if they cannot be read."""
         with suppress(Exception):  # whatever a driver does, metrics are not to wait for it
             from engine.tracking.counters import Counters
@@ -115,7 +117,7 @@ class Delivery:
 
     def _note(self, status: str) -> None:
         noted = {
-            "store": fingerprint(),
+            "store": self.kind.place(),
             "run": self._id,
             "journal": self._journal,
             "lines": self._reader.line,
@@ -123,17 +125,18 @@ class Delivery:
             "status": status,
         }
         with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
-            write_record(self._folder / "sent.json", noted)
+            write_record(self._folder / self.kind.NOTED_IN, noted)
+
+    @property
+    def _noted(self) -> dict[str, Any]:
+        return read_record(self._folder / self.kind.NOTED_IN)
 
 
-def delivered(folder: Path) -> bool:
-    """Whether the store, when last heard of, had all that there is in a job's journal."""
-    noted, start = _noted(folder), lines.record_of(folder, "settings.json").get("journal", {})
+def delivered(folder: Path, kind: type[Target]) -> bool:
+    """Whether a target, when last heard of, had all that there is in a job's journal."""
+    noted = read_record(folder / kind.NOTED_IN)
+    start = lines.record_of(folder, "settings.json").get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
-    if all_of_it != (fingerprint(), start.get("journal"), True):
+    if all_of_it != (kind.place(), start.get("journal"), True):
         return False
     return bool((folder / lines.FILE).stat().st_size <= noted["bytes"])  # less: it was damaged
-
-
-def _noted(folder: Path) -> dict[str, Any]:
-    return read_record(folder / "sent.json")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from engine.errors import SettingsError
 from engine.job.project import existing_id
 from engine.paths import CODE
-from engine.tracking import address, database
+from engine.tracking import address, database, targets
 from engine.tracking.client import client
 from engine.tracking.database import AWAY, select
 from engine.tracking.experiment import PROJECT_ID, belongs_to_another
@@ -134,7 +134,7 @@ def known(experiment: str) -> Known:
     on to train. Raises SettingsError where there can be no store, or the experiment is another
     project's.
     """
-    address.check()
+    targets.check()
     if database.kind() == "sqlite":
         settle(experiment)
         ended = select(ENDED, LONGEST_QUERY, experiment=experiment)

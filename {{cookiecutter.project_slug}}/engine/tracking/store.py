@@ -9,6 +9,7 @@ job with the same code.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from engine.job.data import Summary
 from engine.tracking import address, artifacts
 from engine.tracking.client import client
 from engine.tracking.experiment import prepare
+from engine.tracking.target import Line, Target
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as StoredRun
@@ -44,31 +46,41 @@ def fresh(status: str, heartbeat: str) -> bool:
     return False
 
 
-class Run:
+class Run(Target):
     """The one run of an attempt, made or gone on with; `begun` is when, in milliseconds since 1970.
-
-    `about` is the content of settings.json.
 
     Of the job's other runs with the same code, those that ended unfinished are deleted at once, and
     those that finished with the same data when this one has. Raises Elsewhere if one of them is a
     lease.
     """
 
-    def __init__(self, about: dict[str, Any], journal: str, tags: dict[str, str]) -> None:
-        self._experiment = prepare()
-        self._client = client()
+    NAME, NOTED_IN, COUNTERS = "the tracking store", "sent.json", True
+
+    place = staticmethod(address.fingerprint)
+    check = staticmethod(address.check)
+    reason = staticmethod(address.reason)
+
+    def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
+        self._about = about
         self._job, self._code = str(about["id"]), str(about["code"])
         self._owner, self._journal = str(about["owner"]), journal
+        self._tags = {"job_folder": str(folder), "host": os.uname().nodename}
+
+    def open(self) -> None:
+        """Find the run or make it. Raises Elsewhere if another one is a lease."""
+        self._experiment = prepare()
+        self._client = client()
         self._beaten = 0.0
         self._stored: dict[str, set[int]] = {}
         self._artifacts = ""
         self._settle()
         if not self.id:
-            names = {"mlflow.runName": about["name"], "job_id": self._job, "code": self._code}
-            whose = {"owner": self._owner, "journal": journal, "heartbeat": str(time.time())}
-            self._client.create_run(self._experiment, tags={**names, **whose, **tags})
+            names = {"mlflow.runName": self._about["name"], "job_id": self._job, "code": self._code}
+            journal, beat = self._journal, str(time.time())
+            whose = {"owner": self._owner, "journal": journal, "heartbeat": beat}
+            self._client.create_run(self._experiment, tags={**names, **whose, **self._tags})
             self._settle()  # another may have begun at the same time
-        self._complete(about["settings"], tags)
+        self._complete()
         self.beat()
 
     def beat(self) -> None:
@@ -78,7 +90,7 @@ class Run:
             self._client.set_tag(self.id, "heartbeat", str(time.time()))
             self._beaten = time.monotonic()
 
-    def log(self, lines: Sequence[dict[str, Any]], mended: bool = False) -> None:
+    def log(self, lines: Sequence[Line], mended: bool = False) -> None:
         """Send journal lines: metrics with the journal's own times, and tags.
 
         Of a journal that was `mended`, steps that the store has already are left out: what the disk
@@ -187,13 +199,14 @@ class Run:
             self._client.delete_run(self.id)
         raise Elsewhere(f"is running already (on {tags.get('host')}, in {tags.get('job_folder')})")
 
-    def _complete(self, settings: dict[str, Any], tags: dict[str, str]) -> None:
+    def _complete(self) -> None:
         """Add the params that the run has not got: those it has cannot be changed."""
         from mlflow.entities import Param, RunTag
 
         run = self._client.get_run(self.id)
-        self._artifacts = str(run.info.artifact_uri)
+        self._artifacts, settings = str(run.info.artifact_uri), self._about["settings"]
         params = [Param(k, str(v)) for k, v in settings.items() if k not in run.data.params]
-        self._client.log_batch(self.id, params=params, tags=[RunTag(k, v) for k, v in tags.items()])
+        tags = [RunTag(k, v) for k, v in self._tags.items()]
+        self._client.log_batch(self.id, params=params, tags=tags)
         if run.info.status != "RUNNING":
             self._client.update_run(self.id, status="RUNNING")

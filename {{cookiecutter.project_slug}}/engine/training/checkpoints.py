@@ -17,6 +17,7 @@ from torch import nn
 
 from engine.errors import JobError
 from engine.paths import shown
+from engine.training import devices
 
 MARK = b"sha256:"
 SEAL = len(MARK) + 64
@@ -33,13 +34,28 @@ class Damaged(JobError):
 
 def on_host(content: Any) -> Any:
     """Return a copy of nested values with every tensor in the host's memory, where any machine can
-    open it, so that training can go on while it is written. NumPy's numbers become Python's."""
+    open it, so that training can go on while it is written. NumPy's numbers become Python's.
+
+    A device that runs ahead copies all tensors into pinned memory, and is waited for once.
+    """
+    ahead: set[torch.device] = set()
+    copy = _copied(content, ahead)
+    for device in ahead:
+        devices.wait_for_stream(device)
+    return copy
+
+
+def _copied(content: Any, ahead: set[torch.device]) -> Any:
+    """Have nested values copied, and add the devices whose copies may still be under way."""
     if isinstance(content, torch.Tensor):
-        return content.detach().to("cpu", copy=True)
+        non_blocking = devices.runs_ahead(content.device)  # torch then pins the memory
+        if non_blocking:
+            ahead.add(content.device)
+        return content.detach().to("cpu", copy=True, non_blocking=non_blocking)
     if isinstance(content, dict):
-        return {key: on_host(value) for key, value in content.items()}
+        return {key: _copied(value, ahead) for key, value in content.items()}
     if isinstance(content, list | tuple | set):
-        return type(content)(on_host(value) for value in content)
+        return type(content)(_copied(value, ahead) for value in content)
     return content.item() if isinstance(content, np.generic) else content
 
 
@@ -56,7 +72,8 @@ def check_plain(content: Any) -> None:
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """A copy of a model's weights in the host's memory."""
-    return dict(on_host(dict(model.state_dict())))
+    copied: dict[str, torch.Tensor] = on_host(model.state_dict())
+    return copied
 
 
 def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> None:

@@ -8,7 +8,7 @@ for 32×32 images of He et al. 2016 (arxiv.org/abs/1512.03385, section 4.2).
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,7 @@ class Normalized(nn.Module):
         self, network: nn.Module, shape: Sequence[int], mean: Sequence[float], std: Sequence[float]
     ) -> None:
         super().__init__()
+        self.frozen = False
         if len(mean) != shape[0]:
             raise SettingsError("--model: the network takes uint8 images (C, H, W)")
         convolves = any(isinstance(module, nn.Conv2d) for module in network.modules())
@@ -67,6 +68,15 @@ class Normalized(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training, but for what is frozen: there batch norm keeps its statistics."""
+        super().train(mode)
+        if self.frozen:
+            last = _last_layer(self.network)
+            for module in self.network.modules():
+                module.training &= last in module.modules()
+        return self
+
     def forward(self, images: Tensor) -> Tensor:
         """Return what the network makes of uint8 images (B, C, H, W)."""
         pixels = images.to(torch.float32, memory_format=self._format) / 255
@@ -74,6 +84,25 @@ class Normalized(nn.Module):
             pixels = interpolate(pixels, self._size, mode="bilinear", antialias=True)
         output: Tensor = self.network((pixels - self.mean) / self.std)
         return output
+
+
+def freeze_backbone(network: nn.Module) -> None:
+    """Train only the last layer of a network. Everything before it stays in evaluation mode, so the
+    statistics of batch norm do not change and nothing is dropped out.
+
+    Raises SettingsError for a network that does not take images.
+    """
+    if not isinstance(network, Normalized):
+        raise SettingsError("--freeze backbone: needs a network that takes images")
+    trained = {*_last_layer(network.network).parameters()}
+    for weight in network.network.parameters():
+        weight.requires_grad_(weight in trained)
+    network.frozen = True
+
+
+def _last_layer(network: nn.Module) -> nn.Module:
+    """The last module that has weights of its own."""
+    return [each for each in network.modules() if [*each.parameters(recurse=False)]][-1]
 
 
 def torchvision_classifier(

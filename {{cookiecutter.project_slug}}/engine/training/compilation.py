@@ -36,24 +36,41 @@ EXPECTED = (
 """Parts of reasons that are expected: evaluation is compiled apart from training, and the EMA's
 model apart from the one that is trained."""
 
+GRAPHS = {"reduce-overhead": "on", "max-autotune": "max-autotune-no-cudagraphs"}
+"""Choices of --compile that record CUDA graphs, and the same without."""
+
 events: list[str] = []
 """What slowed compiled code down, each in one line."""
 
 
 def wanted(choice: str, device: torch.device, steps: int | None) -> bool:
-    """Return whether to compile: `on`, `off`, or `auto`: on a CUDA GPU, for jobs of at least
+    """Return whether to compile: not if `off`; if `auto`, on a CUDA GPU, for jobs of at least
     WORTH_STEPS steps (None: not known yet)."""
     if choice == "auto":
         return device.type == "cuda" and (steps is None or steps >= WORTH_STEPS)
-    return choice == "on"
+    return choice != "off"
 
 
-def compiled(function: C, dynamic: bool = False) -> C:
-    """Return a function compiled for fixed shapes, or with `dynamic` for any; what slows it down
-    goes to the job's log."""
+def graphs(choice: str, device: torch.device) -> bool:
+    """Return whether training is recorded as CUDA graphs, which other devices do not have."""
+    return choice in GRAPHS and device.type == "cuda"
+
+
+def begin_step() -> None:
+    """With CUDA graphs, let the next step have the memory of what compiled code returned so far.
+
+    Source: docs.pytorch.org/docs/stable/generated/torch.compiler.cudagraph_mark_step_begin.html.
+    """
+    torch.compiler.cudagraph_mark_step_begin()
+
+
+def compiled(function: C, choice: str = "on", dynamic: bool = False) -> C:
+    """Return a function compiled as --compile says, for fixed shapes, or with `dynamic` for any;
+    what slows it down goes to the job's log."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
     _listen()
-    return torch.compile(function, dynamic=dynamic)  # type: ignore[return-value]
+    mode = None if choice in ("auto", "on") else choice
+    return torch.compile(function, dynamic=dynamic, mode=mode)  # type: ignore[return-value]
 
 
 class _EventLog(logging.Handler):

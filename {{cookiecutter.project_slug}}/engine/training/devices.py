@@ -105,6 +105,12 @@ def wait(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def wait_for_stream(device: torch.device) -> None:
+    """Return when a device has done what its current stream was told so far."""
+    if runs_ahead(device):
+        _module(device).current_stream(device).synchronize()
+
+
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on a device; of a CPU, the machine's memory not in use."""
     if device.type == "mps":
@@ -234,6 +240,19 @@ def dump_allocations(device: torch.device, path: Path) -> bool:
     torch.cuda.memory._dump_snapshot(str(path))
     torch.cuda.memory._record_memory_history(enabled=None)
     return True
+
+
+def begin_range(name: str) -> None:
+    """Begin a range on the time line of NVIDIA's profilers, as the part of the one that is open.
+
+    Source: docs.pytorch.org/docs/stable/cuda.html, NVIDIA Tools Extension.
+    """
+    torch.cuda.nvtx.range_push(name)
+
+
+def end_range() -> None:
+    """End the range that was begun last."""
+    torch.cuda.nvtx.range_pop()
 
 
 @contextmanager

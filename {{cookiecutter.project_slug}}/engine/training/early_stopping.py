@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from engine.cli.metrics import Metric
+from engine.cli.metrics import Metric, no_monitor
 from engine.errors import Diverged, JobError
 from engine.stateful import Stateful
 
@@ -13,7 +13,8 @@ class EarlyStopping(Stateful):
 
     `improved(metrics)` says after each evaluation whether it was the best so far; a tie is no
     improvement, so the earliest best is kept. With the monitor `none` every evaluation is the best:
-    the last weights are kept, and nothing stops early.
+    the last weights are kept, and nothing stops early. Raises JobError for a metric that is not
+    declared.
     """
 
     kept = ("evaluations", "best_evaluation", "plateaus", "_best")
@@ -22,7 +23,10 @@ class EarlyStopping(Stateful):
         self, metrics: Mapping[str, Metric], monitor: str, patience: int = 0, plateau: int = 5
     ) -> None:
         self._monitor, self._patience, self._plateau = monitor, patience, plateau
-        better = "" if monitor == "none" else metrics[monitor.removeprefix("val_")].better
+        name = monitor.removeprefix("val_")
+        if monitor != "none" and name not in metrics:
+            raise JobError(f"--monitor {monitor}: {no_monitor(monitor, metrics)}")
+        better = "" if monitor == "none" else metrics[name].better
         self._sign = -1.0 if better == "lower" else 1.0
         self._best = -math.inf
         self.evaluations = self.best_evaluation = 0

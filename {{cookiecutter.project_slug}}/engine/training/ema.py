@@ -25,7 +25,7 @@ class EMA(Generic[M]):
         self.model = deepcopy(model) if decay else model  # as trainable: shares compiled code
         self._decay = decay
         self._steps = 0
-        self._weights = _detached(self.model.parameters()), _detached(model.parameters())
+        self._weights = _by_type(_detached(self.model.parameters()), _detached(model.parameters()))
         self._buffers = _by_type(_detached(self.model.buffers()), _detached(model.buffers()))
 
     def update(self) -> None:
@@ -34,7 +34,8 @@ class EMA(Generic[M]):
             return
         self._steps += 1
         kept = min(self._decay, (1 + self._steps) / (10 + self._steps))
-        torch._foreach_lerp_(*self._weights, 1 - kept)
+        for mine, theirs in self._weights:
+            torch._foreach_lerp_(mine, theirs, 1 - kept)
         for mine, theirs in self._buffers:
             torch._foreach_copy_(mine, theirs)
 

@@ -27,20 +27,25 @@ another thread compiles, as background evaluation would."""
 
 
 class Prepared:
-    """A forward function under autocast and, with `compile`, compiled; `plain` without both.
+    """A forward function under autocast and compiled as `compile` says, if it is not `off`; `plain`
+    without both.
 
     It is compiled for the shapes of the first batch in training and the first in evaluation. An
     epoch's smaller last batch runs as it is. Should batches differ in more than their number of
-    examples, as texts do, it is compiled once more, for any shapes.
+    examples, as texts do, it is compiled once more, for any shapes. CUDA graphs are for training in
+    the usual shapes alone: they would need memory for each other shape and each copy of the
+    weights, and evaluation in the background records nothing while training goes on.
     """
 
-    def __init__(self, forward: Forward, precision: Precision, compile: bool) -> None:
+    def __init__(self, forward: Forward, precision: Precision, compile: str) -> None:
         self._precision = precision
         self.plain = forward
-        self.compiled = compile
-        if compile:
-            self._for_usual = compilation.compiled(region(forward))
-            self._for_any = compilation.compiled(region(forward), dynamic=True)
+        self.compiled = compile != "off"
+        if self.compiled:
+            without = compilation.GRAPHS.get(compile, compile)
+            self._to_train = compilation.compiled(region(forward), compile)
+            self._to_evaluate = compilation.compiled(region(forward), without)
+            self._for_any = compilation.compiled(region(forward), without, dynamic=True)
         self._usual: dict[bool, list[Size]] = {}
         """The shapes of the first batch, in training and in evaluation."""
 
@@ -66,7 +71,7 @@ class Prepared:
         shapes = [leaf.shape for leaf in trees.leaves(batch) if isinstance(leaf, Tensor)]
         usual = self._usual.setdefault(training, shapes)
         if shapes == usual:
-            return self._for_usual
+            return self._to_train if training else self._to_evaluate
         return None if _differ_in_rows_alone(shapes, usual) else self._for_any
 
 

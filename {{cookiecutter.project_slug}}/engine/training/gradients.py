@@ -1,6 +1,6 @@
 """Gradients between the backward pass and the optimizer's step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +14,23 @@ def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     Pascanu et al. 2013, arxiv.org/abs/1211.5063.
     """
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    torch._foreach_mul_(gradients, (norm / (whole + 1e-6)).clamp(max=1.0))
+    groups = _by_type(gradients)
+    norms = {number: each for group in groups for number, each in _norms(group)}
+    whole: Tensor = torch.linalg.vector_norm(torch.stack([norms[n] for n in range(len(norms))]))
+    scale = (norm / (whole + 1e-6)).clamp(max=1.0)
+    for group in groups:
+        torch._foreach_mul_([*group.values()], scale)
     return whole
+
+
+def _norms(gradients: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
+    return zip(gradients, torch._foreach_norm([*gradients.values()]), strict=True)
+
+
+def _by_type(gradients: Iterable[Tensor]) -> list[dict[int, Tensor]]:
+    """Return gradients by their number in groups of one data type each: over mixed ones torch
+    launches an operation for each."""
+    groups: dict[torch.dtype, dict[int, Tensor]] = {}
+    for number, each in enumerate(gradients):
+        groups.setdefault(each.dtype, {})[number] = each
+    return list(groups.values())

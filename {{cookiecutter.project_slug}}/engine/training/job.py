@@ -14,14 +14,17 @@ from engine import files, machine
 from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.data.order import Collate
-from engine.job import usage
+from engine.job import purpose, usage
 from engine.job.folder import JobFolder
+from engine.profiling.ranges import Ranges
 from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
 from engine.training.forward import Forward, Prepared
 from engine.training.longer import Factor
 from engine.training.measures import check_ranges, numbers, warn_of_unmeasured
+from engine.training.noise_scale import NoiseScale
 from engine.training.outputs import Outputs, Value
+from engine.training.pace import Pace
 from engine.training.precision import Precision
 from engine.training.seeding import GlobalStreams
 from engine.training.training_loop import Metrics, TrainingLoop
@@ -33,6 +36,7 @@ class Job(TrainingLoop, Generic[S]):
     """One job, with its `settings`, its `runtime` flags and its `device`."""
 
     settings: S
+    _noise_scale: NoiseScale | None = None
     _peak = 0
     """The most bytes on the device, as noted last."""
 
@@ -56,6 +60,10 @@ class Job(TrainingLoop, Generic[S]):
 
             parts, finished = lambda: self._parts, folder.journal.files
             self._watcher = Profile(count, folder.path, self.device, parts, finished)
+        elif self.runtime.nvtx:
+            self._watcher = Ranges(self.device)
+        else:
+            self._measure(purpose.purpose())
 
     @overload
     def batches(
@@ -108,9 +116,10 @@ class Job(TrainingLoop, Generic[S]):
             self._folder.journal.tags({"precision": chosen.name})
         known = not self._length.in_epochs or self._length.steps_per_epoch is not None
         steps = self._length.total if known else None
-        wanted = compilation.wanted(self.runtime.compile, self.device, steps)
+        choice = self.runtime.compile
+        wanted = compilation.wanted(choice, self.device, steps)
         self._background.compiles |= wanted
-        return Prepared(forward, chosen, wanted)
+        return Prepared(forward, chosen, choice if wanted else "off")
 
     def parts(
         self, batch: Any, elements: parts.Count | None = None
@@ -123,7 +132,8 @@ class Job(TrainingLoop, Generic[S]):
         count = getattr(self.settings, "accumulate", 1)
         if count == 1:
             return iter(((batch, self._whole),))
-        return parts.parts(batch, count, elements)
+        made = parts.parts(batch, count, elements)
+        return self._noise_scale.parts(made) if self._noise_scale else made
 
     def init(self, **models: nn.Module) -> None:
         """Give models the best weights of the job that --init-from names, if it names one: before
@@ -222,6 +232,14 @@ class Job(TrainingLoop, Generic[S]):
         self._background.close()
         for batches in self._all_batches:
             batches.close()
+
+    def _measure(self, what: str) -> None:
+        """Measure what the job is run for, if it is run by `jobs.py find`."""
+        if what in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
+            journal, workers = self._folder.journal, self.runtime.workers
+            self._watcher = Pace(self.device, journal, lambda: self.step, workers)
+        elif what == purpose.FIND_NOISE_SCALE:
+            self._watcher = self._noise_scale = NoiseScale(lambda: self._parts, self.log)
 
     def _begin_batch(self, batches: Batches) -> None:
         """A batch of an evaluation comes next."""

@@ -4,7 +4,7 @@ A measurement is a tensor with a value per example or token, a single number, or
 denominator). What counts in the end are sums, each in 64 bits, in which counts are exact up to 2⁵³.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +104,16 @@ def totals(tensors: Iterable[Tensor]) -> Tensor:
     back = sorted(range(len(order)), key=order.__getitem__)
     together = torch.cat(made)
     return together if len(groups) == 1 else together[back]
+
+
+def own(sums: Sequence[tuple[str, Sum]]) -> list[tuple[str, Sum]]:
+    """Return sums made, in memory of their own, with their names."""
+    tensors = [tensor for _, each in sums for tensor in each.tensors]
+    made = iter(totals(tensors).unbind() if tensors else ())
+    return [
+        (name, Sum(next(made), next(made) if isinstance(weight, Tensor) else weight))
+        for name, (_, weight) in sums
+    ]
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

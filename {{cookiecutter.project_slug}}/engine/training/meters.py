@@ -18,7 +18,7 @@ from engine.errors import Diverged
 from engine.job.journal import Journal, now
 from engine.job.terminal import log
 from engine.training import devices
-from engine.training.measures import Sum, check_name, sum_of, sums_made, totals, wide
+from engine.training.measures import Sum, check_name, own, sum_of, sums_made, totals, wide
 
 POINTS = 1000
 """Points of a training curve that --log-every auto aims at."""
@@ -52,11 +52,18 @@ class TrainMeter:
     """Means of what a loop measures, by optimizer step, into the journal as `train_<name>`.
 
     A point is the mean over --log-every steps, under the number of the last of them. `declared`
-    names the metrics that must be finite.
+    names the metrics that must be finite. With CUDA `graphs` each step is summed at its end, as the
+    next one writes over what it returned.
     """
 
-    def __init__(self, journal: Journal, device: torch.device, declared: Mapping[str, Any]) -> None:
-        self._journal, self._declared = journal, declared
+    def __init__(
+        self,
+        journal: Journal,
+        device: torch.device,
+        declared: Mapping[str, Any],
+        graphs: bool = False,
+    ) -> None:
+        self._journal, self._declared, self._graphs = journal, declared, graphs
         self._every = 0  # not chosen yet
         self._names: set[str] = set()
         self._numbers: dict[str, float] = {}
@@ -94,7 +101,8 @@ class TrainMeter:
 
     def end_step(self, step: int) -> None:
         """A step is whole. Raises Diverged, some steps later, for a metric that is not finite."""
-        self._waiting.append(_Step(step, now(), self._of_step, dict(self._numbers)))
+        sums = own(self._of_step) if self._graphs else self._of_step
+        self._waiting.append(_Step(step, now(), sums, dict(self._numbers)))
         self._of_step = []
         full = len(self._waiting) >= STEPS or self._values > VALUES
         if full or time.monotonic() - self._sent > INTERVAL:

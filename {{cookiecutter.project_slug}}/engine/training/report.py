@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.job.terminal import Progress, as_line, duration, log
+from engine.training.length import WARM_UP
 from engine.training.position import Position
 
 
@@ -13,12 +14,14 @@ class Report:
 
     def __init__(self, position: Position, quiet: bool) -> None:
         self._position = position
-        self._began, self._from = time.monotonic(), position.fraction
+        self._steps = 0  # that this process has taken
+        self._first = 0.0, 1.0  # when its first evaluation was over, and how much was done then
         self._bar = Progress(position.length.total, quiet, done=position.step)
 
     def step(self) -> None:
         """One optimizer step was queued."""
         self._bar.step()
+        self._steps += 1
 
     def show(
         self,
@@ -45,8 +48,12 @@ class Report:
         return f"step {at['step']}" + (f"/{length.total}" if length.total else "")
 
     def _left(self) -> str:
-        done = self._position.fraction
-        if done >= 1 or done <= self._from:
-            return ""
-        spent = time.monotonic() - self._began
-        return duration(spent / (done - self._from) * (1 - done))
+        """The time left, with its evaluations: by what came after the first one of this process,
+        since the first steps compile code and fill caches."""
+        now, done = time.monotonic(), self._position.fraction
+        began, before = self._first
+        if before < done < 1:
+            return duration((now - began) / (done - before) * (1 - done))
+        if before == 1 and self._steps >= WARM_UP:
+            self._first = now, done
+        return ""

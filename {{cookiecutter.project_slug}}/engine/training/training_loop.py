@@ -20,7 +20,7 @@ from engine.job.folder import JobFolder
 from engine.job.identity import identity
 from engine.job.interruption import Paused
 from engine.stateful import Part
-from engine.training import checkpoints, devices
+from engine.training import checkpoints, compilation, devices
 from engine.training.background import Background
 from engine.training.beginning import Beginning
 from engine.training.length import Length
@@ -61,6 +61,8 @@ class TrainingLoop:
     _meter: TrainMeter
     _open_stream: Iterator[tuple[Any, int]] | None = None
     _streamed: Batches | None
+    _graphs = False
+    """Whether steps are recorded as CUDA graphs."""
     _logged = False
     """Whether this interval's evaluation was logged."""
 
@@ -94,7 +96,8 @@ class TrainingLoop:
             raise JobError("job.resume: was already called; pass all parts in one call")
         folder = self._folder
         folder.interruption.hold()
-        self._meter = TrainMeter(folder.journal, self.device, folder.metrics)
+        self._graphs = compilation.graphs(folder.runtime.compile, self.device)
+        self._meter = TrainMeter(folder.journal, self.device, folder.metrics, self._graphs)
         self._state = TrainingState(folder.path, folder.journal, folder.runtime.checkpoint_minutes)
         self._state.add(training)
         own: dict[str, Part] = {
@@ -142,6 +145,8 @@ class TrainingLoop:
         while position.step < end:
             measuring = length.measuring
             batch, size = next(stream)
+            if self._graphs:
+                compilation.begin_step()
             yield batch
             position.step += 1
             if measuring:
@@ -229,6 +234,11 @@ class TrainingLoop:
     def step(self) -> int:
         """Optimizer steps that are done."""
         return self._position.step
+
+    @property
+    def epoch(self) -> int:
+        """Whole passes over the training data that are done; 0 for a stream."""
+        return int(self._position.epoch)
 
     @property
     def total_steps(self) -> int | None:

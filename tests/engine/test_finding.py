@@ -1,0 +1,255 @@
+"""What `jobs.py find` reads from measurements: planted results are found, noise is not."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from attempts import Toy, plain, steps_of
+from engine import machine
+from engine.errors import JobError
+from engine.finding import batch_sizes, noise_scales
+from engine.finding.batch_sizes import Size
+from engine.finding.speeds import Speed, smallest_good
+from engine.finding.trials import Trials
+from engine.finding.valley import valley
+from engine.job import purpose
+from engine.sweeps import gpus, slots
+from engine.training import pace
+from engine.training.noise_scale import NoiseScale
+from torch import Tensor
+
+RATES = 10 * 10 ** (6 * (np.arange(150) / 151 - 1))
+
+
+def planted(
+    noise: float, seed: int, falls_at: float = 1e-3, rises_at: float = 0.3, tests: int = 3
+) -> list[np.ndarray]:
+    """Losses that fall from 2.3 to 0.5 around one rate and rise without end around another."""
+    random = np.random.default_rng(seed)
+    down = 1 / (1 + (RATES / falls_at) ** 3)
+    loss = 0.5 + 1.8 * down + (RATES / rises_at) ** 4
+    return [loss + noise * random.standard_normal(len(RATES)) for _ in range(tests)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("falls_at", [1e-4, 1e-2])
+def test_the_rate_is_in_the_middle_of_a_planted_valley(noise: float, falls_at: float) -> None:
+    for seed in range(5):
+        found = valley(RATES, planted(noise, seed, falls_at))
+        assert found.rate == pytest.approx(np.sqrt(falls_at * 0.3), rel=0.6)
+        assert falls_at < found.start < found.end < 0.5
+
+
+def test_the_rate_does_not_depend_on_the_scale_or_the_sign_of_the_loss() -> None:
+    losses = planted(0.1, seed=0)
+    for scale, shift in ((1e-3, 0.0), (50.0, -1000.0)):
+        changed = [scale * each + shift for each in losses]
+        assert valley(RATES, changed).rate == valley(RATES, losses).rate
+
+
+def test_noise_alone_gives_no_rate() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        found = valley(RATES, 2.3 + 0.1 * random.standard_normal((3, len(RATES))))
+        assert found.rate is None
+        assert "standard deviations of its noise" in found.about
+
+
+def test_a_loss_that_only_rises_gives_no_rate() -> None:
+    found = valley(RATES, planted(0.1, seed=0, falls_at=1e9))
+    assert found.rate is None and not found.stands_out
+
+
+def test_a_loss_that_does_not_rise_again_gives_no_rate() -> None:
+    found = valley(RATES, planted(0.1, seed=0, rises_at=1e9))
+    assert found.rate is None and "has not risen again at 8.3" in found.about
+
+
+def test_what_a_test_measured_before_it_diverged_counts() -> None:
+    losses = planted(0.05, seed=0)
+    whole = valley(RATES, losses)
+    losses[1] = np.append(losses[1][:118], np.nan)
+    cut = valley(RATES, losses)
+    assert len(cut.rates) == 118 and cut.rises
+    assert cut.rate == pytest.approx(whole.rate, rel=0.2)
+    with pytest.raises(ValueError, match="only 9 finite values"):
+        valley(RATES, [np.append(losses[0][:9], np.inf)])
+
+
+D, SPREAD = 6, 0.5
+"""Features of a linear model, and the standard deviation of its targets around it."""
+
+
+def gradients_of_parts(sizes: Sequence[int], steps: int, scaler: torch.amp.GradScaler | None):
+    """Return what NoiseScale logs of a linear model at the same weights, with new data each time.
+
+    The gradient of an example (x, y) is x (x·w - y), with x and y - x·w* normal.
+    """
+    torch.manual_seed(0)
+    weights = torch.nn.Parameter(torch.full((D,), 0.3))  # the true ones are 0
+    logged: dict[str, list[float]] = {purpose.SIGNAL: [], purpose.NOISE: []}
+
+    def log(measured: dict[str, Tensor]) -> None:
+        for name, value in measured.items():
+            logged[name].append(float(value))
+
+    training = [torch.optim.SGD([weights], 0.1), *([scaler] if scaler else [])]
+    watcher = NoiseScale(lambda: training, log)
+    count = sum(sizes)
+
+    def batch():
+        inputs = torch.randn(count, D)
+        targets = SPREAD * torch.randn(count)
+        return list(zip(inputs.split(list(sizes)), targets.split(list(sizes)), strict=True))
+
+    stream = ((batch(), count) for _ in range(steps))
+    for parts, _ in watcher.steps(stream, None):
+        with_fractions = [(part, torch.tensor(len(part[1]) / count)) for part in parts]
+        for (inputs, targets), fraction in watcher.parts(with_fractions):
+            loss = (inputs @ weights - targets).square().mean() / 2
+            (scaler.scale(loss) if scaler else loss).backward(fraction)
+        weights.grad = None
+    return {name: np.array(values) for name, values in logged.items()}
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8, 8), (3, 5, 16)])
+def test_the_noise_scale_of_a_linear_model_is_estimated_without_bias(sizes: Sequence[int]) -> None:
+    squared = D * 0.3**2  # of w - w*, which is the expectation of the gradient
+    noise = (D + 1) * squared + D * SPREAD**2  # E |x|² (x·d)² = (D + 2) |d|²
+    steps = 4000
+    found = gradients_of_parts(sizes, steps, None)
+    for name, truth in ((purpose.SIGNAL, squared), (purpose.NOISE, noise)):
+        error = found[name].std() / np.sqrt(steps)
+        assert abs(found[name].mean() - truth) < 4 * error < 0.1 * truth
+
+
+def test_a_scaled_loss_has_the_same_noise_scale() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaled, plain_ = (gradients_of_parts((4, 4), 5, each) for each in (scaler, None))
+    for name, values in plain_.items():
+        assert scaled[name] == pytest.approx(values, rel=1e-4)
+
+
+def test_spans_of_the_noise_scale() -> None:
+    random = np.random.default_rng(0)
+    steps = np.arange(1, 201)
+    noise, signal = 50 + 10 * random.standard_normal((2, 200))
+    signal = signal / 50
+    spans = noise_scales.spans_of(list(zip(steps, noise, signal, strict=True)))
+    assert [(span.first, span.last) for span in spans] == [
+        (1, 50),
+        (51, 100),
+        (101, 150),
+        (151, 200),
+    ]
+    assert all(span.is_known and span.low < 50 < span.high for span in spans)
+    drowned = zip(steps, noise, signal - 1, strict=True)  # no gradient is left of it
+    assert not any(span.is_known for span in noise_scales.spans_of(list(drowned)))
+    with pytest.raises(JobError, match="only 31 steps were measured"):
+        noise_scales.spans_of([(1, 1.0, 1.0)] * 31)
+
+
+def test_of_speeds_the_smallest_that_is_nearly_the_highest() -> None:
+    speeds = [Speed(8, [50, 51, 50]), Speed(16, [96, 97, 95]), Speed(32, [100, 99, 101])]
+    good, why = smallest_good(speeds)
+    assert good and good.value == 16
+    assert "96 examples/s, 96% of the highest speed, which 32 has" in why
+
+
+def test_speeds_that_vary_too_much_tell_nothing() -> None:
+    good, why = smallest_good([Speed(8, [50, 51, 50]), Speed(16, [20, 160, 96])])
+    assert good is None and "differs too much between windows" in why
+    assert smallest_good([Speed(8, [50])])[0] is None
+
+
+def test_a_size_is_not_tried_if_the_memory_would_be_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda: 10 * 2**30)
+    took = [Size("", Speed(8 * 2**n, []), gib * 2**30, 0) for n, gib in enumerate((1, 2, 4))]
+    assert batch_sizes._too_large([]) == batch_sizes._too_large(took[:1]) == ""
+    assert batch_sizes._too_large(took[:2]) == ""  # 4 GiB: half of its size, and 1 GiB more
+    assert batch_sizes._too_large([*took[:2], took[2]]) == ""  # 8 GiB, the limit
+    more = took[2]._replace(memory=4.1 * 2**30)
+    assert batch_sizes._too_large([*took[:2], more]).startswith("it would take 8.3 GiB")
+
+
+def test_available_memory_is_linux_own_estimate(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "MemTotal: 900 kB\nMemFree: 100 kB\nMemAvailable:   700 kB\n"
+    (tmp_path / "meminfo").write_text(text)
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "meminfo")
+    assert machine.available_memory() == 700 * 1024
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "none")
+    assert machine.available_memory() > 0
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of two steps."""
+    monkeypatch.setattr(pace, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "WINDOW_SECONDS", 0.0)
+
+
+def test_a_job_whose_speed_is_measured_pauses_and_goes_on_as_if_it_had_not(
+    toy: Toy, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = toy.run()
+    monkeypatch.setenv(purpose.VARIABLE, purpose.FIND_BATCH_SIZE)
+    paused = toy.run("measured", runtime={"workers": 2})
+    assert paused.status == 0 and "paused: after 10 steps" in paused.said
+    assert steps_of(paused, purpose.RATE) == [6, 7, 8, 9, 10]
+    (measured, *_) = [line for line in paused.journal() if purpose.RATE in line.get("metrics", {})]
+    assert measured["metrics"][purpose.EXAMPLES] == 8
+    assert measured["metrics"][purpose.WORKERS] == 2
+    assert measured["metrics"][purpose.MEMORY] > 2**20
+    monkeypatch.delenv(purpose.VARIABLE)
+    after = toy.run("measured")
+    for name in ("best.pt", "last.pt"):
+        assert plain(after.checkpoint(name)) == plain(whole.checkpoint(name))
+
+
+def test_the_noise_scale_is_measured_in_each_step_and_changes_nothing(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = toy.run(accumulate=3, clip_norm=0.1)
+    monkeypatch.setenv(purpose.VARIABLE, purpose.FIND_NOISE_SCALE)
+    measured = toy.run("measured", accumulate=3, clip_norm=0.1)
+    for name in ("best.pt", "last.pt"):
+        kept = measured.checkpoint(name)
+        assert plain(kept["models" if name == "best.pt" else "best"]) == plain(
+            whole.checkpoint(name)["models" if name == "best.pt" else "best"]
+        )
+    steps = steps_of(measured, f"train_{purpose.NOISE}")
+    assert steps == [step for step in range(1, 22) if step % 7]  # the 7th has 3 examples: one part
+
+
+def test_two_optimizers_have_no_noise_scale() -> None:
+    weights = torch.zeros(2, requires_grad=True)
+    both = [torch.optim.SGD([weights], 0.1), torch.optim.SGD([weights], 0.1)]
+    watcher = NoiseScale(lambda: both, SimpleNamespace)
+    with pytest.raises(JobError, match="needs one optimizer among what job"):
+        next(iter(watcher.parts([])))
+
+
+def test_a_gpu_that_another_job_has_is_waited_for(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def nvidia_smi(*words: str) -> str:
+        listed = {"-L": "GPU 0: one (UUID: GPU-1)", "--query-gpu=uuid": "GPU-1"}
+        return listed.get(words[0], "0, 0")
+
+    for module in (slots, gpus):
+        monkeypatch.setattr(module, "nvidia_smi", nvidia_smi)
+    monkeypatch.setenv("GPU_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert not Trials(purpose.FIND_LR, "cpu", again=False).on_gpu
+    running = Trials(purpose.FIND_LR, "auto", again=False)
+    assert running.on_gpu
+    of_a_sweep = gpus.Gpu(running._slots[0], shared=False)
+    assert of_a_sweep.take()
+    monkeypatch.setattr(running, "_rest", of_a_sweep.release)  # while the finder waits
+    taken = running._gpu()
+    assert taken.device == "GPU-1" and taken.files
+    assert capfd.readouterr().err == "GPU-1 is in use by a job of another sweep; waiting\n"
+    assert not of_a_sweep.take()
+    taken.release()

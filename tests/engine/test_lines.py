@@ -1,0 +1,151 @@
+"""The lines of a journal as text: sealed, numbered, and read while they are being written."""
+
+import json
+from pathlib import Path
+
+import pytest
+from engine import files
+from engine.job import lines
+from engine.job.journal import Journal
+from engine.job.lines import Damaged, Reader
+
+SEED = lines.seed_of("abc")
+
+
+def line(number: int, seed: int = SEED, **said: object) -> bytes:
+    return lines.encoded(number, json.dumps(said), seed)
+
+
+START = line(1, start={"journal": "abc"})
+
+
+def test_a_line_is_json_that_says_its_number_and_ends_with_its_checksum() -> None:
+    written = line(3, step=12, metrics={"lr": 0.1})
+    assert written.endswith(b'"}\n') and written.count(b"\n") == 1
+    said = json.loads(written)
+    assert [*said] == ["line", "step", "metrics", "crc"]
+    assert lines.decoded(written, SEED) == said
+    assert said["line"] == 3 and said["metrics"] == {"lr": 0.1}
+
+
+def test_a_line_of_another_journal_or_with_another_byte_says_nothing() -> None:
+    written = line(3, step=12)
+    assert lines.decoded(written, lines.seed_of("abd")) == {}
+    for place in range(len(written)):
+        damaged = written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :]
+        assert lines.decoded(damaged, SEED) == {}
+    for text in (b"", b"\n", written[:-1], written + b"\n", written * 2):
+        assert lines.decoded(text, SEED) == {}
+
+
+def test_how_a_journal_starts() -> None:
+    assert lines.start_in(START) == {"journal": "abc"}
+    assert lines.start_in(START.replace(b"abc", b"abd")) == {}
+    assert lines.start_in(line(1, lines.seed_of("x"), start={"journal": "abc"})) == {}
+    others = (b"", b"[]", b"3", b'{"start": 3}', b'{"start": {}}', b"[" * 10**5, b"\xff")
+    for text in (*others, line(1, start={"journal": 3}), line(2, step=1)):
+        assert lines.start_in(text) == {}
+
+
+def test_a_reader_takes_whole_lines_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / lines.FILE
+    second, third = line(2, step=1), line(3, step=2)
+    with path.open("wb", buffering=0) as out, path.open("rb") as file:
+        reader = Reader(file)
+        assert (reader.read(), reader.line, reader.start) == ([], 0, {})
+        out.write(START + second[:5])
+        assert [each["line"] for each in reader.read()] == [1]
+        assert (reader.line, reader.start) == (1, {"journal": "abc"})
+        assert reader.read() == []
+        out.write(second[5:] + third)
+        assert [each["step"] for each in reader.read()] == [1, 2]
+        assert (reader.line, reader.read()) == (3, [])
+
+
+LOST = line(4, lost=2)
+"""In place of lines 3 and 4."""
+
+RIGHT = [START, line(2, step=1), LOST, line(5, step=9)]
+
+
+def read(path: Path, *written: bytes) -> list[int]:
+    """Return the numbers of the lines that a reader takes."""
+    path.write_bytes(b"".join(written))
+    with path.open("rb") as file:
+        return [each["line"] for each in Reader(file).read()]
+
+
+def test_a_reader_goes_on_after_lines_that_are_known_to_be_lost(tmp_path: Path) -> None:
+    assert read(tmp_path / "a", *RIGHT) == [1, 2, 4, 5]
+    assert lines.count(tmp_path / "a") == 5
+    assert read(tmp_path / "empty") == [] and lines.count(tmp_path / "empty") == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "at"),
+    [
+        ([line(1, step=1)], 1),
+        ([line(2, step=1)], 1),
+        ([START, line(3, step=1)], 2),
+        ([START, line(1, step=1)], 2),
+        ([START, START], 2),
+        ([START, line(2, step=1), line(5, lost=2)], 3),
+        ([*RIGHT, line(5, step=9)], 6),
+        ([START, b"\n"], 2),
+        ([START, b'{"line": 2, "step": 1}\n'], 2),
+        ([START, line(2, lines.seed_of("abd"), step=1)], 2),
+    ],
+)
+def test_a_reader_stops_at_a_line_that_is_not_right(
+    tmp_path: Path, written: list[bytes], at: int
+) -> None:
+    said = f"^{lines.FILE} is damaged at line {at}; the job's own command mends it$"
+    with pytest.raises(Damaged, match=said):
+        read(tmp_path / "a", *written)
+    with pytest.raises(Damaged, match=said):
+        lines.count(tmp_path / "a")
+
+
+def test_what_was_read_before_a_damaged_line_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(START + line(2, step=1) + b"{}\n")
+    with path.open("rb") as file:
+        reader = Reader(file)
+        with pytest.raises(Damaged, match="line 3"):
+            reader.read()
+        assert reader.line == 2
+        path.write_bytes(START + line(2, step=1) + line(3, step=2))
+        assert [each["line"] for each in reader.read()] == [3]
+
+
+def test_a_record_is_that_of_its_job(tmp_path: Path) -> None:
+    folder = tmp_path / "0123456789ab" / "attempt"
+    folder.mkdir(parents=True)
+    assert lines.record_of(folder, "settings.json") == {}
+    for job, found in (("0123456789ab", True), ("0123456789ac", False)):
+        files.write_record(folder / "settings.json", {"id": job, "settings": {}})
+        assert bool(lines.record_of(folder, "settings.json")) == found
+
+
+def test_how_many_lines_there_must_be_is_the_most_that_is_known_of_this_journal(
+    tmp_path: Path,
+) -> None:
+    assert lines.expected(tmp_path, "abc") == 0
+    files.write_record(tmp_path / "outcome.json", {"journal": "abc", "lines": 7})
+    assert lines.expected(tmp_path, "abc") == 7
+    files.write_record(tmp_path / "sent.json", {"journal": "abc", "lines": 9})
+    assert lines.expected(tmp_path, "abc") == 9
+    files.write_record(tmp_path / "outcome.json", {"journal": "abc", "lines": 11})
+    assert lines.expected(tmp_path, "abc") == 11
+    assert lines.expected(tmp_path, "abd") == 0
+
+
+def test_the_writing_end_and_the_reading_end_agree(tmp_path: Path) -> None:
+    written = Journal(tmp_path, 1)
+    written.metrics(5, {"é": 1.5}, at=3)
+    written.close("FINISHED")
+    with (tmp_path / lines.FILE).open("rb") as file:
+        start, point, end = Reader(file).read()
+    assert start["start"] == written.start
+    assert (point["step"], point["metrics"], end["end"]) == (5, {"é": 1.5}, "FINISHED")
+    assert lines.count(tmp_path / lines.FILE) == written.lines == 3

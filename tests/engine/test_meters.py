@@ -1,0 +1,191 @@
+"""The numbers of a training loop on their way into the journal, step by step."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from engine.cli import Metric
+from engine.errors import Diverged, JobError
+from engine.job import lines
+from engine.job.journal import Journal
+from engine.training import meters
+from engine.training.meters import STEPS, VALUES, TrainMeter
+
+CPU = torch.device("cpu")
+DECLARED = {"loss": Metric(better="lower")}
+
+
+class Training:
+    """A meter and its journal."""
+
+    def __init__(self, folder: Path, every: int | str = 1, steps: int | None = 100) -> None:
+        self.path = folder / lines.FILE
+        self.meter = TrainMeter(Journal(folder, every), CPU, DECLARED)
+        self.meter.choose_spacing(steps)
+        self.step = 0
+
+    def take(self, count: int = 1, **measured: object) -> None:
+        """Take steps that all measure the same; by default their loss is their number."""
+        for _ in range(count):
+            self.step += 1
+            loss = torch.tensor([float(self.step)])
+            self.meter.add(measured or {"loss": loss})
+            self.meter.end_step(self.step)
+
+    def points(self) -> list[tuple[int, dict[str, float]]]:
+        """Return (step, metrics) of the points in the journal."""
+        with self.path.open("rb") as file:
+            said = lines.Reader(file).read()
+        return [(line["step"], line["metrics"]) for line in said if "metrics" in line]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that stands still: nothing is written because time has passed."""
+    found = SimpleNamespace(now=0.0, monotonic=lambda: found.now)
+    monkeypatch.setattr(meters, "time", found)
+    return found
+
+
+def test_points_come_some_steps_late_or_by_time(tmp_path: Path, clock: SimpleNamespace) -> None:
+    training = Training(tmp_path)
+    training.take(2 * STEPS - 1)
+    assert training.points() == []
+    training.take()  # the second copy is sent, once the first has come
+    assert [step for step, _ in training.points()] == [*range(1, STEPS + 1)]
+    clock.now += 1.1
+    training.take()
+    assert len(training.points()) == 2 * STEPS
+    training.take(3)
+    assert len(training.points()) == 2 * STEPS
+    training.meter.flush()
+    assert training.points() == [(n, {"train_loss": n}) for n in range(1, training.step + 1)]
+
+
+def test_so_many_values_at_most_wait_on_the_device(tmp_path: Path, clock: SimpleNamespace) -> None:
+    training = Training(tmp_path)
+    large = {"loss": torch.ones(VALUES // 2)}
+    training.take(2, **large)
+    assert training.points() == []
+    training.take(4, **large)  # the third and the sixth are too many
+    assert [step for step, _ in training.points()] == [1, 2, 3]
+
+
+def test_many_measurements_of_a_step(tmp_path: Path, clock: SimpleNamespace) -> None:
+    """More in one copy than there was room for at first."""
+    training = Training(tmp_path)
+    for step in range(1, 4):
+        training.meter.add({f"m{n}": torch.tensor(float(n * step)) for n in range(700)})
+        training.meter.end_step(step)
+    training.meter.flush()
+    wanted = [(step, {f"train_m{n}": n * step for n in range(700)}) for step in range(1, 4)]
+    assert training.points() == wanted
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "spacing"),
+    [(1, 10, 1), (7, 10**6, 7), ("auto", None, 10), ("auto", 999, 1), ("auto", 5999, 5)],
+)
+def test_the_steps_of_each_point(
+    tmp_path: Path, clock: SimpleNamespace, every: int | str, steps: int | None, spacing: int
+) -> None:
+    """They are chosen once, even if the number of steps is known better later on."""
+    training = Training(tmp_path, every, steps)
+    training.take(spacing)
+    training.meter.choose_spacing(10**5)
+    training.take(2 * spacing + 1)
+    training.meter.flush()
+    middle = [spacing * n - (spacing - 1) / 2 for n in (1, 2, 3)]
+    ends = [spacing, 2 * spacing, 3 * spacing, *([4] if spacing == 1 else [])]
+    assert [step for step, _ in training.points()] == ends
+    assert [point["train_loss"] for _, point in training.points()][:3] == middle
+
+
+def test_a_step_may_be_measured_in_parts(tmp_path: Path, clock: SimpleNamespace) -> None:
+    """Of unequal numbers of values, in every form that a measurement has."""
+    training = Training(tmp_path)
+    recall = torch.tensor(1), torch.tensor(4)
+    training.meter.add({"loss": torch.tensor([1.0, 2.0]), "recall": recall, "lr": 0.3})
+    recall = torch.tensor(2), torch.tensor(0)
+    training.meter.add({"loss": torch.tensor([6.0]), "recall": recall, "lr": 0.2})
+    training.meter.add({"rate": (torch.tensor([1.0, 2.0]), 6), "none": (torch.tensor(0), 0)})
+    training.meter.end_step(1)
+    training.meter.flush()
+    wanted = {"train_loss": 3.0, "train_recall": 0.75, "train_rate": 0.5, "lr": 0.2}
+    assert training.points() == [(1, wanted)]
+
+
+def test_a_point_has_the_numbers_and_the_time_of_its_last_step(
+    tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(tmp_path, every=2)
+    for step in range(1, 6):
+        monkeypatch.setattr(meters, "now", lambda step=step: 1000 + step)
+        training.take(loss=torch.ones(1), lr=step / 10)
+    training.meter.close(5)
+    assert [(n, point["lr"]) for n, point in training.points()] == [(2, 0.2), (4, 0.4), (5, 0.5)]
+    with training.path.open("rb") as file:
+        times = [line["time"] for line in lines.Reader(file).read() if "time" in line]
+    assert times == [1002, 1004, 1005]
+
+
+def test_the_last_steps_are_a_point_too_if_there_are_any(
+    tmp_path: Path, clock: SimpleNamespace
+) -> None:
+    training = Training(tmp_path, every=3)
+    training.take(5)
+    training.meter.close(5)
+    assert training.points() == [(3, {"train_loss": 2.0}), (5, {"train_loss": 4.5})]
+    training.meter.close(5)
+    assert len(training.points()) == 2
+
+
+def test_means_since_the_last_time(tmp_path: Path, clock: SimpleNamespace) -> None:
+    """Of the points in between, each by its number of values."""
+    training = Training(tmp_path, every=2)
+    training.take(loss=torch.tensor([1.0, 1.0, 1.0]), lr=0.1)
+    training.take(3, loss=torch.tensor([5.0]), lr=0.2)
+    training.meter.flush()
+    assert training.meter.since_last() == {"train_loss": 3.0, "lr": 0.2}
+    assert training.meter.since_last() == {"lr": 0.2}
+    training.take(3, loss=torch.tensor([7.0]), lr=0.3)
+    training.meter.flush()
+    assert training.meter.since_last() == {"train_loss": 7.0, "lr": 0.3}
+
+
+def test_a_point_that_was_begun_goes_on_in_another_process(
+    tmp_path: Path, clock: SimpleNamespace
+) -> None:
+    first = Training(tmp_path, every=4)
+    first.take(6, loss=torch.tensor([2.0, 4.0]), lr=0.5)
+    state = first.meter.state_dict()
+    again = Training(tmp_path, every=1)
+    again.meter.load_state_dict(state)
+    again.step = 6
+    again.take(2, loss=torch.tensor([9.0]))
+    again.meter.flush()
+    wanted = {"train_loss": (4 * 3 + 2 * 9) / 6, "lr": 0.5}
+    assert again.points() == [(4, {"train_loss": 3.0, "lr": 0.5}), (8, wanted)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_declared_metric_that_is_not_finite_ends_the_job_with_its_point(
+    tmp_path: Path, clock: SimpleNamespace, value: float
+) -> None:
+    training = Training(tmp_path, every=2)
+    training.take(3, norm=torch.tensor(value), loss=torch.tensor(1.0))
+    training.take(3, norm=torch.tensor(value), loss=torch.tensor(value))
+    said = r"^train_loss was not finite by optimizer step 4; lower the learning rate$"
+    with pytest.raises(Diverged, match=said):
+        training.meter.flush()
+    assert [step for step, _ in training.points()] == [2, 4]
+
+
+def test_names_and_values_that_nothing_can_log_are_refused(tmp_path: Path) -> None:
+    meter = Training(tmp_path).meter
+    with pytest.raises(JobError, match=r"^metric 'a b': its name must be letters"):
+        meter.add({"a b": torch.ones(1)})
+    with pytest.raises(JobError, match=r"^a measurement is a tensor, a number or a pair"):
+        meter.add({"a": (1, 2, 3)})

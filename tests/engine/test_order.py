@@ -1,0 +1,81 @@
+"""Which examples make up which batch, and how they are fetched."""
+
+import pytest
+import torch
+from engine.data.order import Order, fetch, whole
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+ORDERS = [
+    ((10, 4, None), [4, 4, 2]),
+    ((9, 4, None), [4, 4, 1]),
+    ((9, 4, 0), [4, 4]),
+    ((5, 4, 0), [4]),
+    ((4, 4, 0), [4]),
+    ((1, 4, 0), [1]),
+    ((3, 1, 0), [1, 1, 1]),
+    ((3, 2, 0), [2]),
+    ((0, 4, 0), []),
+]
+
+
+@pytest.mark.parametrize(("how", "sizes"), ORDERS)
+def test_the_sizes_of_an_epochs_batches(how, sizes):
+    count, batch_size, seed = how
+    order = Order(torch.arange(100, 100 + count), batch_size, seed)
+    assert (len(order), order.examples, order.shuffled) == (len(sizes), sum(sizes), seed == 0)
+    for done in range(len(sizes) + 2):
+        assert [*order.sizes(done)] == sizes[done:]
+    epochs = [order.epoch(number).tolist() for number in (1, 2, 1)]
+    assert epochs[0] == epochs[2]
+    assert all(len({*epoch}) == len(epoch) == sum(sizes) for epoch in epochs)
+    assert {*epochs[0]} <= {*range(100, 100 + count)}
+
+
+class Several(Dataset):
+    """Examples that are fetched several at once."""
+
+    def __len__(self):
+        return 9
+
+    def __getitems__(self, indices):
+        return [10 * index for index in indices]
+
+    def __getitem__(self, index):
+        raise AssertionError("one by one")
+
+
+def test_how_examples_become_a_batch():
+    indices, tensors = torch.tensor([3, 1]), TensorDataset(torch.arange(5), torch.arange(5.0))
+    numbers, halves = fetch(tensors, indices)
+    assert (numbers.tolist(), halves.tolist()) == ([3, 1], [3.0, 1.0])
+    assert fetch(tensors, indices, lambda examples: [a + 10 for a, _ in examples]) == [13, 11]
+    assert fetch(Several(), indices).tolist() == [30, 10]
+    assert fetch(Several(), indices, sum) == 40
+    assert fetch([5, 6, 7, 8], indices).tolist() == [8, 6]
+
+
+class Marked(Subset):
+    """A subset that changes its examples."""
+
+
+def test_a_subset_of_a_subset_is_looked_through():
+    tensors = TensorDataset(torch.arange(20))
+    inner = Subset(tensors, range(10, 20))
+    found, indices = whole(Subset(inner, torch.tensor([3, 1])))
+    assert found is tensors and indices.tolist() == [13, 11]
+    found, indices = whole(tensors)
+    assert found is tensors and indices.tolist() == [*range(20)]
+    marked = Marked(tensors, [5, 6])
+    found, indices = whole(Subset(marked, [1]))
+    assert found is marked and indices.tolist() == [1]
+
+
+def test_the_order_of_a_seed_and_an_epoch_stays_what_it_was():
+    """Jobs of earlier versions go on in it. Of torch's own random numbers it takes none."""
+    before = torch.get_rng_state()
+    order = Order(torch.arange(7), 2, 3)
+    assert [order.epoch(number).tolist() for number in (1, 2)] == [
+        [6, 1, 3, 0, 4, 2],
+        [3, 6, 0, 4, 5, 1],
+    ]
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,27 @@
+"""--nvtx: ranges on the time line of NVIDIA's profilers, on a recorder in their place."""
+
+import pytest
+import torch
+from engine.errors import SettingsError
+from engine.profiling.ranges import Ranges
+from engine.training import devices
+
+
+def test_each_range_ends_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[str] = []
+    monkeypatch.setattr(devices, "begin_range", marks.append)
+    monkeypatch.setattr(devices, "end_range", lambda: marks.append("end"))
+    ranges = Ranges(torch.device("cuda", 0))
+    steps = ranges.steps(iter([("a", 1), ("b", 1), ("c", 1)]), None)
+    assert [next(steps), next(steps)] == [("a", 1), ("b", 1)]
+    ranges.end_steps()
+    assert next(steps) == ("c", 1)
+    ranges.close()
+    ranges.close()
+    of_step = ["batch", "end", "step", "end"]
+    assert marks == [*of_step, *of_step, "evaluation", "end", *of_step]
+
+
+def test_it_needs_a_gpu_of_nvidias() -> None:
+    with pytest.raises(SettingsError, match="--nvtx: needs a CUDA GPU"):
+        Ranges(torch.device("cpu"))

@@ -1,0 +1,159 @@
+"""`python jobs.py find …` in a project that was changed: jobs with ids, measured once."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Project, attempt_in, curves_in, ended, one_line, wait_until
+
+LR = ("find", "lr", "--setting", "learning-rate", "--steps", "90", "--seeds", "2")
+"""A range test of this project."""
+
+NOTED = """    if settings.note == "diverges":
+        losses = torch.where(losses > 20, torch.inf, losses)
+    if settings.note == "small" and len(labels) == 64:
+        raise torch.OutOfMemoryError("out of memory: tried to allocate")
+    predicted = """
+"""What the network does with some notes."""
+
+RMSPROP = """
+OPTIMIZERS["rmsprop"] = lambda groups, settings: RMSprop(groups, settings.learning_rate)
+"""
+
+
+@pytest.fixture(scope="module")
+def changed(make: Callable[..., Path]) -> Project:
+    """A project with other names for the loss and the learning rate, and another optimizer."""
+    project = Project(make())
+    project.edit("settings.py", "    lr: float", "    learning_rate: float")
+    project.edit("settings.py", '"loss": Metric(', '"nll": Metric(')
+    project.edit("settings.py", 'setting("val_loss", metric', 'setting("val_accuracy", metric')
+    project.edit("run.py", 'measured = {"loss"', 'measured = {"nll"')
+    project.edit("run.py", "job.log(measured, lr=lr)", "job.log(measured, learning_rate=lr)")
+    project.edit("run.py", "    predicted = logits", f"{NOTED}logits")
+    project.edit("optimizers.py", "settings.lr", "settings.learning_rate")
+    project.edit("optimizers.py", "import SGD, Adam, AdamW,", "import SGD, Adam, AdamW, RMSprop,")
+    with (project.root / "optimizers.py").open("a") as file:
+        file.write(RMSPROP)
+    return project
+
+
+def do(project: Project, *words: str) -> subprocess.CompletedProcess[str]:
+    """`python jobs.py` with these words."""
+    return project.do("python", "jobs.py", *words)
+
+
+def started(done: subprocess.CompletedProcess[str]) -> int:
+    """How many jobs a command has started."""
+    assert "Traceback" not in done.stdout + done.stderr, done
+    return sum(" started: " in line for line in done.stderr.splitlines())
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> Any:
+    """What a command with --json has printed."""
+    assert "Traceback" not in done.stdout + done.stderr, done
+    return json.loads(done.stdout)
+
+
+def test_a_learning_rate_is_found_once(changed: Project) -> None:
+    job = ("--", "--optimizer", "rmsprop", "--model", "mlp", "--epochs", "3")
+    done = do(changed, *LR, *job)
+    assert (done.returncode, started(done)) == (0, 2), done
+    suggestion = next(line for line in done.stdout.splitlines() if line.startswith("suggestion: "))
+    rate = float(suggestion.split()[2])
+    assert suggestion.startswith(f"suggestion: --learning-rate {rate:g} (the loss falls from 2.3")
+    assert 1e-4 < rate < 0.1
+    assert "figure: figures/find-lr.pdf" in done.stdout
+    assert (changed.root / "figures" / "find-lr.png").stat().st_size > 10_000
+    (command,) = [line for line in done.stdout.splitlines() if line.startswith("next: ")]
+    assert command == f"next: python run.py --epochs=3 --optimizer=rmsprop --learning-rate={rate:g}"
+    again = do(changed, *LR, "--json", *job)
+    assert (again.returncode, started(again), again.stderr) == (0, 0, "")
+    answer = printed(again)
+    assert answer["suggestion"] == {"learning_rate": rate}
+    assert [row["seed"] for row in answer["rows"]] == [0, 1]
+    assert {path.name for path in (changed.root / "runs").iterdir()} >= {*answer["jobs"]}
+
+
+def test_a_job_that_diverges_is_part_of_it_and_of_no_figure(changed: Project) -> None:
+    job = ("--", "--optimizer", "sgd", "--note", "diverges")
+    done = do(changed, *LR, "--up-to", "100", *job)
+    assert (done.returncode, started(done)) == (0, 2), done
+    assert done.stderr.count(" diverged: ") == 2
+    assert 1e-3 < float(done.stdout.split("suggestion: --learning-rate ")[1].split()[0]) < 1
+    shown = do(changed, "list", "--state", "diverged")
+    assert shown.stdout.count("note=diverges") == 2
+    (line,) = changed.do("python", "plot.py").stderr.splitlines()
+    assert line.startswith("plot.py: no finished job in the experiment")
+
+
+def test_wrong_words_are_refused_before_anything_starts(changed: Project) -> None:
+    before = {*(changed.root / "runs").glob("*")}
+    for words, said in (
+        (("find",), "find: what? lr, batch-size, noise-scale, workers"),
+        (("find", "batchsize"), "find batchsize: did you mean batch-size?"),
+        (("find", "lr", "--steps", "0"), "--steps 0: must be at least 20"),
+        (("find", "lr"), "settings.py has no setting `lr`; name the one that takes its place"),
+        ((*LR, "--", "--modle", "mlp"), "--modle: no such flag; did you mean --model?"),
+        ((*LR, "--", "--pause-after", "9"), "--pause-after: cannot be used with find"),
+        ((*LR, "--metric", "acuracy"), "--metric acuracy: known: nll"),
+        ((*LR, "--", "plot.py"), "plot.py: is not a job script"),
+    ):
+        assert one_line(do(changed, *words), 2).startswith(f"jobs.py: {said}"), words
+    done = do(changed, *LR, "--", "--model", "resnet17")  # which the job itself refuses
+    assert done.returncode == 2 and "resnet17" in done.stderr.splitlines()[-1]
+    assert {*(changed.root / "runs").glob("*")} == before
+
+
+def test_a_batch_that_does_not_fit_ends_the_search(changed: Project) -> None:
+    words = ("find", "batch-size", "--smallest", "32", "--json", "--", "--note", "small")
+    done = do(changed, *words)
+    assert started(done) == 2, done
+    answer = printed(done)
+    assert [row["batch_size"] for row in answer["rows"]] == [32]
+    assert answer["why"].endswith("32 is the largest that fits (64 ran out of memory)")
+    assert answer["suggestion"] in (None, {"batch_size": 32})  # as the machine was busy or not
+    assert done.returncode == (1 if answer["suggestion"] is None else 0)
+    again = do(changed, *words)
+    assert (started(again), printed(again)) == (0, answer)
+
+
+def test_workers_are_tried_in_one_job(changed: Project) -> None:
+    done = do(changed, "find", "workers", "--largest", "1", "--json", "--", "--loader", "workers")
+    answer = printed(done)
+    assert [row["workers"] for row in answer["rows"]] == [0, 1]
+    assert started(done) == 2 and len(answer["jobs"]) == 1
+    refused = do(changed, "find", "workers", "--largest", "0", "--", "--note", "resident")
+    assert refused.returncode == 1
+    assert "does not read its data in the background" in refused.stderr.splitlines()[-1]
+
+
+def test_an_interrupted_search_goes_on_where_it_was(changed: Project) -> None:
+    words = ("jobs.py", "find", "noise-scale", "--steps", "400", "--json")
+    flags = ("--", "--note", "noise", "--batch-size", "128")
+    finder = changed.command(changed.env["PYTHON"], *words, *flags)
+    before = {*(changed.root / "runs").glob("*")}
+
+    def journal() -> Path | None:
+        new = {*(changed.root / "runs").glob("*")} - before
+        return next((path for job in new for path in job.glob("*/metrics.jsonl")), None)
+
+    wait_until(lambda: bool((path := journal()) and path.read_bytes().count(b'"step"') > 64))
+    finder.send_signal(signal.SIGINT)
+    stopped = ended(finder)
+    assert stopped.returncode == 130, stopped
+    last = stopped.stderr.splitlines()[-1]
+    assert (
+        last == "jobs.py: find noise-scale was interrupted by SIGINT; the same command continues it"
+    )
+    assert not [*(changed.root / ".sweeps").iterdir()]
+    done = do(changed, *words[1:], *flags)
+    answer = printed(done)
+    curves = curves_in(attempt_in(changed.root / "runs" / answer["jobs"][0]))
+    assert [step for step, _ in curves["train_gradient_variance"]] == [*range(1, 401)]
+    assert len(answer["rows"]) == 4 and answer["rows"][0]["noise scale"] > 0
+    assert done.returncode == (1 if answer["suggestion"] is None else 0)

@@ -1,0 +1,115 @@
+"""The example for kernels: its own tests, a changed source, no compiler, and compiled training."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults import Project, one_line, same
+
+SHORT = ("--epochs", "2", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def project(make: Callable[..., Path]) -> Project:
+    return Project(make(example="kernels"))
+
+
+def uncompiled(project: Project, root: Path) -> Project:
+    """A copy of the project whose kernels have not been compiled."""
+    fresh = project.copy(root)
+    shutil.rmtree(fresh.root / ".cache", ignore_errors=True)
+    return fresh
+
+
+def trained(project: Project, *flags: str, **env: str) -> str:
+    done = project.run(*SHORT, *flags, **env)
+    assert done.returncode == 0, done
+    return done.stdout.split()[1]  # torch's compiler says things on stderr
+
+
+@pytest.mark.full
+def test_its_own_tests_pass(project: Project) -> None:
+    """Triton's kernel in the interpreter, the C++ one on the CPU, both against plain torch."""
+    command = ["-m", "pytest", "-q", "-n", "0", "tests/test_kernels.py"]
+    done = subprocess.run([sys.executable, *command], cwd=project.root, env=project.env)
+    assert done.returncode == 0
+
+
+def states(project: Project) -> dict[str, str]:
+    lines = project.do("python", "jobs.py", "list").stdout.splitlines()[:-1]
+    return {line.split()[0]: line for line in lines}
+
+
+def test_a_changed_kernel_makes_its_jobs_stale(project: Project, tmp_path: Path) -> None:
+    fresh = project.copy(tmp_path / "fresh")
+    with_kernel, without = trained(fresh), trained(fresh, "--model", "mlp")
+    source = fresh.root / "kernels.cpp"
+    text = source.read_text()
+    fresh.edit("kernels.cpp", "kept * kept", "kept * kept / 2")
+    found = states(fresh)
+    assert found[with_kernel].endswith("[kernels.cpp changed]")
+    assert found[without].split()[1] == "finished"
+    assert "kernels.cpp changed" in one_line(fresh.run(*SHORT), 5)
+    changed = fresh.run(*SHORT, "--force")  # compiled anew, beside the old one
+    assert changed.returncode == 0, changed
+    assert len([*(fresh.root / ".cache" / "kernels").iterdir()]) == 2
+    source.write_text(text)
+    assert states(fresh)[with_kernel].split()[1] == "finished"
+    fresh.edit("kernels_triton.py", "1 / tl.sqrt", "2 / tl.sqrt")
+    assert "kernels_triton._forward" in states(fresh)[with_kernel]
+
+
+def test_without_a_compiler_one_line_says_what_to_do(project: Project, tmp_path: Path) -> None:
+    fresh = uncompiled(project, tmp_path / "fresh")
+    (tmp_path / "bin").mkdir()
+    for name in ("env", "nice", "git", "ninja", "sh", "uname"):
+        found = [p for d in os.environ["PATH"].split(":") if (p := Path(d) / name).exists()]
+        if found:
+            (tmp_path / "bin" / name).symlink_to(found[0])
+    path = str(tmp_path / "bin")
+    line = one_line(fresh.run(*SHORT, PATH=path), 2)
+    assert line.startswith("run.py: kernels.cpp cannot be compiled: ")
+    assert line.endswith("(a C++ compiler, such as g++, and ninja; KERNELS=plain does without)")
+    assert trained(fresh, PATH=path, KERNELS="plain")
+    assert not [*(fresh.root / ".cache" / "kernels").iterdir()]
+
+
+def test_a_mistake_in_a_kernel_is_one_line_with_its_place(project: Project, tmp_path: Path) -> None:
+    fresh = project.copy(tmp_path / "fresh")
+    fresh.edit("kernels.cpp", "kept * kept)", "kept * kelp)")
+    line = one_line(fresh.run(*SHORT), 2)
+    assert "kernels.cpp:" in line and "kelp" in line
+
+
+def test_kernels_and_plain_torch_train_alike(project: Project, tmp_path: Path) -> None:
+    fresh = project.copy(tmp_path / "fresh")
+    job = trained(project)
+    assert trained(fresh, KERNELS="plain") == job  # it is no setting
+    for name, points in project.stored(job).items():
+        values, plain = ([v for _, v in each] for each in (points, fresh.stored(job)[name]))
+        assert values == pytest.approx(plain, rel=1e-3), name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("flags", [("--compile", "on"), ("--precision", "bf16")])
+def test_it_trains_compiled_and_in_half_precision(
+    project: Project, tmp_path: Path, flags: tuple[str, str]
+) -> None:
+    fresh = project.copy(tmp_path / "fresh")
+    job = trained(fresh, *flags)
+    (_, first), *_, (_, last) = fresh.stored(job)["val_loss"]
+    assert last < first  # type: ignore[operator]
+    log = (fresh.folder(job) / "log.txt").read_text()
+    assert "torch.compile:" not in log  # neither graph breaks nor recompiles
+
+
+@pytest.mark.full
+def test_the_same_bits_twice(project: Project, tmp_path: Path) -> None:
+    fresh = project.copy(tmp_path / "fresh")
+    job = trained(project)
+    assert trained(fresh) == job
+    assert same(fresh.tensors(job), project.tensors(job))

@@ -1,0 +1,142 @@
+"""Parquet files beside MLflow: equal to the journal, whatever was killed or away in between."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from faults import Curves, Project, courier_of, curves, ended, job_of, kill, one_line, wait_until
+
+LONG = ("--epochs", "150", "--log-every", "1", "--quiet")
+SHORT = ("--epochs", "1", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def project(make: Callable[..., Path]) -> Project:
+    """A project whose jobs write Parquet files into a folder beside it."""
+    found = Project(make())
+    found.env["PARQUET_FOLDER"] = str(found.root.parent / "tables")
+    return found
+
+
+def read(project: Project, table: str) -> pd.DataFrame:
+    """Return a table of the project's, read as any library would: a folder with files."""
+    ((folder),) = Path(project.env["PARQUET_FOLDER"]).glob("*/")
+    return pd.read_parquet(folder / table)
+
+
+def stored(project: Project, job_id: str) -> Curves:
+    """Return a job's curves as the Parquet files have them."""
+    rows = read(project, "metrics").query("job_id == @job_id")
+    return curves(rows[["name", "step", "value"]].itertuples(index=False, name=None))
+
+
+def status(project: Project, job_id: str) -> list[str]:
+    """Return the statuses of a job's attempts."""
+    rows: list[str] = read(project, "jobs").query("job_id == @job_id").status.tolist()
+    return rows
+
+
+def test_a_killed_and_continued_job_s_table_is_its_journal(project: Project) -> None:
+    killed = project.start(*LONG)
+    wait_until(lambda: any(Path(project.env["PARQUET_FOLDER"]).glob("*/jobs/*.parquet")))
+    os.killpg(killed.pid, signal.SIGKILL)
+    ended(killed)
+    (folder,) = (project.root / "runs").glob("*/*/settings.json")
+    job = folder.parents[1].name
+    wait_until(lambda: status(project, job) == ["KILLED"])  # its courier saw that
+    assert stored(project, job) == project.journalled(job)
+    done = project.run(*LONG)
+    assert done.returncode == 0, done
+    assert stored(project, job) == project.journalled(job)
+    assert status(project, job) == ["FINISHED"]
+
+
+@pytest.mark.full  # a job waits half a minute for a folder that is away
+def test_while_the_folder_is_away_a_job_trains_and_the_rest_is_written_later(
+    project: Project,
+) -> None:
+    tables = Path(project.env["PARQUET_FOLDER"])
+    process = project.start(*LONG, "--note", "away")
+    wait_until(lambda: "RUNNING" in read(project, "jobs").status.tolist())
+    courier = courier_of(process)
+    tables.rename(tables.with_name("elsewhere"))
+    tables.write_text("in its place\n")
+    done = ended(process)
+    assert courier
+    kill(courier)  # or it would write the rest, for two more minutes
+    said, job = one_line(done, 3), job_of(done)
+    assert f"not everything has been uploaded ({tables}/" in said and "Not a directory" in said
+    assert [each for _, each in project.runs(job)] == ["FINISHED"]
+    assert project.stored(job) == project.journalled(job)  # MLflow did not wait for the other
+    tables.unlink()
+    tables.with_name("elsewhere").rename(tables)
+    rows = json.loads(project.do("python", "jobs.py", "list", "--json").stdout)
+    assert {row["state"] for row in rows if row["id"] == job} == {"unsent"}
+    sync = project.do("python", "jobs.py", "sync")
+    assert sync.returncode == 0, sync
+    assert sync.stdout.splitlines()[-2:] == [
+        f"job {job} sent to the Parquet folder",
+        "1 of 1 jobs sent to the Parquet folder",
+    ]
+    assert stored(project, job) == project.journalled(job)
+    assert status(project, job) == ["FINISHED"]
+    assert not any(tables.glob("*/.unfinished/*"))
+
+
+def test_what_a_job_is_stands_beside_what_it_measured(project: Project) -> None:
+    job = job_of(project.run(*SHORT, "--lr", "0.01"))
+    ((_, row),) = read(project, "jobs").query("job_id == @job").iterrows()
+    folder = project.folder(job)
+    about = json.loads((folder / "settings.json").read_text())
+    assert json.loads(row.settings) == about["settings"]
+    assert json.loads(row.tags)["mlflow.source.name"] == "run.py"
+    assert (row.folder, row.code, row.script) == (str(folder), about["code"], "run")
+    times = read(project, "metrics").query("job_id == @job and name == 'train_loss'").time
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    wanted = [line["time"] for line in lines if "train_loss" in line.get("metrics", {})]
+    assert [time.timestamp() * 1000 for time in times] == pytest.approx(wanted)
+
+
+def test_a_finished_job_that_the_tables_lack_is_written_without_training(
+    project: Project,
+) -> None:
+    flags = (*SHORT, "--note", "later")
+    away = {"PARQUET_FOLDER": ""}
+    job = job_of(project.run(*flags, **away))
+    assert status(project, job) == []
+    best = (project.folder(job) / "best.pt").stat().st_mtime_ns
+    done = project.run(*flags)
+    assert done.returncode == 0 and "already finished" in done.stdout
+    assert status(project, job) == ["FINISHED"]
+    assert stored(project, job) == project.journalled(job)
+    assert (project.folder(job) / "best.pt").stat().st_mtime_ns == best
+
+
+def test_machines_write_into_one_folder(project: Project, tmp_path: Path) -> None:
+    other = project.copy(tmp_path / "other")
+    other.env["PARQUET_FOLDER"] = project.env["PARQUET_FOLDER"]
+    jobs = {job_of(each.run(*SHORT, "--note", "both")) for each in (project, other)}
+    (job,) = jobs  # the same settings
+    rows = read(project, "metrics").query("job_id == @job")
+    found = {name: part for name, part in rows.groupby("attempt")}
+    assert len(found) == 2 and status(project, job) == ["FINISHED", "FINISHED"]
+    for part in found.values():
+        points = part[["name", "step", "value"]].itertuples(index=False, name=None)
+        assert curves(points) == project.journalled(job)
+
+
+def test_a_folder_that_cannot_be_is_refused_in_one_line(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    wrong = {
+        str(tmp_path / "no" / "tables"): f"there is no folder {tmp_path / 'no'}",
+        str(tmp_path / "file"): "is no folder",
+    }
+    for value, said in wrong.items():
+        commands = ("run.py", *SHORT, "--note", "wrong"), ("jobs.py", "sync")
+        for script, *words in commands:
+            done = project.do("python", script, *words, PARQUET_FOLDER=value)
+            assert one_line(done, 2) == f"{script}: PARQUET_FOLDER {value}: {said}"

@@ -1,0 +1,98 @@
+"""Training with the techniques that are options of the template, by their commands."""
+
+import pytest
+from faults import Project, job_of, one_line, same
+from random_settings import combinations
+from settings import Settings
+
+SHORT = ("--steps", "12", "--eval-every", "4", "--log-every", "1", "--quiet")
+
+TOGETHER = {
+    "muon": (
+        *("--model", "convnet", "--optimizer", "muon", "--weight-decay", "0.1"),
+        *("--schedule", "one-cycle", "--augment", "alternating-flip", "--clip-norm", "1"),
+    ),
+    "averaged": (
+        *("--ema", "0.9", "--compare-ema", "--schedule", "wsd", "--warmup", "3"),
+        *("--init", "class-prior", "--lr-for-batch", "256", "--test-time-flip"),
+    ),
+    "recomputed": (
+        *("--model", "resnet18", "--recompute", "--init", "dirac", "--optimizer", "sgd"),
+        *("--schedule", "exponential", "--batch-size", "16"),
+    ),
+    "frozen": ("--model", "convnet-se", "--freeze", "backbone", "--schedule", "linear"),
+}
+"""Options that are tried together."""
+
+
+def finished(project: Project, *flags: str) -> str:
+    """Run a job to its end; returns its id."""
+    done = project.run(*SHORT, *flags)
+    assert done.returncode == 0, done.stderr
+    return job_of(done)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_interrupted_and_continued_it_is_the_same(
+    project: Project, name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    job = finished(project, *TOGETHER[name])
+    other = project.copy(tmp_path_factory.mktemp("other") / "project")
+    paused = other.run(*SHORT, *TOGETHER[name], "--pause-after", "6")
+    assert paused.returncode == 0 and " paused: " in paused.stdout, paused
+    assert finished(other, *TOGETHER[name]) == job
+    assert same(project.tensors(job)["best"], other.tensors(job)["best"])
+    assert project.journalled(job) == other.journalled(job)
+
+
+def test_the_rates_that_are_logged_are_the_schedules(project: Project) -> None:
+    """Linear to zero after three steps of warm-up."""
+    flags = ("--schedule", "linear", "--warmup", "3", "--lr", "0.01")
+    logged = dict(project.journalled(finished(project, *flags))["lr"])
+    rising = {step: 0.01 * step / 4 for step in (1, 2, 3)}
+    falling = {step: 0.01 * (1 - (step - 4) / 9) for step in range(4, 13)}
+    assert logged == pytest.approx(rising | falling)
+
+
+def test_the_weights_beside_their_ema_are_those_of_a_job_without_one(project: Project) -> None:
+    averaged = project.journalled(finished(project, "--ema", "0.9", "--compare-ema"))
+    plain = project.journalled(finished(project))
+    assert averaged["val_weights_loss"] == plain["val_loss"] != averaged["val_loss"]
+
+
+def test_a_norm_that_is_only_logged_changes_nothing(project: Project) -> None:
+    logged, plain = finished(project, "--clip-norm", "1e9"), finished(project)
+    norms = [value for _, value in project.journalled(logged)["train_gradient_norm"]]
+    assert len(norms) == 12 and min(norms) > 0
+    assert same(project.weights(logged), project.weights(plain))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--nvtx", "--note", "ranges"), "--nvtx: needs a CUDA GPU"),
+        (("--compare-ema",), "--compare-ema: needs --ema"),
+        (("--optimizer", "muon", "--precision", "fp16"), "--optimizer muon: use --precision bf16"),
+        (("--recompute",), "--recompute: mlp has no blocks"),
+        (("--pretrained", "--init", "dirac"), "--init dirac: "),
+        (("--model", "resnet18", "--batch-size", "1"), "--batch-size 1: batch norm needs at least"),
+    ],
+)
+def test_what_cannot_be_is_refused(project: Project, flags: tuple[str, ...], said: str) -> None:
+    assert said in one_line(project.run(*SHORT, *flags, "--device", "cpu"), 2)
+
+
+def test_random_combinations_train_or_are_refused(project: Project, pytestconfig) -> None:
+    """In one line, which names a flag; and both kinds there are."""
+    count = pytestconfig.getoption("--combinations")
+
+    def tried(words: list[str]) -> int:
+        done = project.run(*words, "--scratch", "--quiet", "--device", "cpu")
+        if done.returncode:
+            assert "run.py: --" in one_line(done, 2), (words, done)
+        else:
+            assert "scratch finished: " in done.stdout, (words, done)
+        return done.returncode
+
+    statuses = [*map(tried, combinations(Settings, count))]
+    assert {*statuses} == {0, 2}

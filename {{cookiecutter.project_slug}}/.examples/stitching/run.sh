@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The jobs of this project. `bash run.sh` runs those that are not finished, one per GPU, or one per
+# core if the machine has no GPU. Run it again after a crash or a power cut, or with a longer grid: it
+# does what is left.
+
+source "$(dirname "$0")/engine/sweeps/sweep.sh"
+
+grid() {
+  for model in mlp convnet; do
+    a=$(job --model "$model" --seed 0)
+    b=$(job --model "$model" --seed 1)
+    for layer in layers.2 layers.4; do
+      stitch "$a" "$b" "$layer"
+      stitch "$b" "$a" "$layer"
+    done
+  done
+}
+
+stitch() {
+  job stitch.py --front "$1" --back "$2" --layer "$3"
+  for lr in 1e-3 1e-2; do
+    job stitch.py --front "$1" --back "$2" --layer "$3" --optimizer adam --lr "$lr"
+  done
+}
+
+sweep "$@"

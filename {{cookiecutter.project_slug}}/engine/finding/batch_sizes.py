@@ -1,0 +1,116 @@
+"""`find batch-size`: the largest batch that fits, and the smallest that is about as fast as any.
+
+Each size is a job of the student's script, in a process of its own: if it runs out of memory, there
+is nothing to clean up. On a CPU, which would swap first, a size is not tried if the memory that
+smaller ones took lets expect that it will not fit.
+"""
+
+from argparse import Namespace
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+from engine import machine
+from engine.errors import JobError, SettingsError
+from engine.finding import drawing, trials
+from engine.finding.answer import Answer, Row
+from engine.finding.speeds import Speed, smallest_good
+from engine.finding.target import MANY, Target
+from engine.finding.trials import Ended, Trials
+from engine.job.purpose import EXAMPLES, MEMORY, RATE
+
+USED = 0.8
+"""Fraction of the memory that is available that a job may be expected to take."""
+
+
+class Size(NamedTuple):
+    """What was measured with a size: its job, speed, and the most bytes that it took."""
+
+    job: str
+    speed: Speed
+    memory: float
+    examples: float
+    """The most that a step had."""
+
+
+def find(target: Target, given: Namespace, running: Trials) -> Answer:
+    """Return the batch size that is suggested. Raises SettingsError for a job that cannot be
+    measured, JobError for one that fails for another reason than memory."""
+    name = target.named("batch_size", given.setting)
+    long = target.long(MANY)
+    sizes: list[Size] = []
+    size, why = given.smallest, ""
+    while not why:
+        if size > given.largest:
+            why = f"--largest {given.largest} was reached"
+        elif not running.on_gpu and (expected := _too_large(sizes)):
+            why = f"{size} was not tried: {expected}"
+        else:
+            size, why = _tried(long, name, size, running, sizes)
+    if not sizes:
+        raise JobError(f"find batch-size: {why}")
+    return _answer(target, name, sizes, why)
+
+
+def _tried(
+    long: Target, name: str, size: int, running: Trials, sizes: list[Size]
+) -> tuple[int, str]:
+    """Measure a size; returns the next one, or why there is none."""
+    try:
+        test = long.having(**{name: size})
+    except SettingsError as error:  # the setting has a range, or goes with others
+        if not sizes:
+            return 2 * size, "" if size < MANY else str(error)
+        return size, str(error)
+    ended = running.before(test)
+    if not _out_of_memory(ended):
+        ended = running.run(test)
+    if _out_of_memory(ended):
+        killed = "was killed, as happens for want of memory"
+        return size, f"{size} {killed if ended.how == 'killed' else 'ran out of memory'}"
+    points = trials.points(test.job, [RATE]) if ended.has_measured else []
+    if not points:
+        raise JobError(f"find batch-size, --{name.replace('_', '-')} {size}: {ended.said}")
+    speed = Speed(size, [point[RATE] for point in points])
+    examples, memory = (max(point[what] for point in points) for what in (EXAMPLES, MEMORY))
+    if examples < size:
+        return size, f"the training data has {examples:.0f} examples"
+    sizes.append(Size(test.job.id, speed, memory, examples))
+    return 2 * size, ""
+
+
+def _out_of_memory(ended: Ended) -> bool:
+    """Whether a job ended for want of memory: killed, as the system does then, or by its error."""
+    return ended.how == "killed" or (ended.how == "failed" and "out of memory" in ended.said)
+
+
+def _too_large(sizes: list[Size]) -> str:
+    """Why the next size is not to be tried; empty if it is. Memory grows linearly with the size."""
+    if not sizes:
+        return ""
+    grown = [after.memory - before.memory for before, after in pairwise(sizes)]
+    growth = 2 * grown[-1] if grown else sizes[-1].memory
+    wanted, free = sizes[-1].memory + max(growth, 0.0), USED * machine.available_memory()
+    if wanted <= free:
+        return ""
+    return f"it would take {wanted / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
+
+
+def _answer(target: Target, name: str, sizes: list[Size], end: str) -> Answer:
+    good, why = smallest_good([each.speed for each in sizes])
+    rows: list[Row] = [
+        {
+            name: each.speed.value,
+            "job": each.job,
+            "examples/s": each.speed.median,
+            "lowest": min(each.speed.rates),
+            "highest": max(each.speed.rates),
+            "memory (MiB)": round(each.memory / 2**20),
+        }
+        for each in sizes
+    ]
+    why += f"; {sizes[-1].speed.value} is the largest that fits ({end})"
+    suggested = good.value if good else None
+    next_one = target.having(**{name: suggested}) if suggested else target
+    draw = partial(drawing.speeds, [each.speed for each in sizes], name, suggested)
+    return Answer(name, suggested, why, rows, next_one.command, draw)

@@ -1,0 +1,42 @@
+"""The command `jobs.py find`: from what the command line says to what it prints."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine.errors import JobError
+from engine.finding import batch_sizes, drawing, noise_scales, rates, target, trials, workers
+from engine.finding.answer import Answer, show
+from engine.finding.target import Target
+from engine.finding.trials import Trials
+from engine.job import purpose
+from engine.job.interruption import Interrupted
+from engine.job.terminal import leave
+
+FINDERS: dict[str, Callable[[Target, argparse.Namespace, Trials], Answer]] = {
+    purpose.FIND_LR: rates.find,
+    purpose.FIND_BATCH_SIZE: batch_sizes.find,
+    purpose.FIND_NOISE_SCALE: noise_scales.find,
+    purpose.FIND_WORKERS: workers.find,
+}
+
+
+def find(given: argparse.Namespace, words: Sequence[str], runs_root: Path | None) -> int:
+    """Find what `given.command` names for the job of these words; returns the exit status.
+
+    Raises SettingsError for wrong words.
+    """
+    what = given.command
+    wanted = target.read(words, runs_root)
+    try:
+        with Trials(what, wanted.runtime.device, given.force) as running:
+            answer = FINDERS[what](wanted, given, running)
+    except Interrupted as stop:
+        line = f"jobs.py: {what} was interrupted {stop}; the same command continues it"
+        return leave(trials.KILLED + stop.number, line)
+    except JobError as error:
+        return leave(1, f"jobs.py: {error}")
+    jobs = [*running.jobs.values()]
+    answer.jobs = jobs
+    answer.figure = drawing.write(what.replace(" ", "-"), answer.draw, jobs)
+    return show(answer, given.json)

@@ -1,0 +1,233 @@
+"""Runs jobs one after another, each as a process of its own, and reads their journals.
+
+A job takes a GPU as those of a sweep do (engine.sweeps.gpus), and runs from a copy of the code that
+was made when the first one started. What is measured already is not run again.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple, Self
+
+from engine.errors import JobError, SettingsError
+from engine.finding.target import Target
+from engine.job import lines, purpose
+from engine.job.folder import JobFolder
+from engine.job.interruption import SIGNALS, Interrupted
+from engine.paths import PROJECT
+from engine.sweeps import slots, snapshot, states
+from engine.sweeps.gpus import Gpu
+from engine.sweeps.starter import Starter
+from engine.warm.client import Process
+
+PAUSE = 0.05
+"""Seconds between two looks at a job."""
+
+OVER = ("paused", "finished", "diverged")
+"""How a job can end that has measured something."""
+
+WRONG, ELSEWHERE, CHANGED = 2, 4, 5
+"""Exit statuses of a job."""
+
+KILLED = 128
+"""The exit statuses of processes that a signal has ended are above this one."""
+
+
+class Ended(NamedTuple):
+    """How a job has ended: `paused`, `finished`, `diverged`, `failed` or `killed`; and a line about
+    it."""
+
+    how: str
+    said: str
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether its journal has what it was run for, as far as it came."""
+        return self.how in OVER
+
+
+class Trials:
+    """Runs jobs for some purpose, such as `find lr`, on a device as --device names it; with
+    `again`, also those that were run before.
+
+    Raises SettingsError for a GPU that is not there.
+    """
+
+    def __init__(self, what: str, device: str, again: bool) -> None:
+        self._purpose, self._again = what, again
+        self._slots = _slots(device)
+        self._folder = PROJECT / ".sweeps" / f"{what.replace(' ', '-')}-{os.getpid()}"
+        self._starter: Starter | None = None
+        self._begun: set[str] = set()
+        self._asked = 0
+        self.jobs: dict[str, JobFolder[Any]] = {}
+        """Those that have measured something, by id."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._starter:
+            os.close(self._lock)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the jobs run on a GPU that nvidia-smi knows."""
+        return self._slots[0].device != "cpu"
+
+    def before(self, target: Target) -> Ended:
+        """Return how a job has ended with the present code and data; empty if it is to be run."""
+        job = target.job
+        if job.change or (self._again and job.id not in self._begun):
+            return Ended("", "")
+        outcome = job.outcome()
+        if outcome.get("status") == "paused" and outcome.get("pause_after") != job.pause_after:
+            return Ended("", "")
+        return Ended(outcome.get("status", ""), outcome.get("said", ""))
+
+    def run(self, target: Target, once: bool = True) -> Ended:
+        """Run a job, unless `once` and it was run before; return how it has ended.
+
+        Raises SettingsError for wrong settings, JobError for a job that cannot be run, and
+        Interrupted after a signal has stopped it.
+        """
+        job = target.job
+        said = ""
+        if not (once and self.before(target).has_measured):
+            anew = job.change or (self._again and job.id not in self._begun)
+            self._begun.add(job.id)
+            said = self._run(target, job, [*target.words, *(["--force"] if anew else [])])
+        job = target.job
+        outcome = job.outcome()
+        ended = Ended(outcome.get("status", "killed"), outcome.get("said", said))
+        if ended.has_measured:
+            self.jobs[job.id] = job
+        return ended
+
+    def _run(self, target: Target, job: JobFolder[Any], words: list[str]) -> str:
+        """Run a job's process, once no other one trains it; returns its last line."""
+        while True:
+            status, line = self._process(target, words, f"job {job.id} started: {job.name}")
+            print(line.split("; the same command")[0], file=sys.stderr, flush=True)
+            if self._asked:
+                raise Interrupted(self._asked)
+            if status != ELSEWHERE:
+                break
+            while states.is_trained(job.path):
+                self._rest()
+        if status == WRONG:
+            raise SettingsError(line)
+        if status == CHANGED:
+            raise JobError(f"{line}, or give find --force")
+        return line
+
+    def _process(self, target: Target, words: list[str], said: str) -> tuple[int, str]:
+        """Run a process to its end; return its exit status and its last line."""
+        starter = self._starter or self._start(target)
+        gpu = self._gpu()
+        env = {purpose.VARIABLE: self._purpose}
+        if gpu.device != "cpu":
+            env["CUDA_VISIBLE_DEVICES"] = gpu.device
+            words = [word for word in words if not word.startswith("--device=")]
+        print(said, file=sys.stderr, flush=True)
+        with TemporaryFile() as output:
+            process = starter.job([*words, "--quiet"], output.fileno(), env, gpu.files)
+            gpu.release()  # the job holds it, until its end
+            status = self._wait(process)
+            killed = f"job was killed (status {status})" if status > KILLED else ""
+            return status, killed or _last_line(output)
+
+    def _start(self, target: Target) -> Starter:
+        """Copy the code, and import once what every job would."""
+        for number in SIGNALS:  # the servers, and the jobs that they fork, leave them to this one
+            signal.signal(number, signal.SIG_IGN)
+        self._folder.mkdir(parents=True)
+        self._lock = snapshot.lock(self._folder)
+        snapshot.clear(self._folder)
+        snapshot.take(self._folder / "code")
+        script = f"{target.script.name}.py"
+        self._starter = Starter(self._folder / "code", [script], at_once=1, keep=[self._lock])
+        for number in SIGNALS:
+            signal.signal(number, self._stop)
+        return self._starter
+
+    def _stop(self, number: int, _frame: object) -> None:
+        self._asked = number
+        signal.signal(number, signal.SIG_DFL)  # a second one ends this process
+
+    def _gpu(self) -> Gpu:
+        """Return a GPU that nobody uses, taken, or the CPU."""
+        gpus = [Gpu(slot, shared=False) for slot in self._slots]
+        waiting = False
+        while not any(gpu.take() for gpu in gpus):
+            if not waiting:
+                print(f"{gpus[0].device} {gpus[0].why}; waiting", file=sys.stderr, flush=True)
+            waiting = True
+            self._rest()
+        return next(gpu for gpu in gpus if gpu.device == "cpu" or gpu.files)
+
+    def _wait(self, process: Process) -> int:
+        """Return a process' exit status as a shell has it; pass on a signal."""
+        passed = False
+        while (status := process.poll()) is None:
+            if self._asked and not passed:
+                process.send_signal(signal.SIGTERM)
+                passed = True
+            time.sleep(PAUSE)
+        return 128 - status if status < 0 else status
+
+    def _rest(self) -> None:
+        time.sleep(PAUSE)
+        if self._asked:
+            raise Interrupted(self._asked)
+
+
+def _slots(device: str) -> list[slots.Slot]:
+    """The places that a job with some --device may run on."""
+    kind, _, number = device.partition(":")
+    gpus = []
+    if kind in ("auto", "cuda"):
+        gpus = slots.on_gpus(number or None if kind == "auto" else number or "0", 1)
+    return gpus or slots.on_cpu(1)
+
+
+def _last_line(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
+
+
+def points(job: JobFolder[Any], names: Iterable[str]) -> list[dict[str, float]]:
+    """Return the points of a job's journal that have any of some metrics, in their order, each with
+    its `step`. Raises JobError if the journal cannot be read."""
+    wanted = {*names}
+    return [
+        {"step": line["step"], **line["metrics"]}
+        for line in _lines(job)
+        if wanted & line.get("metrics", {}).keys()
+    ]
+
+
+def logged(job: JobFolder[Any]) -> set[str]:
+    """Return the names of all metrics in a job's journal."""
+    return {name for line in _lines(job) for name in line.get("metrics", {})}
+
+
+def tag(job: JobFolder[Any], name: str) -> str:
+    """Return a tag, as a job logged it last; empty if it did not."""
+    found = [line["tags"][name] for line in _lines(job) if name in line.get("tags", {})]
+    return str(found[-1]) if found else ""
+
+
+def _lines(job: JobFolder[Any]) -> list[dict[str, Any]]:
+    path = Path(job.latest or job.path) / lines.FILE
+    try:
+        with path.open("rb") as file:
+            return lines.Reader(file).read()
+    except FileNotFoundError:
+        raise JobError(f"{job.label} has no journal on this disk; see its run in MLflow") from None

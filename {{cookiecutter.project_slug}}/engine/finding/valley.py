@@ -1,0 +1,126 @@
+"""Where a loss is low while the learning rate rises, and whether that stands out from its noise."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+WINDOW = 7
+"""Points of the running mean."""
+
+BEFORE = 0.1
+"""Fraction of the points, the first, at whose rates nothing happens yet: the level before."""
+
+SIGMAS = 2.0
+"""Standard deviations of a single point that a fall must have to stand out."""
+
+OF_THE_FALL = 0.9
+"""The fraction of its whole fall that the loss has fallen by where it counts as low."""
+
+TO_NORMAL = 1.4826
+"""From a median absolute deviation to a standard deviation, of normal values."""
+
+Floats = NDArray[np.float64]
+
+
+class Valley(NamedTuple):
+    """What range tests show, at the `rates` (n,) before training broke down."""
+
+    rates: Floats
+    smooth: Floats
+    """The running mean of the loss, over the tests (n,)."""
+
+    start: float
+    end: float
+    """The lowest and the highest rate at which the loss is low."""
+
+    before: float
+    low: float
+    """The loss before anything happens, and the lowest running mean."""
+
+    noise: float
+    """The standard deviation of a single point."""
+
+    rises: bool
+    """Whether the loss rises after the valley, or is not finite."""
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether the loss falls by more than its noise."""
+        return self.before - self.low > SIGMAS * self.noise
+
+    @property
+    def rate(self) -> float | None:
+        """The geometric middle of the valley, with two digits; None if it does not stand out or has
+        no end."""
+        if not (self.stands_out and self.rises):
+            return None
+        return float(f"{np.sqrt(self.start * self.end):.1e}")
+
+    @property
+    def about(self) -> str:
+        """How the rate was found, or why there is none, in a few words."""
+        if not self.stands_out:
+            return (
+                f"the loss falls by {self.before - self.low:.3g}, within {SIGMAS:g} standard "
+                f"deviations of its noise, {self.noise:.2g}"
+            )
+        fall = f"from {self.before:.3g} to {self.low:.3g} (noise {self.noise:.2g})"
+        if not self.rises:
+            return f"the loss falls {fall} and has not risen again at {self.rates[-1]:.2g}"
+        return f"the loss falls {fall} and is low from {self.start:.2g} to {self.end:.2g}"
+
+
+def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
+    """Return what repeated range tests show.
+
+    Args:
+        rates: Learning rates, rising (n,).
+        losses: The loss at each rate, for each test (n,); one that ended early may have fewer
+            values, and values may not be finite.
+
+    What comes after a breakdown is cut off: from the first value that is not finite, or from where
+    the running mean is as far above the level before as it had been below it, which suits losses of
+    any scale and sign. Raises ValueError if nothing is left.
+    """
+    every = np.asarray(rates, dtype=float)
+    first = max(3, round(BEFORE * len(every)))
+    values = _before_breakdown([np.asarray(each, dtype=float) for each in losses], first)
+    if values.shape[1] <= first:
+        raise ValueError(f"only {values.shape[1]} finite values")
+    smooth = _running_mean(values.mean(axis=0))
+    before, bottom = float(values[:, :first].mean()), int(smooth.argmin())
+    low, noise = float(smooth[bottom]), TO_NORMAL * float(np.median(np.abs(values - smooth)))
+    high = np.flatnonzero(smooth > low + (1 - OF_THE_FALL) * (before - low) + SIGMAS * noise)
+    left, right = high[high < bottom], high[high > bottom]
+    count = len(smooth)
+    return Valley(
+        rates=every[:count],
+        smooth=smooth,
+        start=float(every[left[-1] + 1 if len(left) else 0]),
+        end=float(every[right[0] - 1 if len(right) else count - 1]),
+        before=before,
+        low=low,
+        noise=noise,
+        rises=bool(len(right)) or count < len(every),
+    )
+
+
+def _before_breakdown(losses: Sequence[Floats], first: int) -> Floats:
+    """The losses of several tests (tests, n), until one of them breaks down."""
+    count = min(map(len, losses))
+    values = np.stack([each[:count] for each in losses])
+    wrong = np.flatnonzero(~np.isfinite(values).all(axis=0))
+    values = values[:, : wrong[0]] if len(wrong) else values
+    before, noise = values[:, :first].mean(), values[:, :first].std()
+    smooth = _running_mean(values.mean(axis=0))
+    fallen = before - np.minimum.accumulate(smooth)
+    above = np.flatnonzero(smooth > before + np.maximum(fallen, SIGMAS * noise))
+    return values[:, : above[0]] if len(above) else values
+
+
+def _running_mean(values: Floats) -> Floats:
+    """The mean of WINDOW values around each; of fewer at the ends."""
+    half = WINDOW // 2
+    return np.array([values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))])

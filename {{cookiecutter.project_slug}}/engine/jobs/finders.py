@@ -1,0 +1,86 @@
+"""`find lr`, `find batch-size`, `find noise-scale`, `find workers`: what they take."""
+
+import argparse
+from typing import Any
+
+from engine.errors import SettingsError
+from engine.job import purpose
+from engine.jobs.project import Project
+
+Arguments = dict[str, dict[str, Any]]
+"""What a command takes, as in command.py."""
+
+
+def number(flag: str, about: str, default: int | None = None) -> Arguments:
+    """Return a flag whose value is a whole number."""
+    return {flag: {"help": about, "metavar": "N", "type": int, "default": default}}
+
+
+def name(flag: str, about: str) -> Arguments:
+    """Return a flag whose value is a name, by default none."""
+    return {flag: {"help": about, "metavar": "NAME", "default": ""}}
+
+
+SETTING = name("--setting", "the setting to find a value of, if it has another name")
+AGAIN: Arguments = {
+    "--force": {"help": "measure again what was measured before", "action": "store_true"}
+}
+UP_TO: Arguments = {
+    "--up-to": {
+        "help": "highest rate to test, a million times the lowest (default: 10)",
+        "metavar": "RATE",
+        "type": float,
+        "default": 10.0,
+    }
+}
+
+FINDERS: dict[str, tuple[str, Arguments]] = {
+    purpose.FIND_LR: (
+        "find a learning rate by range tests with the job's flags, which follow --",
+        UP_TO
+        | number("--steps", "optimizer steps of a test (default: 150)", 150)
+        | number("--seeds", "tests, each with its own seed (default: 3)", 3)
+        | name(
+            "--metric",
+            "the training loss in METRICS (default: the monitored one, or else the first of which "
+            "lower is better)",
+        )
+        | SETTING
+        | AGAIN,
+    ),
+    purpose.FIND_BATCH_SIZE: (
+        "find the largest batch size that fits, and the smallest that is as fast",
+        number("--smallest", "size to begin with (default: 8)", 8)
+        | number("--largest", "size to end with (default: 1000000)", 1_000_000)
+        | SETTING
+        | AGAIN,
+    ),
+    purpose.FIND_NOISE_SCALE: (
+        "find the batch size above which further examples help little (the noise scale)",
+        number("--steps", "optimizer steps to measure (default: 200)", 200) | SETTING | AGAIN,
+    ),
+    purpose.FIND_WORKERS: (
+        "find the number of processes that read data with --loader workers",
+        number("--largest", "most processes to try (default: the number of cores)") | AGAIN,
+    ),
+}
+"""Help and arguments, by command."""
+
+LEAST = {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}
+"""The smallest values of numbers."""
+
+
+def find(project: Project, given: argparse.Namespace) -> int:
+    """Run the jobs that tell, print what they say, and return the exit status.
+
+    Raises SettingsError for wrong arguments.
+    """
+    for name, least in LEAST.items():
+        value = getattr(given, name, None)
+        if value is not None and value < least:
+            raise SettingsError(f"--{name} {value}: must be at least {least}")
+    if getattr(given, "up_to", 1.0) <= 0:
+        raise SettingsError(f"--up-to {given.up_to:g}: must be above 0")
+    from engine.finding import command  # with NumPy, which is slow to import
+
+    return command.find(given, given.words, given.runs_root)

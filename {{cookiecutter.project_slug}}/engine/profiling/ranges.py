@@ -1,0 +1,47 @@
+"""The steps of a training loop as ranges on the time line of NVIDIA's profilers: --nvtx."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from engine.data.batches import Batches
+from engine.errors import SettingsError
+from engine.training import devices
+
+
+class Ranges:
+    """Marks what a loop does: it waits for a batch, makes a step, or evaluates.
+
+    Raises SettingsError for a device other than a CUDA GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise SettingsError(f"--nvtx: needs a CUDA GPU, and the device is {device.type}")
+        self._open = False
+
+    def steps(
+        self, stream: Iterator[tuple[Any, int]], _batches: Batches | None
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield the batches with their numbers of examples."""
+        while True:
+            self._enter("batch")
+            batch, examples = next(stream)
+            self._enter("step")
+            yield batch, examples
+
+    def end_steps(self) -> None:
+        """The steps of an interval are over: its evaluation begins."""
+        self._enter("evaluation")
+
+    def close(self) -> None:
+        """There are no more steps."""
+        if self._open:
+            devices.end_range()
+            self._open = False
+
+    def _enter(self, name: str) -> None:
+        self.close()
+        devices.begin_range(name)
+        self._open = True

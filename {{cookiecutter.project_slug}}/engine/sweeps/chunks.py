@@ -1,0 +1,90 @@
+"""The jobs that Slurm is given, in chunks: a task of an array runs the jobs of one, in their order.
+
+The sweep's folder has them in `chunks.json`.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from engine import files
+
+FILE = "chunks.json"
+
+Inputs = Sequence[int | str]
+"""What a job waits for: places among the jobs, from 0, and tasks that Slurm has already."""
+
+
+class Given(NamedTuple):
+    """A job that Slurm is given: its id, its attempt's folder, and its words, the script first."""
+
+    id: str
+    folder: str
+    words: list[str]
+
+
+class Chunk(NamedTuple):
+    """Jobs of one task, and what they wait for: chunks before it, and tasks that Slurm has."""
+
+    jobs: list[Given]
+    waits: Inputs
+
+
+def divide(jobs: Sequence[Given], inputs: Sequence[Inputs], most: int) -> list[Chunk]:
+    """Return the jobs in chunks of `most` or fewer, each behind the chunks that it waits for.
+
+    A job comes behind its inputs. Jobs share a chunk if they wait for the same chunks, so that none
+    waits for more than its inputs and what runs with them; and they join these inputs if there is
+    space for all of them.
+    """
+    chunks: list[Chunk] = []
+    home: dict[int | str, int | str] = {}
+    for level in _levels(inputs):
+        alike: dict[frozenset[int | str], list[int]] = {}
+        for place in level:
+            waits = frozenset(home.get(each, each) for each in inputs[place])
+            alike.setdefault(waits, []).append(place)
+        for waits, places in alike.items():
+            joined = _with_space(chunks, waits, most - len(places))
+            if joined is None:
+                several = [places[n : n + most] for n in range(0, len(places), most)]
+                first = len(chunks)
+                chunks += [Chunk([], sorted(waits, key=str)) for _ in several]
+            else:
+                several, first = [places], joined
+            for chunk, own in enumerate(several, first):
+                chunks[chunk].jobs.extend(jobs[place] for place in own)
+                home |= dict.fromkeys(own, chunk)
+    return chunks
+
+
+def _levels(inputs: Sequence[Inputs]) -> Iterator[list[int]]:
+    """The places of the jobs, in their order: those without inputs, those of which these are the
+    inputs, and so on."""
+    depths: list[int] = []
+    for each in inputs:
+        depths.append(1 + max((depths[i] for i in each if isinstance(i, int)), default=-1))
+    for _, level in groupby(range(len(inputs)), depths.__getitem__):
+        yield [*level]
+
+
+def _with_space(chunks: Sequence[Chunk], waits: frozenset[int | str], full: int) -> int | None:
+    """The one chunk that is waited for, if there is one and it has no more than `full` jobs."""
+    match [*waits]:
+        case [int(chunk)] if len(chunks[chunk].jobs) <= full:
+            return chunk
+    return None
+
+
+def write(folder: Path, chunks: Sequence[Chunk], since: int) -> None:
+    """Write down the jobs of each chunk, and when they were checked, in ns."""
+    files.write_json(folder / FILE, {"since": since, "chunks": [chunk.jobs for chunk in chunks]})
+
+
+def read(folder: Path) -> tuple[list[list[Given]], int]:
+    """Return the jobs of each chunk, and when they were checked, in ns: what was written before is
+    of an earlier sweep. Raises FileNotFoundError for a sweep that was cleared away."""
+    found = json.loads((folder / FILE).read_bytes())
+    return [[Given(*job) for job in jobs] for jobs in found["chunks"]], found["since"]

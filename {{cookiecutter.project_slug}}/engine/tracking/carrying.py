@@ -1,0 +1,75 @@
+"""How a courier's time goes: each target gets its lines when it wants them, and is tried again
+while it is away. One that is away holds up no other.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from engine.job.lines import Damaged
+from engine.tracking.delivery import Delivery
+from engine.tracking.store import Elsewhere
+
+INTERVAL = 1.0
+"""Seconds between two looks at the journal."""
+
+LONGEST = 10.0
+"""Seconds between two attempts to reach a target that is away, at most."""
+
+DELIVERY = 120.0
+"""Seconds that a courier goes on trying once its job has ended."""
+
+
+class Upload:
+    """A journal's way to one target, with what was wrong at the last attempt: `problem`."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery, self.problem, self.done = delivery, "", False
+        self._pause, self.due = 0.0, 0.0
+
+    def attempt(self, over: bool) -> None:
+        """Send what there is; if the job is `over`, its end too. Raises Elsewhere and Damaged."""
+        delivery = self.delivery
+        try:
+            delivery.send(running=not over)
+            if over:
+                delivery.end(delivery.status or "KILLED")
+                self.done = True
+            self._pause, self.problem = delivery.interval, ""
+        except (Elsewhere, Damaged):
+            raise
+        except Exception as error:
+            self._pause = INTERVAL if over else min(LONGEST, 2 * self._pause + INTERVAL)
+            self.problem = delivery.kind.reason(error)
+        self.due = time.monotonic() + self._pause
+
+
+def carry(
+    deliveries: Sequence[Delivery],
+    job_ended: Callable[[float], bool],
+    next_waits: Callable[[], bool],
+) -> None:
+    """Deliver until the job's end and all is sent, or the job's next courier can do it.
+
+    `job_ended` waits so many seconds for the end. Raises Elsewhere if the job is not this one's.
+    """
+    uploads = [Upload(delivery) for delivery in deliveries]
+    pause, over, said = 0.0, False, ""
+    while left := [each for each in uploads if not each.done]:
+        gone = job_ended(pause)  # asked before reading: what a dead job wrote has all been written
+        for upload in left:
+            upload.delivery.read()
+        if not over and (gone or left[0].delivery.status):
+            over = True
+            signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
+        for upload in left:
+            if over or upload.due <= time.monotonic():
+                upload.attempt(over)
+        problem = "; ".join(upload.problem for upload in left if upload.problem)
+        if problem and over and next_waits():
+            return
+        if problem and problem != said:
+            print(problem, file=sys.stderr, flush=True)
+        said = problem
+        pause = max(0.0, min(upload.due for upload in left) - time.monotonic())
