@@ -98,3 +98,10 @@ def test_changed_code_of_the_input_makes_them_stale(made: Project, tmp_path: Pat
     assert sum(f"input {short} changed" in row for row in rows) == 2
     done = project.run(*BEGUN.split(), "--lr", "0.1", "--init-from", short, "--quiet")
     assert f"cannot start: its input {short} is stale (models.MLP changed)" in one_line(done, 1)
+    done = project.do("python", "jobs.py", "accept", "--verify", "--because", "nothing uses it")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("replaying the first steps of job ") == 1  # the same of all of them
+    assert "accepted: models.MLP, of 4 jobs (replayed with the same bits)" in done.stdout
+    assert "no longer stale: 4 jobs" in done.stdout
+    done = project.do("bash", "run.sh")
+    assert done.stdout.splitlines()[-1] == "4 of 4 jobs finished, 0 of them now"

@@ -3,13 +3,15 @@
 import math
 from dataclasses import replace
 
+import optimizers
 import pytest
 import torch
 from attempts import At, plain
 from engine.cli import Span, Weights
 from engine.job import attempts, lines
 from engine.loop import EMA
-from engine.training.longer import Trained, goes_on
+from engine.training.longer import Trained, goes_on, problem
+from settings import Settings as Template
 from test_resume import ALL, Draws, Scaled, TwoModels
 from torch import nn
 from toy import STEPS, Loop, Settings, network
@@ -363,3 +365,26 @@ def test_continued_it_does_not_begin_with_them_again(toy):
     for each in (parts, again):
         assert each.status == 0, each.said
     assert replace(parts, status=0).content() == again.content()
+
+
+# The template's own schedules
+
+
+def test_of_the_templates_schedules_two_can_go_on():
+    done = Trained(60, 6, early=False)
+    kept = {
+        name
+        for name in optimizers.SCHEDULES
+        if goes_on(Template(steps=60, schedule=name, warmup=Span("1e")), optimizers.factor, done)
+    }
+    assert kept == {"constant", "plateau"}
+
+
+@pytest.mark.parametrize(("steps", "begun"), [(80, False), (74, False), (73, True), (61, True)])
+def test_constant_goes_on_as_warm_up_stable_decay_until_the_decay_begins(steps, begun):
+    """The decay is over the last fifth of what comes after the warm-up."""
+    short = Template(steps=60, schedule="constant", eval_every=Span("20"))
+    long = Template(steps=steps, schedule="wsd", eval_every=Span("20"))
+    said = problem(long, short, optimizers.factor, Trained(60, 6, early=False))
+    assert bool(said) == begun
+    assert said.startswith("in step 60 the learning rate would be 0." if begun else "")

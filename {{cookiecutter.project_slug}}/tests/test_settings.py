@@ -14,7 +14,17 @@ from typing import Literal
 import pytest
 
 import settings as project_settings
-from engine.cli import JobId, Metric, SettingsError, Span, added, metrics, registries, setting
+from engine.cli import (
+    JobId,
+    Metric,
+    SettingsError,
+    Span,
+    Weights,
+    added,
+    metrics,
+    registries,
+    setting,
+)
 from engine.cli.parser import parse as parse_command
 from engine.cli.values import as_text
 from engine.job.identity import as_words, identity, inputs, job_id, neutral, restore
@@ -297,6 +307,30 @@ def test_other_jobs_are_named_by_their_ids():
     )
     for wrong in ("", "1872aa", FIRST.upper(), f"{FIRST}0"):
         assert "must be the id of a job" in refusal(f"--first={wrong}", kind=Derived)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What a job may have that begins with another one's weights."""
+
+    init_from: Weights | None = added(None, neutral=None)
+
+
+def test_weights_are_named_by_the_job_that_has_learnt_them(capsys):
+    best, last = (parse("--init-from", text, kind=Begun) for text in (FIRST, f"{FIRST}:last"))
+    assert [(each.init_from.job, each.init_from.last) for each in (best, last)] == [
+        (FIRST, False),
+        (FIRST, True),
+    ]
+    for settings in (best, last):
+        assert inputs(settings) == {FIRST: "--init-from"}
+        assert restore(Begun, json.loads(json.dumps(identity(settings)))) == settings
+    assert len({job_id(each) for each in (best, last, Begun())}) == 3
+    assert inputs(parse("--init-from", "none", kind=Begun)) == {}
+    assert "--init-from none|WEIGHTS" in shown_help(Begun, capsys)
+    for wrong in ("", "1872aa", f"{FIRST}:first", f"{FIRST}:", ":last"):
+        line = f"--init-from {wrong}: must be none or the id of a job, 12 hexadecimal digits, or"
+        assert refusal(f"--init-from={wrong}", kind=Begun).startswith(line)
 
 
 def test_flags_of_training_are_for_settings_that_train(capsys):

@@ -15,6 +15,8 @@ def loss_at_start(evidence: Evidence) -> Answer:
     wanted = {name: metric for name, metric in declared.items() if metric.at_start is not None}
     if not wanted:
         return Answer(unknown="since no metric in METRICS has at_start=")
+    if getattr(evidence.job.settings, "init_from", None):
+        return Answer(unknown="since it begins with the weights of another job")
     found = []
     for name, metric in wanted.items():
         measured = evidence.whole.facts.get(Fact(1, Kind.TRAINING, f"train_{name}"))

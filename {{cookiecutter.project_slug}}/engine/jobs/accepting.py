@@ -4,7 +4,7 @@ import getpass
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from engine.evidence import Fingerprint
 from engine.job import acceptance, code
 from engine.job.acceptance import Change, Hashes
 from engine.job.folder import JobFolder
+from engine.job.identity import inputs
 from engine.job.terminal import leave
 from engine.jobs import replay
 from engine.jobs.project import Job, Project
@@ -38,7 +39,10 @@ def accept(project: Project, because: str, verify: bool) -> int:
         leave(1, f"{_counted(stale[len(known) :])} left out: it is not known what has changed")
     accepted = _verified(known) if verify else known
     if accepted:
-        _write(accepted, because, verify)
+        names = Counter(name for job in accepted for name in _names(job))
+        for alike in _by_depth(accepted):
+            _write(alike, because, verify)
+        _say(names, len(accepted), verify)
     return 0 if len(accepted) == len(stale) else 1
 
 
@@ -47,7 +51,7 @@ def _is_by_inputs(job: Job) -> bool:
     if not (job.folder and job.latest):
         return False
     names = code.changed(job.latest, job.folder.code)
-    return bool(names) and all(name.startswith(f"{code.INPUT}:") for name in names)
+    return bool(names) and all(map(_is_input, names))
 
 
 def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
@@ -57,36 +61,60 @@ def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
         alike.setdefault(repr(_changes(job)), []).append(job)
     verified = []
     for jobs in alike.values():
-        if problem := _problem(jobs[0]):
-            leave(1, f"not accepted for {_counted(jobs)}: job {jobs[0].id}: {problem}")
+        replayed = next((job for job in jobs if not inputs(job.settings)), jobs[0])
+        if problem := _problem(replayed):
+            leave(1, f"not accepted for {_counted(jobs)}: job {replayed.id}: {problem}")
         else:
             verified += jobs
     return verified
 
 
+def _by_depth(jobs: Sequence[JobFolder[Any]]) -> Iterator[list[JobFolder[Any]]]:
+    """Yield the jobs, those first that others are derived from: with these accepted, the code of
+    the others is another one."""
+    left = list(jobs)
+    while left:
+        ids = {job.id for job in left}
+        ready = [job for job in left if not ids & inputs(job.settings).keys()]
+        for job in ready:
+            vars(job).pop("code", None)  # as it was before the last ones were accepted
+        yield ready
+        left = [job for job in left if job not in ready]
+
+
 def _write(accepted: Sequence[JobFolder[Any]], because: str, verified: bool) -> None:
-    """Write down the changes, and print them."""
+    """Write down the changes."""
     changes = {repr(change): change for job in accepted for change in _changes(job)}
-    names = Counter(name for job in accepted for name in _names(job))
     today = datetime.now(UTC).date().isoformat()
     acceptance.accept(
         [Change(*change, because, _user(), today, verified) for change in changes.values()],
         {(code.digest(job.latest), _present(job).digest) for job in accepted if job.latest},
         CODE,
     )
+
+
+def _say(names: Counter[str], count: int, verified: bool) -> None:
+    """Print what was accepted: of how many jobs each definition."""
     how = "replayed with the same bits" if verified else "not verified"
     for name, n in sorted(names.items()):
         print(f"accepted: {name}, of {n} {'job' if n == 1 else 'jobs'} ({how})")
-    print(f"no longer stale: {_counted(accepted)}; commit {acceptance.FILE} with the change")
+    jobs = "1 job" if count == 1 else f"{count} jobs"
+    print(f"no longer stale: {jobs}; commit {acceptance.FILE} with the change")
 
 
 def _changes(job: JobFolder[Any]) -> Changes:
-    """The definitions of a job's code before and after."""
+    """The definitions of a job's code before and after, without what only its inputs depend on."""
     assert job.latest
-    before = {part["label"]: part["hash"] for part in code.parts(job.latest).values()}
-    present = _present(job)
-    after = {present.labels[name]: found for name, found in present.parts.items()}
+    parts, present = code.parts(job.latest), _present(job)
+    before = {part["label"]: part["hash"] for name, part in parts.items() if not _is_input(name)}
+    after = {
+        present.labels[name]: found for name, found in present.parts.items() if not _is_input(name)
+    }
     return tuple(acceptance.between(before, after))
+
+
+def _is_input(part: str) -> bool:
+    return part.startswith(f"{code.INPUT}:")
 
 
 def _present(job: JobFolder[Any]) -> Fingerprint:
