@@ -28,7 +28,7 @@ class Spec:
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # of each channel, with pixels in [0, 1]; empty without images
     std: tuple[float, ...]
-    counts: tuple[int, ...] = ()  # of training examples in each class; empty if not known
+    counts: tuple[int, ...] = ()  # training examples in each class; empty if unknown
 
 
 def make(settings: Settings, spec: Spec) -> nn.Module:
@@ -54,7 +54,8 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
 
 
 def check_batch(model: nn.Module, spec: Spec, size: int) -> None:
-    """Raise SettingsError if batch norm cannot take batches of one example; on the meta device."""
+    """Raise SettingsError for batches of one example if the network has a batch norm that cannot
+    normalize them. The model is on the meta device."""
     if size > 1 or not spec.mean:
         return
     try:
@@ -123,11 +124,11 @@ def separable_block(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def squeeze_block(inputs: int, outputs: int) -> nn.Sequential:
-    """`block`, then squeeze-and-excitation: each channel is scaled by what all of them hold.
+    """`block`, then squeeze-and-excitation: each channel is scaled by a function of all channels.
 
     Hu et al. 2018, arxiv.org/abs/1709.01507.
     """
-    from torchvision.ops import SqueezeExcitation  # slow to import, and few networks need it
+    from torchvision.ops import SqueezeExcitation  # slow to import, and rarely needed
 
     return nn.Sequential(block(inputs, outputs), SqueezeExcitation(outputs, outputs // 8))
 
@@ -190,8 +191,8 @@ def orthogonal(network: nn.Module, spec: Spec) -> None:
 
 
 def dirac(network: nn.Module, spec: Spec) -> None:
-    """Have the first filters of each convolution pass on their input channel. Zagoruyko &
-    Komodakis 2017, arxiv.org/abs/1706.00388; filters beyond the inputs stay as torch draws them."""
+    """Make the first filters of each convolution copy one input channel each. Zagoruyko & Komodakis
+    2017, arxiv.org/abs/1706.00388. Filters beyond the number of inputs stay as torch draws them."""
     for layer in layers(network):
         if isinstance(layer, nn.Conv2d) and layer.groups == 1:
             nn.init.dirac_(layer.weight[: layer.in_channels])
@@ -199,16 +200,16 @@ def dirac(network: nn.Module, spec: Spec) -> None:
 
 def class_prior(network: nn.Module, spec: Spec) -> None:
     """Set the last bias to the logarithms of the classes' frequencies, so that the first steps are
-    not spent on learning these. Karpathy 2019, karpathy.github.io/2019/04/25/recipe."""
+    not spent on learning them. Karpathy 2019, karpathy.github.io/2019/04/25/recipe."""
     last = layers(network)[-1]
     if last.bias is None or len(last.bias) != len(spec.counts):
-        raise SettingsError("--init class-prior: the last layer has no bias for each class")
+        raise SettingsError("--init class-prior: the last layer does not have one bias per class")
     frequencies = torch.tensor(spec.counts).clamp_min(1) / sum(spec.counts)
     last.bias.copy_(frequencies.log())
 
 
 def layers(network: nn.Module) -> list[nn.Linear | nn.Conv2d]:
-    """The layers with matrices or kernels, in order."""
+    """Return the linear and convolutional layers, in order."""
     return [each for each in network.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
 
 

@@ -28,8 +28,8 @@ OPTIMIZERS: dict[str, Callable[[Groups, Settings], Optimizer]] = {
     "muon": lambda groups, settings: Muon(groups, settings.lr),
 }
 """`adamw` and `muon` decay the weights themselves; `adam` and `sgd` add the decay to the gradient.
-`muon` suits about the learning rates of `adamw`, which it leaves biases, norms and the last layer
-to."""
+`muon` works with about the same learning rates as `adamw`, and updates biases, norms and the last
+layer as `adamw` does."""
 
 
 class Progress(NamedTuple):
@@ -48,7 +48,7 @@ SCHEDULES: dict[str, Callable[[Progress], float]] = {
     "linear": lambda at: 1 - at.done,  # to zero, arxiv.org/abs/2502.15938
     "one-cycle": lambda at: one_cycle(at.done),
     "wsd": lambda at: stable_decay(at.done),  # warm-up, stable, decay
-    "exponential": lambda at: 0.01**at.done,  # to a hundredth
+    "exponential": lambda at: 0.01**at.done,  # down to a hundredth
     "step": lambda at: 0.1 ** min(2, int(3 * at.done)),  # a tenth after each third
     "plateau": lambda at: 0.1**at.plateaus,
     "range-test": lambda at: (
@@ -58,7 +58,7 @@ SCHEDULES: dict[str, Callable[[Progress], float]] = {
 
 
 def one_cycle(done: float) -> float:
-    """Up from a twenty-fifth over 30% of the job, then down to nearly nothing, along half cosines.
+    """Rise from 1/25 over 30% of the job, then fall to nearly zero, both along half cosines.
 
     Smith & Topin 2018, arxiv.org/abs/1708.07120, with the numbers of torch's OneCycleLR.
     """
@@ -69,7 +69,7 @@ def one_cycle(done: float) -> float:
 
 
 def stable_decay(done: float) -> float:
-    """Constant for 80% of the job after the warm-up, then down to zero as 1 − √x.
+    """Stay constant for 80% of the job after the warm-up, then fall to zero as 1 − √x.
 
     Hägele et al. 2024, arxiv.org/abs/2405.18392.
     """
@@ -91,7 +91,7 @@ def make(model: nn.Module, settings: Settings) -> Optimizer:
 
 
 def lr_factor(settings: Settings) -> float:
-    """Return what --lr is multiplied by if it is for another batch size: --lr-for-batch.
+    """Return the factor that adapts --lr from the batch size --lr-for-batch to the actual one.
 
     Linear for SGD (Goyal et al. 2017, arxiv.org/abs/1706.02677), the square root for optimizers
     that divide by the gradient's size (Malladi et al. 2022, arxiv.org/abs/2205.10782).
@@ -129,7 +129,7 @@ def set_lr(
 def factor(settings: Settings, job: Timing, plateaus: int) -> float:
     """Return what all learning rates are multiplied by in the job's next step.
 
-    It rises linearly during the warm-up; then it is the schedule's.
+    It rises linearly during the warm-up, and then follows the schedule.
     """
     warmup, total = job.span(settings.warmup), job.total_steps
     if job.step < warmup:

@@ -149,7 +149,7 @@ DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
 def augmentation(settings: Settings, job: Job[Settings] | None = None) -> Callable[[Batch], Batch]:
     """Return the random changes that the settings name, for training batches on any device.
 
-    The job tells which pass over the data it is, to those that alternate.
+    Augmentations that alternate between epochs ask the job which pass over the data this is.
     """
     if settings.augment == "alternating-flip" and job:
         return lambda batch: alternating_flip(batch, job.epoch)
@@ -176,8 +176,8 @@ def crop_flip(batch: Batch) -> Batch:
 def alternating_flip(batch: Batch, epoch: int = 0) -> Batch:
     """Shift each image, and mirror it in every other pass over the data.
 
-    So two passes show both sides of each image. Half of the images begin mirrored: those whose
-    pixels have an odd sum. Source: Jordan 2024, arxiv.org/abs/2404.00498.
+    Two passes thus show each image both ways. About half of the images are mirrored in the first
+    pass: those whose pixels have an odd sum. Source: Jordan 2024, arxiv.org/abs/2404.00498.
     """
     images, labels = batch
     mirrored = (images.flatten(1).sum(1) + epoch) % 2 == 1

@@ -60,18 +60,18 @@ class Settings:
     """Start a torchvision classifier from its published weights."""
 
     init_from: Weights | None = added(None, neutral=None)
-    """Job whose best weights this one begins with; with :last after its id, a shorter job whose
-    training goes on in this one. none: new weights."""
+    """Id of the job whose best weights this one starts from. With :last after the id, continue the
+    training of that shorter job. none: new weights."""
 
     init: str = added("default", neutral="default", names="models.INITIALIZATIONS")
-    """How the weights are drawn. default: as torch does."""
+    """How the weights are initialized. default: as torch does it."""
 
     freeze: Literal["none", "backbone"] = added("none", neutral="none")
-    """What is not trained. backbone: all but the last layer, the statistics of batch norm too."""
+    """What is not trained. backbone: all but the last layer, including batch norm statistics."""
 
     recompute: bool = added(False, neutral=False)
-    """Activation checkpointing: keep only the input of each block, and compute the rest again in
-    the backward pass. Takes less memory and more time."""
+    """Activation checkpointing: keep only the input of each block, and recompute the rest in the
+    backward pass. Takes less memory and more time."""
 
     # Length (one of epochs, steps, minutes)
     epochs: int = setting(30, at_least=1, at_most=1_000_000)
@@ -100,8 +100,8 @@ class Settings:
     """Highest learning rate."""
 
     lr_for_batch: int = added(0, neutral=0, at_least=0)
-    """Batch size that --lr is for; with another --batch-size it is scaled, in proportion for sgd,
-    by the square root for other optimizers. 0: not scaled."""
+    """Batch size that --lr was chosen for. With another --batch-size, the rate is scaled by the
+    ratio of the two for sgd, and by its square root for other optimizers. 0: not scaled."""
 
     weight_decay: float = setting(0.0, at_least=0)
     """Weight decay of matrices and kernels; biases and norms have none."""
@@ -116,22 +116,22 @@ class Settings:
     """Fraction of each label that is spread evenly over all classes, in the training loss."""
 
     clip_norm: float = setting(0.0, at_least=0)
-    """Largest allowed norm of the gradient over all weights, which is then logged; 1e9 only logs
-    it. 0: no clipping."""
+    """Largest allowed norm of the gradient over all weights; the norm is then logged, too. 1e9:
+    only log it. 0: no clipping."""
 
     ema: float = setting(0.0, at_least=0, below=1)
     """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
     EMA is evaluated and kept. 0: use the weights themselves."""
 
     compare_ema: bool = added(False, neutral=False)
-    """With --ema, evaluate the weights themselves too, as val_weights_loss and so on."""
+    """With --ema, also evaluate the weights themselves, as val_weights_loss and so on."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Number format of the forward pass. auto: bf16 on a GPU that has it, else fp32."""
 
     # Evaluation
     test_time_flip: bool = added(False, neutral=False)
-    """Average the outputs for each image and its mirror image in evaluation."""
+    """In evaluation, average the outputs for each image and its mirror image."""
 
     # Best weights
     monitor: str = setting("val_loss", metric=METRICS)
@@ -157,6 +157,6 @@ class Settings:
         if self.compare_ema and not self.ema:
             raise SettingsError("--compare-ema: needs --ema, such as --ema 0.999")
         if self.optimizer == "muon" and self.precision == "fp16":
-            raise SettingsError("--optimizer muon: use --precision bf16 in place of fp16")
+            raise SettingsError("--optimizer muon: does not work with --precision fp16; use bf16")
         if self.pretrained and self.init != "default":
-            raise SettingsError(f"--init {self.init}: --pretrained brings weights of its own")
+            raise SettingsError(f"--init {self.init}: cannot be used with --pretrained")

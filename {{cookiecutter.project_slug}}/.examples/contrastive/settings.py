@@ -67,8 +67,8 @@ class Settings:
     """Numbers that the features are projected to for the loss."""
 
     init_from: Weights | None = added(None, neutral=None)
-    """Job whose best weights this one begins with; with :last after its id, a shorter job whose
-    training goes on in this one. none: new weights."""
+    """Id of the job whose best weights this one starts from. With :last after the id, continue the
+    training of that shorter job. none: new weights."""
 
     # Length (one of epochs, steps, minutes)
     epochs: int = setting(40, at_least=1, at_most=1_000_000)
@@ -98,8 +98,8 @@ class Settings:
     """Highest learning rate."""
 
     lr_for_batch: int = added(0, neutral=0, at_least=0)
-    """Batch size that --lr is for; with another --batch-size it is scaled, in proportion for sgd,
-    by the square root for other optimizers. 0: not scaled."""
+    """Batch size that --lr was chosen for. With another --batch-size, the rate is scaled by the
+    ratio of the two for sgd, and by its square root for other optimizers. 0: not scaled."""
 
     weight_decay: float = setting(0.0, at_least=0)
     """Weight decay of matrices and kernels; biases and norms have none."""
@@ -111,8 +111,8 @@ class Settings:
     """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
 
     clip_norm: float = setting(0.0, at_least=0)
-    """Largest allowed norm of the gradient over all weights, which is then logged; 1e9 only logs
-    it. 0: no clipping."""
+    """Largest allowed norm of the gradient over all weights; the norm is then logged, too. 1e9:
+    only log it. 0: no clipping."""
 
     ema: float = setting(0.0, at_least=0, below=1)
     """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
@@ -139,4 +139,4 @@ class Settings:
         if self.monitor == "none" and self.patience:
             raise SettingsError(f"--patience {self.patience}: needs a --monitor")
         if self.optimizer == "muon" and self.precision == "fp16":
-            raise SettingsError("--optimizer muon: use --precision bf16 in place of fp16")
+            raise SettingsError("--optimizer muon: does not work with --precision fp16; use bf16")

@@ -27,7 +27,7 @@ class Spec:
     classes: tuple[str, ...]
     mean: tuple[float, ...]  # of each channel, with pixels in [0, 1]; empty without images
     std: tuple[float, ...]
-    counts: tuple[int, ...] = ()  # of training examples in each class; empty if not known
+    counts: tuple[int, ...] = ()  # training examples in each class; empty if unknown
 
 
 def make(settings: Settings, spec: Spec) -> "GAN":

@@ -57,8 +57,8 @@ class Settings:
     """Numbers of noise that an image is made from."""
 
     init_from: Weights | None = added(None, neutral=None)
-    """Job whose best weights this one begins with; with :last after its id, a shorter job whose
-    training goes on in this one. none: new weights."""
+    """Id of the job whose best weights this one starts from. With :last after the id, continue the
+    training of that shorter job. none: new weights."""
 
     # Length (one of epochs, steps, minutes)
     epochs: int = setting(60, at_least=1, at_most=1_000_000)
@@ -87,8 +87,8 @@ class Settings:
     """Highest learning rate."""
 
     lr_for_batch: int = added(0, neutral=0, at_least=0)
-    """Batch size that --lr is for; with another --batch-size it is scaled, in proportion for sgd,
-    by the square root for other optimizers. 0: not scaled."""
+    """Batch size that --lr was chosen for. With another --batch-size, the rate is scaled by the
+    ratio of the two for sgd, and by its square root for other optimizers. 0: not scaled."""
 
     weight_decay: float = setting(0.0, at_least=0)
     """Weight decay of matrices and kernels; biases and norms have none."""
@@ -131,4 +131,4 @@ class Settings:
         if self.monitor == "none" and self.patience:
             raise SettingsError(f"--patience {self.patience}: needs a --monitor")
         if self.optimizer == "muon" and self.precision == "fp16":
-            raise SettingsError("--optimizer muon: use --precision bf16 in place of fp16")
+            raise SettingsError("--optimizer muon: does not work with --precision fp16; use bf16")
