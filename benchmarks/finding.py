@@ -222,11 +222,11 @@ def main() -> None:
     scale = re.sub(r"; job \w+$", "", answer["why"])
     text = (
         f"The {NOISE[1]} with {NOISE[3]} and a constant rate, in batches of {MEASURED}: {scale}. "
-        "Jobs with an eighth of the batch size suggested, with it and with eight times it, each "
-        "with the learning rate that `find lr` suggests for its batch size, until their validation "
-        f"loss is first at most {number(TARGET)}. By McCandlish et al. 2018 they would take steps "
-        "as 9 : 2 : 1.1, and examples as 1.1 : 2 : 9, if the size suggested were the noise scale "
-        "all the time."
+        "The table has jobs with an eighth of the suggested batch size, with the suggested one and "
+        "with eight times it. Each has the learning rate that `find lr` suggests for its batch "
+        f"size, and trains until its validation loss is first at most {number(TARGET)}. If the "
+        "suggested size were the noise scale all the time, McCandlish et al. 2018 predict steps as "
+        "9 : 2 : 1.1, and examples as 1.1 : 2 : 9."
     )
     print(f"\n{textwrap.fill(text, 100)}\n")
     for row in (["batch size", "rate", "steps", "examples"], ["---"] * 4, *of_races):

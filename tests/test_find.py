@@ -97,7 +97,7 @@ def test_wrong_words_are_refused_before_anything_starts(changed: Project) -> Non
         (("find",), "find: what? lr, batch-size, noise-scale, workers"),
         (("find", "batchsize"), "find batchsize: did you mean batch-size?"),
         (("find", "lr", "--steps", "0"), "--steps 0: must be at least 20"),
-        (("find", "lr"), "settings.py has no setting `lr`; name the one that takes its place"),
+        (("find", "lr"), "settings.py has no setting `lr`; name the setting to use instead"),
         ((*LR, "--", "--modle", "mlp"), "--modle: no such flag; did you mean --model?"),
         ((*LR, "--", "--pause-after", "9"), "--pause-after: cannot be used with find"),
         ((*LR, "--metric", "acuracy"), "--metric acuracy: known: nll"),

@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_is_refused_in_one_line(project: Project, tmp_pa
     (tmp_path / "file").touch()
     wrong = {
         str(tmp_path / "no" / "tables"): f"there is no folder {tmp_path / 'no'}",
-        str(tmp_path / "file"): "is no folder",
+        str(tmp_path / "file"): "is not a folder",
     }
     for value, said in wrong.items():
         commands = ("run.py", *SHORT, "--note", "wrong"), ("jobs.py", "sync")

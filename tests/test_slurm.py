@@ -377,7 +377,8 @@ def test_what_sbatch_refuses_in_part(lab: Lab, cluster: Cluster) -> None:
     shim.chmod(0o755)
     with cluster.closed():
         said = one_line(lab.sweep("--slurm"), 1)
-        assert said.endswith("full; Slurm has 4 of 6 jobs, the same command hands it the rest")
+        rest = "4 of 6 jobs were submitted, and the same command submits the rest"
+        assert said.endswith(f"full; {rest}")
         shim.unlink()
         assert len(arrays(lab.sweep("--slurm"), 2)) == 1
     cluster.wait_until_empty()

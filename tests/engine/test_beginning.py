@@ -132,8 +132,8 @@ def test_the_best_weights_may_be_those_of_the_shorter_one(toy):
 REFUSED = {
     "the length alone": ({"schedule": "linear"}, {"schedule": "linear"}, "in step 14 the learning"),
     "a decay that has begun": ({"epochs": 3}, {"schedule": "stable-linear"}, "in step 21 the"),
-    "another rate": ({}, {"lr": 0.1}, "--lr is 0.1, and was 0.05 there; only the length and the"),
-    "no longer": ({"epochs": 4}, {}, "it has done 28 steps, and this job has 28; make it longer"),
+    "another rate": ({}, {"lr": 0.1}, "--lr is 0.1, but was 0.05 in that job; only the length"),
+    "no longer": ({"epochs": 4}, {}, "it has done 28 steps, and this job has 28; make this job"),
     "minutes": ({}, {"minutes": 1.0}, "both jobs need a length in --steps or --epochs"),
     "between evaluations": (
         {"steps": 12, "eval_every": Span("5")},
@@ -320,11 +320,13 @@ def test_what_does_not_fit_is_named(toy):
     flag = f"--init-from {best_of(first)}"
     assert f"{flag}: 7 of 11 weights of model are taken" in second.log
     keeps = "keeps its initial values:"
-    assert f"{flag}: model.4.weight {keeps} it is (4, 8), and (3, 8) in that job" in second.log
-    assert f"{flag}: model.further.bias {keeps} that job has none of this name" in second.log
+    shapes = "its shape is (4, 8), but (3, 8) in that job"
+    assert f"{flag}: model.4.weight {keeps} {shapes}" in second.log
+    assert f"{flag}: model.further.bias {keeps} that job has no weight of this name" in second.log
     back = toy.run(loop=Loop(), epochs=1, init_from=best_of(second), seed=2)
     assert back.status == 0, back.said
-    assert "model.further.weight of that job is not used: there is none of this name" in back.log
+    unused = "model.further.weight of that job is not used: this job has no weight of this name"
+    assert unused in back.log
 
 
 def test_weights_of_which_none_fits_are_refused(toy):

@@ -160,7 +160,7 @@ def test_of_speeds_the_smallest_that_is_nearly_the_highest() -> None:
 
 def test_speeds_that_vary_too_much_tell_nothing() -> None:
     good, why = smallest_good([Speed(8, [50, 51, 50]), Speed(16, [20, 160, 96])])
-    assert good is None and "differs too much between windows" in why
+    assert good is None and "varies too much between windows" in why
     assert smallest_good([Speed(8, [50])])[0] is None
 
 

@@ -30,7 +30,7 @@ def memory() -> int:
 
 
 def available_memory() -> int:
-    """Return about how many bytes of memory can be had before the machine has to swap."""
+    """Return about how many bytes of memory are available before the machine has to swap."""
     with suppress(OSError, StopIteration):  # Linux has a number that counts caches as free
         text = MEMORY.read_text().splitlines()
         free = next(line for line in text if line.startswith("MemAvailable:"))

@@ -1,4 +1,4 @@
-"""Operations with kernels of our own, as torch's autograd and torch.compile know its own ones.
+"""Operations with custom kernels, which torch's autograd and torch.compile treat as built-in ones.
 
     relu_squared(x, bias)    C++ on the CPU (kernels.cpp), elsewhere plain torch
     rms_norm(x, weight)      Triton on a CUDA GPU (kernels_triton.py), elsewhere plain torch
@@ -47,7 +47,7 @@ def relu_squared(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def plain_relu_squared(x: Tensor, bias: Tensor) -> Tensor:
-    """Return the same by torch's own operations."""
+    """Return the same, computed by torch's own operations."""
     return (x + bias).relu().square().to(x.dtype)
 
 
@@ -61,7 +61,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def plain_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the same by torch's own operations."""
+    """Return the same, computed by torch's own operations."""
     values = x if x.dtype == torch.float64 else x.float()
     scale = (values.square().mean(-1, keepdim=True) + EPS).rsqrt()
     return (values * scale * weight).to(x.dtype)
@@ -129,7 +129,7 @@ def _compile(source: Path, library: Path) -> None:
             build_directory=str(folder),
             is_python_module=False,
         )
-        folder.chmod(library.parent.parent.stat().st_mode)  # others may read it who may read that
+        folder.chmod(library.parent.parent.stat().st_mode)  # the same users may read it
         folder.rename(library.parent)
     except (RuntimeError, OSError) as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -137,7 +137,7 @@ def _compile(source: Path, library: Path) -> None:
             return
         lines = str(error).splitlines()
         why = next((line for line in lines if re.search(r"\berror\b", line)), lines[0])
-        needs = "a C++ compiler, such as g++, and ninja; KERNELS=plain does without"
+        needs = "a C++ compiler, such as g++, and ninja; KERNELS=plain works without them"
         raise SettingsError(f"{SOURCE} cannot be compiled: {why.strip()} ({needs})") from error
 
 

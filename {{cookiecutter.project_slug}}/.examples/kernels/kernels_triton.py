@@ -17,7 +17,7 @@ from torch.library import wrap_triton
 from kernels import INTERPRETED
 
 ROWS = 32
-"""Rows that one program adds up the weight's gradient of."""
+"""Number of rows over which one program sums the weight's gradient."""
 
 
 def _forward(  # type: ignore[no-untyped-def]
@@ -108,5 +108,5 @@ def triton_number(x: Tensor) -> Any:
 
 
 def launched(kernel: Any) -> Any:
-    """Return a kernel as torch.compile can see into it."""
+    """Return a kernel that torch.compile can trace into."""
     return kernel if INTERPRETED else wrap_triton(kernel)

@@ -103,7 +103,7 @@ def block(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class KernelMLP(nn.Module):
-    """A perceptron with two hidden layers, whose activations and norms are kernels of our own."""
+    """A perceptron with two hidden layers, whose activations and norms are custom kernels."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 256) -> None:
         super().__init__()

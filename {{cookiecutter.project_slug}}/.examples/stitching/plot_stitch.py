@@ -32,12 +32,12 @@ LINES = 5
 """Largest number of optimizers, or of other settings, in a panel."""
 
 SEEN = ("front", "back", "layer", "back_layer", "optimizer", "lr")
-"""Settings that the names of the networks, the layers and the optimizers tell apart."""
+"""Settings that already show in the names of networks, layers and optimizers."""
 
 OBJECTIVE = metrics.Measured("objective", STITCH_METRICS["objective"])
 
 CLASSIFIERS = {"": "stitched", "ridge_": "ridge map", "front_": "front", "back_": "back"}
-"""What accuracies are drawn, by the prefix of their metrics."""
+"""The accuracies to draw, by the prefix of their metrics."""
 
 
 def stitches(jobs: "pd.DataFrame") -> "pd.DataFrame":
@@ -73,8 +73,8 @@ def few(found: "dict[str, pd.DataFrame]", most: int, what: str) -> "dict[str, pd
 
 
 def loss_by_evaluations(jobs: "pd.DataFrame") -> "Drawn":
-    """The training loss by evaluations of its gradient: a panel for each networks and layers, a
-    line for each job."""
+    """The training loss by evaluations of its gradient: a panel for each pair of networks and
+    layers, a line for each job."""
     jobs = stitches(jobs)
     lines = few(groups.groups(jobs, differing(jobs)), LINES, "settings")
     looks = style.looks(lines)
@@ -94,13 +94,13 @@ def loss_by_evaluations(jobs: "pd.DataFrame") -> "Drawn":
                 ax.plot(curve["value_spent"], curve["value"], label=name, **line)
     figures.legend(fig)
     return fig, (
-        "Training loss, with its penalty, by evaluations of its gradient, each of them over all "
-        "training examples. Each line is a job; those of one kind differ in networks or seed."
+        "Training loss, with its penalty, by the number of gradient evaluations, each over all "
+        "training examples. Each line is a job; lines of one kind differ in networks or seed."
     )
 
 
 def accuracy_by_layer(jobs: "pd.DataFrame") -> "Drawn":
-    """Test accuracies by the layer that networks are stitched at: a panel for each networks."""
+    """Test accuracies by the layer that networks are stitched at: one panel per pair."""
     jobs = stitches(jobs)
     chooser = metrics.chooser(jobs)
     panels = few(groups.groups(jobs, ["networks"]), PANELS, "pairs of networks")
@@ -113,9 +113,9 @@ def accuracy_by_layer(jobs: "pd.DataFrame") -> "Drawn":
         chosen.append(f"{name}: {how}")
     figures.legend(fig)
     return fig, (
-        "Test accuracy of the stitched classifiers, with the map as it was fitted and with that of "
-        "the ridge regression alone, and of the networks that they are made of: means, and each "
-        f"job as an open point. How to fit was chosen by {chooser}: {'; '.join(chosen)}."
+        "Test accuracy of the stitched classifiers, with the fitted map and with the ridge "
+        "regression alone, and of the networks that they are made of: means, and each job as an "
+        f"open point. The way of fitting was chosen by {chooser}: {'; '.join(chosen)}."
     )
 
 

@@ -64,7 +64,7 @@ class ShortJob(Job[S]):
         return super().batches(part, size, shuffle, collate)
 
     def _first_state(self) -> dict[str, Any]:
-        return {}  # where another job has ended, this one would have ended long ago
+        return {}  # the other job's last step is far beyond the end of this short one
 
     def _pause_if_due(self) -> None:
         if not self._position.evaluating:

@@ -16,7 +16,7 @@ def loss_at_start(evidence: Evidence) -> Answer:
     if not wanted:
         return Answer(unknown="since no metric in METRICS has at_start=")
     if getattr(evidence.job.settings, "init_from", None):
-        return Answer(unknown="since it begins with the weights of another job")
+        return Answer(unknown="since it starts from the weights of another job")
     found = []
     for name, metric in wanted.items():
         measured = evidence.whole.facts.get(Fact(1, Kind.TRAINING, f"train_{name}"))

@@ -24,24 +24,24 @@ class JobId(str):
 
 
 class Weights(str):
-    """What another job has learnt: "1872aa178ea7" for its best weights, "1872aa178ea7:last" for the
-    whole state in which its training ended. A job with such a setting is derived from that job.
+    """The weights of another job: "1872aa178ea7" for its best weights, "1872aa178ea7:last" for the
+    whole state at the end of its training. A job with such a setting is derived from that job.
 
     Raises ValueError for any other text.
     """
 
     def __new__(cls, text: str) -> "Weights":
-        """Return the weights that a text names."""
+        """Return the weights that the text names."""
         if not PATTERN.fullmatch(text.removesuffix(LAST)):
             raise ValueError(f"must be {WEIGHTS_WANTED}")
         return super().__new__(cls, text)
 
     @property
     def job(self) -> JobId:
-        """The job that has learnt them."""
+        """The job that they come from."""
         return JobId(self.removesuffix(LAST))
 
     @property
     def last(self) -> bool:
-        """Whether it is the state in which its training ended."""
+        """Whether they stand for the whole state at the end of its training."""
         return self.endswith(LAST)

@@ -62,12 +62,12 @@ def is_name(name: object) -> bool:
 
 
 def monitors(metrics: Mapping[str, Metric]) -> tuple[str, ...]:
-    """Return what a job can choose its best weights by."""
+    """Return the allowed values of --monitor."""
     return ("none", *(f"val_{name}" for name in metrics))
 
 
 def no_monitor(name: str, metrics: Mapping[str, Metric]) -> str:
-    """Return why a job cannot choose its best weights by this, and what to do."""
+    """Return why this cannot be the --monitor of a job, and what to do."""
     known = did_you_mean(name, monitors(metrics))
     measured = name.removeprefix("val_")
     if measured == name:

@@ -39,8 +39,8 @@ def random_shift(
 
 
 def _picked(images: Tensor, sources: Tensor) -> Tensor:
-    """Return images (B, …, H, W) of the pixels that come from these places, (B, 1, H * W): in one
-    pass, as an image is large and all else is small."""
+    """Return images (B, …, H, W) with the pixels taken from these places, (B, 1, H * W). This takes
+    one pass over the images, which are large compared with everything else."""
     planes = images.reshape(len(images), -1, sources.shape[2])
     return planes.gather(2, sources.expand(planes.shape)).view(images.shape)
 

@@ -15,16 +15,16 @@ Row = dict[str, str | int | float | None]
 
 @dataclass
 class Answer:
-    """What was found of some setting or flag."""
+    """The answer for a setting or flag."""
 
     what: str
-    """The setting or flag, as a field is called."""
+    """The name of the setting or flag, as a field."""
 
     value: float | int | None
-    """What is suggested; None if nothing stands out."""
+    """The suggested value; None if nothing stands out."""
 
     why: str
-    """How it was found, or why nothing was, in one line."""
+    """How it was found, or why there is no suggestion, in one line."""
 
     rows: Sequence[Row]
     next: str
@@ -60,7 +60,7 @@ def show(answer: Answer, as_json: bool) -> int:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Return rows as lines of text, each column as wide as it must be."""
+    """Return rows as lines of text, with columns as narrow as possible."""
     names = [*rows[0]] if rows else []
     texts = [names, *([_text(row[name]) for name in names] for row in rows)]
     widths = [max(len(row[place]) for row in texts) for place in range(len(names))]

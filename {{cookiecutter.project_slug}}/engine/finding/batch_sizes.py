@@ -1,8 +1,8 @@
-"""`find batch-size`: the largest batch that fits, and the smallest that is about as fast as any.
+"""`find batch-size`: the largest batch that fits, and the smallest that is nearly as fast as any.
 
-Each size is a job of the student's script, in a process of its own: if it runs out of memory, there
-is nothing to clean up. On a CPU, which would swap first, a size is not tried if the memory that
-smaller ones took lets expect that it will not fit.
+Each size is a job of the student's script in its own process, so there is nothing to clean up if it
+runs out of memory. A machine without a GPU would swap first, so there a size is not tried if it is
+unlikely to fit, judging by the memory that smaller sizes took.
 """
 
 from argparse import Namespace
@@ -20,21 +20,21 @@ from engine.finding.trials import Ended, Trials
 from engine.job.purpose import EXAMPLES, MEMORY, RATE
 
 USED = 0.8
-"""Fraction of the memory that is available that a job may be expected to take."""
+"""Largest fraction of the available memory that a job may be expected to take."""
 
 
 class Size(NamedTuple):
-    """What was measured with a size: its job, speed, and the most bytes that it took."""
+    """The measurements for a batch size: its job, its speed and its peak memory in bytes."""
 
     job: str
     speed: Speed
     memory: float
     examples: float
-    """The most that a step had."""
+    """The largest number of examples in a step."""
 
 
 def find(target: Target, given: Namespace, running: Trials) -> Answer:
-    """Return the batch size that is suggested. Raises SettingsError for a job that cannot be
+    """Return the suggested batch size. Raises SettingsError for a job that cannot be
     measured, JobError for one that fails for another reason than memory."""
     name = target.named("batch_size", given.setting)
     long = target.long(MANY)
@@ -55,7 +55,7 @@ def find(target: Target, given: Namespace, running: Trials) -> Answer:
 def _tried(
     long: Target, name: str, size: int, running: Trials, sizes: list[Size]
 ) -> tuple[int, str]:
-    """Measure a size; returns the next one, or why there is none."""
+    """Measure a size; return the next size, and why the search ends or an empty text."""
     try:
         test = long.having(**{name: size})
     except SettingsError as error:  # the setting has a range, or goes with others
@@ -66,7 +66,7 @@ def _tried(
     if not _out_of_memory(ended):
         ended = running.run(test)
     if _out_of_memory(ended):
-        killed = "was killed, as happens for want of memory"
+        killed = "was killed, probably because memory ran out"
         return size, f"{size} {killed if ended.how == 'killed' else 'ran out of memory'}"
     points = trials.points(test.job, [RATE]) if ended.has_measured else []
     if not points:
@@ -80,12 +80,12 @@ def _tried(
 
 
 def _out_of_memory(ended: Ended) -> bool:
-    """Whether a job ended for want of memory: killed, as the system does then, or by its error."""
+    """Whether a job ran out of memory: it was killed by the system, or its error says so."""
     return ended.how == "killed" or (ended.how == "failed" and "out of memory" in ended.said)
 
 
 def _too_large(sizes: list[Size]) -> str:
-    """Why the next size is not to be tried; empty if it is. Memory grows linearly with the size."""
+    """Why not to try the next size; empty to try it. Memory grows linearly with the size."""
     if not sizes:
         return ""
     grown = [after.memory - before.memory for before, after in pairwise(sizes)]

@@ -1,4 +1,4 @@
-"""The command `jobs.py find`: from what the command line says to what it prints."""
+"""The command `jobs.py find`, from its arguments to its output."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ FINDERS: dict[str, Callable[[Target, argparse.Namespace, Trials], Answer]] = {
 
 
 def find(given: argparse.Namespace, words: Sequence[str], runs_root: Path | None) -> int:
-    """Find what `given.command` names for the job of these words; returns the exit status.
+    """Find what `given.command` names for the job with these flags; return the exit status.
 
-    Raises SettingsError for wrong words.
+    Raises SettingsError for wrong flags.
     """
     what = given.command
     wanted = target.read(words, runs_root)

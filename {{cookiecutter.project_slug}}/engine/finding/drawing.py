@@ -1,4 +1,4 @@
-"""The figures of what was found, and their files."""
+"""Figures of the answers, and their files."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ Curve = tuple[list[float], list[float]]
 
 
 def write(name: str, draw: Drawing, jobs: Sequence[JobFolder[Any]]) -> list[str]:
-    """Draw a figure into the project's folder of figures; return the paths of its images. Says why,
-    and returns none, if it would not print right."""
+    """Draw a figure into the project's folder of figures; return the paths of its images. If it
+    would not print correctly, say why and return none."""
     venue = VENUES[DEFAULT]
     figures.use(venue)
     figure, caption = draw()
@@ -55,10 +55,11 @@ def range_tests(found: Valley, curves: Sequence[Curve], metric: Measured) -> Dra
     ax.set_ylim(found.low - margin, max(found.before, float(found.smooth.max())) + margin)
     _mark(ax, found.rate)
     figures.legend(fig)
-    end = "" if found.rate is None else "; the dashed line is the rate that is suggested"
+    end = "" if found.rate is None else "; the dashed line is the suggested rate"
     return fig, (
         f"{metric.title} in {len(curves)} range {'tests' if len(curves) > 1 else 'test'}, in which "
-        f"the learning rate rises with each step, and its running mean until one breaks down{end}."
+        "the learning rate rises with each step, and its running mean until a test breaks "
+        f"down{end}."
     )
 
 
@@ -77,7 +78,7 @@ def speeds(found: "Sequence[Speed]", name: str, suggested: int | None) -> Drawn:
     ax.set_ylim(0, 1.1 * max(speed.interval.high for speed in found))
     _mark(ax, suggested)
     figures.ticks_at(ax, values)
-    end = "" if suggested is None else "; the dashed line is the value that is suggested"
+    end = "" if suggested is None else "; the dashed line is the suggested value"
     return fig, (
         f"Training examples per second: mean of {len(found[0].rates)} windows of time with its "
         f"95% t interval{end}."
@@ -99,12 +100,12 @@ def noise_scales(spans: "Sequence[Span]", suggested: int | None, parts: int) -> 
     ax.set_ylabel("noise scale (examples)")
     if suggested:
         ax.axhline(suggested, color=style.COLOURS[1], linestyle=style.LINES[1], linewidth=0.9)
-    end = "; the dashed line is the batch size that is suggested" if suggested else ""
+    end = "; the dashed line is the suggested batch size" if suggested else ""
     missing = len(spans) - len(known)
     return fig, (
         f"Simple noise scale of the gradient, from {parts} parts of each batch, with its 95% "
         f"interval over steps{end}."
-        + (f" In {missing} of {len(spans)} spans it cannot be told." if missing else "")
+        + (f" In {missing} of {len(spans)} spans it cannot be estimated." if missing else "")
     )
 
 
@@ -114,7 +115,7 @@ def _mark(ax: Any, value: float | None) -> None:
 
 
 def _provenance(jobs: Sequence[JobFolder[Any]], venue: str) -> dict[str, Any]:
-    """Where a figure comes from, as figures of plot.py say it."""
+    """The provenance of a figure, as in the figures of plot.py."""
     each = [identity(job.settings) for job in jobs]
     varied = [name for name in each[0] if len({str(one.get(name)) for one in each}) > 1]
     commits = {_commit(job) for job in jobs}

@@ -1,8 +1,9 @@
-"""`find noise-scale`: the batch size above which examples add little to a step.
+"""`find noise-scale`: the batch size above which more examples add little to a step.
 
-A job's batches are split by --accumulate, and the gradients of the parts tell how much of them is
+A job's batches are split by --accumulate, and the gradients of the parts show how much of them is
 noise (noise_scale.py in training). The simple noise scale tr Σ / |G|² is about the batch size at
-which training takes twice the fewest steps possible, and twice the fewest examples.
+which training takes twice the minimum number of steps, and twice the minimum number of examples.
+
 Source: McCandlish et al. 2018, arxiv.org/abs/1812.06162.
 """
 
@@ -24,16 +25,16 @@ from engine.results.statistics import ratio_interval
 LOGGED_SIGNAL, LOGGED_NOISE = f"train_{SIGNAL}", f"train_{NOISE}"
 
 PARTS = 8
-"""Parts of a batch, unless the job has several already."""
+"""Parts of a batch, unless the job already splits it."""
 
 SPANS = 4
-"""Spans of training of which each has a noise scale, since it grows as the loss falls."""
+"""Spans of training with a noise scale each, since it grows as the loss falls."""
 
 LEAST = 8
-"""Steps of a span for which an interval is to be trusted."""
+"""The fewest steps of a span for which an interval can be trusted."""
 
 WIDEST = 4.0
-"""The most by which an interval's end may differ from the estimate, as a factor."""
+"""The largest factor by which an interval's end may differ from the estimate."""
 
 
 class Span(NamedTuple):
@@ -47,18 +48,18 @@ class Span(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the interval says how large it is."""
+        """Whether the interval is narrow enough for the estimate to be used."""
         ends = self.low > 0 and math.isfinite(self.high)
         return ends and self.high / self.scale < WIDEST and self.scale / self.low < WIDEST
 
 
 def find(target: Target, given: Namespace, running: Trials) -> Answer:
-    """Return the batch size that is suggested. Raises SettingsError for a job whose batches cannot
+    """Return the suggested batch size. Raises SettingsError for a job whose batches cannot
     be split, JobError for one that fails or does not split them."""
     name = target.named("batch_size", given.setting)
     if "accumulate" not in target.known:
         raise SettingsError(
-            "find noise-scale: settings.py has no setting `accumulate`, by which batches are split"
+            "find noise-scale: settings.py has no setting `accumulate` to split batches with"
         )
     test = target.long(MANY).paused_after(given.steps)
     if target.settings.accumulate < 2:
@@ -69,8 +70,8 @@ def find(target: Target, given: Namespace, running: Trials) -> Answer:
     points = trials.points(test.job, [LOGGED_SIGNAL])
     if not points:
         raise JobError(
-            f"find noise-scale: {test.job.label} does not split its batches; in the loop, `for "
-            "part, fraction in job.parts(batch)` does"
+            f"find noise-scale: {test.job.label} does not split its batches; use `for part, "
+            "fraction in job.parts(batch)` in the loop"
         )
     measured = [(point["step"], point[LOGGED_NOISE], point[LOGGED_SIGNAL]) for point in points]
     finite = [each for each in measured if all(map(math.isfinite, each))]  # fp16 can overflow
@@ -84,7 +85,7 @@ def spans_of(measured: list[tuple[float, float, float]]) -> list[Span]:
     Raises JobError if they are too short.
     """
     if len(measured) < SPANS * LEAST:
-        raise JobError(f"only {len(measured)} steps were measured; --steps says how many")
+        raise JobError(f"only {len(measured)} steps were measured; use more --steps")
     spans = []
     for each in np.array_split(np.array(measured), SPANS):
         steps, noise, signal = each.T
@@ -106,7 +107,7 @@ def _answer(target: Target, test: Target, name: str, spans: list[Span]) -> Answe
     known = [span for span in spans if span.is_known]
     suggested, why = (
         None,
-        "the gradient cannot be told from its noise; give a larger batch or --steps",
+        "the gradient cannot be told from its noise; use a larger batch or more --steps",
     )
     if known:
         *_, last = known
@@ -116,7 +117,7 @@ def _answer(target: Target, test: Target, name: str, spans: list[Span]) -> Answe
             f"steps {last.first} to {last.last}"
         )
     if known and last is not spans[-1]:
-        why += "; after that, it cannot be told from these batches"
+        why += "; after that, these batches are too small to estimate it"
     next_one = target.having(**{name: suggested}) if suggested else target
     draw = partial(drawing.noise_scales, spans, suggested, test.settings.accumulate)
     return Answer(name, suggested, f"{why}; job {test.job.id}", rows, next_one.command, draw)

@@ -1,8 +1,10 @@
 """`find lr`: a learning rate, from range tests.
 
-Each test is a job of the student's script whose schedule, `range-test`, raises the rate from a
-millionth of --up-to by the same factor in each step. A job that diverges at a high rate is what is
-wanted; its points until then count. Source of the test: Smith 2015, arxiv.org/abs/1506.01186.
+Each test is a job of the student's script with the schedule `range-test`, which raises the rate by
+the same factor in each step, from a millionth of --up-to to --up-to. A job is expected to diverge
+at a high rate; its points until then count.
+
+Source of the test: Smith 2015, arxiv.org/abs/1506.01186.
 """
 
 import math
@@ -25,10 +27,10 @@ SCHEDULE = "range-test"
 
 
 def find(target: Target, given: Namespace, running: Trials) -> Answer:
-    """Return the learning rate that is suggested. Raises SettingsError for a job that cannot be
-    tested, JobError for one that fails."""
+    """Return the suggested learning rate. Raises SettingsError for a job that cannot be tested,
+    JobError for one that fails."""
     name = target.named("lr", given.setting)
-    test = target.long(given.steps + 1).paused_after(given.steps)  # and so not evaluated
+    test = target.long(given.steps + 1).paused_after(given.steps)  # so it is never evaluated
     test = test.having(**{name: given.up_to, _schedule(target): SCHEDULE})
     if "warmup" in target.known:
         test = test.having(warmup=target.known["warmup"].reader("0"))
@@ -76,13 +78,13 @@ def _row(
 
 
 def _schedule(target: Target) -> str:
-    """The setting that the range test is a value of. Raises SettingsError if there is none."""
+    """The setting that has the range test as a value. Raises SettingsError if there is none."""
     for name, flag in target.known.items():
         if SCHEDULE in (*flag.names, *flag.reader.words):
             return name
     raise SettingsError(
-        f"find lr: settings.py and optimizers.py have no schedule {SCHEDULE!r}; it returns "
-        "10 ** (6 * (done - 1)), where done is the fraction of the job that is done"
+        f"find lr: settings.py and optimizers.py have no schedule {SCHEDULE!r}; add one that "
+        "returns 10 ** (6 * (done - 1)), where done is the fraction of the job that is done"
     )
 
 
@@ -93,24 +95,24 @@ def _metric(declared: Mapping[str, Metric], settings: Any, given: str) -> Measur
     if given and given not in losses:
         raise SettingsError(f"--metric {given}: {did_you_mean(given, losses)}")
     if not losses:
-        raise SettingsError("find lr: METRICS declares no metric of which lower is better")
+        raise SettingsError("find lr: METRICS declares no metric for which lower is better")
     name = given or (monitored if monitored in losses else losses[0])
     return Measured(name, declared[name], "train")
 
 
 def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float], list[float]]:
-    """The rates and the losses of a job, from the step on at which the rate was lowest."""
+    """The rates and losses of a job, starting at the step with the lowest rate."""
     points = trials.points(job, [metric.key])
     if not points:
         known = ", ".join(sorted(trials.logged(job))) or "nothing"
         raise JobError(
-            f"find lr: {job.label} logs no {metric.key}, only {known}; --metric names another one"
+            f"find lr: {job.label} logs no {metric.key}, only {known}; choose one with --metric"
         )
     logged_as = next((key for key in ("lr", name) if key in points[0]), "")
     if not logged_as:
         raise JobError(
-            f"find lr: {job.label} does not log its learning rate; in the loop, job.log(measured, "
-            "lr=lr) does"
+            f"find lr: {job.label} does not log its learning rate; call job.log(measured, lr=lr) "
+            "in the loop"
         )
     rates = [point[logged_as] for point in points]
     start = rates.index(min(rates))

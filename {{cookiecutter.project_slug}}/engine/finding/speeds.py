@@ -1,4 +1,4 @@
-"""How fast jobs are, from what pace.py in training has measured in them."""
+"""How fast jobs are, as measured in them by pace.py in training."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import numpy as np
 from engine.results.statistics import Interval, mean_interval
 
 ENOUGH = 0.95
-"""The fraction of the highest speed that is as good."""
+"""The fraction of the highest speed that counts as equally good."""
 
 
 class Speed(NamedTuple):
@@ -20,12 +20,12 @@ class Speed(NamedTuple):
 
     @property
     def median(self) -> float:
-        """Their median."""
+        """The median of the rates."""
         return float(np.median(self.rates))
 
     @property
     def interval(self) -> Interval:
-        """Their mean with its interval."""
+        """The mean of the rates, with its interval."""
         return mean_interval(self.rates)
 
     @property
@@ -38,17 +38,18 @@ class Speed(NamedTuple):
 
 
 def smallest_good(speeds: Sequence[Speed]) -> tuple[Speed | None, str]:
-    """Return the speed of the smallest value that is within 5 % of the highest, and why it is.
+    """Return the smallest value whose speed is within 5 % of the highest, and a line that says why.
 
-    It is None if the windows differ so much that 5 % cannot be told.
+    The first is None if the windows vary so much that a difference of 5 % cannot be measured.
     """
     best = max(speeds, key=lambda speed: speed.median)
     good = next(speed for speed in speeds if speed.median >= ENOUGH * best.median)
     error = max(good.error, best.error)
     if error > 1 - ENOUGH:
         return None, (
-            f"the speed differs too much between windows of time (standard error {error:.0%}) to "
-            f"tell {1 - ENOUGH:.0%}; try again when nothing else runs, with find --force"
+            f"the speed varies too much between windows of time (standard error {error:.0%}) to "
+            f"measure a difference of {1 - ENOUGH:.0%}; try again with --force when nothing else "
+            "runs"
         )
     return good, (
         f"{good.median:,.0f} examples/s, {good.median / best.median:.0%} of the highest speed, "

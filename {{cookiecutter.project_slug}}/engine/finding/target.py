@@ -1,4 +1,4 @@
-"""The job that something is looked for, and others like it."""
+"""The job to find a value for, and others like it."""
 
 import dataclasses
 import shlex
@@ -27,10 +27,10 @@ REFUSED = (
     "quiet",
     "scratch",
 )
-"""Flags of the engine that the finder needs for itself, or that make no job."""
+"""Flags of the engine that the finder sets itself, or with which nothing is measured."""
 
 MANY = 1_000_000
-"""Steps of a job that is only measured at its beginning, and pauses then."""
+"""Steps of a job that is only measured at its start, and then pauses."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Target:
 
     @cached_property
     def known(self) -> flags.Flags:
-        """The settings that jobs of this script have."""
+        """The settings of jobs of this script."""
         return flags.of(type(self.settings))
 
     @property
     def job(self) -> JobFolder[Any]:
-        """The job's folder, as it is now."""
+        """The job's folder in its current state."""
         name, metrics = self.script.name, self.script.metrics
         return JobFolder(self.settings, self.runtime, metrics, name)
 
@@ -67,12 +67,12 @@ class Target:
 
     @property
     def trains_in_batches(self) -> bool:
-        """Whether it has a length."""
+        """Whether the job has a length."""
         return bool({*LENGTHS} & self.known.keys())
 
     def having(self, **settings: Any) -> "Target":
-        """Return the job with other values of some settings. Raises SettingsError if it can be
-        none."""
+        """Return the job with other values of some settings. Raises SettingsError if they are not
+        allowed."""
         for name, value in settings.items():
             self.known[name].read(as_text(value))
         try:
@@ -86,16 +86,16 @@ class Target:
         return dataclasses.replace(self, runtime=dataclasses.replace(self.runtime, **runtime))
 
     def paused_after(self, steps: int) -> "Target":
-        """Return the same job, to pause after so many steps and to log each of them."""
+        """Return the same job, which pauses after this number of steps and logs each of them."""
         return self.running(pause_after=Span(str(steps)), log_every=1)
 
     def long(self, steps: int) -> "Target":
-        """Return the job with so many optimizer steps, evaluated at their end alone.
+        """Return the job with this number of optimizer steps, evaluated only at the end.
 
-        Raises SettingsError if its script has no such setting.
+        Raises SettingsError if its script has no setting `steps`.
         """
         if "steps" not in self.known:
-            raise SettingsError("settings.py has no setting `steps`, the length of a short job")
+            raise SettingsError("settings.py has no setting `steps`, which find needs")
         changes: dict[str, Any] = {"steps": steps}
         if "minutes" in self.known:
             changes["minutes"] = 0.0
@@ -104,7 +104,7 @@ class Target:
         return self.having(**changes)
 
     def named(self, name: str, given: str) -> str:
-        """Return the setting that is called so or was formerly; or `given`, if that is not empty.
+        """Return the setting with this present or former name, or `given` if that is not empty.
 
         Raises SettingsError if there is none.
         """
@@ -117,7 +117,7 @@ class Target:
             if name in (now, self.known.formerly.get(now)):
                 return now
         raise SettingsError(
-            f"settings.py has no setting `{name}`; name the one that takes its place: --setting …"
+            f"settings.py has no setting `{name}`; name the setting to use instead with --setting"
         )
 
     @property
@@ -133,7 +133,7 @@ class Target:
 
 
 def read(words: Sequence[str], runs_root: Path | None) -> Target:
-    """Return the job of a command line: its flags, before them perhaps its script.
+    """Return the job of a command line, which has its flags and, optionally, its script first.
 
     Raises SettingsError if they are wrong.
     """

@@ -1,7 +1,7 @@
-"""Runs jobs one after another, each as a process of its own, and reads their journals.
+"""Runs jobs one after another, each in its own process, and reads their journals.
 
-A job takes a GPU as those of a sweep do (engine.sweeps.gpus), and runs from a copy of the code that
-was made when the first one started. What is measured already is not run again.
+A job takes a GPU as the jobs of a sweep do (engine.sweeps.gpus), and runs from a copy of the code
+made when the first job started. What has been measured already is not run again.
 """
 
 import os
@@ -26,16 +26,16 @@ from engine.sweeps.starter import Starter
 from engine.warm.client import Process
 
 PAUSE = 0.05
-"""Seconds between two looks at a job."""
+"""Seconds between two checks of a job."""
 
 OVER = ("paused", "finished", "diverged")
-"""How a job can end that has measured something."""
+"""The ways in which a job can end that has measured something."""
 
 WRONG, ELSEWHERE, CHANGED = 2, 4, 5
 """Exit statuses of a job."""
 
 KILLED = 128
-"""The exit statuses of processes that a signal has ended are above this one."""
+"""Processes that were ended by a signal have exit statuses above this one."""
 
 
 class Ended(NamedTuple):
@@ -47,15 +47,15 @@ class Ended(NamedTuple):
 
     @property
     def has_measured(self) -> bool:
-        """Whether its journal has what it was run for, as far as it came."""
+        """Whether its journal has the measurements, as far as the job got."""
         return self.how in OVER
 
 
 class Trials:
-    """Runs jobs for some purpose, such as `find lr`, on a device as --device names it; with
-    `again`, also those that were run before.
+    """Runs jobs for a purpose, such as `find lr`, on the device that --device names; with `again`,
+    jobs that were run before are run again.
 
-    Raises SettingsError for a GPU that is not there.
+    Raises SettingsError for a GPU that does not exist.
     """
 
     def __init__(self, what: str, device: str, again: bool) -> None:
@@ -66,7 +66,7 @@ class Trials:
         self._begun: set[str] = set()
         self._asked = 0
         self.jobs: dict[str, JobFolder[Any]] = {}
-        """Those that have measured something, by id."""
+        """The jobs that have measured something, by id."""
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +82,7 @@ class Trials:
         return self._slots[0].device != "cpu"
 
     def before(self, target: Target) -> Ended:
-        """Return how a job has ended with the present code and data; empty if it is to be run."""
+        """Return how a job has ended with the present code and data; empty if it has to be run."""
         job = target.job
         if job.change or (self._again and job.id not in self._begun):
             return Ended("", "")
@@ -92,7 +92,7 @@ class Trials:
         return Ended(outcome.get("status", ""), outcome.get("said", ""))
 
     def run(self, target: Target, once: bool = True) -> Ended:
-        """Run a job, unless `once` and it was run before; return how it has ended.
+        """Run a job and return how it ended; with `once`, only if it was not run before.
 
         Raises SettingsError for wrong settings, JobError for a job that cannot be run, and
         Interrupted after a signal has stopped it.
@@ -111,7 +111,7 @@ class Trials:
         return ended
 
     def _run(self, target: Target, job: JobFolder[Any], words: list[str]) -> str:
-        """Run a job's process, once no other one trains it; returns its last line."""
+        """Run a job's process, after waiting for any other that trains it; return its last line."""
         while True:
             status, line = self._process(target, words, f"job {job.id} started: {job.name}")
             print(line.split("; the same command")[0], file=sys.stderr, flush=True)
@@ -124,7 +124,7 @@ class Trials:
         if status == WRONG:
             raise SettingsError(line)
         if status == CHANGED:
-            raise JobError(f"{line}, or give find --force")
+            raise JobError(f"{line}, or use find with --force")
         return line
 
     def _process(self, target: Target, words: list[str], said: str) -> tuple[int, str]:
@@ -138,14 +138,14 @@ class Trials:
         print(said, file=sys.stderr, flush=True)
         with TemporaryFile() as output:
             process = starter.job([*words, "--quiet"], output.fileno(), env, gpu.files)
-            gpu.release()  # the job holds it, until its end
+            gpu.release()  # the job holds it until it ends
             status = self._wait(process)
             killed = f"job was killed (status {status})" if status > KILLED else ""
             return status, killed or _last_line(output)
 
     def _start(self, target: Target) -> Starter:
-        """Copy the code, and import once what every job would."""
-        for number in SIGNALS:  # the servers, and the jobs that they fork, leave them to this one
+        """Copy the code, and import once what every job would import."""
+        for number in SIGNALS:  # ignored by the servers and the jobs that they fork
             signal.signal(number, signal.SIG_IGN)
         self._folder.mkdir(parents=True)
         self._lock = snapshot.lock(self._folder)
@@ -162,7 +162,7 @@ class Trials:
         signal.signal(number, signal.SIG_DFL)  # a second one ends this process
 
     def _gpu(self) -> Gpu:
-        """Return a GPU that nobody uses, taken, or the CPU."""
+        """Wait for a GPU that nobody uses, and take and return it; or return the CPU."""
         gpus = [Gpu(slot, shared=False) for slot in self._slots]
         waiting = False
         while not any(gpu.take() for gpu in gpus):
@@ -173,7 +173,7 @@ class Trials:
         return next(gpu for gpu in gpus if gpu.device == "cpu" or gpu.files)
 
     def _wait(self, process: Process) -> int:
-        """Return a process' exit status as a shell has it; pass on a signal."""
+        """Return a process's exit status as a shell reports it; pass signals on to it."""
         passed = False
         while (status := process.poll()) is None:
             if self._asked and not passed:
@@ -189,7 +189,7 @@ class Trials:
 
 
 def _slots(device: str) -> list[slots.Slot]:
-    """The places that a job with some --device may run on."""
+    """The devices that a job with this --device may run on."""
     kind, _, number = device.partition(":")
     gpus = []
     if kind in ("auto", "cuda"):
@@ -203,8 +203,8 @@ def _last_line(output: IO[bytes]) -> str:
 
 
 def points(job: JobFolder[Any], names: Iterable[str]) -> list[dict[str, float]]:
-    """Return the points of a job's journal that have any of some metrics, in their order, each with
-    its `step`. Raises JobError if the journal cannot be read."""
+    """Return the points of a job's journal that have any of these metrics, in order, each with its
+    `step`. Raises JobError if the journal cannot be read."""
     wanted = {*names}
     return [
         {"step": line["step"], **line["metrics"]}
@@ -219,7 +219,7 @@ def logged(job: JobFolder[Any]) -> set[str]:
 
 
 def tag(job: JobFolder[Any], name: str) -> str:
-    """Return a tag, as a job logged it last; empty if it did not."""
+    """Return the last value that a job logged of a tag; empty if there is none."""
     found = [line["tags"][name] for line in _lines(job) if name in line.get("tags", {})]
     return str(found[-1]) if found else ""
 

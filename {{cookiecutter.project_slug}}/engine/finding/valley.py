@@ -1,4 +1,4 @@
-"""Where a loss is low while the learning rate rises, and whether that stands out from its noise."""
+"""Where a loss is low while the learning rate rises, and whether it stands out from the noise."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,25 +7,25 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 WINDOW = 7
-"""Points of the running mean."""
+"""Number of points in the running mean."""
 
 BEFORE = 0.1
-"""Fraction of the points, the first, at whose rates nothing happens yet: the level before."""
+"""Fraction of the points, at the start, whose rates are too low to change the loss."""
 
 SIGMAS = 2.0
-"""Standard deviations of a single point that a fall must have to stand out."""
+"""A fall must exceed this many standard deviations of a single point to stand out."""
 
 OF_THE_FALL = 0.9
-"""The fraction of its whole fall that the loss has fallen by where it counts as low."""
+"""The loss counts as low once it has fallen by this fraction of its whole fall."""
 
 TO_NORMAL = 1.4826
-"""From a median absolute deviation to a standard deviation, of normal values."""
+"""Ratio of the standard deviation to the median absolute deviation of normal values."""
 
 Floats = NDArray[np.float64]
 
 
 class Valley(NamedTuple):
-    """What range tests show, at the `rates` (n,) before training broke down."""
+    """The result of range tests, at the `rates` (n,) before training broke down."""
 
     rates: Floats
     smooth: Floats
@@ -52,8 +52,8 @@ class Valley(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """The geometric middle of the valley, with two digits; None if it does not stand out or has
-        no end."""
+        """The geometric mean of the valley's ends, with two digits; None if it does not stand out
+        or has no end."""
         if not (self.stands_out and self.rises):
             return None
         return float(f"{np.sqrt(self.start * self.end):.1e}")
@@ -73,15 +73,15 @@ class Valley(NamedTuple):
 
 
 def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
-    """Return what repeated range tests show.
+    """Return the valley in the losses of repeated range tests.
 
     Args:
         rates: Learning rates, rising (n,).
-        losses: The loss at each rate, for each test (n,); one that ended early may have fewer
-            values, and values may not be finite.
+        losses: The losses of each test (n,), by rate. A test that ended early has fewer values, and
+            values may be infinite or NaN.
 
-    What comes after a breakdown is cut off: from the first value that is not finite, or from where
-    the running mean is as far above the level before as it had been below it, which suits losses of
+    Everything after a breakdown is cut off: after the first value that is not finite, or after the
+    running mean is as far above its initial level as it had been below it. This works for losses of
     any scale and sign. Raises ValueError if nothing is left.
     """
     every = np.asarray(rates, dtype=float)

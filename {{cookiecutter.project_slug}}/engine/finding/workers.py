@@ -1,7 +1,7 @@
 """`find workers`: how many processes should read the data.
 
-Their number is no setting, so that one job is run with one number after another: it is paused each
-time its speed is measured, and goes on with the next.
+Their number is not a setting, so a single job tries one number after another: it pauses each time
+its speed has been measured, and continues with the next number.
 """
 
 from argparse import Namespace
@@ -19,8 +19,8 @@ from engine.job.purpose import LOADER, RATE, WORKERS
 
 
 def find(target: Target, given: Namespace, running: Trials) -> Answer:
-    """Return the number of workers that is suggested. Raises JobError for a job that fails, or has
-    no loader that reads in the background."""
+    """Return the suggested number of workers. Raises JobError for a job that fails, or whose loader
+    does not read in the background."""
     long = target.long(MANY)
     speeds = []
     again = given.force
@@ -35,22 +35,22 @@ def find(target: Target, given: Namespace, running: Trials) -> Answer:
         again = False
         if trials.tag(long.job, LOADER) != "workers":
             raise JobError(
-                "find workers: this job does not read its data in the background; -- --loader "
-                "workers makes it do so"
+                "find workers: this job does not read its data in the background; add -- --loader "
+                "workers"
             )
         speeds.append(Speed(count, rates))
     return _answer(target, long, speeds)
 
 
 def _counts(largest: int | None) -> Iterator[int]:
-    """0, 1, 2, 4, … and the largest, which is by default the number of cores."""
+    """Yield 0, 1, 2, 4, … and the largest, which is by default the number of cores."""
     most = machine.cores() if largest is None else largest
     doubled = (2**power for power in range(most.bit_length()))
     yield from sorted({0, most, *(count for count in doubled if count <= most)})
 
 
 def _rates(long: Target, count: int) -> list[float]:
-    """What was measured with some number of workers and the present code, the last time."""
+    """The latest speeds measured with this number of workers and the present code."""
     job = long.job
     if not job.begun or job.change:
         return []

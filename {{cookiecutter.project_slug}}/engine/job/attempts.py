@@ -19,10 +19,10 @@ DIGITS = 8
 CHECKPOINTS = ("last.pt", "previous.pt")
 
 TRAINED = "trained.json"
-"""The record of what an attempt has trained, written when its training has ended."""
+"""The record of how long an attempt has trained, written when its training has ended."""
 
 GOES_ON = "goes_on"
-"""Its field that says whether a longer job could go on from the last checkpoint."""
+"""Its field that says whether a longer job could continue from the last checkpoint."""
 
 BEGUN = (lines.FILE, "last.pt")
 """Files of which an attempt that has begun has one."""
@@ -73,10 +73,10 @@ def has_checkpoint(attempt: Path) -> bool:
 
 
 def drop_checkpoints(attempt: Path) -> None:
-    """Remove the checkpoints of a finished attempt, unless a longer job could go on from them.
+    """Remove the checkpoints of a finished attempt, unless a longer job could continue from them.
 
-    This is for attempts whose results the store has: of others a journal that is damaged later is
-    made whole again from the last checkpoint.
+    Only for attempts whose results are in the store: the others need their last checkpoint to
+    repair a journal that is damaged later.
     """
     if not lines.record_of(attempt, TRAINED).get(GOES_ON, True):
         for file in CHECKPOINTS:

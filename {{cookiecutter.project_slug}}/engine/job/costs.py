@@ -1,8 +1,8 @@
 """What an attempt has cost: time, memory, disk and energy, over all processes that have trained it.
 
-A trainer notes in the journal what it has used when it ends, and its courier every few seconds in
-`cost.json`, which is what is known of a trainer that was killed. Counters only rise, so of both the
-larger number counts. They are no results: nothing depends on them.
+A trainer writes what it has used into the journal when it ends. Its courier writes the same into
+`cost.json` every few seconds, in case the trainer is killed. Counters only rise, so the larger
+of the two numbers counts. Costs are not results: nothing depends on them.
 """
 
 from collections.abc import Iterable
@@ -24,32 +24,32 @@ SUMS = {
     "disk_read_gb": ("read_bytes", 1e9),
     "disk_written_gb": ("written_bytes", 1e9),
 }
-"""What adds up over the processes: by the name of the metric, what is read and in which unit."""
+"""Costs that add up over the processes, by metric: the reading and the unit to divide it by."""
 
 PEAKS = {
     "peak_device_memory_gb": ("device_bytes", 1e9),
     "peak_host_memory_gb": ("host_bytes", 1e9),
 }
-"""What counts by the process that had the most."""
+"""Costs for which the process with the highest value counts."""
 
 NAMES = (*SUMS, *PEAKS)
 
 
 def keep(attempt: Path, journal: str, processes: dict[str, Reading]) -> None:
-    """Write down what a courier has seen of the processes that have trained an attempt."""
+    """Write down what the processes that trained an attempt have used, as seen by couriers."""
     about = {"schema": 1, "id": attempt.parent.name, "journal": journal}
     write_record(attempt / FILE, {**about, "processes": processes})
 
 
 def kept(attempt: Path, journal: str) -> dict[str, Reading]:
-    """Return what couriers have seen, by process; empty if it is of another journal."""
+    """Return what couriers have seen, by process; empty if it belongs to another journal."""
     found = lines.record_of(attempt, FILE)
     return dict(found["processes"]) if found and found["journal"] == journal else {}
 
 
 def totals(attempt: Path) -> dict[str, float]:
-    """Return what an attempt has cost so far, by the names of metrics; without what is not known,
-    such as the energy of a GPU that does not count it."""
+    """Return the cost of an attempt so far, by metric. What is unknown is left out, such as the
+    energy of a GPU that does not count it."""
     start = lines.record_of(attempt, "settings.json").get("journal", {})
     found = kept(attempt, start.get("journal", ""))
     for line in _journal(attempt):
@@ -67,14 +67,14 @@ def totals(attempt: Path) -> dict[str, float]:
 
 
 def merge(processes: dict[str, Reading], process: str, reading: Reading) -> None:
-    """Take in what a process has used by now."""
+    """Update what is known about a process with what it has used by now."""
     before = processes.setdefault(process, {})
     for name, value in reading.items():
         before[name] = max(value, before.get(name, 0.0))
 
 
 def as_lines(attempt: Path) -> list[dict[str, Any]]:
-    """Return the totals as a line of the journal, under its last step: the same each time."""
+    """Return the totals as a line of the journal, under its last step; always the same line."""
     logged = [line for line in _journal(attempt) if "step" in line]
     cost = totals(attempt)
     if not logged or not cost:

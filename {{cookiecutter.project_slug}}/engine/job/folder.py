@@ -4,11 +4,11 @@
 its results are from), `data.jsonl` (the files that it has read so far), `spec.json` (what the
 network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
 `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints),
-`trained.json` (how long it has trained, once that is over), `cost.json` (what its courier has seen
-of what it uses),
-`predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`, `profile.json` and
-`memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has come),
-`outcome.json`, which is written last, and after --force `before/`, what there was until then.
+`trained.json` (how long it has trained, written at the end of training), `cost.json` (what it has
+used, as seen by its courier), `predictions.npz`, `logged/` (images, texts, tables and files),
+`profile.txt`, `profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the
+courier has come), `outcome.json`, which is written last, and after --force `before/`, what there
+was until then.
 
 The lock is held by the process that trains, so an attempt has one owner on this disk and a dead
 owner is known at once. The `owner` in the lock file tells the tracking store which folder a run is

@@ -38,7 +38,7 @@ def begin(settings: Any, runs_root: Path) -> None:
 
 
 def runs_root(otherwise: Path | None = None) -> Path:
-    """Return where jobs are looked for: where this process's job is, if it does one."""
+    """Return where to look for jobs: in the runs of this process's job, if it has one."""
     return _of_this_job[1] if _of_this_job else otherwise or Runtime().runs_root
 
 

@@ -1,7 +1,7 @@
-"""What a job is run for, if not for its own results: `jobs.py find` runs some to measure something.
+"""The purpose of a job that is not run for its own results: `jobs.py find` runs jobs to measure.
 
-It is said in the environment, since it changes no result, and is a tag of the run, by which figures
-and tables leave the job out. What such a job measures is in its journal under the names below.
+The purpose is in the environment, since it changes no result, and in a tag of the run, so that
+figures and tables leave the job out. Such a job logs its measurements under the names below.
 """
 
 import os
@@ -16,20 +16,20 @@ FIND_WORKERS = "find workers"
 
 RATE, EXAMPLES = "find_examples_per_second", "find_examples_per_step"
 MEMORY, WORKERS = "find_peak_memory", "find_workers"
-"""Metrics of a window of time (training/pace.py); memory is in bytes."""
+"""Metrics of a window of time (training/pace.py), with memory in bytes."""
 
 LOADER = "loader"
 """The tag that says how the job reads its batches."""
 
 SIGNAL, NOISE = "gradient_squared", "gradient_variance"
-"""Metrics of a step (training/noise_scale.py), logged as those of training."""
+"""Metrics of a step (training/noise_scale.py), logged like training metrics."""
 
 
 def purpose() -> str:
-    """Return what this job is run for; empty if for its results."""
+    """Return the purpose of this job; empty if it is run for its results."""
     return os.environ.get(VARIABLE, "")
 
 
 def tags() -> dict[str, str]:
-    """Return the tag of its run."""
+    """Return the tag of the job's run, if it has a purpose."""
     return {TAG: purpose()} if purpose() else {}

@@ -28,9 +28,9 @@ class Runtime:
 
     compile: Compile = setting("auto", only_with=BATCHES)
     """Whether to use torch.compile. auto: on a CUDA GPU, if the job is so long that it saves more
-    time than it takes. reduce-overhead: with CUDA graphs in training, for small networks on a GPU.
-    max-autotune: with CUDA graphs, and the fastest of several kernels, found by trying them, which
-    takes long. max-autotune-no-cudagraphs: the kernels alone."""
+    time than it takes. reduce-overhead: use CUDA graphs in training, for small networks on a
+    GPU. max-autotune: use CUDA graphs, and try several kernels to find the fastest, which takes
+    long. max-autotune-no-cudagraphs: the same without CUDA graphs."""
 
     loader: Literal["auto", "resident", "workers"] = setting("auto", only_with=BATCHES)
     """How batches are read. resident: all data is kept on the device; workers: processes read it in
@@ -68,7 +68,7 @@ class Runtime:
 
     nvtx: bool = setting(False, only_with=LENGTHS)
     """Mark each step, each wait for a batch and each evaluation as an NVTX range, which NVIDIA's
-    Nsight Systems shows on its time line: nsys profile -t cuda,nvtx python run.py --nvtx."""
+    Nsight Systems shows on its timeline: nsys profile -t cuda,nvtx python run.py --nvtx."""
 
     quiet: bool = False
     """Print only the last line."""

@@ -16,7 +16,7 @@ log.propagate = False
 
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}]"
-"""tqdm's own, but for the time left, in which it does not count evaluations: report.py does."""
+"""tqdm's own format without the time left, since tqdm ignores evaluations; report.py has it."""
 
 
 class Progress:

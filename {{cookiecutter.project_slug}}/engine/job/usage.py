@@ -1,4 +1,4 @@
-"""What a process and those that it has started have used of the machine, by Linux's own counters.
+"""What a process and its children have used of the machine, by the counters of Linux.
 
 Sources: docs.kernel.org/filesystems/proc.html, man7.org/linux/man-pages/man5/proc_pid_stat.5.html.
 """
@@ -14,17 +14,17 @@ from pathlib import Path
 
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
-"""Units of the kernel's times, in a second."""
+"""Clock ticks per second, the unit of the kernel's times."""
 
 BEGUN = time.monotonic()
 
 Reading = dict[str, float]
-"""`seconds` since the process began, `cpu_seconds` of all of them together, `host_bytes`: the most
-memory that each of them had, summed, and `read_bytes` and `written_bytes` of disks."""
+"""`seconds` since the process started, and sums over it and its children: `cpu_seconds`,
+`host_bytes` (the peak memory of each) and `read_bytes` and `written_bytes` of disks."""
 
 
 def own() -> tuple[str, Reading]:
-    """Return what tells this process from all others, and what it has used."""
+    """Return a key that identifies this process, and what it has used."""
     with suppress(OSError, ValueError, LookupError):
         return of(os.getpid())
     times = os.times()  # this system has no /proc
@@ -35,10 +35,10 @@ def own() -> tuple[str, Reading]:
 
 
 def of(process: int) -> tuple[str, Reading]:
-    """Return what tells a process from all others, and what it has used.
+    """Return a key that identifies a process, and what it has used.
 
-    Processes of another session, such as a job's courier, are not counted among those that it has
-    started. Raises OSError where there is no such process or no /proc.
+    Children that belong to another session, such as a job's courier, are not counted. Raises
+    OSError if there is no such process or no /proc.
     """
     root = _stat(process)
     used = {
@@ -59,13 +59,13 @@ def of(process: int) -> tuple[str, Reading]:
 
 
 def _stat(process: int) -> list[str]:
-    """The fields of a process's `stat` from the third one on: its name, before them, may have
+    """The fields of a process's `stat` from the third one on; the name before them may contain
     spaces."""
     return (PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
 
 
 def _cpu_ticks(stat: list[str]) -> int:
-    """The time of a process on cores, with that of its children that have ended."""
+    """The CPU time of a process, including that of its children that have ended."""
     return sum(map(int, stat[11:15]))
 
 
@@ -75,7 +75,7 @@ def _most_memory(process: int) -> int:
 
 
 def _disk(process: int) -> Reading:
-    """What went from and to disks; nothing where that is not ours to know."""
+    """The bytes read from and written to disks; empty if we may not read the counters."""
     with suppress(OSError, ValueError):
         lines = (line.split(": ") for line in (PROC / str(process) / "io").read_text().splitlines())
         counted = {name: int(count) for name, count in lines}
@@ -84,7 +84,7 @@ def _disk(process: int) -> Reading:
 
 
 def _children(process: int) -> Iterator[int]:
-    """The processes that one has started, and those that these have."""
+    """Yield the children of a process, and their children."""
     for path in (PROC / str(process) / "task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, path.read_text().split()):

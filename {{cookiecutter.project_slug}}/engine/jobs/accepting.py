@@ -70,8 +70,8 @@ def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
 
 
 def _by_depth(jobs: Sequence[JobFolder[Any]]) -> Iterator[list[JobFolder[Any]]]:
-    """Yield the jobs, those first that others are derived from: with these accepted, the code of
-    the others is another one."""
+    """Yield groups of jobs, inputs before the jobs derived from them: accepting an input changes
+    the code that the derived jobs are compared with."""
     left = list(jobs)
     while left:
         ids = {job.id for job in left}
@@ -94,7 +94,7 @@ def _write(accepted: Sequence[JobFolder[Any]], because: str, verified: bool) -> 
 
 
 def _say(names: Counter[str], count: int, verified: bool) -> None:
-    """Print what was accepted: of how many jobs each definition."""
+    """Print the accepted definitions, each with its number of jobs."""
     how = "replayed with the same bits" if verified else "not verified"
     for name, n in sorted(names.items()):
         print(f"accepted: {name}, of {n} {'job' if n == 1 else 'jobs'} ({how})")
@@ -103,7 +103,7 @@ def _say(names: Counter[str], count: int, verified: bool) -> None:
 
 
 def _changes(job: JobFolder[Any]) -> Changes:
-    """The definitions of a job's code before and after, without what only its inputs depend on."""
+    """The definitions of a job's code before and after, without those of its inputs alone."""
     assert job.latest
     parts, present = code.parts(job.latest), _present(job)
     before = {part["label"]: part["hash"] for name, part in parts.items() if not _is_input(name)}

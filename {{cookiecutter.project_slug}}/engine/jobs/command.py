@@ -1,6 +1,6 @@
 """The command line of jobs.py.
 
-Exit status: 0 done, 1 not, 2 wrong arguments, 3 results are not uploaded (`sync` alone).
+Exit status: 0 done, 1 not done, 2 wrong arguments, 3 results are not uploaded (only `sync`).
 """
 
 import argparse
@@ -62,7 +62,7 @@ COMMANDS = {
         lambda project, given: details.print_details(project, project.one(given.job), given.json),
     ),
     "sync": Command(
-        "upload what the tracking store or the Parquet files lack of all jobs",
+        "upload the results of all jobs that the tracking store or the Parquet files lack",
         {},
         lambda project, _: sync(project.runs_root),
     ),
@@ -112,8 +112,8 @@ def run(**kinds: type) -> int:
 
 
 def _read(words: list[str]) -> argparse.Namespace:
-    """Return what the command line says, as `words` what follows `--`, the flags of a job. Raises
-    SettingsError where it is wrong."""
+    """Return the arguments on the command line; `words` are the flags of a job, which follow `--`.
+    Raises SettingsError if they are wrong."""
     cut = words.index("--") if words[:1] == ["find"] and "--" in words else len(words)
     words, flags = _joined(words[:cut]), words[cut + 1 :]
     parser = Parser(prog="jobs.py", usage="python jobs.py COMMAND …", allow_abbrev=False)

@@ -1,4 +1,4 @@
-"""`find lr`, `find batch-size`, `find noise-scale`, `find workers`: what they take."""
+"""The arguments of `find lr`, `find batch-size`, `find noise-scale` and `find workers`."""
 
 import argparse
 from typing import Any
@@ -8,7 +8,7 @@ from engine.job import purpose
 from engine.jobs.project import Project
 
 Arguments = dict[str, dict[str, Any]]
-"""What a command takes, as in command.py."""
+"""Arguments of a command, as in command.py."""
 
 
 def number(flag: str, about: str, default: int | None = None) -> Arguments:
@@ -21,13 +21,13 @@ def name(flag: str, about: str) -> Arguments:
     return {flag: {"help": about, "metavar": "NAME", "default": ""}}
 
 
-SETTING = name("--setting", "the setting to find a value of, if it has another name")
+SETTING = name("--setting", "name of the setting to find a value for, if not the usual one")
 AGAIN: Arguments = {
-    "--force": {"help": "measure again what was measured before", "action": "store_true"}
+    "--force": {"help": "measure again, even what was measured before", "action": "store_true"}
 }
 UP_TO: Arguments = {
     "--up-to": {
-        "help": "highest rate to test, a million times the lowest (default: 10)",
+        "help": "highest rate to test; the lowest is a millionth of it (default: 10)",
         "metavar": "RATE",
         "type": float,
         "default": 10.0,
@@ -42,36 +42,36 @@ FINDERS: dict[str, tuple[str, Arguments]] = {
         | number("--seeds", "tests, each with its own seed (default: 3)", 3)
         | name(
             "--metric",
-            "the training loss in METRICS (default: the monitored one, or else the first of which "
-            "lower is better)",
+            "the training loss, by its name in METRICS (default: the monitored metric if lower is "
+            "better, or else the first such metric)",
         )
         | SETTING
         | AGAIN,
     ),
     purpose.FIND_BATCH_SIZE: (
-        "find the largest batch size that fits, and the smallest that is as fast",
-        number("--smallest", "size to begin with (default: 8)", 8)
+        "find the largest batch size that fits, and the smallest that is nearly as fast as any",
+        number("--smallest", "size to start with (default: 8)", 8)
         | number("--largest", "size to end with (default: 1000000)", 1_000_000)
         | SETTING
         | AGAIN,
     ),
     purpose.FIND_NOISE_SCALE: (
-        "find the batch size above which further examples help little (the noise scale)",
+        "find the batch size above which more examples help little (the noise scale)",
         number("--steps", "optimizer steps to measure (default: 200)", 200) | SETTING | AGAIN,
     ),
     purpose.FIND_WORKERS: (
-        "find the number of processes that read data with --loader workers",
+        "find how many processes should read the data with --loader workers",
         number("--largest", "most processes to try (default: the number of cores)") | AGAIN,
     ),
 }
 """Help and arguments, by command."""
 
 LEAST = {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}
-"""The smallest values of numbers."""
+"""The smallest allowed values."""
 
 
 def find(project: Project, given: argparse.Namespace) -> int:
-    """Run the jobs that tell, print what they say, and return the exit status.
+    """Run the jobs that measure, print the answer, and return the exit status.
 
     Raises SettingsError for wrong arguments.
     """

@@ -33,7 +33,7 @@ def difference(job: JobFolder[Any]) -> str:
     if not {*LENGTHS} & flags.of(type(job.settings)).keys():
         raise JobError("it does not train, so it has no first steps")
     if inputs(job.settings):
-        raise JobError("it is derived from another job, whose results it would have to find")
+        raise JobError("it is derived from another job, whose results a replay does not have")
     start, said = _journal(job.latest)
     declared = lines.record_of(job.latest, "settings.json").get("metrics", {})
     names = {f"{part}_{name}" for part in ("train", "val") for name in declared} | {"lr"}

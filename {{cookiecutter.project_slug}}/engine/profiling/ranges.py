@@ -1,4 +1,4 @@
-"""The steps of a training loop as ranges on the time line of NVIDIA's profilers: --nvtx."""
+"""The steps of a training loop as ranges on the timeline of NVIDIA's profilers: --nvtx."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from engine.training import devices
 
 
 class Ranges:
-    """Marks what a loop does: it waits for a batch, makes a step, or evaluates.
+    """Marks what a loop does: wait for a batch, take a step, or evaluate.
 
     Raises SettingsError for a device other than a CUDA GPU.
     """
@@ -32,11 +32,11 @@ class Ranges:
             yield batch, examples
 
     def end_steps(self) -> None:
-        """The steps of an interval are over: its evaluation begins."""
+        """Mark the end of an interval's steps, when its evaluation begins."""
         self._enter("evaluation")
 
     def close(self) -> None:
-        """There are no more steps."""
+        """Mark the end of all steps."""
         if self._open:
             devices.end_range()
             self._open = False

@@ -1,4 +1,4 @@
-"""Limits of axes: what is worth seeing fills them, and captions say what is beyond them."""
+"""Limits of axes: chosen by what is worth seeing; captions say what lies beyond them."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from engine.results.comparison import Curves
 
 HIDDEN = 0.02
-"""Fraction of the values, the worst, that an axis may leave out."""
+"""Fraction of the values that an axis may leave out, the worst ones."""
 
 ROOM = 1.2
-"""What intervals may take of an axis on either side of the results, relative to what these take.
+"""Space for intervals on either side of the results, relative to the space that the results take.
 The t intervals of three or more results never need more; those of two nearly always do."""
 
 MARGIN = 0.05
@@ -28,9 +28,9 @@ CUT = " Intervals are cut off at the edges of the axes."
 
 
 def of_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
-    """Set the limits of the y axis that panels share by their curves, and not by the intervals; of
-    a linear one without the worst values, such as those of the first steps. Return what the caption
-    has to say of it."""
+    """Set the limits of the y axis that panels share, by their curves and not by the intervals. On
+    a linear axis, the worst values, such as those of the first steps, are left out. Return what the
+    caption has to say about it."""
     each = [line["value"] for lines in curves.values() for line in lines.values()]
     values = metric.checked(np.concatenate(each))
     finite = values[np.isfinite(values)]
@@ -49,7 +49,7 @@ def of_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
 
 def of_intervals(axis: "Axis", results: "Iterable[pd.Series[Any]]", metric: Measured) -> str:
     """Set the limits of an axis so that intervals do not crowd the results out. Return what the
-    caption has to say of it."""
+    caption has to say about it."""
     values = metric.checked([value for each in results for value in each])
     values = values[np.isfinite(values)]
     if not len(values):

@@ -74,8 +74,8 @@ def paired_difference(
 def ratio_interval(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
     """Return the ratio of two means over pairs (n,), with its 95 % interval.
 
-    The ends are infinite or NaN where the pairs do not tell the mean of `bottoms` from 0, so that
-    the ratio can be anything. Source: Fieller 1954, doi.org/10.1111/j.2517-6161.1954.tb00159.x.
+    The ends are infinite or NaN if the mean of `bottoms` cannot be distinguished from 0, so that
+    the ratio can have any value. Source: Fieller 1954, doi.org/10.1111/j.2517-6161.1954.tb00159.x.
     """
     from scipy.stats import t
 

@@ -1,6 +1,6 @@
-"""The jobs that Slurm is given, in chunks: a task of an array runs the jobs of one, in their order.
+"""The jobs submitted to Slurm, in chunks. A task of an array runs the jobs of one chunk, in order.
 
-The sweep's folder has them in `chunks.json`.
+They are written to `chunks.json` in the sweep's folder.
 """
 
 import json
@@ -14,11 +14,11 @@ from engine import files
 FILE = "chunks.json"
 
 Inputs = Sequence[int | str]
-"""What a job waits for: places among the jobs, from 0, and tasks that Slurm has already."""
+"""What a job waits for: indices of jobs, from 0, and tasks that are already in Slurm's queue."""
 
 
 class Given(NamedTuple):
-    """A job that Slurm is given: its id, its attempt's folder, and its words, the script first."""
+    """A job submitted to Slurm: its id, its attempt's folder, and its words, the script first."""
 
     id: str
     folder: str
@@ -26,7 +26,7 @@ class Given(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Jobs of one task, and what they wait for: chunks before it, and tasks that Slurm has."""
+    """The jobs of one task, and what they wait for: earlier chunks, and tasks in Slurm's queue."""
 
     jobs: list[Given]
     waits: Inputs
@@ -61,8 +61,8 @@ def divide(jobs: Sequence[Given], inputs: Sequence[Inputs], most: int) -> list[C
 
 
 def _levels(inputs: Sequence[Inputs]) -> Iterator[list[int]]:
-    """The places of the jobs, in their order: those without inputs, those of which these are the
-    inputs, and so on."""
+    """The indices of the jobs by level: those without inputs, then those whose inputs are at
+    earlier levels, and so on."""
     depths: list[int] = []
     for each in inputs:
         depths.append(1 + max((depths[i] for i in each if isinstance(i, int)), default=-1))
@@ -71,7 +71,7 @@ def _levels(inputs: Sequence[Inputs]) -> Iterator[list[int]]:
 
 
 def _with_space(chunks: Sequence[Chunk], waits: frozenset[int | str], full: int) -> int | None:
-    """The one chunk that is waited for, if there is one and it has no more than `full` jobs."""
+    """The only chunk that is waited for, if there is just one and it has at most `full` jobs."""
     match [*waits]:
         case [int(chunk)] if len(chunks[chunk].jobs) <= full:
             return chunk
@@ -84,7 +84,7 @@ def write(folder: Path, chunks: Sequence[Chunk], since: int) -> None:
 
 
 def read(folder: Path) -> tuple[list[list[Given]], int]:
-    """Return the jobs of each chunk, and when they were checked, in ns: what was written before is
-    of an earlier sweep. Raises FileNotFoundError for a sweep that was cleared away."""
+    """Return the jobs of each chunk, and when they were checked, in ns: anything written before
+    that belongs to an earlier sweep. Raises FileNotFoundError for a sweep that was cleared away."""
     found = json.loads((folder / FILE).read_bytes())
     return [[Given(*job) for job in jobs] for jobs in found["chunks"]], found["since"]

@@ -39,7 +39,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--slurm": {"help": "submit the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
     "--at-most": {"help": "with --slurm: the most jobs that run at once"} | NUMBER,
     "--per-task": {
-        "help": "with --slurm: up to N jobs one after another in a task, which starts its jobs "
+        "help": "with --slurm: run up to N jobs one after another in each task, so that they start "
         "faster (default: 1)",
     }
     | NUMBER,

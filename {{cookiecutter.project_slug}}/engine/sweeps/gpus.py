@@ -34,7 +34,7 @@ class Gpu:
 
     @property
     def env(self) -> dict[str, str]:
-        """What tells a job that it is to use this one."""
+        """The environment that makes a job use this GPU."""
         return {} if self.device == "cpu" else {"CUDA_VISIBLE_DEVICES": self.device}
 
     def take(self) -> bool:

@@ -15,7 +15,7 @@ from engine.sweeps.starter import Starter
 from engine.warm.client import LOST
 
 PAUSE = 0.05
-"""Seconds between two looks at a job."""
+"""Seconds between two checks of a job."""
 
 KILLED = 137
 """The exit status of a process that was killed, perhaps for want of memory."""

@@ -1,4 +1,4 @@
-"""A sweep's jobs as arrays of Slurm's: submitted, looked up in its queue, and put back there.
+"""A sweep's jobs as Slurm arrays: submitted, looked up in its queue, and put back there.
 
 A task of an array runs the jobs of a chunk (chunks.py), as slurm_task.py says. The sweep's folder
 notes in `slurm` the arrays made from it: an id and the number of the first chunk, a line each.
@@ -60,7 +60,7 @@ def submit(
             made = _ask("sbatch", *words, *options, f"--wrap={_script(folder, start)}")
         except SettingsError as error:
             had = sum(len(chunk.jobs) for chunk in given[:start])
-            rest = f"; Slurm has {had} of {jobs} jobs, the same command hands it the rest"
+            rest = f"; {had} of {jobs} jobs were submitted, and the same command submits the rest"
             raise SettingsError(f"{error}{rest if ids else ''}") from error
         ids.append(made.split(";")[0].strip())
         tasks += [f"{ids[-1]}_{number}" for number in range(count)]
@@ -72,7 +72,7 @@ def submit(
 
 
 def _arrays_to_make(given: Sequence[Chunk], size: int) -> Iterator[tuple[int, int, Inputs]]:
-    """The first chunk of each array, how many it has, and what they all wait for."""
+    """The first chunk of each array, its number of chunks, and what they all wait for."""
     start = 0
     for waits, alike in groupby(chunk.waits for chunk in given):
         end = start + len(list(alike))
@@ -82,8 +82,8 @@ def _arrays_to_make(given: Sequence[Chunk], size: int) -> Iterator[tuple[int, in
 
 
 def _condition(waited_for: int | str, given: Sequence[Chunk], tasks: Sequence[str]) -> str:
-    """When a task may start, by one that it waits for. If that one has several jobs, any of them
-    may fail: a job whose input has failed says so itself, and does not run."""
+    """The dependency on a task that is waited for. A task with several jobs may have failed because
+    of any of them, so a job whose input has failed says so itself, and does not run."""
     if isinstance(waited_for, str):
         return f"afterany:{waited_for}"
     alone = len(given[waited_for].jobs) == 1
@@ -98,7 +98,7 @@ def _script(folder: Path, start: int) -> str:
 
 
 def requeue(task: str) -> None:
-    """Put a task back into the queue, unless Slurm has ended it: scancel is to last."""
+    """Put a task back into the queue, unless Slurm has ended it, as after scancel."""
     if _ask("squeue", "--noheader", f"--job={task}", "--format=%T").strip() == "RUNNING":
         _ask("scontrol", "requeue", task)
 

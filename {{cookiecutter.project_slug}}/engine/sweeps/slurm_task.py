@@ -1,11 +1,11 @@
-"""A task of Slurm's: runs the jobs of a chunk one after another; several are forks of servers.
+"""A task of Slurm: runs the jobs of a chunk one after another, forked from servers if several.
 
 Slurm starts `python -m engine.sweeps.slurm_task FOLDER FIRST` in the sweep's copy of the code, with
-the sweep's folder and the number of the array's first chunk. Slurm's warning (USR1, before the time
-limit or another's turn) or TERM makes the job that runs write a checkpoint and stop. The task then
-goes back into Slurm's queue; when it starts again, it leaves out the jobs that are over.
+the sweep's folder and the number of the array's first chunk. Slurm's warning (USR1, before the
+time limit or preemption) or TERM makes the running job write a checkpoint and stop. The task then
+goes back into Slurm's queue; when it starts again, it skips the jobs that have ended.
 
-Exit status: 0 if all jobs have finished, else that of the first that has not.
+Exit status: 0 if all jobs have finished, or else that of the first job that has not.
 """
 
 import os
@@ -28,14 +28,14 @@ from engine.sweeps.starter import Starter
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 INTERRUPTED = [128 + number for number in SIGNALS]
-"""Exit statuses of a job that was asked to stop, and then of the task."""
+"""Exit statuses of a job that was asked to stop, and of its task."""
 
 FINISHED = (0, 3)
 """Exit statuses of a finished job; after 3 the store lacks some of its results."""
 
 
 class Chunk:
-    """The jobs of a task, as a sweep gave them to Slurm. Notes the signals that come."""
+    """The jobs of a task, as submitted by a sweep. Remembers signals that arrive."""
 
     def __init__(self, jobs: Sequence[Given], since: int, task: str) -> None:
         self._jobs, self._since, self._task = jobs, since, task
@@ -87,7 +87,7 @@ class Chunk:
         return status
 
     def _words(self, job: Given) -> list[str]:
-        """A job's words; without --force once it has started over, so that it continues."""
+        """A job's words, without --force if it has already started over, so that it continues."""
         begun = Path(job.folder) / "settings.json"
         if begun.exists() and begun.stat().st_mtime_ns > self._since:
             return [word for word in job.words if word != "--force"]

@@ -2,7 +2,7 @@
 
 They are forks of two servers, which import once what each of them would import: one for jobs has
 the libraries of their scripts, one for couriers MLflow. A job asks for its courier itself, through
-a socket that it inherits. Where there can be no server, or is to be none, programs start cold.
+a socket that it inherits. Programs start cold if there can or should be no server.
 """
 
 import ast

@@ -34,7 +34,7 @@ from engine.tracking.experiment import experiment_name
 from engine.warm.client import LOST
 
 PATIENCE = 2.0
-"""Seconds that run.sh waits, when all is done, for a store that is still being prepared."""
+"""Seconds that run.sh waits at its end for a store that is still being prepared."""
 
 
 class Sweep:

@@ -12,13 +12,13 @@ from engine.tracking.delivery import Delivery
 from engine.tracking.store import Elsewhere
 
 INTERVAL = 1.0
-"""Seconds between two looks at the journal."""
+"""Seconds between two checks of the journal."""
 
 LONGEST = 10.0
-"""Seconds between two attempts to reach a target that is away, at most."""
+"""Most seconds between two attempts to reach a target that is unavailable."""
 
 DELIVERY = 120.0
-"""Seconds that a courier goes on trying once its job has ended."""
+"""Seconds that a courier keeps trying after its job has ended."""
 
 
 class Upload:
@@ -29,7 +29,7 @@ class Upload:
         self._pause, self.due = 0.0, 0.0
 
     def attempt(self, over: bool) -> None:
-        """Send what there is; if the job is `over`, its end too. Raises Elsewhere and Damaged."""
+        """Send what is new; if the job is `over`, also its end. Raises Elsewhere and Damaged."""
         delivery = self.delivery
         try:
             delivery.send(running=not over)

@@ -133,7 +133,7 @@ class Delivery:
 
 
 def delivered(folder: Path, kind: type[Target]) -> bool:
-    """Whether a target, when last heard of, had all that there is in a job's journal."""
+    """Whether a target had everything in a job's journal when it was last reached."""
     noted = read_record(folder / kind.NOTED_IN)
     start = lines.record_of(folder, "settings.json").get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))

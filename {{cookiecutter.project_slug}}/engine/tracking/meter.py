@@ -1,6 +1,6 @@
-"""The courier's look at what the trainer uses: its processes, and the energy of its GPU.
+"""What the trainer uses, as measured by the courier: its processes, and the energy of its GPU.
 
-The trainer itself does nothing for it. What is seen is kept in cost.json (engine.job.costs).
+This costs the trainer nothing. The measurements are kept in cost.json (engine.job.costs).
 """
 
 import time
@@ -14,7 +14,7 @@ from engine.job import costs, lines, usage
 from engine.tracking.counters import gpu_of
 
 INTERVAL = 10.0
-"""Seconds between two looks at the GPU, after which what was seen is written down."""
+"""Seconds between two measurements of the GPU, after which they are written down."""
 
 
 class Energy:
@@ -31,7 +31,7 @@ class Energy:
         self._summed, self._at = 0.0, time.monotonic()
 
     def joules(self) -> float | None:
-        """Return it so far; None where the driver does not tell."""
+        """Return the energy so far; None if the driver does not report it."""
         counted = self._counted()
         if counted is not None and self._begun is not None:
             return counted - self._begun
@@ -80,7 +80,7 @@ class Meter:
         return wait
 
     def _look(self) -> None:
-        with suppress(Exception):  # whatever a driver or a disk does, the courier goes on
+        with suppress(Exception):  # the courier continues, even if a driver or a disk fails
             with suppress(OSError):  # once it has ended, what was seen last counts
                 process, used = usage.of(self._trainer)
                 if self._process in ("", process):

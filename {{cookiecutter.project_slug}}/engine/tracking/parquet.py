@@ -1,10 +1,10 @@
 """Parquet files, as a second copy of what jobs measure: tables for pandas, DuckDB or polars.
 
-They are written if the environment names a folder: PARQUET_FOLDER. In it a project has a folder of
-its own, with a file for each attempt in `metrics/` and one in `jobs/`. Only an attempt's own
-courier writes its files, and it replaces them as wholes, so many machines can write into one folder
-and a reader never sees half a file. A file is written anew whenever there is more; how often, goes
-by how long that takes.
+They are written if the environment variable PARQUET_FOLDER names a folder. Each project has its own
+folder there, with a file for each attempt in `metrics/` and one in `jobs/`. Only an attempt's own
+courier writes its files, and always replaces them as a whole, so many machines can write into one
+folder and a reader never sees half a file. A file is rewritten when there is something new, but
+less often if that takes long.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 VARIABLE = "PARQUET_FOLDER"
 
 DIGITS = 12
-"""Digits by which an attempt is known, of the id of its folder."""
+"""Number of digits of the folder's id that identify an attempt."""
 
 PAUSE = 60.0
-"""Seconds between two times that an attempt's files are written, at least."""
+"""The least seconds between two writes of an attempt's files."""
 
 FRACTION = 0.01
-"""Fraction of the time that may be spent on that."""
+"""Largest fraction of the time that may be spent writing."""
 
 UNFINISHED = ".unfinished"
 """Where files are written, before they are moved to their tables: libraries read a folder with all
@@ -46,7 +46,7 @@ that is in it."""
 
 
 def root() -> Path | None:
-    """Return the folder that the environment names; a relative one begins in the project's."""
+    """Return the folder that the environment names; relative paths start at the project."""
     given = os.environ.get(VARIABLE)
     return PROJECT / Path(given).expanduser() if given else None
 
@@ -77,7 +77,7 @@ class ParquetFiles(Target):
         if folder and not folder.parent.is_dir():
             raise SettingsError(f"{VARIABLE} {folder}: there is no folder {folder.parent}")
         if folder and folder.exists() and not folder.is_dir():
-            raise SettingsError(f"{VARIABLE} {folder}: is no folder")
+            raise SettingsError(f"{VARIABLE} {folder}: is not a folder")
 
     @staticmethod
     def reason(error: BaseException) -> str:
@@ -95,7 +95,7 @@ class ParquetFiles(Target):
         for each in (self._root, *(self._root / name for name in ("metrics", "jobs", UNFINISHED))):
             with suppress(FileExistsError):
                 each.mkdir()
-                each.chmod(folder.stat().st_mode)  # whoever may write there may write here
+                each.chmod(folder.stat().st_mode)  # the same users may write here
 
     def log(self, lines: Sequence[Line], mended: bool = False) -> None:
         """Write both files, with these lines too. Raises OSError."""
@@ -116,7 +116,7 @@ class ParquetFiles(Target):
         begun = time.monotonic()
         self._metrics = [pa.concat_tables(self._metrics)]
         self._write("metrics", self._metrics[0])
-        self._write("jobs", self._job(status))  # which says what the other has, so it comes last
+        self._write("jobs", self._job(status))  # describes the other file, so it is written last
         self.interval = max(PAUSE, (time.monotonic() - begun) / FRACTION)
 
     def _points(self, lines: Sequence[Line]) -> "pa.Table":
@@ -174,8 +174,8 @@ class ParquetFiles(Target):
 
 
 def _name(folder: Path) -> str:
-    """The name of the project's folder: its id tells it from others of the same name, and finds it
-    when the project has been renamed."""
+    """The name of the project's folder. The id in it distinguishes projects with the same name, and
+    finds the folder again after a project was renamed."""
     digits = project_id()[:8]
     found = sorted(path.name for path in folder.glob(f"*-{digits}"))
     return found[0] if found else f"{experiment_name()}-{digits}"

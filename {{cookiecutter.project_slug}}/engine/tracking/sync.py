@@ -29,7 +29,7 @@ def sync(runs_root: Path) -> int:
 
 
 def _send_all(folders: Sequence[Path], kind: type[Target]) -> int:
-    """Send what one target lacks; the exit status."""
+    """Send what one target lacks; return the exit status."""
     left = [folder for folder in folders if not delivered(folder, kind)]
     left = [folder for folder in left if not locks.held(folder / "lock")]
     to = f" to {kind.NAME}" if len(targets.in_use()) > 1 else ""

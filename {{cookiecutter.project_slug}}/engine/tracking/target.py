@@ -17,12 +17,13 @@ Line = dict[str, Any]
 class Target(ABC):
     """The copy of one attempt's journal in one place.
 
-    Any method may raise anything: then the place is away. The courier waits, calls `open` again and
-    sends again what it does not know to be there. So a target stores once what it is sent twice.
+    Any method may raise any exception, which means that the place is unavailable. The courier then
+    waits, calls `open` again, and sends again everything that was not acknowledged. So a target
+    must store only once what it is sent twice.
     """
 
     NAME: ClassVar[str]
-    """What it is called in messages."""
+    """The name of the place in messages."""
 
     NOTED_IN: ClassVar[str]
     """The file in an attempt's folder that says how far the copy has come."""
@@ -35,7 +36,7 @@ class Target(ABC):
     """Seconds until it wants the next lines."""
 
     id = ""
-    """What the copy is called there. One with another id does not have any line yet."""
+    """The id of the copy in that place. A copy with a new id does not have any lines yet."""
 
     begun = 0
     """When the copy was made, in milliseconds since 1970; only for COUNTERS."""
@@ -43,23 +44,22 @@ class Target(ABC):
     @abstractmethod
     def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
         """Take note of an attempt's folder, the content of its settings.json and its journal's id.
-        Reaches for nothing yet."""
+        Does not contact the place yet."""
 
     @staticmethod
     @abstractmethod
     def place() -> str:
-        """Return what tells places apart, such as a hash of an address; empty if it is not in
-        use."""
+        """Return what distinguishes places, such as a hash of an address; empty if not in use."""
 
     @staticmethod
     @abstractmethod
     def check() -> None:
-        """Raise SettingsError if there can be no such place."""
+        """Raise SettingsError if there cannot be such a place."""
 
     @staticmethod
     @abstractmethod
     def reason(error: BaseException) -> str:
-        """Return why the place is away, in one line without secrets."""
+        """Return why the place is unavailable, in one line without secrets."""
 
     @abstractmethod
     def open(self) -> None:

@@ -1,4 +1,4 @@
-"""The targets of couriers: the tracking store, which is asked what has run, and copies of it."""
+"""The targets of couriers: the tracking store, which knows what has run, and copies of it."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def in_use() -> list[type[Target]]:
 
 
 def check() -> None:
-    """Raise SettingsError if one of them cannot be."""
+    """Raise SettingsError if one of them cannot be used."""
     for kind in TARGETS:
         kind.check()
 

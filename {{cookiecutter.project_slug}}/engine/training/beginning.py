@@ -1,6 +1,7 @@
-"""What a job begins with by --init-from: another job's best weights, or the end of its training.
+"""What --init-from gives a job to start from: another job's best weights, or its final state.
 
-What a job has trained is noted in its `trained.json`, without which no longer one can go on.
+A job records how long it has trained in `trained.json`. A longer job needs this record to
+continue it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class Beginning:
-    """What a job begins with."""
+    """What a job starts from."""
 
     def __init__(self, folder: JobFolder[Any]) -> None:
         self._folder = folder
@@ -59,7 +60,7 @@ class Beginning:
             self._taken = True
 
     def check(self, factor: Factor) -> None:
-        """Raise SettingsError if the job is to go on where another one has ended and cannot."""
+        """Raise SettingsError if the job has to continue another one and cannot."""
         self._factor = factor
         given, folder = self._given, self._folder
         if not given or not given.last or not (attempt := self._attempt):
@@ -73,7 +74,7 @@ class Beginning:
         done = lines.record_of(attempt, attempts.TRAINED)
         again = f"{as_command(before, script)} --force runs it again"
         if not done:
-            raise SettingsError(f"{self._flag}: it is not noted what it has trained; {again}")
+            raise SettingsError(f"{self._flag}: it has no record of how long it trained; {again}")
         trained = Trained(done["steps"], done["steps_per_epoch"], done["early"])
         if problem := longer.problem(folder.settings, before, factor, trained):
             raise SettingsError(f"{self._flag}: {problem}")
@@ -81,7 +82,7 @@ class Beginning:
             raise SettingsError(f"{self._flag}: its last.pt is gone; {again}")
 
     def state(self) -> dict[str, Any]:
-        """Return the state in which the other job's training ended; empty if this one begins anew.
+        """Return the state at the end of the other job's training; empty if this one starts anew.
 
         Raises JobError if the state cannot be read, or run.py does not do what --init-from needs.
         """
@@ -102,7 +103,7 @@ class Beginning:
         return {**content, "lines": 0}
 
     def note_end(self, trained: Trained) -> None:
-        """Write down what the job has trained, and whether a longer one could go on."""
+        """Record how long the job has trained, and whether a longer one could continue."""
         content = {
             "schema": 1,
             "id": self._folder.id,
@@ -121,7 +122,7 @@ class Beginning:
 
     @property
     def _attempt(self) -> Path | None:
-        """The other job's attempt; None if it has still to run, as when a sweep is checked."""
+        """The other job's attempt; None if that job has not run yet, as when a sweep is checked."""
         return inputs.attempt_at(self._given.job, self._root) if self._given else None
 
     def _best_of(self, attempt: Path) -> dict[str, dict[str, Tensor]]:
@@ -151,13 +152,14 @@ def _has_parameter(model: nn.Module, fitting: Mapping[str, Tensor]) -> bool:
 
 
 def _misfits(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[str]:
-    """What does not fit, a line each."""
+    """Yield a line for each weight that does not fit."""
     own = model.state_dict()
     for name, weight in own.items():
         if name not in kept:
-            yield f"{name} keeps its initial values: that job has none of this name"
+            yield f"{name} keeps its initial values: that job has no weight of this name"
         elif kept[name].shape != weight.shape:
-            shapes = f"it is {tuple(weight.shape)}, and {tuple(kept[name].shape)} in that job"
+            here, there = tuple(weight.shape), tuple(kept[name].shape)
+            shapes = f"its shape is {here}, but {there} in that job"
             yield f"{name} keeps its initial values: {shapes}"
     for name in kept.keys() - own.keys():
-        yield f"{name} of that job is not used: there is none of this name here"
+        yield f"{name} of that job is not used: this job has no weight of this name"

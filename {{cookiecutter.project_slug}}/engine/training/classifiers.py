@@ -69,7 +69,7 @@ class Normalized(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training, but for what is frozen: there batch norm keeps its statistics."""
+        """Switch to training mode, except in frozen layers: their batch norms do not change."""
         super().train(mode)
         if self.frozen:
             last = _last_layer(self.network)

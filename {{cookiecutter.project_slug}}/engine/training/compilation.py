@@ -37,7 +37,7 @@ EXPECTED = (
 model apart from the one that is trained."""
 
 GRAPHS = {"reduce-overhead": "on", "max-autotune": "max-autotune-no-cudagraphs"}
-"""Choices of --compile that record CUDA graphs, and the same without."""
+"""Choices of --compile that record CUDA graphs, and their equivalents without."""
 
 events: list[str] = []
 """What slowed compiled code down, each in one line."""

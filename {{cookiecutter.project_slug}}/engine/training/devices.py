@@ -106,7 +106,7 @@ def wait(device: torch.device) -> None:
 
 
 def wait_for_stream(device: torch.device) -> None:
-    """Return when a device has done what its current stream was told so far."""
+    """Return when a device has done all work queued so far on its current stream."""
     if runs_ahead(device):
         _module(device).current_stream(device).synchronize()
 
@@ -243,7 +243,7 @@ def dump_allocations(device: torch.device, path: Path) -> bool:
 
 
 def begin_range(name: str) -> None:
-    """Begin a range on the time line of NVIDIA's profilers, as the part of the one that is open.
+    """Begin a range on the timeline of NVIDIA's profilers, inside the one that is open.
 
     Source: docs.pytorch.org/docs/stable/cuda.html, NVIDIA Tools Extension.
     """

@@ -149,7 +149,7 @@ class Job(TrainingLoop, Generic[S]):
         its learning rate is not what it was there in the steps that are done.
 
         `factor(settings, job, plateaus)` is what learning rates are multiplied by in the next step.
-        By it the engine also knows whether last.pt is of use once the job has finished.
+        The engine also uses it to decide whether to keep last.pt once the job has finished.
         """
         self._beginning.check(factor)
 
@@ -234,7 +234,7 @@ class Job(TrainingLoop, Generic[S]):
             batches.close()
 
     def _measure(self, what: str) -> None:
-        """Measure what the job is run for, if it is run by `jobs.py find`."""
+        """Measure for `jobs.py find`, if it runs this job."""
         if what in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
             journal, workers = self._folder.journal, self.runtime.workers
             self._watcher = Pace(self.device, journal, lambda: self.step, workers)

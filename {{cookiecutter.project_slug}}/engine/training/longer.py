@@ -1,8 +1,8 @@
-"""May a longer job go on where a shorter one has ended?
+"""Whether a longer job may continue a shorter one.
 
 The result must be that of a job which does all steps itself. So only the length and the schedule
-may differ, and each step that is done must have had the learning rate that it would have in the
-longer job. That is found out by asking the student's schedule for both.
+may differ, and each step that was done must have had the learning rate that the longer job would
+have used. To compare them, the student's schedule is called for both jobs.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from engine.training.length import Length
 from engine.training.position import Position
 
 MAY_DIFFER = (*LENGTHS, "schedule", "init_from")
-"""Settings in which a longer job may differ from the one that it goes on from."""
+"""Settings in which a longer job may differ from the one that it continues."""
 
 PLATEAUS = (0, 1)
-"""Numbers of plateaus for which schedules are compared: how many there were is not known."""
+"""Numbers of plateaus to compare schedules for, since the actual number is unknown."""
 
 
 class Timing(Protocol):
-    """What a schedule may know of a job when its next step comes. A job is one itself."""
+    """What a schedule may know about a job before its next step; a job has all of it itself."""
 
     @property
     def step(self) -> int:
@@ -68,7 +68,7 @@ class Planned:
 
 
 class Trained(NamedTuple):
-    """The training that a job has behind it; `early`: it ended before its length was over."""
+    """The training that a job has done; `early`: it stopped before its full length."""
 
     steps: int
     steps_per_epoch: int
@@ -76,8 +76,8 @@ class Trained(NamedTuple):
 
 
 def goes_on(settings: Any, factor: Factor | None, done: Trained) -> bool:
-    """Return whether a longer job could go on: one twice as long with the same schedule is asked
-    for. Not if nothing is known of the schedule, or the length is in minutes."""
+    """Return whether a longer job could continue, tested with one that is twice as long and has the
+    same schedule. False if the schedule is unknown or the length is in minutes."""
     if factor is None or done.early or not done.steps or _in_minutes(settings):
         return False
     if not _is_evaluated(settings, done):
@@ -87,7 +87,7 @@ def goes_on(settings: Any, factor: Factor | None, done: Trained) -> bool:
 
 
 def problem(settings: Any, before: Any, factor: Factor, done: Trained) -> str:
-    """Return why a job cannot go on from what one with the settings `before` has done, and what to
+    """Return why a job cannot continue what a job with the settings `before` has done, and what to
     do about it; empty if it can."""
     if _in_minutes(settings) or _in_minutes(before):
         return "both jobs need a length in --steps or --epochs, not in --minutes"
@@ -95,13 +95,13 @@ def problem(settings: Any, before: Any, factor: Factor, done: Trained) -> str:
     for name in [*mine.keys() - MAY_DIFFER, *theirs.keys() - MAY_DIFFER]:
         if mine.get(name) != theirs.get(name):
             here, there = as_text(mine.get(name)), as_text(theirs.get(name))
-            differs = f"{flags.option(name)} is {here}, and was {there} there"
+            differs = f"{flags.option(name)} is {here}, but was {there} in that job"
             return f"{differs}; only the length and the schedule may differ"
     total = _total(settings, done)
     if done.early:
         return f"it stopped early, after {done.steps} steps, as a longer job would; see --patience"
     if total <= done.steps:
-        return f"it has done {done.steps} steps, and this job has {total}; make it longer"
+        return f"it has done {done.steps} steps, and this job has {total}; make this job longer"
     if not _is_evaluated(settings, done):
         every = as_text(settings.eval_every)
         ended = f"it ended between two evaluations, after {done.steps} steps"
@@ -110,13 +110,13 @@ def problem(settings: Any, before: Any, factor: Factor, done: Trained) -> str:
 
 
 def _rates(factor: Factor, mine: tuple[Any, int], theirs: tuple[Any, int], done: Trained) -> str:
-    """Why the learning rates of the steps that are done do not fit; empty if they do."""
+    """Why the learning rates of the steps that were done differ; empty if they are the same."""
     step = _first_difference(factor, mine, theirs, done)
     if step is None:
         return ""
     here, there = (_factor(factor, *each, done, step) for each in (mine, theirs))
-    rates = f"in step {step + 1} the learning rate would be {here:.4g} of its highest, and was"
-    cure = "the schedule must not depend on the length until there, as --schedule constant"
+    rates = f"in step {step + 1} the learning rate would be {here:.4g} of its highest, but was"
+    cure = "up to there, the schedule must not depend on the length, like --schedule constant"
     return f"{rates} {there:.4g}; {cure}"
 
 

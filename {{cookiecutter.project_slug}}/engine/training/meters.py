@@ -144,7 +144,7 @@ class TrainMeter:
         """Restore what `state_dict` returned."""
         self._every, self._in_mean = state["every"], state["in_mean"]
         if self._journal.log_every not in ("auto", self._every):  # of a job that goes on
-            log.warning("--log-every stays %s, with which training began", self._every)
+            log.warning("--log-every stays %s, the value that training began with", self._every)
         self._means.sums, self._numbers = state["means"], state["numbers"]
 
     def _exchange(self, wait: bool) -> None:

@@ -1,6 +1,6 @@
 """Muon: momentum whose matrices are orthogonalized, and AdamW for everything else.
 
-Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the size of a step, so that it suits
+Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the step size, scaled to suit the
 learning rates of AdamW: Liu et al. 2025, arxiv.org/abs/2502.16982, section 2.2.
 """
 
@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic polynomial that is applied to the singular values. It is steep at zero, and takes
-them to between 0.7 and 1.2 in five steps."""
+"""Coefficients of the quintic polynomial that is applied to the singular values. It is steep at
+zero, and brings them to between 0.7 and 1.2 in five steps."""
 
 Groups = list[dict[str, Any]]
 
@@ -88,7 +88,7 @@ class Muon(Optimizer):
         )
 
     def _state(self, weights: list[Tensor], name: str) -> list[Tensor]:
-        """The state of this name of each weight, zeros at first."""
+        """The state of this name for each weight, zeros at first."""
         for weight in weights:
             if name not in self.state[weight]:
                 self.state[weight][name] = torch.zeros_like(weight)
@@ -113,8 +113,8 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def hidden_groups(groups: Groups, model: nn.Module) -> Groups:
-    """Return the groups with the hidden layers' weights apart from the rest, which `hidden=False`
-    leaves to AdamW: embeddings, the last layer, and all with fewer than two dimensions."""
+    """Return the groups with the hidden layers' weights separated from the rest, which has
+    `hidden=False` for AdamW: embeddings, the last layer, and all with fewer than two dimensions."""
     layers = [
         (layer, [weight for weight in layer.parameters(recurse=False) if weight.ndim >= 2])
         for layer in model.modules()
@@ -127,7 +127,7 @@ def hidden_groups(groups: Groups, model: nn.Module) -> Groups:
 
 
 def _split(group: dict[str, Any], excluded: Container[int] = ()) -> Groups:
-    """A group in two, by what updates its parameters; a part without parameters is left out."""
+    """Split a group by what updates its parameters; a part without parameters is left out."""
     hidden: list[Tensor] = []
     rest: list[Tensor] = []
     for weight in group["params"]:

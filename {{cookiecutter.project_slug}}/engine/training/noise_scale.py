@@ -1,14 +1,14 @@
 """The noise of the gradient, from the parts of batches, for `find noise-scale`.
 
-Of a batch of B examples in k parts, L is the squared norm of its gradient, and S the mean of the
-squared norms of its parts' gradients, weighted by the sizes of the parts. The expectations are
+For a batch of B examples in k parts, L is the squared norm of its gradient, and S the mean of the
+squared norms of the parts' gradients, weighted by the sizes of the parts. The expectations are
 |G|² + tr Σ / B and |G|² + k tr Σ / B, where G is the gradient over all data and Σ the covariance of
-single examples' gradients. So these have no bias, whatever the sizes of the parts:
+single examples' gradients. So these estimates are unbiased for parts of any sizes:
 
     tr Σ = B (S − L) / (k − 1)        |G|² = (k L − S) / (k − 1)
 
 Their ratio is the simple noise scale. Source: McCandlish et al. 2018, arxiv.org/abs/1812.06162,
-appendix A.1, whose formulas these are if all parts have B / k examples.
+appendix A.1; its formulas are these for parts of B / k examples each.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,13 +46,14 @@ class NoiseScale:
             yield batch, size
 
     def end_steps(self) -> None:
-        """Nothing is left over from one step to the next."""
+        """Do nothing: no state carries over from one step to the next."""
 
     def close(self) -> None:
-        """Nothing is left over."""
+        """Do nothing: no state is left over."""
 
     def parts(self, parts: Iterable[tuple[Any, Tensor]]) -> Iterator[tuple[Any, Tensor]]:
-        """Yield the parts of a batch, each with its fraction (); log what their gradients tell.
+        """Yield the parts of a batch, each with its fraction (); log the estimates from
+        their gradients.
 
         These are what the backward passes add up: before any clipping, and divided by the scale of
         a GradScaler. Raises JobError for a loop whose gradients have no one optimizer.
@@ -105,6 +106,6 @@ def _gradients(weights: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _squared(after: list[Tensor], before: list[Tensor]) -> Tensor:
-    """The squared norm () of what was added to gradients."""
+    """The squared norm () of what was added to the gradients."""
     added = torch._foreach_sub(after, before)
     return torch.stack(torch._foreach_norm(added, 2, torch.float32)).square().sum()

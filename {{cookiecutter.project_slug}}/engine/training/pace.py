@@ -1,7 +1,7 @@
 """How fast a job trains and how much memory it takes, for `find batch-size` and `find workers`.
 
 After a warm-up, in which code is compiled, kernels are chosen and queues fill, some windows are
-timed, and then the job pauses. The device is waited for at the ends of windows only.
+timed, and then the job pauses. It waits for the device only at the end of each window.
 """
 
 import resource
@@ -19,14 +19,14 @@ from engine.job.purpose import EXAMPLES, LOADER, MEMORY, RATE, WORKERS
 from engine.training import devices
 
 WARM_UP_STEPS, WARM_UP_SECONDS = 5, 1.0
-"""The warm-up has so many steps and seconds at least."""
+"""The least steps and seconds of the warm-up."""
 
 WINDOWS, WINDOW_SECONDS = 5, 0.5
-"""Windows, and the seconds that each has at least; a step at least."""
+"""Number of windows, and the least seconds of each; a window has at least one step."""
 
 
 class Pace:
-    """Times a job's steps. `step` returns how many are done; raises Paused once all is measured."""
+    """Times a job's steps. `step` returns how many are done. Raises Paused when all is measured."""
 
     def __init__(
         self, device: torch.device, journal: Journal, step: Callable[[], int], workers: int | str
@@ -51,25 +51,25 @@ class Pace:
             rate = sum(sizes) / (time.perf_counter() - began)
             measured = {RATE: rate, EXAMPLES: float(max(sizes)), MEMORY: self._peak_memory()}
             self._journal.metrics(self._step(), measured | self._workers)
-        raise Paused(f"after {self._step()} steps, since its speed is measured")
+        raise Paused(f"after {self._step()} steps, since its speed has been measured")
 
     def end_steps(self) -> None:
-        """The evaluations between steps count as training time; the finder asks for none."""
+        """Do nothing: evaluations between steps count as training time; the finder has none."""
 
     def close(self) -> None:
-        """A job that is over before has windows fewer."""
+        """Do nothing: a job that ends earlier has fewer windows."""
 
     def _until(
         self, stream: Iterator[tuple[Any, int]], steps: int, seconds: float
     ) -> Iterator[tuple[Any, int]]:
-        """Yield so many batches at least, for so long at least."""
+        """Yield at least this many batches, for at least this long."""
         began, done = time.perf_counter(), 0
         while done < steps or time.perf_counter() - began < seconds:
             yield next(stream)
             done += 1
 
     def _peak_memory(self) -> float:
-        """The most bytes: of tensors on a GPU, else of the process."""
+        """The peak memory in bytes: of tensors on a GPU, or else of the process."""
         on_device = devices.peak_memory(self._device)
         if on_device is not None:
             return float(on_device)

@@ -1,7 +1,7 @@
-"""Activation checkpointing: blocks keep only their input, and compute the rest again.
+"""Activation checkpointing: blocks keep only their input, and recompute the rest.
 
-The backward pass then needs the memory of one block and of the blocks' inputs, for about one more
-forward pass. Source: Chen et al. 2016, arxiv.org/abs/1604.06174;
+The backward pass then needs only the memory of one block and of the blocks' inputs, at the cost of
+about one more forward pass. Source: Chen et al. 2016, arxiv.org/abs/1604.06174;
 docs.pytorch.org/docs/stable/checkpoint.html.
 """
 
@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute_blocks(network: nn.Module) -> int:
-    """Have each block of a network recompute its activations; returns how many blocks there are.
+    """Have each block of a network recompute its activations; return the number of blocks.
 
     A block is an element of a Sequential or a ModuleList with at least two layers that have
     weights, such as those of ResNets, ViTs and this project's ConvNet. A block within a block
-    belongs to the outer one. Names of weights, and the results, stay as they are.
+    belongs to the outer one. The names of weights and the results do not change.
     """
     found = [*_blocks(network)]
     for block in found:
@@ -43,7 +43,7 @@ def _layers(module: nn.Module) -> int:
 
 
 class _Recomputed:
-    """A block's forward pass, which is done again in the backward pass."""
+    """A block's forward pass, which is repeated in the backward pass."""
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
@@ -68,7 +68,7 @@ def _with_norms(forward: Callable[..., Any], norms: list[_BatchNorm], *inputs: A
 def _contexts(
     norms: list[_BatchNorm],
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What the first forward pass runs in, and the second."""
+    """The contexts of the first and the second forward pass."""
     return nullcontext(), _statistics_kept(norms)
 
 

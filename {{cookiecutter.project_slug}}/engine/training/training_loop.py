@@ -237,7 +237,7 @@ class TrainingLoop:
 
     @property
     def epoch(self) -> int:
-        """Whole passes over the training data that are done; 0 for a stream."""
+        """Completed passes over the training data; 0 for a stream."""
         return int(self._position.epoch)
 
     @property
@@ -283,7 +283,7 @@ class TrainingLoop:
         self._state.close()
 
     def _first_state(self) -> dict[str, Any]:
-        """What a job that has no checkpoint yet goes on from; empty if it begins anew."""
+        """What a job without a checkpoint continues from; empty if it starts anew."""
         return self._beginning.state()
 
     @cached_property
