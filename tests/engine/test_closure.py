@@ -121,6 +121,23 @@ def test_a_program_that_the_code_names_counts_with_what_it_uses(tmp_path: Path) 
     assert not differs(tmp_path / "not", {**files, "run.py": FILES["run.py"]}, "parts.py", "i", "j")
 
 
+def test_a_program_in_a_folder_counts_with_what_it_uses_of_the_project(tmp_path: Path) -> None:
+    run = RUN.format(body='job.start("python", "-m", "tools.make", "tools/make.py")')
+    make = "from parts import f\n\n\ndef g():\n    f()\n"
+    files = {"run.py": run, "tools/make.py": make, "parts.py": "def f():\n    return 7\n"}
+    assert differs(tmp_path, files, "parts.py", "7", "8")
+
+
+def test_of_a_file_that_is_nested_too_deeply_everything_may_be_used(tmp_path: Path) -> None:
+    deep = "import more\n\ndef f():\n    return " + "-" * 800 + "more.g()\n"
+    files = {
+        "run.py": RUN.replace("import nets", "import deep").format(body="deep.f()"),
+        "deep.py": deep,
+        "more.py": "def g():\n    return 7\n",
+    }
+    assert differs(tmp_path, files, "more.py", "7", "8")
+
+
 def test_sources_that_a_setting_names_count(tmp_path: Path) -> None:
     files = {"a.cu": "int a;", "b.cu": "int b;", "c.txt": "text"}
     assert not differs(tmp_path / "no", files, "a.cu", "int", "long")
