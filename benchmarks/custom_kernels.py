@@ -7,6 +7,7 @@ Where there is a GPU, RMSNorm in Triton is measured on it; the C++ operation is 
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -87,14 +88,16 @@ def main() -> None:
         return
     import torch
 
+    found = [*rows(arguments.rounds)]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     about = (
         f"{machine('torch', gpu=gpu)}; 1 thread; float32; n = "
         f"{arguments.rounds} rounds, all ways in turn. Forward and backward of one operation. The "
         "last two columns are ratios to plain torch in the same round, median (least to most): "
-        "below 1 is faster. `python benchmarks/custom_kernels.py` makes this page."
+        f"below 1 is faster. The machine's load was {os.getloadavg()[0]:.0f}. `python "
+        "benchmarks/custom_kernels.py` makes this page."
     )
-    page("Custom kernels", about, HEAD, [*rows(arguments.rounds)])
+    page("Custom kernels", about, HEAD, found)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ DATASETS["patterns"] = _patterns
 
 TASKS = {
     "digits": "--model convnet --epochs 6 --lr 3e-3 --val-fraction 0.3",
-    "patterns": "--dataset patterns --model resnet18 --steps 60 --eval-every 30 --batch-size 32",
+    "patterns": "--dataset patterns --model resnet18 --steps 30 --eval-every 15 --batch-size 16",
 }
 """The job that each technique is added to, by the name of its data."""
 

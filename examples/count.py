@@ -3,9 +3,9 @@
     python examples/count.py    the tables of docs/compared.md
 
 Counted are the lines of code that are new or changed in the student's files, plot.py, run.sh and
-C++ included; of the scripts in `compared`, which not all examples have, all. Not counted are deleted
-and blank lines, comments, docstrings, and the network: classes of nn.Module and the table MODELS,
-which the scripts import.
+C++ included; of the scripts in `compared`, which not all examples have, all. Not counted are
+deleted and blank lines, comments, docstrings, and the network: classes of nn.Module and the table
+MODELS, which the scripts import.
 """
 
 import ast
@@ -17,7 +17,6 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from merge import EXAMPLES, HERE, TEMPLATE, names
-
 
 COMMENT = {".py": "#", ".sh": "#", ".cpp": "//"}
 """What a comment begins with, in the files that are counted."""

@@ -41,7 +41,7 @@ def test_its_last_line_is_the_result_and_its_files_are_plain(
     assert {file.name for file in folder.iterdir()} == {
         *("settings.json", "code.json", "spec.json", "split.json", "log.txt", "metrics.jsonl"),
         *("best.pt", "predictions.npz", "lock", "courier.lock", "sent.json", "logged"),
-        *("trained.json", "outcome.json"),
+        *("cost.json", "trained.json", "outcome.json"),
     }
     best = torch.load(folder / "best.pt", weights_only=True)
     assert best["settings"]["epochs"] == 2 and set(best["models"]["model"]) >= {"mean", "std"}

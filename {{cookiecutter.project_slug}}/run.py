@@ -150,9 +150,7 @@ def check(job: Job[Settings]) -> None:
     job.check_schedule(optimizers.factor)
     spec = data.load(job.settings, job.runtime.data_root).spec
     with torch.device("meta"):  # shapes only: no weights are made
-        model = models.make(job.settings, spec)
-        job.init(model=model)
-        models.check_batch(model, spec, job.settings.batch_size)
+        job.init(model=models.make(job.settings, spec))
 
 
 if __name__ == "__main__":

@@ -118,8 +118,9 @@ class Late:
     def drain_gpu(self, gpu: int) -> None:
         """The host waits for a GPU."""
         with self.lock:
-            for stream in [each for each in self._streams if each[0] == gpu]:
-                self.drain(stream)
+            for stream in self._known():
+                if stream[0] == gpu:
+                    self.drain(stream)
 
     def drain_all(self) -> None:
         """The host waits for all GPUs."""
@@ -128,12 +129,17 @@ class Late:
                 pass
             self._raise()
 
+    def _known(self) -> list[Stream]:
+        """The streams so far: Python may collect garbage at any time, and memory that is freed by
+        that can be of a new one."""
+        return list(self._streams)
+
     def _raise(self) -> None:
         if self.error:
             raise RuntimeError("CUDA error: device-side assert triggered") from self.error
 
     def _step(self) -> bool:
-        ready = [name for name, queue in self._streams.items() if self._is_ready(queue)]
+        ready = [name for name in self._known() if self._is_ready(self._streams[name])]
         if not ready:
             return False
         (stream,) = self._chance.choices(ready, [self._weights[name] for name in ready])

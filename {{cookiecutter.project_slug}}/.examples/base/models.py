@@ -50,18 +50,18 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
         freeze_backbone(network)
     if settings.recompute and not recompute_blocks(network):
         raise SettingsError(f"--recompute: {settings.model} has no blocks")
+    if settings.batch_size == 1 and spec.mean:
+        check_norms(network, spec)
     return network
 
 
-def check_batch(model: nn.Module, spec: Spec, size: int) -> None:
-    """Raise SettingsError for batches of one example if the network has a batch norm that cannot
-    normalize them. The model is on the meta device."""
-    if size > 1 or not spec.mean:
-        return
-    try:
-        model.train()(torch.zeros(size, *spec.shape, dtype=torch.uint8))
-    except ValueError as error:
-        raise SettingsError("--batch-size 1: batch norm needs at least 2 examples") from error
+def check_norms(network: nn.Module, spec: Spec) -> None:
+    """On the meta device, raise SettingsError if a batch norm cannot normalize a single image."""
+    if next(network.parameters()).is_meta:
+        try:
+            network(torch.zeros(1, *spec.shape, dtype=torch.uint8))
+        except ValueError as error:
+            raise SettingsError("--batch-size 1: batch norm needs at least 2 examples") from error
 
 
 def named(settings: Settings, spec: Spec) -> nn.Module:

@@ -110,7 +110,7 @@ def of_mixed_evidence(jobs: "pd.DataFrame") -> list[str]:
         return []
     names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
     mixed: list[str] = []
-    for _, alike in jobs.astype(dict.fromkeys(names, str)).groupby(names):
+    for _, alike in jobs.astype(dict.fromkeys(names, str)).groupby(names, dropna=False):
         folders = [folder_of(str(folder)) for folder in alike["job_folder"]]
         if alike["code"].nunique() > 1 or data.conflict(folders):
             mixed += alike["job_id"].tolist()
