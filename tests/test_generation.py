@@ -27,6 +27,7 @@ COPIED = {
     "docs/mlflow-seeds.png",
     "docs/recipes.md",
     "docs/settings.md",
+    "docs/trackers.md",
     "engine/evidence/versions.json",
     "paper/paper.tex",
 }
