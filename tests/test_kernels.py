@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from faults import Project, one_line, same
 
+pytestmark = pytest.mark.full  # needs a C++ compiler
+
 SHORT = ("--epochs", "2", "--quiet")
 
 
@@ -31,7 +33,6 @@ def trained(project: Project, *flags: str, **env: str) -> str:
     return done.stdout.split()[1]  # torch's compiler says things on stderr
 
 
-@pytest.mark.full
 def test_its_own_tests_pass(project: Project) -> None:
     """Triton's kernel in the interpreter, the C++ one on the CPU, both against plain torch."""
     command = ["-m", "pytest", "-q", "-n", "0", "tests/test_kernels.py"]
@@ -79,6 +80,7 @@ def test_without_a_compiler_one_line_says_what_to_do(project: Project, tmp_path:
     assert not [*(fresh.root / ".cache" / "kernels").iterdir()]
 
 
+@pytest.mark.alike
 def test_a_mistake_in_a_kernel_is_one_line_with_its_place(project: Project, tmp_path: Path) -> None:
     fresh = project.copy(tmp_path / "fresh")
     fresh.edit("kernels.cpp", "kept * kept)", "kept * kelp)")
@@ -95,8 +97,9 @@ def test_kernels_and_plain_torch_train_alike(project: Project, tmp_path: Path) -
         assert values == pytest.approx(plain, rel=1e-3), name
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("flags", [("--compile", "on"), ("--precision", "bf16")])
+@pytest.mark.parametrize(
+    "flags", [("--compile", "on"), pytest.param(("--precision", "bf16"), marks=pytest.mark.alike)]
+)
 def test_it_trains_compiled_and_in_half_precision(
     project: Project, tmp_path: Path, flags: tuple[str, str]
 ) -> None:
@@ -108,7 +111,7 @@ def test_it_trains_compiled_and_in_half_precision(
     assert "torch.compile:" not in log  # neither graph breaks nor recompiles
 
 
-@pytest.mark.full
+@pytest.mark.alike
 def test_the_same_bits_twice(project: Project, tmp_path: Path) -> None:
     fresh = project.copy(tmp_path / "fresh")
     job = trained(project)
