@@ -27,11 +27,8 @@ COPIED = {
     "docs/mlflow-seeds.png",
     "docs/recipes.md",
     "docs/settings.md",
-<<<<<<< HEAD
     "docs/techniques.md",
-=======
     "docs/trackers.md",
->>>>>>> trackers
     "engine/evidence/versions.json",
     "paper/paper.tex",
 }
