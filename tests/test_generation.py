@@ -19,6 +19,7 @@ COPIED = {
     ".gitignore",
     ".github/workflows/tests.yml",
     "docs/evidence.md",
+    "docs/finding.md",
     "docs/job.md",
     "docs/learning-curves.png",
     "docs/mlflow.md",
