@@ -85,7 +85,7 @@ class Late:
         """Queue a task on a stream."""
         with self.lock:
             self._streams[stream].append(task)
-            self.ahead = max(self.ahead, sum(map(len, self._streams.values())))
+            self.ahead = max(self.ahead, sum(len(self._streams[name]) for name in self._known()))
 
     def mark(self, stream: Stream) -> Mark:
         """Return a mark at the end of a stream."""

@@ -12,7 +12,7 @@ may compile: the first call with each copy.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -108,13 +108,10 @@ class Background:
             self._spare.append(task.weights)
 
     def _wait(self, result: Future[Any]) -> Any:
-        while True:
+        self._check()
+        while wait([result], LOOK).not_done:
             self._check()
-            try:
-                return result.result(LOOK)
-            except TimeoutError:
-                if result.done():  # the function itself ran into a time limit
-                    raise
+        return result.result()
 
     def _submit(
         self,
