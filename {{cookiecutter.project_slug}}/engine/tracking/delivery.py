@@ -89,7 +89,8 @@ class Delivery:
         for. Results count as stored from then on, whatever becomes of the files."""
         if read := data.summary(self._folder):
             self._target.has_read(read)
-        self._target.log(costs.as_lines(self._folder))
+        beyond = {"line": self._reader.line + 1}  # of no journal: what the courier has seen
+        self._target.log([line | beyond for line in costs.as_lines(self._folder)])
         self._target.end(status)
         self._target.add(self._folder, AT_THE_END)
         self._note(status)
