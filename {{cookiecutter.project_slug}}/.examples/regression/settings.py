@@ -94,7 +94,7 @@ class Settings:
     """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
 
     clip_norm: float = setting(0.0, at_least=0)
-    """Largest allowed norm of the gradient over all weights; the norm is then logged, too. 1e9:
+    """Largest allowed norm of the gradient over all weights; logged as train_gradient_norm. 1e9:
     only log it. 0: no clipping."""
 
     ema: float = setting(0.0, at_least=0, below=1)

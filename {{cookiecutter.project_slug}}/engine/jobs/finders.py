@@ -10,6 +10,9 @@ from engine.jobs.project import Project
 Arguments = dict[str, dict[str, Any]]
 """Arguments of a command, as in command.py."""
 
+LARGEST = 1_000_000
+"""Batch size that is tried at most, if none is given."""
+
 
 def number(flag: str, about: str, default: int | None = None) -> Arguments:
     """Return a flag whose value is a whole number."""
@@ -51,7 +54,7 @@ FINDERS: dict[str, tuple[str, Arguments]] = {
     purpose.FIND_BATCH_SIZE: (
         "find the largest batch size that fits, and the smallest that is nearly as fast as any",
         number("--smallest", "size to start with (default: 8)", 8)
-        | number("--largest", "size to end with (default: 1000000)", 1_000_000)
+        | number("--largest", f"size to end with (default: {LARGEST})", LARGEST)
         | SETTING
         | AGAIN,
     ),
@@ -79,6 +82,8 @@ def find(project: Project, given: argparse.Namespace) -> int:
         value = getattr(given, name, None)
         if value is not None and value < least:
             raise SettingsError(f"--{name} {value}: must be at least {least}")
+    if getattr(given, "smallest", 0) > (getattr(given, "largest", None) or LARGEST):
+        raise SettingsError(f"--smallest {given.smallest}: must be at most --largest")
     if getattr(given, "up_to", 1.0) <= 0:
         raise SettingsError(f"--up-to {given.up_to:g}: must be above 0")
     from engine.finding import command  # with NumPy, which is slow to import

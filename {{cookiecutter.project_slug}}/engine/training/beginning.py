@@ -161,5 +161,5 @@ def _misfits(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[str]:
             here, there = tuple(weight.shape), tuple(kept[name].shape)
             shapes = f"its shape is {here}, but {there} in that job"
             yield f"{name} keeps its initial values: {shapes}"
-    for name in kept.keys() - own.keys():
+    for name in sorted(kept.keys() - own.keys()):
         yield f"{name} of that job is not used: this job has no weight of this name"
