@@ -1,23 +1,8 @@
 """Networks: transformers of Hugging Face that classify texts.
 
-<<<<<<< example
 To add a network that starts from random weights, write its configuration and a line in MODELS. Any
 other name is that of a checkpoint: a folder in --data-root with config.json, model.safetensors and
 tokenizer.json, as `hf download` and save_pretrained() write them.
-||||||| base
-To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
-images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, or other
-inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by
-their own names, fitted to the data.
-=======
-To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
-images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, or other
-inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by
-their own names, fitted to the data.
-
-To add an initialization, write a function such as `orthogonal` and a line in INITIALIZATIONS. It is
-also called on networks without weights (on the meta device), to check a job before it starts.
->>>>>>> template
 """
 
 import json

@@ -1,24 +1,9 @@
 """Networks.
 
-<<<<<<< example
 To add a pair of networks, write their classes and a line in MODELS, which may pass settings on to
 them. A generator takes noise (B, Z), normally distributed, and returns images (B, C, H, W) with
 pixels in [0, 1]. A discriminator takes images with zero mean and unit standard deviation in each
 channel, and returns logits (B, 1): the larger, the more real they look.
-||||||| base
-To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
-images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, or other
-inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by
-their own names, fitted to the data.
-=======
-To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
-images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, or other
-inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by
-their own names, fitted to the data.
-
-To add an initialization, write a function such as `orthogonal` and a line in INITIALIZATIONS. It is
-also called on networks without weights (on the meta device), to check a job before it starts.
->>>>>>> template
 """
 
 from collections.abc import Callable

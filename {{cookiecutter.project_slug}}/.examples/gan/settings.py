@@ -100,23 +100,7 @@ class Settings:
     """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
 
     clip_norm: float = setting(0.0, at_least=0)
-<<<<<<< example
     """Largest allowed norm of the gradient over all weights. 0: no clipping."""
-||||||| base
-    """Largest allowed norm of the gradient over all weights; the norm is then logged, too. 1e9:
-    only log it. 0: no clipping."""
-
-    ema: float = setting(0.0, at_least=0, below=1)
-    """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
-    EMA is evaluated and kept. 0: use the weights themselves."""
-=======
-    """Largest allowed norm of the gradient over all weights; logged as train_gradient_norm. 1e9:
-    only log it. 0: no clipping."""
-
-    ema: float = setting(0.0, at_least=0, below=1)
-    """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
-    EMA is evaluated and kept. 0: use the weights themselves."""
->>>>>>> template
 
     ema: float = setting(0.995, at_least=0, below=1)
     """Decay per step of an exponential moving average (EMA) of the generator's weights; the EMA

@@ -81,22 +81,8 @@ class Settings:
     warmup: Span = Span("20")
     """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
 
-<<<<<<< example
     clip_norm: float = setting(1.0, at_least=0)
-    """Largest allowed norm of the gradient over all weights; the norm is then logged, too. 1e9:
-||||||| base
-    label_smoothing: float = setting(0.0, at_least=0, below=1)
-    """Fraction of each label that is spread evenly over all classes, in the training loss."""
-
-    clip_norm: float = setting(0.0, at_least=0)
-    """Largest allowed norm of the gradient over all weights; the norm is then logged, too. 1e9:
-=======
-    label_smoothing: float = setting(0.0, at_least=0, below=1)
-    """Fraction of each label that is spread evenly over all classes, in the training loss."""
-
-    clip_norm: float = setting(0.0, at_least=0)
     """Largest allowed norm of the gradient over all weights; logged as train_gradient_norm. 1e9:
->>>>>>> template
     only log it. 0: no clipping."""
 
     ema: float = setting(0.0, at_least=0, below=1)

@@ -1,20 +1,7 @@
 """Networks.
 
 To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
-<<<<<<< example
 features (B, F) and returns predictions (B, 1), both with zero mean and unit standard deviation.
-||||||| base
-images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, or other
-inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by
-their own names, fitted to the data.
-=======
-images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, or other
-inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by
-their own names, fitted to the data.
-
-To add an initialization, write a function such as `orthogonal` and a line in INITIALIZATIONS. It is
-also called on networks without weights (on the meta device), to check a job before it starts.
->>>>>>> template
 """
 
 from collections.abc import Callable

@@ -1,23 +1,8 @@
 """Policies.
 
-<<<<<<< example
 To add one, write its class and a line in MODELS, which may pass settings on to it. It takes
 observations (B, D), float, and returns logits of the actions (B, K) and values (B,): the discounted
 return that it expects, times 1 - discount.
-||||||| base
-To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
-images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, or other
-inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by
-their own names, fitted to the data.
-=======
-To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
-images (B, C, H, W), float, with zero mean and unit standard deviation in each channel, or other
-inputs as data.py gives them, and returns logits (B, K). Torchvision's classifiers are there by
-their own names, fitted to the data.
-
-To add an initialization, write a function such as `orthogonal` and a line in INITIALIZATIONS. It is
-also called on networks without weights (on the meta device), to check a job before it starts.
->>>>>>> template
 """
 
 from collections.abc import Callable

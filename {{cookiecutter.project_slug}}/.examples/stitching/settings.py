@@ -107,15 +107,7 @@ class Settings:
     """Fraction of each label that is spread evenly over all classes, in the training loss."""
 
     clip_norm: float = setting(0.0, at_least=0)
-<<<<<<< example
     """Largest allowed norm of the gradient over all weights. 0: no clipping."""
-||||||| base
-    """Largest allowed norm of the gradient over all weights; the norm is then logged, too. 1e9:
-    only log it. 0: no clipping."""
-=======
-    """Largest allowed norm of the gradient over all weights; logged as train_gradient_norm. 1e9:
-    only log it. 0: no clipping."""
->>>>>>> template
 
     ema: float = setting(0.0, at_least=0, below=1)
     """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
