@@ -35,7 +35,8 @@ def changed(make: Callable[..., Path]) -> Project:
     project.edit("run.py", 'measured = {"loss"', 'measured = {"nll"')
     project.edit("run.py", "job.log(measured, lr=lr)", "job.log(measured, learning_rate=lr)")
     project.edit("run.py", "    predicted = logits", f"{NOTED}logits")
-    project.edit("optimizers.py", "settings.lr", "settings.learning_rate")
+    for end in (",", ")"):  # not lr_for_batch
+        project.edit("optimizers.py", f"settings.lr{end}", f"settings.learning_rate{end}")
     project.edit("optimizers.py", "import SGD, Adam, AdamW,", "import SGD, Adam, AdamW, RMSprop,")
     with (project.root / "optimizers.py").open("a") as file:
         file.write(RMSPROP)

@@ -7,13 +7,14 @@ write so that old jobs keep their ids. How a job runs (--device, --workers, …)
 flags belong to the engine and change no result.
 
 The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
-accumulate, seed, fold and monitor. Everything imports this file, so it imports nothing slow.
+accumulate, seed, fold, monitor, schedule and init_from. Everything imports this file, so it imports
+nothing slow.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.cli import JobId, Metric, SettingsError, Span, added, setting
+from engine.cli import JobId, Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names that run.py measures them under
     "loss": Metric(
@@ -68,6 +69,20 @@ class Settings:
     pretrained: bool = False
     """Start a torchvision classifier from its published weights."""
 
+    init_from: Weights | None = added(None, neutral=None)
+    """Id of the job whose best weights this one starts from. With :last after the id, continue the
+    training of that shorter job. none: new weights."""
+
+    init: str = added("default", neutral="default", names="models.INITIALIZATIONS")
+    """How the weights are initialized. default: as torch does it."""
+
+    freeze: Literal["none", "backbone"] = added("none", neutral="none")
+    """What is not trained. backbone: all but the last layer, including batch norm statistics."""
+
+    recompute: bool = added(False, neutral=False)
+    """Activation checkpointing: keep only the input of each block, and recompute the rest in the
+    backward pass. Takes less memory and more time."""
+
     # Length (one of epochs, steps, minutes)
     epochs: int = setting(30, at_least=1, at_most=1_000_000)
     """Passes over the training examples."""
@@ -94,6 +109,10 @@ class Settings:
     lr: float = setting(1e-3, above=0)
     """Highest learning rate."""
 
+    lr_for_batch: int = added(0, neutral=0, at_least=0)
+    """Batch size that --lr was chosen for. With another --batch-size, the rate is scaled by the
+    ratio of the two for sgd, and by its square root for other optimizers. 0: not scaled."""
+
     weight_decay: float = setting(0.0, at_least=0)
     """Weight decay of matrices and kernels; biases and norms have none."""
 
@@ -107,14 +126,22 @@ class Settings:
     """Fraction of each label that is spread evenly over all classes, in the training loss."""
 
     clip_norm: float = setting(0.0, at_least=0)
-    """Largest allowed norm of the gradient over all weights. 0: no clipping."""
+    """Largest allowed norm of the gradient over all weights; logged as train_gradient_norm. 1e9:
+    only log it. 0: no clipping."""
 
     ema: float = setting(0.0, at_least=0, below=1)
     """Decay per step of an exponential moving average (EMA) of the weights, such as 0.999; the
     EMA is evaluated and kept. 0: use the weights themselves."""
 
+    compare_ema: bool = added(False, neutral=False)
+    """With --ema, also evaluate the weights themselves, as val_weights_loss and so on."""
+
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Number format of the forward pass. auto: bf16 on a GPU that has it, else fp32."""
+
+    # Evaluation
+    test_time_flip: bool = added(False, neutral=False)
+    """In evaluation, average the outputs for each image and its mirror image."""
 
     # Best weights
     monitor: str = setting("val_loss", metric=METRICS)
@@ -137,6 +164,12 @@ class Settings:
             )
         if self.monitor == "none" and self.patience:
             raise SettingsError(f"--patience {self.patience}: needs a --monitor")
+        if self.compare_ema and not self.ema:
+            raise SettingsError("--compare-ema: needs --ema, such as --ema 0.999")
+        if self.optimizer == "muon" and self.precision == "fp16":
+            raise SettingsError("--optimizer muon: does not work with --precision fp16; use bf16")
+        if self.pretrained and self.init != "default":
+            raise SettingsError(f"--init {self.init}: cannot be used with --pretrained")
 
 
 @dataclass(frozen=True, kw_only=True)
