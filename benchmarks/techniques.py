@@ -102,7 +102,7 @@ def results(project: Path) -> dict[str, dict[str, dict[int, Result]]]:
     for path in project.glob("runs/*/*/settings.json"):
         settings = json.loads(path.read_text())["settings"]
         task, name = settings["note"].split(" ")
-        if (path.parent / "best.pt").exists():
+        if (path.parent / "outcome.json").exists():  # none has diverged
             found[task][name][settings["seed"]] = Result(path.parent)
     return found
 
