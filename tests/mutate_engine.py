@@ -122,9 +122,9 @@ def _without_words(tree: ast.AST) -> None:
 
 def _change(before: str, node: ast.AST) -> str:
     """Return the first line that differs, before and after."""
-    pairs = zip(before.splitlines(), [*ast.unparse(node).splitlines(), ""], strict=False)
-    old, new = next((pair for pair in pairs if pair[0] != pair[1]), ("", "one line more"))
-    return f"`{old.strip()}` became `{new.strip()}`"
+    pairs = zip(before.splitlines(), ast.unparse(node).splitlines(), strict=False)
+    differ = [(old.strip(), new.strip()) for old, new in pairs if old != new]
+    return "`{}` became `{}`".format(*differ[0]) if differ else "the last statement is there twice"
 
 
 def passes(copy: Path, tests: Sequence[str], seconds: float | None = None) -> bool:
@@ -189,7 +189,10 @@ def main() -> None:
             left[module] = survivors(copy, module, arguments.count, chance)
     about = (
         f"{machine('torch')}. {arguments.count} random changes of each module, and how many of "
-        "them its tests in `tests/engine` find. `python tests/mutate_engine.py` makes this page."
+        f"them its tests in `tests/engine` find, on a CPU. Of the others, many do nothing: they "
+        "change an order that does not matter, or do a thing twice. "
+        f"`python tests/mutate_engine.py --seed {arguments.seed} --count {arguments.count}` makes "
+        "this page."
     )
     count = arguments.count
     rows = [

@@ -25,7 +25,7 @@ class Order:
         self._indices, self._seed = indices, seed
         self.batch_size = batch_size
         self.examples = len(indices)
-        if self.shuffled and self.examples > batch_size > 1 and self.examples % batch_size == 1:
+        if self.shuffled and self.examples > batch_size and self.examples % batch_size == 1:
             self.examples -= 1
 
     def __len__(self) -> int:
