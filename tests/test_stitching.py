@@ -396,8 +396,9 @@ def test_a_killed_job_ends_as_if_nothing_had_happened(
 ) -> None:
     """L-BFGS's history of steps and gradients is in its checkpoints."""
     flags = ("--checkpoint-minutes", "0.0001", "--evaluations", "6", "--steps", "60", *LAST)
-    job = job_of(stitch(made, *flags))
-    fresh = Project(Path(shutil.copytree(made.root, tmp_path / "copy")))
+    whole = Project(Path(shutil.copytree(made.root, tmp_path / "whole")))
+    job = job_of(stitch(whole, *flags))
+    fresh = Project(Path(shutil.copytree(whole.root, tmp_path / "copy")))
     shutil.rmtree(fresh.root / "runs" / job)
     fresh.write(f"DELETE FROM tags WHERE value = '{job}' AND key = 'job_id'")
     first, second = trained(fresh)
@@ -415,10 +416,9 @@ def test_a_killed_job_ends_as_if_nothing_had_happened(
     assert hit
     done = stitch(fresh, *flags)
     assert done.returncode == 0, done
-    assert same(fresh.tensors(job), made.tensors(job))
-    assert len(made.tensors(job)["last"]["parts"]["optimizer"]["state"][0]["old_dirs"]) == 20
-    assert fresh.journalled(job) == made.journalled(job)
-    assert fresh.stored(job) == made.stored(job)
+    assert same(fresh.tensors(job), whole.tensors(job))
+    assert fresh.journalled(job) == whole.journalled(job)
+    assert fresh.stored(job) == whole.stored(job)
 
 
 def points(project: Project, job: str) -> int:
