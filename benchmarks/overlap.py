@@ -80,6 +80,8 @@ print((time.perf_counter() - begun) / len(batches))
 """
 IN_BACKGROUND = "in the background"
 SYNCHRONOUS = """        metrics = evaluate(job, forward, ema.model, val, "val")
+        if settings.compare_ema:
+            metrics |= evaluate(job, forward, model, val, "val_weights")
         job.log_epoch(metrics)
         if stopping.improved(metrics):
             job.keep_best(metrics, model=ema.model)

@@ -79,6 +79,8 @@ IN_BACKGROUND = """\
 
 SYNCHRONOUS = """\
         metrics = evaluate(job, forward, ema.model, val, "val")
+        if settings.compare_ema:
+            metrics |= evaluate(job, forward, model, val, "val_weights")
         job.log_epoch(metrics)
         if stopping.improved(metrics):
             job.keep_best(metrics, model=ema.model)
