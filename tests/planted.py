@@ -35,7 +35,7 @@ LOG = "                job.log(measured, lr=lr)  # stays on the device and is wr
 OPTIMIZER = "    optimizer = optimizers.make(model, settings)\n"
 NONE = '    """Change nothing."""\n    return batch\n'
 EVALUATED = "        _, measured = forward(model, batch, job.settings)\n"
-FIRST = "        logits: Tensor = self.layers(images)\n        return logits\n\n\nclass ConvNet"
+FIRST = "        logits: Tensor = self.layers(images)\n        return logits\n\n\ndef block("
 
 
 def planted(*changes: tuple[str, str, str], flags: tuple[str, ...] = ()) -> Edit:
