@@ -142,7 +142,7 @@ AUGMENTATIONS: '''
 
 TWO_RATES = """    *first, last = [p for p in model.parameters() if p.requires_grad]
     rates = [{"params": first, "lr": settings.lr / 10}, {"params": [last], "lr": settings.lr}]
-    return OPTIMIZERS[settings.optimizer](rates, settings)
+    optimizer = OPTIMIZERS[settings.optimizer](rates, settings)
 """
 
 EDITS = {
@@ -262,8 +262,7 @@ EDITS = {
         (
             (
                 OPTIMIZERS,
-                "    return OPTIMIZERS[settings.optimizer](groups(model.parameters(), settings), "
-                "settings)\n",
+                "    optimizer = OPTIMIZERS[settings.optimizer](parts, settings)\n",
                 TWO_RATES,
             ),
         ),
