@@ -122,10 +122,10 @@ def test_a_ranking_goes_by_validation_and_says_so(draw, store):
 
 def test_two_seeds_and_two_classes_that_are_booleans(draw, store):
     for seed, values in enumerate(([0.5, 0.6], [0.8, 0.9])):
-        store.job("two", {"val_accuracy": values}, monitor="val_accuracy", lr=0.1, seed=seed)
+        store.job("two-seeds", {"val_accuracy": values}, monitor="val_accuracy", lr=0.1, seed=seed)
     label = np.arange(10) % 2 == 0
     np.savez(store.folder / "predictions.npz", label=label, predicted=label | (np.arange(10) < 2))
-    drawn = draw("two")
+    drawn = draw("two-seeds")
     store.keep_predictions()
     assert drawn.status == 0
     assert "1 of 10 are wrong" in drawn.caption("confusion")
