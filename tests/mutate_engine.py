@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -136,7 +137,8 @@ def passes(copy: Path, tests: Sequence[str], seconds: float | None = None) -> bo
     fork.start()
     fork.join(seconds)
     if fork.exitcode is None:
-        fork.kill()
+        assert fork.pid
+        os.killpg(fork.pid, signal.SIGKILL)  # with what the tests started
         fork.join()
     return fork.exitcode == 0
 

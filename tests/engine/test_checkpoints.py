@@ -1,8 +1,10 @@
 """Checkpoint files: whole or absent, data and no code, written beside training."""
 
+import errno
 import hashlib
 import os
 import resource
+import stat
 import subprocess
 import sys
 import zipfile
@@ -141,6 +143,16 @@ def test_a_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert checkpoints.load(path, CPU) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_a_disk_that_fails_after_all_was_written_is_said(tmp_path, monkeypatch):
+    def fail(file):
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoints.save(tmp_path / "a.pt", {"step": 1})
 
 
 class Code:
