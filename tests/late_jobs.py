@@ -36,7 +36,7 @@ OFTEN, SELDOM = 1e-6, 10.0
 """Minutes between two checkpoints: there is one after each step, or none before the end."""
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "device": ("cuda:0", "cuda:1"),
+    "device": ("auto", "cuda:1"),
     "pauses": (("1e", OFTEN), ("1e", SELDOM), ("2e", SELDOM)),
     "starts_late": (False, True),
     "loader": ("resident", "workers"),
