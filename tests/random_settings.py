@@ -32,7 +32,7 @@ NETWORKS = ("mlp", "convnet", "convnet-separable", "convnet-se", "resnet18", "no
 
 
 def combinations(kind: type, count: int, seed: int = 0) -> Iterator[list[str]]:
-    """Yield so many command lines, each with about half of the settings, for two steps."""
+    """Yield `count` command lines of two-step jobs, each with about half of the settings."""
     chance = random.Random(seed)
     drawn = {name: flag for name, flag in flags.of(kind).items() if name not in LENGTH}
     for _ in range(count):

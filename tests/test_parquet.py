@@ -1,4 +1,4 @@
-"""Parquet files beside MLflow: equal to the journal, whatever was killed or away in between."""
+"""Parquet files beside MLflow: equal to the journal, even after kills and missing folders."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_a_killed_and_continued_job_s_table_is_its_journal(project: Project) -> 
     assert status(project, job) == ["FINISHED"]
 
 
-@pytest.mark.full  # a job waits half a minute for a folder that is away
+@pytest.mark.full  # a job waits half a minute for a missing folder
 def test_while_the_folder_is_away_a_job_trains_and_the_rest_is_written_later(
     project: Project,
 ) -> None:

@@ -70,7 +70,7 @@ def sweeping(root: Path, env: dict[str, str]) -> "Iterator[subprocess.Popen[str]
 
 
 def arrays(done: "subprocess.CompletedProcess[str]", jobs: int, tasks: int = 0) -> list[str]:
-    """The arrays that so many jobs were submitted to Slurm as, in so many tasks."""
+    """Return the arrays that Slurm was given for some jobs in a number of tasks."""
     assert (done.returncode, done.stderr) == (0, "")
     size = f" in {tasks} tasks" if tasks else ""
     begun, last = f"{jobs} jobs submitted to Slurm{size} as ", done.stdout.splitlines()[-1]

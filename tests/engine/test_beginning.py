@@ -1,4 +1,4 @@
-"""--init-from: a job begins with another job's best weights, or goes on where it has ended."""
+"""--init-from: a job starts from another job's best weights, or continues its training."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ CONSTANT = ALL | {"schedule": "constant"}
 
 
 def end_of(ended):
-    """The value of --init-from that goes on where a job has ended."""
+    """The value of --init-from that continues a job's training."""
     return Weights(f"{ended.folder.parent.name}:last")
 
 

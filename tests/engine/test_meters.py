@@ -74,7 +74,7 @@ def test_so_many_values_at_most_wait_on_the_device(tmp_path: Path, clock: Simple
 
 
 def test_many_measurements_of_a_step(tmp_path: Path, clock: SimpleNamespace) -> None:
-    """More in one copy than there was room for at first."""
+    """One copy holds more than the buffer's initial size."""
     training = Training(tmp_path)
     for step in range(1, 4):
         training.meter.add({f"m{n}": torch.tensor(float(n * step)) for n in range(700)})

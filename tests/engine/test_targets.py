@@ -1,4 +1,4 @@
-"""Targets of a courier: what each is given, and that one that is away holds up no other."""
+"""Targets of a courier: what each receives, and that none of them delays the others."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ JOB = "0123456789ab"
 
 
 class Kept(Target):
-    """A target in memory, which is away so many times."""
+    """A target in memory, which is unavailable for the first attempts."""
 
     NAME, NOTED_IN = "memory", "sent-kept.json"
     away = 0
@@ -53,7 +53,7 @@ class Kept(Target):
 
 
 class Away(Kept):
-    """One that is away three times."""
+    """A target that is unavailable for the first three attempts."""
 
     NOTED_IN, away = "sent-away.json", 3
 

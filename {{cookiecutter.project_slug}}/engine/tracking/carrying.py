@@ -1,5 +1,5 @@
 """How a courier's time goes: each target gets its lines when it wants them, and is tried again
-while it is away. One that is away holds up no other.
+while it is unavailable, which does not delay the others.
 """
 
 import signal
@@ -52,7 +52,8 @@ def carry(
 ) -> None:
     """Deliver until the job's end and all is sent, or the job's next courier can do it.
 
-    `job_ended` waits so many seconds for the end. Raises Elsewhere if the job is not this one's.
+    `job_ended` waits up to the given number of seconds for the end. Raises Elsewhere if the job
+    belongs to another process.
     """
     uploads = [Upload(delivery) for delivery in deliveries]
     pause, over, said = 0.0, False, ""

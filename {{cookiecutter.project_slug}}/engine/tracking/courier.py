@@ -4,7 +4,7 @@ It alone imports MLflow. In the training process MLflow's threads would fight th
 interpreter's lock, and its import would nearly double the start. So the job starts the courier
 before it imports torch and hands it the job's folder on a pipe.
 
-While a target is away the courier tries again, for as long as the job lives and DELIVERY seconds
+While a target is unavailable, the courier tries again as long as the job lives and DELIVERY seconds
 more (carrying.py). What is not sent by then, the job's next courier sends.
 """
 

@@ -18,7 +18,7 @@ INTERVAL = 10.0
 
 
 class Energy:
-    """The energy that a GPU has used since this was made, whoever used it.
+    """The energy that a GPU has used since this was made, by all its users together.
 
     NVML counts it on GPUs since Volta (docs.nvidia.com/deploy/nvml-api,
     nvmlDeviceGetTotalEnergyConsumption). On older ones it is the sum over the calls of the power

@@ -115,7 +115,7 @@ class TrainMeter:
 
     def close(self, step: int) -> None:
         """Write the mean of the last steps too, if they are fewer than --log-every. The state keeps
-        their sums, since a longer job that goes on from it has more steps in that mean."""
+        their sums, because a longer job that continues from it adds more steps to that mean."""
         self.flush()
         if self._in_mean:
             before = self._means, self._in_mean
@@ -143,7 +143,7 @@ class TrainMeter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self._every, self._in_mean = state["every"], state["in_mean"]
-        if self._journal.log_every not in ("auto", self._every):  # of a job that goes on
+        if self._journal.log_every not in ("auto", self._every):  # continuing another job
             log.warning("--log-every stays %s, the value that training began with", self._every)
         self._means.sums, self._numbers = state["means"], state["numbers"]
 
