@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def project(make: Callable[..., Path]) -> Project:
 
 def read(project: Project, table: str) -> pd.DataFrame:
     """Return a table of the project's, read as any library would: a folder with files."""
-    ((folder),) = Path(project.env["PARQUET_FOLDER"]).glob("*/")
+    (folder,) = Path(project.env["PARQUET_FOLDER"]).glob("*/")
     return pd.read_parquet(folder / table)
 
 
@@ -35,18 +36,35 @@ def stored(project: Project, job_id: str) -> Curves:
 
 
 def status(project: Project, job_id: str) -> list[str]:
-    """Return the statuses of a job's attempts."""
+    """Return the statuses of a job's attempts; none before the first one is written."""
+    if not any(Path(project.env["PARQUET_FOLDER"]).glob("*/jobs/*.parquet")):
+        return []
     rows: list[str] = read(project, "jobs").query("job_id == @job_id").status.tolist()
     return rows
 
 
+def started_and_paused(project: Project, *flags: str) -> tuple[str, subprocess.Popen[str]]:
+    """Return a job and its process, stopped once the journal has measurements: it cannot end before
+    its courier, however slow, has written the tables for the first time."""
+    known = set((project.root / "runs").glob("*"))
+    process = project.start(*flags)
+
+    def journals() -> list[Path]:
+        found = (project.root / "runs").glob("*/*/metrics.jsonl")
+        return [path for path in found if path.parents[1] not in known]
+
+    wait_until(lambda: any("train_loss" in path.read_text() for path in journals()))
+    os.killpg(process.pid, signal.SIGSTOP)
+    (path,) = journals()
+    job = path.parents[1].name
+    wait_until(lambda: status(project, job) == ["RUNNING"])
+    return job, process
+
+
 def test_a_killed_and_continued_job_s_table_is_its_journal(project: Project) -> None:
-    killed = project.start(*LONG)
-    wait_until(lambda: any(Path(project.env["PARQUET_FOLDER"]).glob("*/jobs/*.parquet")))
+    job, killed = started_and_paused(project, *LONG)
     os.killpg(killed.pid, signal.SIGKILL)
     ended(killed)
-    (folder,) = (project.root / "runs").glob("*/*/settings.json")
-    job = folder.parents[1].name
     wait_until(lambda: status(project, job) == ["KILLED"])  # its courier saw that
     assert stored(project, job) == project.journalled(job)
     done = project.run(*LONG)
@@ -60,15 +78,16 @@ def test_while_the_folder_is_away_a_job_trains_and_the_rest_is_written_later(
     project: Project,
 ) -> None:
     tables = Path(project.env["PARQUET_FOLDER"])
-    process = project.start(*LONG, "--note", "away")
-    wait_until(lambda: "RUNNING" in read(project, "jobs").status.tolist())
+    job, process = started_and_paused(project, *LONG, "--note", "away")
     courier = courier_of(process)
     tables.rename(tables.with_name("elsewhere"))
     tables.write_text("in its place\n")
+    os.killpg(process.pid, signal.SIGCONT)
     done = ended(process)
     assert courier
     kill(courier)  # or it would write the rest, for two more minutes
-    said, job = one_line(done, 3), job_of(done)
+    said = one_line(done, 3)
+    assert job_of(done) == job
     assert f"not everything has been uploaded ({tables}/" in said and "Not a directory" in said
     assert [each for _, each in project.runs(job)] == ["FINISHED"]
     assert project.stored(job) == project.journalled(job)  # MLflow did not wait for the other

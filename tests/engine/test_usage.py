@@ -23,6 +23,9 @@ while time.process_time() < end:
     pass
 """
 
+TICK = 0.01
+"""Seconds in a tick of the kernel's counters: times are known to within one of them."""
+
 WAIT = "print('there', flush=True); input()\n"
 
 
@@ -56,7 +59,7 @@ def test_time_on_cores_is_that_of_getrusage():
     exec(BURN.format(seconds=0.2))
     used, wanted = usage.own()[1]["cpu_seconds"] - before, known() - known_before
     assert wanted >= 0.4
-    assert used == pytest.approx(wanted, abs=0.06)  # the kernel's ticks are 0.01 s
+    assert used == pytest.approx(wanted, abs=6 * TICK)
 
 
 def test_time_and_memory_of_processes_that_it_has_started(running):
@@ -225,9 +228,9 @@ def test_trainers_that_are_killed_are_known_by_their_couriers(driver, running, t
         process.wait()
         assert wait(0.0)
     cost = costs.totals(path)
-    assert 0.4 <= 3600 * cost["cpu_hours"] < 4
+    assert 0.4 - 2 * TICK <= 3600 * cost["cpu_hours"] < 4
     assert cost["energy_kwh"] == pytest.approx(2 * 300 * 30 / 3.6e6)
-    assert 0.4 <= 3600 * cost["gpu_hours"] <= seconds
+    assert 0.4 - 2 * TICK <= 3600 * cost["gpu_hours"] <= seconds
     assert len(json.loads((path / costs.FILE).read_text())["processes"]) == 2
 
 

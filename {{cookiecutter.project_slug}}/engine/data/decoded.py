@@ -13,6 +13,7 @@ import os
 import shutil
 import struct
 import sys
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -76,6 +77,7 @@ class _Cache:
         self._file, self._size = file, size
         self._rows = os.fstat(file).st_size // (HASH + size)
         self._writable = True
+        weakref.finalize(self, os.close, file)
 
     def has_room_for(self, index: int) -> bool:
         """Return whether there is a place for a row."""
@@ -105,9 +107,6 @@ class _Cache:
 
     def _place(self, index: int) -> int:
         return self._rows * HASH + index * self._size
-
-    def __del__(self) -> None:
-        os.close(self._file)
 
 
 def _folder() -> Path:
