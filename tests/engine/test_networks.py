@@ -9,11 +9,13 @@ import models
 import pytest
 import run
 import torch
+from engine.cli import Weights
 from engine.errors import SettingsError
 from engine.training.recomputing import recompute_blocks
 from settings import Settings
 from torch import Tensor, nn
 
+WEIGHTS = Weights("0123456789ab")
 SPEC = models.Spec((1, 8, 8), tuple("abcd"), (0.5,), (0.25,), (50, 30, 15, 5))
 
 
@@ -66,7 +68,7 @@ def test_class_counts_are_of_the_training_examples(tmp_path) -> None:
 
 @pytest.mark.parametrize("model", ["convnet", "resnet18", "vit_b_16"])
 def test_a_frozen_backbone_stays_as_it_is(model: str) -> None:
-    settings = Settings(model=model, freeze="backbone", image_size=32)
+    settings = Settings(model=model, freeze="backbone", init_from=WEIGHTS, image_size=32)
     torch.manual_seed(0)
     network = models.make(settings, SPEC)
     before = deepcopy(network.state_dict())
@@ -119,7 +121,11 @@ def test_recomputed_blocks_draw_the_same_random_numbers() -> None:
         ({"recompute": True}, SPEC, "--recompute: mlp has no blocks"),
         ({"init": "class-prior"}, replace(SPEC, counts=()), "--init class-prior: "),
         ({"test_time_flip": True}, models.Spec((4,), ("a", "b"), (), ()), "--test-time-flip: "),
-        ({"freeze": "backbone"}, models.Spec((4,), ("a", "b"), (), ()), "--freeze backbone: "),
+        (
+            {"freeze": "backbone", "init_from": WEIGHTS},
+            models.Spec((4,), ("a", "b"), (), ()),
+            "--freeze backbone: ",
+        ),
     ],
 )
 def test_what_a_network_cannot_do_is_refused(settings, spec, said) -> None:

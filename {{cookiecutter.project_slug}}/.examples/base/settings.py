@@ -158,5 +158,7 @@ class Settings:
             raise SettingsError("--compare-ema: needs --ema, such as --ema 0.999")
         if self.optimizer == "muon" and self.precision == "fp16":
             raise SettingsError("--optimizer muon: does not work with --precision fp16; use bf16")
+        if self.freeze == "backbone" and not (self.pretrained or self.init_from):
+            raise SettingsError("--freeze backbone: needs weights from --pretrained or --init-from")
         if self.pretrained and self.init != "default":
             raise SettingsError(f"--init {self.init}: cannot be used with --pretrained")

@@ -38,5 +38,6 @@ def find(given: argparse.Namespace, words: Sequence[str], runs_root: Path | None
         return leave(1, f"jobs.py: {error}")
     jobs = [*running.jobs.values()]
     answer.jobs = jobs
-    answer.figure = drawing.write(what.replace(" ", "-"), answer.draw, jobs)
+    name = f"{what.replace(' ', '-')}-{wanted.job.id}"
+    answer.figure = drawing.write(name, answer.draw, jobs)
     return show(answer, given.json)

@@ -93,7 +93,8 @@ def _metric(declared: Mapping[str, Metric], settings: Any, given: str) -> Measur
     monitored = str(getattr(settings, "monitor", "none")).removeprefix("val_")
     losses = [name for name, metric in declared.items() if metric.better == "lower"]
     if given and given not in losses:
-        raise SettingsError(f"--metric {given}: {did_you_mean(given, losses)}")
+        hint = did_you_mean(given, losses)
+        raise SettingsError(f"--metric {given}: is not one for which lower is better; {hint}")
     if not losses:
         raise SettingsError("find lr: METRICS declares no metric for which lower is better")
     name = given or (monitored if monitored in losses else losses[0])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from engine import machine
-from engine.errors import JobError
+from engine.errors import JobError, SettingsError
 from engine.finding import drawing, trials
 from engine.finding.answer import Answer, Row
 from engine.finding.speeds import Speed, smallest_good
@@ -19,8 +19,10 @@ from engine.job.purpose import LOADER, RATE, WORKERS
 
 
 def find(target: Target, given: Namespace, running: Trials) -> Answer:
-    """Return the suggested number of workers. Raises JobError for a job that fails, or whose loader
-    does not read in the background."""
+    """Return the suggested number of workers. Raises SettingsError for a job that shall not read in
+    the background, JobError for one that fails or does not."""
+    if target.runtime.loader == "resident":
+        raise SettingsError("find workers: with --loader resident no process reads data")
     long = target.long(MANY)
     speeds = []
     again = given.force
@@ -35,8 +37,8 @@ def find(target: Target, given: Namespace, running: Trials) -> Answer:
         again = False
         if trials.tag(long.job, LOADER) != "workers":
             raise JobError(
-                "find workers: this job does not read its data in the background; add -- --loader "
-                "workers"
+                "find workers: this job keeps its data in memory; with -- --loader workers it "
+                "reads them in the background"
             )
         speeds.append(Speed(count, rates))
     return _answer(target, long, speeds)

@@ -135,7 +135,10 @@ def _read(words: list[str]) -> argparse.Namespace:
     given, unknown = parser.parse_known_args(words)
     if unknown:
         known = [*COMMANDS[given.command].takes, *RUNS_ROOT]
-        raise SettingsError(unknown_flag(unknown[0], known))
+        wrong = unknown_flag(unknown[0], known)
+        if given.command in finders.FINDERS:
+            wrong += f"; the job's own flags follow --, as in {given.command} -- --lr 0.01"
+        raise SettingsError(wrong)
     given.words = flags
     return given
 

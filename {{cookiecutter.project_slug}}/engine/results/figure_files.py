@@ -85,7 +85,8 @@ def save(
     if problems:
         raise Misprint("\n".join(problems))
     stem.parent.mkdir(parents=True, exist_ok=True)
-    tex = f"% written by plot.py\n\\caption{{{_latex(caption)}}}\n\\label{{fig:{stem.name}}}\n"
+    text = f"\\caption{{{_latex(caption)}}}\n\\label{{fig:{stem.name}}}\n"
+    tex = f"% written with the figure, and replaced with it\n{text}"
     texts = {"json": json.dumps(about, indent=2) + "\n", "tex": tex}
     for kind, content in (images | {kind: text.encode() for kind, text in texts.items()}).items():
         files.write(stem.with_name(f"{stem.name}.{kind}"), partial(_fill, content))

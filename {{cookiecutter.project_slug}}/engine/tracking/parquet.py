@@ -72,12 +72,17 @@ class ParquetFiles(Target):
 
     @staticmethod
     def check() -> None:
-        """Raise SettingsError if the folder cannot be made."""
+        """Make the folder. Raises SettingsError if that fails."""
         folder = root()
         if folder and not folder.parent.is_dir():
             raise SettingsError(f"{VARIABLE} {folder}: there is no folder {folder.parent}")
         if folder and folder.exists() and not folder.is_dir():
             raise SettingsError(f"{VARIABLE} {folder}: is not a folder")
+        if folder:
+            try:
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise SettingsError(f"{VARIABLE} {folder}: {error.strerror}") from None
 
     @staticmethod
     def reason(error: BaseException) -> str:

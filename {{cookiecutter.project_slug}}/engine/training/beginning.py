@@ -4,6 +4,7 @@ A job records how long it has trained in `trained.json`. A longer job needs this
 continue it.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from engine.job.identity import as_command, identity
 from engine.job.terminal import log
 from engine.training import checkpoints, longer
 from engine.training.longer import Factor, Trained
+
+NAMED = 8
+"""Weights that do not fit are named up to this number, and then only counted."""
 
 CPU = torch.device("cpu")
 
@@ -53,10 +57,14 @@ class Beginning:
             if any(weight.is_meta for weight in model.parameters()):
                 continue
             model.load_state_dict(fitting[name], strict=False)
-            count = f"{len(fitting[name])} of {len(model.state_dict())}"
-            log.info("%s: %s weights of %s are taken", self._flag, count, name)
-            for line in _misfits(model, kept.get(name, {})):
+            count, own = len(fitting[name]), len(model.state_dict())
+            level = logging.INFO if 2 * count > own else logging.WARNING
+            log.log(level, "%s: %d of %d weights of %s are taken", self._flag, count, own, name)
+            lines = list(_misfits(model, kept.get(name, {})))
+            for line in lines[:NAMED]:
                 log.warning("%s: %s.%s", self._flag, name, line)
+            if len(lines) > NAMED:
+                log.warning("%s: and %d more do not fit", self._flag, len(lines) - NAMED)
             self._taken = True
 
     def check(self, factor: Factor) -> None:

@@ -52,7 +52,10 @@ def wanted(choice: str, device: torch.device, steps: int | None) -> bool:
 
 
 def graphs(choice: str, device: torch.device) -> bool:
-    """Return whether training is recorded as CUDA graphs, which other devices do not have."""
+    """Return whether training is recorded as CUDA graphs, which other devices do not have; the log
+    says so."""
+    if choice in GRAPHS and device.type != "cuda":
+        log.warning("--compile %s: without CUDA graphs, which need a GPU", choice)
     return choice in GRAPHS and device.type == "cuda"
 
 
