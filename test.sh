@@ -7,6 +7,7 @@
 #   bash test.sh --gpu      what needs a GPU
 #
 # Further arguments go to pytest: bash test.sh -k resume
+# Packages have the versions in constraints.txt; NEWEST=1 bash test.sh takes the newest instead.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -31,9 +32,12 @@ export VIRTUAL_ENV=$PWD/.venv PATH="$PWD/.venv/bin:$PATH"
 # A generated project says what its own tests need.
 generated=$(mktemp -d)
 trap 'rm -rf "$generated"' EXIT
-uv pip install --quiet --group dev
+known=(--constraints '{{cookiecutter.project_slug}}/constraints.txt')
+[[ -z ${NEWEST-} ]] || known=(--upgrade)
+uv pip install --quiet "${known[@]}" --group dev
 cookiecutter . --no-input --default-config --output-dir "$generated" >/dev/null
-uv pip install --quiet --compile-bytecode --requirements "$generated/my_project/pyproject.toml" \
+uv pip install --quiet --compile-bytecode "${known[@]}" \
+  --requirements "$generated/my_project/pyproject.toml" \
   --group "$generated/my_project/pyproject.toml:dev"
 
 pytest -n 2 --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@"

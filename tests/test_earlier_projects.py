@@ -1,12 +1,15 @@
-"""Projects of earlier versions with today's engine: their jobs count, continue and are drawn.
+"""Projects of earlier versions, with a student's edits, are updated to today's template: nothing of
+theirs changes, and their jobs count, continue and are drawn.
 
-`tests/earlier/` has one of each version, made by make.py there.
+`tests/earlier/` has a project and its template of each version, made by make.py there.
 """
 
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
-from collections.abc import Callable
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,16 +18,132 @@ from repository import REPOSITORY
 
 pytestmark = pytest.mark.full
 
-EARLIER = sorted((REPOSITORY / "tests" / "earlier").glob("*.tar.xz"))
+EARLIER = sorted((REPOSITORY / "tests" / "earlier").glob("*-project.tar.xz"))
+
+EDITS = {
+    **dict.fromkeys(
+        ("settings.py", "data.py", "models.py", "optimizers.py", "run.py", "plot.py", "jobs.py"),
+        "\n\n# a student's remark\n",
+    ),
+    "run.sh": "\n# a student's remark\n",
+    "README.md": "\n## What we found\nNothing yet.\n",
+    "CITATION.cff": "# cite the paper\n",
+    "LICENSE": "\nFor other terms, ask us.\n",
+    ".gitignore": "\n/scans/\n",
+    "paper/paper.tex": "% a draft\n",
+}
+"""What a student adds at the end of each file of theirs."""
+
+DEPENDENCY = '  "einops",  # layers of ours\n'
+HERE = "updates of the template leave these lines alone.\n"
+"""The end of the line in pyproject.toml below which dependencies are added."""
 
 
-@pytest.fixture(params=EARLIER, ids=lambda archive: archive.name.removesuffix(".tar.xz"))
-def project(request: pytest.FixtureRequest, make: Callable[..., Path], tmp_path: Path) -> Project:
-    """A project of an earlier version, updated to today's engine."""
-    with tarfile.open(request.param) as archive:
-        archive.extractall(tmp_path, filter="data")
-    shutil.copytree(make() / "engine", tmp_path / "my_project" / "engine")
-    return Project(tmp_path / "my_project")
+def git(folder: Path, *words: str) -> None:
+    """Run git as somebody."""
+    own = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    subprocess.run(["git", *own, "-C", folder, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def commit(folder: Path) -> None:
+    """Commit all that is in a folder."""
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "a version")
+
+
+def cruft(*words: str | Path) -> None:
+    """Run cruft."""
+    command = [sys.executable, "-m", "cruft", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack an archive into a folder, over what is there."""
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+
+
+def edit(project: Path) -> None:
+    """Edit each file that is the student's, and add a dependency."""
+    for name, text in EDITS.items():
+        (project / name).write_text((project / name).read_text() + text)
+    file = project / "pyproject.toml"
+    text = file.read_text()
+    place = text.find(HERE) + len(HERE) if HERE in text else text.index("]\n\n[dependency-groups]")
+    file.write_text(text[:place] + DEPENDENCY + text[place:])
+
+
+def keep_own_files(project: Path, template: Path) -> None:
+    """Tell cruft which files are the student's, in a project from before pyproject.toml did."""
+    if "[tool.cruft]" not in (project / "pyproject.toml").read_text():
+        today = (template / "{{cookiecutter.project_slug}}" / "pyproject.toml").read_text()
+        table = "[tool.cruft]" + today.partition("[tool.cruft]")[2].partition("\n\n")[0]
+        state = json.loads((project / ".cruft.json").read_text())
+        state["skip"] = tomllib.loads(table)["tool"]["cruft"]["skip"]
+        (project / ".cruft.json").write_text(json.dumps(state, indent=2))
+
+
+def theirs(project: Path) -> dict[str, bytes]:
+    """What is in the student's files."""
+    names = (*EDITS, ".project-id", ".python-version")
+    return {name: (project / name).read_bytes() for name in names}
+
+
+@pytest.fixture(scope="module", params=EARLIER, ids=lambda archive: archive.name.split("-")[0])
+def project(
+    request: pytest.FixtureRequest, template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Project:
+    """A project that was made by an earlier version, edited, and updated to today's."""
+    folder = tmp_path_factory.mktemp("earlier")
+    source, made = folder / "template", folder / "my_project"
+    unpack(request.param.with_name(request.param.name.replace("project", "template")), source)
+    commit(source)
+    cruft("create", source, "--no-input", "--output-dir", folder)
+    commit(made)
+    unpack(request.param, folder)  # with edits of its own, and jobs
+    edit(made)
+    keep_own_files(made, template)
+    commit(made)
+    before = theirs(made)
+
+    for name in ("hooks", "{{cookiecutter.project_slug}}"):
+        shutil.rmtree(source / name)
+    shutil.copytree(template, source, dirs_exist_ok=True)
+    commit(source)
+    cruft("update", "--project-dir", made, "--skip-apply-ask")
+    assert theirs(made) == before
+    return Project(made)
+
+
+def test_nothing_is_left_to_merge(project: Project) -> None:
+    rejected = [*project.root.rglob("*.rej"), *project.root.rglob("*.orig")]
+    conflicts = [
+        path
+        for path in project.root.rglob("*")
+        if path.suffix in (".py", ".sh", ".toml", ".md", ".yml") and "<<<<<<<" in path.read_text()
+    ]
+    assert not rejected and not conflicts
+    assert DEPENDENCY in (project.root / "pyproject.toml").read_text()
+
+
+def test_the_engine_is_todays(project: Project, template: Path) -> None:
+    engine = template / "{{cookiecutter.project_slug}}" / "engine"
+    for path in engine.rglob("*.py"):
+        now = project.root / "engine" / path.relative_to(engine)
+        assert now.read_bytes() == path.read_bytes()
+    command = ["git", "-C", str(project.root.parent / "template"), "rev-parse", "HEAD"]
+    head = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert (project.root / "engine" / "commit.txt").read_text() == head
+    said = project.do("python", "jobs.py", "--version").stdout
+    assert said.endswith(f"({head[:12]})\n")
+
+
+@pytest.mark.alike  # test_project.py runs those of a new project
+def test_its_tests_pass(project: Project) -> None:
+    done = project.do("python", "-m", "pytest", "-q", "-n", "0")
+    assert done.returncode == 0, done.stdout
 
 
 def listed(project: Project) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ import tomllib
 
 import pytest
 import yaml
+from engine import template as template_version
 from repository import REPOSITORY
 
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
@@ -30,6 +31,8 @@ COPIED = {
     "docs/settings.md",
     "docs/techniques.md",
     "docs/trackers.md",
+    "docs/updates.md",
+    "constraints.txt",
     "engine/evidence/versions.json",
     "paper/paper.tex",
 }
@@ -55,7 +58,7 @@ def test_files(make, inner, license):
     kept = {name for name in files(inner) if not name.startswith(".examples/")}
     code = {name for name in kept if name.endswith((".py", ".sh"))}
     legal = set() if license == "none" else {"LICENSE"}
-    assert files(project) == RENDERED | COPIED | code | legal
+    assert files(project) == RENDERED | COPIED | code | legal | {"engine/commit.txt"}
     for name in COPIED | code:
         assert (project / name).read_bytes() == (inner / name).read_bytes()
     for name in RENDERED | legal:
@@ -255,6 +258,41 @@ def cruft(*words):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def commit_of(folder):
+    command = ["git", "-C", folder, "rev-parse", "HEAD"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_the_version_stands_in_three_places():
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert version == template_version.VERSION
+    newest = re.search(r"^## (\d\S+)", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest and newest[1] == version
+
+
+@pytest.mark.parametrize("state", ["branch", "packed", "detached"])
+def test_a_project_notes_the_commit_that_made_it(template, tmp_path, state):
+    source = shutil.copytree(template, tmp_path / "template")
+    commit(source)
+    if state == "packed":
+        git(source, "pack-refs", "--all")
+    if state == "detached":
+        git(source, "checkout", "--quiet", "--detach")
+    done = cookiecutter(source, tmp_path, "--no-input", "--default-config")
+    assert done.returncode == 0, done.stderr
+    noted = tmp_path / "out" / "my_project" / "engine" / "commit.txt"
+    assert noted.read_text() == commit_of(source)
+
+
+def test_without_a_clone_the_commit_is_unknown(make):
+    project = make()
+    assert (project / "engine" / "commit.txt").read_text() == "\n"
+    done = subprocess.run(
+        [sys.executable, "jobs.py", "--version"], cwd=project, capture_output=True, text=True
+    )
+    assert done.stdout == f"template {template_version.VERSION} (commit unknown)\n", done
+
+
 def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, make, tmp_path):
     source = shutil.copytree(template, tmp_path / "template")
     commit(source)
@@ -269,7 +307,8 @@ def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, ma
         file.write_text(file.read_text() + "# a change\n")
     commit(source)
     cruft("update", "--project-dir", project, "--skip-apply-ask")
-    for name in ("run.py", "engine/paths.py"):
-        assert (project / name).read_text() == (same / name).read_text() + "# a change\n"
+    for name, change in {"run.py": "", "engine/paths.py": "# a change\n"}.items():
+        assert (project / name).read_text() == (same / name).read_text() + change
+    assert (project / "engine" / "commit.txt").read_text() == commit_of(source)
     assert files(project) - {".cruft.json"} >= files(same)
     assert not (project / ".examples").exists()

@@ -1,9 +1,10 @@
 """A small project of today's version with its jobs, kept as test data for the versions to come.
 
-    python tests/earlier/make.py 1     # writes tests/earlier/1.tar.xz
+    python tests/earlier/make.py 1     # writes tests/earlier/1-project.tar.xz and 1-template.tar.xz
 
-It has what belongs to the student, their jobs and their store, and no engine: tests put today's in.
-`states.json` says how its jobs stand, as `jobs.py list --json` does.
+The project has what belongs to the student, their jobs and their store, and no engine.
+`states.json` says how its jobs stand, as `jobs.py list --json` does. The template is what makes
+such a project, without images; tests update the one by the other to today's version.
 """
 
 import argparse
@@ -20,6 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 ENGINE = {"engine", "tests", "docs", "paper"}
 LARGE = {"mlruns", "figures", ".code", ".installed", "__pycache__"}
 OF_THIS_MACHINE = {"log.txt", "output.txt"}
+MAKES_PROJECTS = ("cookiecutter.json", "hooks", "{{cookiecutter.project_slug}}")
 
 
 def main() -> None:
@@ -32,7 +34,8 @@ def main() -> None:
         subprocess.run(["git", "clone", "--quiet", REPOSITORY, clone], check=True)
         made = cookiecutter(str(clone), no_input=True, default_config=True, output_dir=folder)
         run_jobs(Path(made))
-        pack(Path(made), Path(__file__).with_name(f"{version}.tar.xz"))
+        pack(Path(made), Path(__file__).with_name(f"{version}-project.tar.xz"))
+        pack_template(clone, Path(__file__).with_name(f"{version}-template.tar.xz"))
 
 
 def run_jobs(project: Path) -> None:
@@ -69,12 +72,29 @@ def pack(project: Path, target: Path) -> None:
             archive.add(path, f"my_project/{path.name}", filter=kept)
 
 
+def pack_template(clone: Path, target: Path) -> None:
+    """Write what makes projects into an archive."""
+    with tarfile.open(target, "w:xz") as archive:
+        for name in MAKES_PROJECTS:
+            archive.add(clone / name, name, filter=without_images)
+
+
+def without_images(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out images, which are large, and who made it."""
+    return None if entry.name.endswith(".png") else anonymous(entry)
+
+
 def kept(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     """Leave out what is not the student's, and who made it."""
+    names = set(entry.name.split("/")[1:])
+    return None if names & (ENGINE | LARGE | OF_THIS_MACHINE) else anonymous(entry)
+
+
+def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Leave out who made a file."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
-    names = set(entry.name.split("/")[1:])
-    return None if names & (ENGINE | LARGE | OF_THIS_MACHINE) else entry
+    return entry
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@
     profiling  what `--profile` measures and reports
 
 `launch`, `attempt`, `loop` and `watched` make commands of them. `errors`, `files`, `paths`,
-`locks`, `machine`, `privacy` and `stateful` are small modules that all packages share. Each package
+`locks`, `machine`, `privacy`, `stateful` and `template` are small modules that all packages
+share. Each package
 says in its docstring what it may import; pyproject.toml holds the rules (import-linter).
 """
 

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from engine import privacy
+from engine import privacy, template
 from engine.paths import CODE
 
 FROZEN = ".version.json"
@@ -24,12 +24,14 @@ LARGEST = 1_000_000
 
 
 def tags() -> dict[str, str]:
-    """Return commit (`none` outside git), dirtiness, host and versions, as tags of a run."""
+    """Return commit (`none` outside git), dirtiness, host, template and versions, as tags of a
+    run."""
     versions = {"python": platform.python_version(), **_versions(*PACKAGES)}
     return {
         "commit": version()["commit"] or "none",
         "dirty": str(bool(version()["changes"])).lower(),
         "host": platform.node(),
+        "template": template.version(),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
     }
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine import template
 from engine.cli.parser import Parser, unknown_flag
 from engine.errors import SettingsError, did_you_mean
 from engine.job import interruption
@@ -117,6 +118,12 @@ def _read(words: list[str]) -> argparse.Namespace:
     cut = words.index("--") if words[:1] == ["find"] and "--" in words else len(words)
     words, flags = _joined(words[:cut]), words[cut + 1 :]
     parser = Parser(prog="jobs.py", usage="python jobs.py COMMAND …", allow_abbrev=False)
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"template {template.version()}",
+        help="print the version of the template that the engine comes from",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
         about = commands.add_parser(
@@ -130,7 +137,7 @@ def _read(words: list[str]) -> argparse.Namespace:
             about.add_argument(argument, **takes)
     if not words:
         raise SettingsError(f"which command? {', '.join(COMMANDS)}; see --help")
-    if words[0] not in (*COMMANDS, "-h", "--help"):
+    if words[0] not in (*COMMANDS, "-h", "--help", "--version"):
         raise SettingsError(f"{words[0]}: no such command; {did_you_mean(words[0], COMMANDS)}")
     given, unknown = parser.parse_known_args(words)
     if unknown:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.results import text
+from engine.results import limits, text
 from engine.results.metrics import Measured
 from engine.results.style import number, parameters
 from engine.results.venues import DEFAULT, VENUES, Venue
@@ -35,6 +35,9 @@ LABEL = 0.62
 """Fraction of a panel's width or height that a line of its label may take."""
 
 _venue = VENUES[DEFAULT]
+
+limit = limits.of_curves
+"""What `limits.of_curves` was called before version 1.0.0; older plot.py use it."""
 
 
 def use(venue: Venue) -> None:
