@@ -17,6 +17,7 @@ from repository import REPOSITORY
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
 RENDERED = {".python-version", "CITATION.cff", "README.md", "pyproject.toml"}
 COPIED = {
+    "AGENTS.md",
     ".gitignore",
     ".github/workflows/tests.yml",
     "docs/evidence.md",

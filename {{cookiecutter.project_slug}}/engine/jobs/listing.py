@@ -9,7 +9,7 @@ from engine.errors import SettingsError, did_you_mean
 from engine.job import lines
 from engine.job.identity import identity
 from engine.job.terminal import as_line
-from engine.jobs.attempt import iso, last_logged, local, results
+from engine.jobs.attempt import iso, last_logged, local, on_disk, results
 from engine.jobs.project import Job, Project
 
 STATES = (
@@ -51,7 +51,7 @@ def print_list(project: Project, state: str, as_json: bool) -> int:
     rows = [row for row in found if state in ("", row.state)]
     rows.sort(key=lambda row: (row.ended, row.job.id))
     if as_json:
-        print(json.dumps([_plain(row) for row in rows], indent=2))
+        print(json.dumps([_plain(project, row) for row in rows], indent=2))
     elif rows:
         _print(rows)
     else:
@@ -89,7 +89,7 @@ def _print(rows: list[Row]) -> None:
     print(f"{len(rows)} {'job' if len(rows) == 1 else 'jobs'}: {said}")
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(project: Project, row: Row) -> dict[str, Any]:
     job = row.job
     return {
         "id": job.id,
@@ -97,7 +97,16 @@ def _plain(row: Row) -> dict[str, Any]:
         "about": row.about,
         "ended": iso(row.ended),
         "result": row.result,
+        "metrics": _metrics(project, row),
         "script": job.script,
         "settings": identity(job.folder.settings) if job.folder else job.settings,
         "folder": str(row.folder) if row.folder else None,
     }
+
+
+def _metrics(project: Project, row: Row) -> dict[str, float]:
+    """Test results and those of the best evaluation, as `jobs.py show` has them."""
+    if row.folder:
+        return on_disk(row.folder, None).metrics
+    stored = project.finished_in_store(row.job)
+    return results(stored) if stored else {}
