@@ -3,10 +3,10 @@
     python docs/build_site.py           # docs/_site/index.html
     python docs/build_site.py FOLDER    # a new or empty one
 
-Pages stay where they are and read well there. They are copied into a folder, links between them are
-set to their new places, and what comes from the code is added: what the commands print for `--help`,
-the names of `engine.loop` with their docstrings, the layers of the engine. docs/index.md is the home
-page and, with its headings and links, the navigation. Sphinx's warnings are errors.
+Pages stay where they are and read well there. They are copied into a folder, links between them
+are set to their new places, and what comes from the code is added: what the commands print for
+`--help`, the names of `engine.loop` with their docstrings, the layers of the engine. docs/index.md
+is the home page and, with its headings and links, the navigation. Sphinx's warnings are errors.
 """
 
 import inspect
@@ -24,6 +24,9 @@ from cookiecutter.main import cookiecutter
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 INNER = "{{cookiecutter.project_slug}}"
+
+PLACES = {f"{INNER}/docs/": "project/", "benchmarks/": "benchmarks/", "docs/": ""}
+"""Folders of the repository, and where their pages are on the site."""
 
 LINK = re.compile(r"(?<=\])\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -47,7 +50,11 @@ def place(path: str) -> str | None:
     example = re.fullmatch(rf"{re.escape(INNER)}/\.examples/(\w+)/docs/example\.md", path)
     if example:
         return f"examples/{example[1]}.md"
-    for folder, there in ((f"{INNER}/docs/", "project/"), ("benchmarks/", path[:11]), ("docs/", "")):
+    for folder, there in (
+        (f"{INNER}/docs/", "project/"),
+        ("benchmarks/", path[:11]),
+        ("docs/", ""),
+    ):
         if path.startswith(folder) and path.endswith((".md", ".png")):
             return there + path.removeprefix(folder)
     return None
