@@ -43,6 +43,7 @@ COMMANDS = [
 ]
 OF_THE_ENGINE = {"start", "stop", "finish", "close", "end_training"}
 """Methods of a job that the engine calls, and no script."""
+MADE_BY_THE_ENGINE = {"Job", "Batches", "Forward", "Timing"}
 
 
 def place(path: str) -> str | None:
@@ -132,10 +133,11 @@ def add_interface(page: Path) -> None:
     from engine import loop
 
     text = page.read_text()
-    for name in loop.__all__:
+    for name in sorted(loop.__all__, key=lambda name: (name != "Job", name.lower())):
         named = getattr(loop, name)
         if inspect.getdoc(named) and callable(named):
-            text += f"\n## `{name}{signature(named)}`\n\n{inspect.getdoc(named)}\n"
+            taken = "" if name in MADE_BY_THE_ENGINE else signature(named)
+            text += f"\n## `{name}{taken}`\n\n{inspect.getdoc(named)}\n"
             for member, value in members(named):
                 title = f"{member}{signature(value)}" if callable(value) else member
                 text += f"\n### `{name}.{title}`\n\n{inspect.getdoc(value)}\n"

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from textwrap import wrap
 
 import grimp
 import matplotlib
@@ -11,7 +12,7 @@ from matplotlib import pyplot
 from matplotlib.patches import FancyBboxPatch
 
 LIBRARIES = ("torch", "numpy", "mlflow", "sqlalchemy", "pyarrow", "pandas", "scipy", "matplotlib")
-WIDTH = 100.0
+WIDTH, LIBRARIES_WIDTH, LINE = 100.0, 40.0, 7.0
 
 
 def layers(project: Path) -> list[list[str]]:
@@ -41,32 +42,32 @@ def draw(project: Path, path: Path) -> None:
     graph = grimp.build_graph("engine", include_external_packages=True, cache_dir=None)
     used = libraries(graph, rows)
     lines = [_wrapped([name.removeprefix("engine.") for name in row]) for row in rows]
-    height = sum(len(each) for each in lines) * 5 + len(rows) * 2.5 + 5
+    height = sum(len(each) for each in lines) * LINE + len(rows) * 2.5 + 7
     with matplotlib.rc_context({"svg.hashsalt": "layers", "svg.fonttype": "path"}):
-        fig = pyplot.figure(figsize=(9, 9 * height / (WIDTH + 28)))
-        ax = fig.add_axes((0, 0, 1, 1), xlim=(0, WIDTH + 28), ylim=(height, 0))
+        fig = pyplot.figure(figsize=(8, 8 * height / (WIDTH + LIBRARIES_WIDTH)))
+        ax = fig.add_axes((0, 0, 1, 1), xlim=(0, WIDTH + LIBRARIES_WIDTH), ylim=(height, 0))
         ax.axis("off")
-        ax.text(1, 2.5, "imports only what is below", va="center", size=9, color="#555555")
-        ax.text(WIDTH + 2, 2.5, "libraries", va="center", size=9, color="#555555")
-        top = 5.0
+        ax.text(1, 3.5, "imports only what is below", va="center", size=9, color="#555555")
+        ax.text(WIDTH + 2, 3.5, "libraries", va="center", size=9, color="#555555")
+        top = 7.0
         for texts, names in zip(lines, used, strict=True):
-            tall = len(texts) * 5
+            tall = len(texts) * LINE
             box = FancyBboxPatch(
                 (1, top), WIDTH - 2, tall, boxstyle="round,pad=0,rounding_size=1", fc="#e8f0fa"
             )
             box.set_edgecolor("#4a78b0")
             ax.add_patch(box)
             for number, text in enumerate(texts):
-                place = top + (number + 0.5) * 5
+                place = top + (number + 0.5) * LINE
                 ax.text(WIDTH / 2, place, text, ha="center", va="center", size=9, color="#111111")
-            said = ", ".join(name for name in LIBRARIES if name in names)
-            ax.text(WIDTH + 2, top + tall / 2, said, va="center", size=8, color="#8a4b08")
+            said = "\n".join(wrap(", ".join(name for name in LIBRARIES if name in names), 24))
+            ax.text(WIDTH + 2, top + tall / 2, said, va="center", size=9, color="#8a4b08")
             top += tall + 2.5
         fig.savefig(path, metadata={"Date": None}, facecolor="white")
         pyplot.close(fig)
 
 
-def _wrapped(names: list[str], width: int = 86) -> list[str]:
+def _wrapped(names: list[str], width: int = 58) -> list[str]:
     """Return names joined into lines of at most `width` characters."""
     lines = [""]
     for name in names:

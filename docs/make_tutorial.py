@@ -20,6 +20,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "tutorial.md"
 PICTURES = REPOSITORY / "docs" / "tutorial"
+WIDEST = 150
+"""Characters of a line that are shown at most."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ job:""",
         '        job --model "$model" --lr "$lr" --seed "$seed"',
         '        job --model "$model" --lr "$lr" --seed "$seed" --epochs 10',
     ),
-    Run("git commit -qam 'A residual perceptron, and a sweep'", 0),
+    Run("git add -A && git commit -qm 'A residual perceptron, and a sweep'", 0),
     Run("bash run.sh --list", 6),
     Run("bash run.sh", 6),
     "Run again, it has nothing to do:",
@@ -137,18 +139,18 @@ The jobs of 4 and 5 epochs were trials. In `plot.py`, leave them out:""",
     "The caption comes with the figure, in `figures/learning-curves.tex`:",
     Run("cat figures/learning-curves.tex", 20),
     "`ranking` orders the settings by validation results, with the test results beside them:",
-    Picture("figures/ranking.png", "Settings by validation accuracy, with their test accuracy"),
+    Picture("figures/ranking.png", "Settings by validation loss, with their test loss"),
     "A year later, the file says where it came from:",
     Run("python plot.py --provenance figures/ranking.pdf", 8),
     "## Put them into a paper",
     "`paper/paper.tex` includes figures and captions as they are, without a width:",
-    Run("cd paper && pdflatex -interaction batchmode paper.tex > /dev/null && cd ..", 0),
-    Picture("paper/paper.png", "The first page of the paper"),
+    Run("cd paper && for time in 1 2; do pdflatex paper.tex > log.txt; done; cd ..", 0),
+    Picture("paper/paper.png", "The page of the paper with the figures"),
     "## What is next",
     """[Recipes](../%7B%7Bcookiecutter.project_slug%7D%7D/docs/recipes.md) for other losses,
-metrics, data and scripts;
-[a search](../%7B%7Bcookiecutter.project_slug%7D%7D/docs/sweeps.md) in place
-of the grid; [the results in MLflow](../%7B%7Bcookiecutter.project_slug%7D%7D/docs/mlflow.md).""",
+metrics, data and scripts; [a
+search](../%7B%7Bcookiecutter.project_slug%7D%7D/docs/sweeps.md) in place of the grid; [the results
+in MLflow](../%7B%7Bcookiecutter.project_slug%7D%7D/docs/mlflow.md).""",
 ]
 
 
@@ -170,6 +172,7 @@ def printed(text: str, most: int, folder: Path) -> str:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     if len(lines) > most:
         lines = [*lines[: most - 2], "…", lines[-1]]
+    lines = [line if len(line) <= WIDEST else f"{line[:WIDEST]}…" for line in lines]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -199,7 +202,7 @@ def page(folder: Path, env: dict[str, str]) -> str:
             parts.append(f"```{language}\n{shown.strip(chr(10))}\n```")
         elif isinstance(step, Picture):
             if step.path == "paper/paper.png":
-                to_png = "pdftoppm -png -singlefile -f 1 -r 80 paper/paper.pdf paper/paper"
+                to_png = "pdftoppm -png -singlefile -f 2 -r 80 paper/paper.pdf paper/paper"
                 assert not shell(to_png, place, env).returncode
             name = Path(step.path).name
             shutil.copyfile(place / step.path, PICTURES / name)
