@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urldefrag
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from repository import REPOSITORY
@@ -98,13 +98,18 @@ def test_the_site_is_built_without_a_warning_and_no_link_is_broken(tmp_path: Pat
     broken, followed = [], 0
     for page, parsed in read.items():
         for link in parsed.links - {"#"}:
-            address, place = urldefrag(link)
-            target = (page.parent / unquote(address)).resolve() if address else page
+            parts = urlsplit(link)
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            place = unquote(parts.fragment)
             followed += 1
             if not target.exists() or (place and place not in read[target].places):
                 broken.append(f"{page.name}: {link}")
     assert broken == []
-    assert len(read) > len(pages()) and followed > 1000
+    places = {build_site.place(name) for name in pages()} - {None}
+    assert {f"{str(place)[:-3]}.html" for place in places} <= {
+        str(page.relative_to(tmp_path / "site")) for page in read
+    }
+    assert followed > 1000
     names = (tmp_path / "site" / "interface.html").read_text()
     assert "Job.in_background" in re.sub("<[^>]*>", "", names)
     flags = (tmp_path / "site" / "commands.html").read_text()
