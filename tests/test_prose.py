@@ -1,0 +1,91 @@
+"""What people read: its spelling, and words that we agreed not to use (docs/words.txt)."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository import REPOSITORY
+
+WORDS = REPOSITORY / "docs" / "words.txt"
+INNER = "{{cookiecutter.project_slug}}"
+SPELLED = ("*.md", "*.py", "*.sh", "*.toml", "*.yml", "*.tex", "cookiecutter.json", WORDS.name)
+MISSPELLED = ("abd", "analise", "acuracy", "caf", "lits", "modle", "notin", "regist")
+"""Words that tests misspell on purpose, and parts of names."""
+
+# Checks of proselint about typography, and those that take code and tables for sentences.
+NOT_OURS = dict.fromkeys(("typography", "lexical_illusions", "dates_times", "weasel_words"), False)
+
+
+def listed(*patterns: str) -> list[str]:
+    """Files of the repository, those that are new included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.splitlines() if (REPOSITORY / name).is_file()]
+
+
+def prose(page: str) -> str:
+    """A page's sentences, on the lines where they were: code and addresses are one letter."""
+    page = re.sub(
+        r"^```.*?^```", lambda found: "\n" * found[0].count("\n"), page, flags=re.M | re.S
+    )
+    page = re.sub(r"`[^`]*`", lambda found: "C" + "\n" * found[0].count("\n"), page)
+    return re.sub(r"\]\([^)]*\)|^\[[^\]]+\]: .*", "]", page, flags=re.M)
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    """The sentences of all pages, and of the texts of --help, by file."""
+    found = {name: prose((REPOSITORY / name).read_text()) for name in listed("*.md")}
+    help_texts = (f"{INNER}/settings.py", f"{INNER}/engine/job/runtime.py")
+    for name in (*help_texts, *listed(f"{INNER}/engine/jobs/command.py")):
+        found[name] = (REPOSITORY / name).read_text()
+    return found
+
+
+def unwanted() -> list[tuple[re.Pattern[str], str]]:
+    lines = [line for line in WORDS.read_text().splitlines() if line and line[0] != "#"]
+    rows = [line.rsplit(" | ", 1) for line in lines]
+    return [(re.compile(rf"\b({words})\b", re.IGNORECASE), instead) for words, instead in rows]
+
+
+def found_in(pages: dict[str, str]) -> list[str]:
+    """Each unwanted word, with its place and what to write instead."""
+    return [
+        f"{name}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]}: {instead}"
+        for name, text in pages.items()
+        for words, instead in unwanted()
+        for found in words.finditer(text)
+    ]
+
+
+def test_no_page_has_an_unwanted_word(pages: dict[str, str]) -> None:
+    assert found_in(pages) == []
+
+
+def test_unwanted_words_are_found_on_their_line_and_not_in_code() -> None:
+    page = "# A title\n\n```\nroom\n```\nThe `room`\nhas a floor.\n"
+    assert found_in({"page.md": prose(page)}) == ["page.md:7: floor: layer"]
+
+
+def test_spelling() -> None:
+    tests = [name for name in listed(*SPELLED) if "code_edits" not in name]
+    command = [sys.executable, "-m", "codespell_lib", "-L", ",".join(MISSPELLED), *tests]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_linter_of_prose_has_nothing_to_say(pages: dict[str, str], tmp_path: Path) -> None:
+    config = tmp_path / "proselint.json"
+    config.write_text(json.dumps({"checks": NOT_OURS}))
+    names = {}
+    for number, (name, text) in enumerate(pages.items()):
+        if name.endswith(".md"):
+            (tmp_path / f"{number}.md").write_text(text)
+            names[f"{number}.md"] = name
+    command = ["proselint", "check", "--config", str(config), *sorted(names)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = re.sub(r"^\S*?(\d+\.md)", lambda found: names[found[1]], done.stdout, flags=re.M)
+    assert (said, done.returncode) == ("", 0)
