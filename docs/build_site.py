@@ -48,6 +48,8 @@ MADE_BY_THE_ENGINE = {"Job", "Batches", "Forward", "Timing"}
 
 def place(path: str) -> str | None:
     """Return where a file of the repository is on the site; None if it is not there."""
+    if path == "README.md":
+        return "readme.md"
     example = re.fullmatch(rf"{re.escape(INNER)}/\.examples/(\w+)/docs/example\.md", path)
     if example:
         return f"examples/{example[1]}.md"
@@ -69,7 +71,7 @@ def relinked(text: str, path: str) -> str:
     here = place(path)
     assert here
     example = here.startswith("examples/")
-    folder = f"{INNER}/docs" if example else os.path.dirname(path)  # where a project has the page
+    folder = f"{INNER}/docs" if example else os.path.dirname(path) or "."  # a project's own docs/
 
     def link(found: re.Match[str]) -> str:
         target = os.path.normpath(f"{folder}/{unquote(found[1])}")
@@ -78,7 +80,7 @@ def relinked(text: str, path: str) -> str:
         there = place(target)
         if not there:
             return ""
-        return f"({os.path.relpath(there, os.path.dirname(here))}{found[2] or ''})"
+        return f"({os.path.relpath(there, os.path.dirname(here) or '.')}{found[2] or ''})"
 
     parts, end = [], 0
     for block in FENCED.finditer(text):
@@ -107,7 +109,8 @@ def add_navigation(index: Path) -> None:
     """Add to the home page a table of contents for each of its headings with links."""
     text = index.read_text()
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        pages = re.findall(r"\]\(([\w./-]+)\.md\)", section)
+        links = re.findall(r"\[(.+)\]\(([\w./-]+)\.md\)", section)
+        pages = [f"{name.replace('`', '')} <{page}>" for name, page in links]
         title = section.splitlines()[0]
         options = f":hidden:\n:caption: {title}\n\n"
         text += f"\n```{{toctree}}\n{options}" + "\n".join(pages) + "\n```\n"

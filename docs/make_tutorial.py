@@ -10,7 +10,6 @@ template's files, so it fails where either has changed since.
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,10 +43,12 @@ class Edit:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that the commands have made, with its description."""
+    """A page of a PDF that the commands have made, with its description."""
 
     path: str
     description: str
+    page: int = 1
+    dpi: int = 150
 
 
 NETWORK = '''class Residual(nn.Module):
@@ -77,7 +78,8 @@ STEPS: list[str | Run | Edit | Picture] = [
 
 A network of our own is compared with two that are there, on scikit-learn's handwritten digits,
 and the comparison ends in a PDF. No GPU is needed. Everything below was printed and drawn by
-`python docs/make_tutorial.py`; long outputs are cut at `…`.
+`python docs/make_tutorial.py`, on a machine that was busy with other work; long outputs are cut at
+`…`.
 
 ## Make a project""",
     Run("cookiecutter PATH-OR-URL --no-input project_name=Digits"),
@@ -135,17 +137,17 @@ Here the change is undone, and their results count as before:""",
 The jobs of 4 and 5 epochs were trials. In `plot.py`, leave them out:""",
     Edit("plot.py", "ONLY: dict[str, object] = {}", 'ONLY: dict[str, object] = {"epochs": 10}'),
     Run("python plot.py --venue icml"),
-    Picture("figures/learning-curves.png", "Learning curves of three networks"),
+    Picture("figures/learning-curves.pdf", "Learning curves of three networks"),
     "The caption comes with the figure, in `figures/learning-curves.tex`:",
     Run("cat figures/learning-curves.tex", 20),
     "`ranking` orders the settings by validation results, with the test results beside them:",
-    Picture("figures/ranking.png", "Settings by validation loss, with their test loss"),
+    Picture("figures/ranking.pdf", "Settings by validation loss, with their test loss"),
     "A year later, the file says where it came from:",
     Run("python plot.py --provenance figures/ranking.pdf", 8),
     "## Put them into a paper",
     "`paper/paper.tex` includes figures and captions as they are, without a width:",
     Run("cd paper && for time in 1 2; do pdflatex paper.tex > log.txt; done; cd ..", 0),
-    Picture("paper/paper.png", "The page of the paper with the figures"),
+    Picture("paper/paper.pdf", "The page of the paper with the figures", page=2, dpi=80),
     "## What is next",
     """[Recipes](../%7B%7Bcookiecutter.project_slug%7D%7D/docs/recipes.md) for other losses,
 metrics, data and scripts; [a
@@ -201,12 +203,11 @@ def page(folder: Path, env: dict[str, str]) -> str:
             shown = step.new.replace(step.old, "") if step.new.endswith(step.old) else step.new
             parts.append(f"```{language}\n{shown.strip(chr(10))}\n```")
         elif isinstance(step, Picture):
-            if step.path == "paper/paper.png":
-                to_png = "pdftoppm -png -singlefile -f 2 -r 80 paper/paper.pdf paper/paper"
-                assert not shell(to_png, place, env).returncode
-            name = Path(step.path).name
-            shutil.copyfile(place / step.path, PICTURES / name)
-            parts.append(f"![{step.description}](tutorial/{name})")
+            name = Path(step.path).with_suffix("").name
+            to_png = f"pdftoppm -png -singlefile -f {step.page} -r {step.dpi} {step.path}"
+            made = shell(f"{to_png} {PICTURES / name}", place, env)
+            assert not made.returncode, made.stdout
+            parts.append(f"![{step.description}](tutorial/{name}.png)")
         else:
             parts.append(step)
     return "\n\n".join(parts) + "\n"

@@ -57,7 +57,7 @@ def test_the_tutorial_has_the_commands_of_its_script_and_their_pictures() -> Non
     assert re.findall(r"^\$ (.*)$", page, re.MULTILINE) == [run.command for run in runs]
     for step in make_tutorial.STEPS:
         if isinstance(step, make_tutorial.Picture):
-            assert f"![{step.description}](tutorial/{Path(step.path).name})" in page
+            assert f"![{step.description}](tutorial/{Path(step.path).stem}.png)" in page
         elif isinstance(step, str):
             assert step in page
     assert str(REPOSITORY) not in page

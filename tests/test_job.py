@@ -150,6 +150,12 @@ def test_another_python_is_told_what_it_lacks(project: Project) -> None:
     assert done.stderr == f"{sys.executable}: {said}\n"
 
 
+def test_on_windows_it_says_what_is_needed(project: Project) -> None:
+    program = "import sys; sys.platform = 'win32'; import engine"
+    done = ended(project.command(sys.executable, "-c", program))
+    assert "on Windows, use it within WSL 2" in one_line(done, 1)
+
+
 def begun(job: subprocess.Popen[str]) -> str:
     """Return the id of a job that has trained for an epoch."""
     assert job.stdout

@@ -23,5 +23,7 @@ says in its docstring what it may import; pyproject.toml holds the rules (import
 import sys
 from importlib.util import find_spec
 
+if sys.platform == "win32":
+    sys.exit("This project needs Unix's file locks and signals; on Windows, use it within WSL 2")
 if not find_spec("mlflow"):
     sys.exit(f"{sys.executable}: missing packages; README.md says how to install them")
