@@ -5,6 +5,7 @@ import math
 import shutil
 import signal
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -388,6 +389,30 @@ def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, tmp_
     assert tested(fresh, job) == tested(project, job_of(run(project, *TINY, *OWN)))
 
 
+TOGETHER = """
+from pathlib import Path
+import data, texts
+from settings import Settings
+
+written = texts._append
+def append(*args):
+    print("wrote")
+    written(*args)
+texts._append = append
+parts = data.load(Settings(dataset="files", text="story.txt", tokenizer="bpe.json"), Path("data"))
+print(len(parts.train), len(parts.val), len(parts.test))
+"""
+
+
+def test_of_jobs_that_need_the_same_tokens_one_writes_them(project, tmp_path):
+    fresh = project.copy(tmp_path / "copy")
+    shutil.rmtree(fresh.root / ".cache", ignore_errors=True)
+    jobs = [fresh.command(sys.executable, "-c", TOGETHER) for _ in range(3)]
+    said = [job.communicate()[0].splitlines() for job in jobs]
+    assert sum(lines.count("wrote") for lines in said) == 3  # a piece of each part
+    assert len({lines[-1] for lines in said}) == 1
+
+
 # Networks
 
 SEES = """
@@ -443,3 +468,32 @@ def test_gpt2_has_its_weights_its_initialization_and_its_weight_decay(project):
         adds = name.endswith(("out.weight", "perceptron.3.weight"))
         assert std == pytest.approx(0.02 / (4 if adds else 1), rel=0.05), name
     assert zeros
+
+
+LAYERS = """
+import json
+import torch
+import models, run
+from settings import Settings
+
+codes = []
+
+
+def backend(module, inputs):
+    calls = [node for node in module.graph.nodes if "invoke_subgraph" in str(node.target)]
+    codes.append([node.args[0].target for node in calls])
+    return module.forward
+
+
+settings = Settings(model="gpt-small")
+model = models.make(settings, models.Spec(16, 50))
+batch = (torch.randint(50, (4, 17), dtype=torch.uint8),)
+loss, _ = torch.compile(run.forward, backend=backend, dynamic=False)(model, batch, settings)
+plain, _ = run.forward(model, batch, settings)
+print(json.dumps([codes, torch.allclose(loss, plain)]))
+"""
+
+
+def test_compiled_layers_share_their_code(project):
+    (codes,), same = told(project, LAYERS)
+    assert len(codes) == 4 and len({*codes}) == 1 and same

@@ -12,6 +12,7 @@ interrupted, or says that it has finished. Its files are in runs/<job id>/, its 
 import math
 import sys
 from functools import partial
+from typing import Any
 
 from engine import launch
 from settings import METRICS, Settings
@@ -39,7 +40,7 @@ SAMPLE = 200  # tokens of text that each evaluation writes
 
 def forward(
     model: nn.Module, batch: data.Batch, settings: Settings
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, dict[str, Any]]:
     """Return the mean loss, and by name what is measured: a value for each token, (B, T), or also
     what it is divided by.
 
