@@ -119,8 +119,9 @@ def main() -> None:
         f"(pydoc_data, {len(text):,} bytes: {len(train):,} to train on, {len(test):,} to test). "
         f"The GPT is `python run.py {JOB} --steps {arguments.steps}` of the example `language`, "
         f"one seed: {arguments.steps * 16 * 128:,} tokens in {minutes:.1f} minutes "
-        f"({used:.1f} of a core's time, --threads {arguments.threads}), beside {arguments.beside} (load average {loads}). The counts are those of "
-        "the training text. `python examples/language_baselines.py` makes this page."
+        f"({used:.1f} of a core's time, --threads {arguments.threads}), beside "
+        f"{arguments.beside} (load average {loads}). The counts are those of the training text. "
+        "`python examples/language_baselines.py` makes this page."
     )
     listed = [[name, f"{bits:.2f}"] for name, bits in sorted(rows.items(), key=lambda row: -row[1])]
     page("A small GPT, counting and compressing", about, ["", "bits per byte"], listed)
