@@ -65,7 +65,7 @@ def told(project: Project, code: str, *words: str) -> object:
     return json.loads(*project.printed(code, *words))
 
 
-def tested(project: Project, job: str) -> dict[str, float]:
+def results_of(project: Project, job: str) -> dict[str, float]:
     """A job's test results, by name."""
     stored = project.stored(job).items()
     return {key[5:]: points[-1][1] for key, points in stored if key.startswith("test_")}
@@ -84,7 +84,7 @@ print(len(data.pydoc(Settings(), Path())[0]) // 10)
 
 def test_metrics_are_those_of_all_test_tokens(project):
     job = job_of(run(project, *TINY, "--batch-size", "512"))
-    results, losses = tested(project, job), project.outputs(job)["loss"]
+    results, losses = results_of(project, job), project.outputs(job)["loss"]
     assert losses.shape == ((told(project, LENGTH) - 1) // 32, 32)
     mean = losses.astype(float).mean()
     assert results["loss"] == pytest.approx(mean, rel=1e-5)
@@ -130,7 +130,7 @@ def test_bits_per_byte_and_perplexity_are_those_of_a_plain_computation(project):
     """With tokens of several bytes, and characters too."""
     job = job_of(run(project, *TINY, *OWN))
     bits, perplexity = told(project, PLAIN, job)
-    results = tested(project, job)
+    results = results_of(project, job)
     assert results["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
     assert results["perplexity"] == pytest.approx(perplexity, rel=1e-5)
     (*_, last) = sorted((project.folder(job) / "logged").iterdir())
@@ -148,7 +148,7 @@ def test_another_metric_is_two_lines(project, tmp_path):
     fresh.edit("settings.py", "METRICS = {", f"METRICS = {{\n    {declared}")
     fresh.edit("run.py", "    return measured\n", f"    {measured}\n    return measured\n")
     job = job_of(run(fresh, *TINY, "--loss-chunk", "100"))
-    assert 0.1 < tested(fresh, job)["accuracy"] < 0.9
+    assert 0.1 < results_of(fresh, job)["accuracy"] < 0.9
 
 
 CHUNKS = """
@@ -286,7 +286,7 @@ def test_what_cannot_be_read_is_said_in_one_line(project, flags, said):
 
 def test_a_missing_package_is_named_with_its_group(project, tmp_path):
     (tmp_path / "tokenizers.py").write_text("raise ImportError")
-    done = project.run(*TINY, *OWN, PYTHONPATH=str(tmp_path))
+    done = project.run(*TINY, *OWN, "--seed", "9", PYTHONPATH=str(tmp_path))
     assert "needs the package tokenizers: uv sync --group tokenizer" in one_line(done, 2)
 
 
@@ -386,7 +386,7 @@ def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, tmp_
     text = STORY.encode()
     assert len(tokens) == len(sizes)
     assert byte_level().decode(tokens.tolist()) == text[-int(sizes.sum()) :].decode()
-    assert tested(fresh, job) == tested(project, job_of(run(project, *TINY, *OWN)))
+    assert results_of(fresh, job) == results_of(project, job_of(run(project, *TINY, *OWN)))
 
 
 TOGETHER = """
