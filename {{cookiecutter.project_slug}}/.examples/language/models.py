@@ -100,8 +100,6 @@ class Layer(nn.Module):
             nn.Linear(4 * width, width),
         )
 
-    # With --compile: for all layers once, as one part of the whole.
-    @torch.compiler.nested_compile_region
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, T, width) of (B, T, width)."""
         query, key, value = (
