@@ -20,18 +20,19 @@ from scipy.stats import t
 LOOPS = Path(__file__).resolve().parent / "nanogpt_loops.py"
 
 JOB = "--model gpt-small --context 64 --batch-size 32 --lr 3e-3 --warmup 50"
-TURNS, STEPS = 30, 10
-"""Turns of each loop in a round, and steps of a turn."""
+STEPS = 10
+"""Steps of a turn."""
 
-LENGTH, EVERY = 1000, 250
+LENGTH, EVERY = 200, 50
 """Steps of a curve, and steps between two evaluations."""
 
 
-def ratio(project: Path) -> float:
-    """Tokens per second of run.py's loop to those of the loop by hand, in one process."""
-    words = (str(LOOPS), "speed", str(TURNS), str(STEPS), *JOB.split())
+def ratios(project: Path, turns: int) -> list[float]:
+    """Tokens per second of run.py's loop to those of the loop by hand, turn by turn."""
+    words = (str(LOOPS), "speed", str(turns), str(STEPS), *JOB.split())
     seconds = json.loads(run(project, *words).splitlines()[-1])
-    return statistics.median(seconds["by hand"]) / statistics.median(seconds["run.py"])
+    pairs = zip(seconds["by hand"], seconds["run.py"], strict=True)
+    return [by_hand / ours for by_hand, ours in pairs]
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
@@ -55,14 +56,15 @@ def curves(project: Path, seed: int) -> tuple[list[float], list[float]]:
 def main() -> None:
     """Print the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--beside", default="nothing else", help="what else the machine was doing")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         project = make(folder, "language")
         load = os.getloadavg()[0]
-        middle, low, high = interval([ratio(project) for _ in range(arguments.rounds)])
+        measured = ratios(project, arguments.turns)
+        middle, low, high = interval(measured)
         loads = f"{load:.1f} before and {os.getloadavg()[0]:.1f} after"
         found = [curves(project, seed) for seed in range(arguments.seeds)]
     about = (
@@ -71,8 +73,8 @@ def main() -> None:
         "tokens, the same network, optimizer and schedule, and the loss printed every ten steps. "
         f"Both train `{JOB}` on the embedded text. run.py's tokens per second are "
         f"{middle:.3f} times those of the loop by hand (95% interval {low:.3f} to {high:.3f}, n = "
-        f"{arguments.rounds} rounds; in each the two take turns, {TURNS} of {STEPS} steps, in one "
-        f"process with one thread; medians over the turns). The table has the loss on the "
+        f"{len(measured)} turns of {STEPS} steps, in which the two alternate in one process with "
+        "one thread; geometric mean of the turns' ratios). The table has the loss on the "
         f"validation text (nats): median (least to most) of {arguments.seeds} seeds, which are "
         "other initial weights and other batches in each loop. `python benchmarks/nanogpt.py` "
         "makes this page."
