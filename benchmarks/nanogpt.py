@@ -31,6 +31,7 @@ def ratios(project: Path, turns: int) -> list[float]:
     """Tokens per second of run.py's loop to those of the loop by hand, turn by turn."""
     words = (str(LOOPS), "speed", str(turns), str(STEPS), *JOB.split())
     seconds = json.loads(run(project, *words).splitlines()[-1])
+    journal(project)  # which removes the job
     pairs = zip(seconds["by hand"], seconds["run.py"], strict=True)
     return [by_hand / ours for by_hand, ours in pairs]
 
