@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 PAGES = {
     "steps": ("steps.py",),
     "best-steps": ("best_steps.py",),
+    "nanogpt": ("nanogpt.py",),
     "buildup": ("buildup.py",),
     "buildup-gpt": ("buildup.py", "--gpt"),
     "loading": ("loading.py",),

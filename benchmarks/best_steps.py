@@ -32,8 +32,10 @@ DATASETS["random-images"] = _images
 """
 TOKENS = """
 
-def _tokens(_root: Path) -> list[Tensor]:
-    return [torch.randint(256, (200_000,), dtype=torch.uint8)]
+def _tokens(_settings: Settings, _root: Path) -> list[Text]:
+    import random
+
+    return [random.Random(0).randbytes(200_000)]
 
 
 DATASETS["random-tokens"] = _tokens

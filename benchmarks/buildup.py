@@ -32,12 +32,15 @@ DATASETS["random-images"] = _random
 """
 TOKENS = """
 
-def _random(_root: Path) -> list[Tensor]:
-    count = 2_500_000 if torch.cuda.is_available() else 100_000
-    return [torch.randint(256, (count,), dtype=torch.uint8)]
+def _tokens(_settings: Settings, _root: Path) -> list[Text]:
+    import random
+
+    import torch
+
+    return [random.Random(0).randbytes(2_500_000 if torch.cuda.is_available() else 100_000)]
 
 
-DATASETS["random-tokens"] = _random
+DATASETS["random-tokens"] = _tokens
 """
 EVERYTHING = "--clip-norm 1 --ema 0.999 --warmup 0.1e --log-every 1"
 ALL = "and clipping, EMA, schedule, each step's loss and accuracy logged"

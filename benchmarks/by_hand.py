@@ -40,7 +40,9 @@ def main() -> None:
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999)) if settings.ema else None
     half = settings.precision == "bf16"
     every = batches.make(parts.train, device, settings.batch_size, seed=settings.seed)
-    for step, (inputs, labels) in enumerate(every):
+    for step, batch in enumerate(every):
+        inputs, *labels = batch
+        inputs, labels = (inputs, *labels) if labels else (inputs[:, :-1], inputs[:, 1:])
         if step == WARM_UP:
             devices.wait(device)
             begun = time.perf_counter()

@@ -87,10 +87,10 @@ def by_hand(region: Region, settings: Settings, parts: Any, total: int, turn: in
 
 
 def read(part: Any) -> tuple[Tensor, Tensor]:
-    """All examples, in two tensors."""
+    """All examples, in two tensors: inputs and labels, or tokens and those that follow."""
     dataset, indices = whole(part)
-    inputs, labels = default_collate([dataset[index] for index in indices.tolist()])
-    return inputs, labels
+    inputs, *labels = default_collate([dataset[index] for index in indices.tolist()])
+    return (inputs, *labels) if labels else (inputs[:, :-1], inputs[:, 1:])
 
 
 class Turns:

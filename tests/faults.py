@@ -29,7 +29,10 @@ RUNS = """
 SELECT run_uuid, status FROM runs JOIN tags USING (run_uuid)
 WHERE tags.key = 'job_id' AND tags.value = ? AND lifecycle_stage = 'active'
 """
-TIMES = ("elapsed_seconds", "examples_per_second", "data_wait_fraction", "system/", *costs.NAMES)
+TIMES = (
+    *("elapsed_seconds", "examples_per_second", "tokens_per_second", "data_wait_fraction"),
+    *("system/", *costs.NAMES),
+)
 """How metrics begin that are not the same each time."""
 
 Curves = dict[str, list[tuple[object, ...]]]

@@ -19,7 +19,7 @@ MOST_LINES = {
     "regression": 45,
     "gan": 90,
     "segmentation": 200,
-    "language": 120,
+    "language": 300,
     "graphs": 280,
     "reinforcement": 330,
     "finetuning": 280,

@@ -1,19 +1,57 @@
-"""The example for language models: its windows, what it measures, and what a token can see."""
+"""The example for language models: its tokens, what it measures, and its networks."""
 
 import json
 import math
+import shutil
+import signal
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 from faults import Project, job_of, one_line
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 TINY = ("--model", "gpt-tiny", "--steps", "30", "--eval-every", "15", "--context", "32")
+OWN = ("--dataset", "files", "--text", "story.txt", "--tokenizer", "bpe.json")
+
+STORY = "\n".join(
+    f"The thé in line {number}, then 日本 and the sea, and another {'the ' * (number % 7)}"
+    for number in range(300)
+)
+
+
+def byte_level() -> Tokenizer:
+    """A tokenizer of GPT-2's kind: a token is a byte, or a sequence of them."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = ("t h", "th e", "Ġ the", "a n", "Ã ©", "Ġ s", "i n")
+    merges = [(left, right) for left, right in map(str.split, pairs)]
+    known = [*letters, *map("".join, merges)]
+    made = Tokenizer(models.BPE({token: number for number, token in enumerate(known)}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def words() -> Tokenizer:
+    """A tokenizer with too many words for 16 bits, whose tokens do not have the text's bytes."""
+    known = ["[UNK]", *(f"word{number}" for number in range(70_000)), "sea"]
+    vocabulary = {word: number for number, word in enumerate(known)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    return made
 
 
 @pytest.fixture(scope="module")
 def project(make) -> Project:
-    return Project(make(example="language"))
+    """A project with a text and two tokenizers in its data folder."""
+    project = Project(make(example="language"))
+    folder = project.root / "data"
+    folder.mkdir()
+    byte_level().save(str(folder / "bpe.json"))
+    words().save(str(folder / "words.json"))
+    (folder / "story.txt").write_text(STORY)
+    return project
 
 
 def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -27,74 +65,355 @@ def told(project: Project, code: str, *words: str) -> object:
     return json.loads(*project.printed(code, *words))
 
 
+def results_of(project: Project, job: str) -> dict[str, float]:
+    """A job's test results, by name."""
+    stored = project.stored(job).items()
+    return {key[5:]: points[-1][1] for key, points in stored if key.startswith("test_")}
+
+
+# What is measured
+
+LENGTH = """
+import data
+from pathlib import Path
+from settings import Settings
+
+print(len(data.pydoc(Settings(), Path())[0]) // 10)
+"""
+
+
 def test_metrics_are_those_of_all_test_tokens(project):
     job = job_of(run(project, *TINY, "--batch-size", "512"))
-    tested = {
-        key.removeprefix("test_"): points[-1][1]
-        for key, points in project.stored(job).items()
-        if key.startswith("test_")
-    }
-    with np.load(project.folder(job) / "predictions.npz") as kept:
-        losses = kept["loss"]
-    held_out = told(
-        project,
-        "import data; from pathlib import Path; "
-        "print(len(data.parts_of(data.pydoc(Path())[0])[2]))",
-    )
-    assert losses.shape == ((held_out - 1) // 32, 32)
+    results, losses = results_of(project, job), project.outputs(job)["loss"]
+    assert losses.shape == ((told(project, LENGTH) - 1) // 32, 32)
     mean = losses.astype(float).mean()
-    assert tested["loss"] == pytest.approx(mean, rel=1e-5)
-    assert tested["bits_per_byte"] == pytest.approx(mean / math.log(2), rel=1e-5)
-    assert tested["perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
-    assert tested["bits_per_byte"] < 7
+    assert results["loss"] == pytest.approx(mean, rel=1e-5)
+    assert results["bits_per_byte"] == pytest.approx(mean / math.log(2), rel=1e-5)
+    assert results["perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
+    assert results["bits_per_byte"] < 7
     logged = sorted(file.name for file in (project.folder(job) / "logged").iterdir())
     assert len(logged) == 2
+    lines = map(json.loads, (project.folder(job) / "metrics.jsonl").read_text().splitlines())
+    points = [line["metrics"] for line in lines if "examples_per_second" in line.get("metrics", {})]
+    rates = [(each["examples_per_second"], each["tokens_per_second"]) for each in points]
+    assert len(rates) == 2 and all(other == pytest.approx(32 * one) for one, other in rates)
+    assert not any("mfu" in each for each in points)  # a CPU has no known peak
 
+
+PLAIN = """
+import json, math, sys
+from pathlib import Path
+import torch
+from tokenizers import Tokenizer
+import jobs
+
+job = jobs.load(sys.argv[1])
+text = Path("data/story.txt").read_bytes()
+begin = len(text) - len(text) // 10
+while text[begin] & 0xC0 == 0x80:
+    begin -= 1
+found = Tokenizer.from_file("data/bpe.json").encode(text[begin:].decode())
+sizes = [len(token) for token in found.tokens]  # a letter of a token is a byte
+assert sum(sizes) == len(text) - begin > len(sizes)
+context, nats, size = job.spec.context, 0.0, 0
+for first in range(0, len(sizes) - context, context):
+    window = torch.tensor([found.ids[first : first + context + 1]])
+    logits = job.model.eval()(window[:, :-1])
+    chances = torch.log_softmax(logits.double(), -1)[0]
+    nats -= chances[range(context), window[0, 1:]].sum().item()
+    size += sum(sizes[first + 1 : first + context + 1])
+print(json.dumps([nats / math.log(2) / size, math.exp(nats / (first + context))]))
+"""
+
+
+def test_bits_per_byte_and_perplexity_are_those_of_a_plain_computation(project):
+    """With tokens of several bytes, and characters too."""
+    job = job_of(run(project, *TINY, *OWN))
+    bits, perplexity = told(project, PLAIN, job)
+    results = results_of(project, job)
+    assert results["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert results["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+    (*_, last) = sorted((project.folder(job) / "logged").iterdir())
+    assert len(last.read_text()) > 50 and "Ġ" not in last.read_text()
+    assert (project.folder(job) / "spec.json").exists()
+
+
+def test_another_metric_is_two_lines(project, tmp_path):
+    """As the example's page has them."""
+    fresh = project.copy(tmp_path / "copy")
+    page = (fresh.root / "docs" / "example.md").read_text()
+    declared, measured = (
+        line.partition("  # in ")[0] for line in page.splitlines() if "accuracy" in line[:20]
+    )
+    fresh.edit("settings.py", "METRICS = {", f"METRICS = {{\n    {declared}")
+    fresh.edit("run.py", "    return measured\n", f"    {measured}\n    return measured\n")
+    job = job_of(run(fresh, *TINY, "--loss-chunk", "100"))
+    assert 0.1 < results_of(fresh, job)["accuracy"] < 0.9
+
+
+CHUNKS = """
+import json
+from dataclasses import replace
+import torch
+import data, models, run
+from settings import Settings
+
+settings = Settings(model="gpt-tiny", loss_chunk=0)
+torch.manual_seed(0)
+model = models.make(settings, models.Spec(12, 300)).double()
+batch = torch.randint(300, (5, 13)).to(torch.int16), torch.randint(1, 4, (5, 13)).to(torch.int16)
+answers = []
+for chunk in (0, 7, 16, 60):
+    model.zero_grad()
+    loss, measured = run.forward(model, batch, replace(settings, loss_chunk=chunk))
+    loss.backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+    bits, sizes = measured["bits_per_byte"]
+    answers.append((loss.detach(), measured["loss"].detach(), bits, sizes, gradients))
+plain, *others = answers
+print(json.dumps([
+    all(torch.allclose(one, other, rtol=1e-9, atol=1e-12) for one, other in zip(plain, each))
+    for each in others
+]))
+"""
+
+
+def test_the_loss_in_chunks_has_the_same_gradient(project):
+    assert told(project, CHUNKS) == [True] * 3
+
+
+PEAK = """
+import json
+import weakref
+import torch
+import run
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Memory(TorchDispatchMode):
+    held, peak = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            storage = leaf.untyped_storage()
+            if storage.data_ptr() not in self.held:
+                self.held[storage.data_ptr()] = storage.nbytes()
+                weakref.finalize(storage, self.held.pop, storage.data_ptr())
+        self.peak = max(self.peak, sum(self.held.values()))
+        return made
+
+
+peaks = []
+for chunk in (0, 128):
+    rows = torch.randn(4, 512, 8, requires_grad=True)
+    matrix = torch.randn(5_000, 8, requires_grad=True)
+    following = torch.randint(5_000, (4, 512))
+    with Memory() as memory:
+        run.in_chunks(rows, matrix, following, chunk)["loss"].mean().backward()
+    peaks.append(memory.peak)
+print(json.dumps(peaks))
+"""
+
+
+def test_the_loss_in_chunks_takes_less_memory(project):
+    plain, in_chunks = told(project, PEAK)
+    logits = 4 * 512 * 5_000 * 4  # bytes
+    assert plain > 2 * logits
+    assert in_chunks < logits / 4
+
+
+# Texts and tokens
 
 WINDOWS = """
 import json, sys
 from pathlib import Path
-import data
+import data, texts
 from settings import Settings
 
-parts = data.load(Settings(dataset="files", context=int(sys.argv[2])), Path(sys.argv[1]))
-print(json.dumps([[[each.tolist() for each in window] for window in part]
+settings = Settings(dataset="files", context=int(sys.argv[2]), text=sys.argv[3])
+parts = data.load(settings, Path(sys.argv[1]))
+print(json.dumps([[texts.unsigned(window).tolist() for window, in part]
                   for part in (parts.train, parts.val, parts.test)]))
 """
 
 
-def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path):
+@pytest.mark.parametrize("pattern", ["**/*.txt", "more/second.txt"])
+def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path, pattern):
     random = np.random.default_rng(0)
     texts = [random.integers(0, 256, size, dtype=np.uint8).tobytes() for size in (1010, 400, 13)]
     (tmp_path / "more").mkdir()
     (tmp_path / "first.txt").write_bytes(texts[0])
     (tmp_path / "more" / "second.txt").write_bytes(texts[1])
     (tmp_path / "tiny.txt").write_bytes(texts[2])
+    (tmp_path / ".hidden.txt").write_text("hidden")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "no-text.csv").write_text("1, 2")
-    parts = told(project, WINDOWS, str(tmp_path), "16")
+    read = texts if pattern == "**/*.txt" else texts[1:2]
+    parts = told(project, WINDOWS, str(tmp_path), "16", pattern)
     for number, part in enumerate(parts):
         wanted = []
-        for text in texts:
+        for text in read:
             held_out = len(text) // 10
             ends = (0, len(text) - 2 * held_out, len(text) - held_out, len(text))
             wanted += text[ends[number] : ends[number + 1]]
         count = (len(wanted) - 1) // 16 * 16
-        assert [token for tokens, _ in part for token in tokens] == wanted[:count]
-        assert [token for _, following in part for token in following] == wanted[1 : count + 1]
-        assert {len(tokens) for tokens, _ in part} == {16}
+        assert [token for window in part for token in window[:-1]] == wanted[:count]
+        assert [token for window in part for token in window[1:]] == wanted[1 : count + 1]
+        assert {len(window) for window in part} == {17}
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (("--context", "100000"), "--context 100000: the text of "),
-        (("--dataset", "files", "--data-root", "engine"), "engine: is no folder with texts"),
+        (("--dataset", "files", "--data-root", "engine"), "engine: has no text in it, as **/*.txt"),
+        (("--text", "story.txt"), "--text story.txt: needs --dataset files"),
+        (("--dataset", "files", "--text", "../a.txt"), "--text ../a.txt: must name files in "),
+        (
+            ("--tokenizer", "none.json"),
+            "--tokenizer none.json: there is no such tokenizer.json in ",
+        ),
+        (("--tokenizer", "story.txt"), "--tokenizer: is no tokenizer.json ("),
+        ((*OWN[:2], "--text", "latin", *OWN[4:]), "--tokenizer: the text is not UTF-8; convert it"),
     ],
 )
-def test_too_little_text_is_said_in_one_line(project, flags, said):
+def test_what_cannot_be_read_is_said_in_one_line(project, flags, said):
+    (project.root / "data" / "latin").write_bytes("thé ".encode("latin-1") * 100)
     assert said in one_line(project.run(*flags), 2)
 
+
+def test_a_missing_package_is_named_with_its_group(project, tmp_path):
+    (tmp_path / "tokenizers.py").write_text("raise ImportError")
+    done = project.run(*TINY, *OWN, "--seed", "9", PYTHONPATH=str(tmp_path))
+    assert "needs the package tokenizers: uv sync --group tokenizer" in one_line(done, 2)
+
+
+MAPPED = """
+import json, pickle, sys
+from pathlib import Path
+import torch
+import data, texts
+from engine.data import batches
+from settings import Settings
+
+settings = Settings(dataset="files", text="story.txt", tokenizer=sys.argv[1], context=8)
+part = data.load(settings, Path("data")).train
+
+def place(tensor):  # the file that is mapped where a tensor is
+    for line in open("/proc/self/maps"):
+        begin, end = (int(each, 16) for each in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return Path(line.split()[-1]).name
+
+made = batches.make(part, torch.device("cpu"), 4, seed=0)
+held = made._source._leaves
+batch = next(iter(made))
+other = pickle.loads(pickle.dumps(part))
+print(json.dumps([
+    [place(each) for each in held],
+    [place(each) for each in other.tensors],
+    [[str(each.dtype), each.element_size()] for each in held],
+    max(int(texts.unsigned(each[0]).max()) for each in part),
+    len(pickle.dumps(part)) < 1000,
+]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "files", "width", "most"),
+    [
+        ("bytes", ["train.bin"], 1, 255),
+        ("bpe.json", ["train.bin", "train.sizes"], 2, 262),
+        ("words.json", ["train.bin", "train.sizes"], 4, 70_001),
+    ],
+)
+def test_tokens_are_mapped_and_not_copied(project, tokenizer, files, width, most):
+    """Neither for the batches of a job, nor for another process that reads them."""
+    held, in_another, kinds, largest, small = told(project, MAPPED, tokenizer)
+    assert held == in_another == files and small
+    assert kinds[0][1] == width and [kind[1] for kind in kinds[1:]] == [2] * (len(files) - 1)
+    assert most - 40 < largest <= most
+
+
+SIZES = """
+import json
+import numpy as np
+import texts
+
+text = "\\U0001f600 a  é日本\\n" * 5
+made = texts.Tokenizer(open("data/words.json").read())
+tokens, sizes = made.encode(text.encode())
+print(json.dumps([int(sizes.sum()) == len(text.encode()), sizes.tolist()[:4], len(tokens)]))
+"""
+
+
+def test_tokens_of_any_tokenizer_stand_for_all_bytes_of_the_text(project):
+    whole, sizes, count = told(project, SIZES)
+    assert whole and sizes == [5, 3, 9, 5] and count == 15
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import data, texts
+from settings import Settings
+
+written = texts._append
+def append(path, *args):
+    written(path, *args)
+    if path.stem == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+texts._append = append
+data.load(Settings(dataset="files", text="story.txt", tokenizer="bpe.json"), Path("data"))
+"""
+
+
+def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, tmp_path):
+    fresh = project.copy(tmp_path / "copy")
+    cache = fresh.root / ".cache" / "tokens"
+    shutil.rmtree(cache, ignore_errors=True)
+    for part in ("train", "test"):
+        killed = fresh.do("python", "-c", KILLED, part)
+        assert killed.returncode == -signal.SIGKILL
+        assert [path.suffix for path in cache.iterdir() if path.is_dir()] == [".part"]
+    job = job_of(run(fresh, *TINY, *OWN))
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())
+    assert not folder.suffix and len([*folder.iterdir()]) == 6
+    sizes = np.fromfile(folder / "test.sizes", np.uint16)
+    tokens = np.fromfile(folder / "test.bin", np.uint16)
+    text = STORY.encode()
+    assert len(tokens) == len(sizes)
+    assert byte_level().decode(tokens.tolist()) == text[-int(sizes.sum()) :].decode()
+    assert results_of(fresh, job) == results_of(project, job_of(run(project, *TINY, *OWN)))
+
+
+TOGETHER = """
+from pathlib import Path
+import data, texts
+from settings import Settings
+
+written = texts._append
+def append(*args):
+    print("wrote")
+    written(*args)
+texts._append = append
+parts = data.load(Settings(dataset="files", text="story.txt", tokenizer="bpe.json"), Path("data"))
+print(len(parts.train), len(parts.val), len(parts.test))
+"""
+
+
+def test_of_jobs_that_need_the_same_tokens_one_writes_them(project, tmp_path):
+    fresh = project.copy(tmp_path / "copy")
+    shutil.rmtree(fresh.root / ".cache", ignore_errors=True)
+    jobs = [fresh.command(sys.executable, "-c", TOGETHER) for _ in range(3)]
+    said = [job.communicate()[0].splitlines() for job in jobs]
+    assert sum(lines.count("wrote") for lines in said) == 3  # a piece of each part
+    assert len({lines[-1] for lines in said}) == 1
+
+
+# Networks
 
 SEES = """
 import json, torch
@@ -115,3 +434,72 @@ def test_no_token_sees_those_after_it(project):
     shape, same = told(project, SEES)
     assert shape == [3, 12, 7]
     assert same == [place < 5 for place in range(12)]
+
+
+GPT2 = """
+import json, torch
+import models, optimizers
+from settings import Settings
+
+settings = Settings(model="gpt2")
+with torch.device("meta"):
+    model = models.make(settings, models.Spec(1024, 50_257))
+groups = [group["params"] for group in optimizers.groups(model.parameters(), settings)]
+small = models.GPT(64, 500, width=128, layers=8, heads=4)
+stds = {name: p.std().item() for name, p in small.named_parameters() if p.ndim > 1}
+biases = [p for name, p in small.named_parameters() if name.endswith("bias")]
+print(json.dumps([
+    sum(p.numel() for p in model.parameters()),
+    [[len(group), sum(p.numel() for p in group)] for group in groups],
+    model.flops,
+    stds,
+    all((p == 0).all().item() for p in biases),
+]))
+"""
+
+
+def test_gpt2_has_its_weights_its_initialization_and_its_weight_decay(project):
+    """Its numbers as nanoGPT prints them, but for its vocabulary, which is padded there."""
+    weights, groups, flops, stds, zeros = told(project, GPT2)
+    assert weights == 124_439_808
+    assert groups == [[50, 124_318_464], [98, 121_344]]
+    assert flops == 1024 * (6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024)
+    for name, std in stds.items():
+        adds = name.endswith(("out.weight", "perceptron.3.weight"))
+        assert std == pytest.approx(0.02 / (4 if adds else 1), rel=0.05), name
+    assert zeros
+
+
+LAYERS = """
+import json
+import torch
+import models, run
+from engine.training.forward import Prepared
+from engine.training.precision import Precision
+from settings import Settings
+
+codes = []
+compile = torch.compile
+
+
+def backend(module, inputs):
+    codes.append(module.code)
+    return module.forward
+
+
+torch.compile = lambda function, **how: compile(function, backend=backend, **how)
+settings = Settings(model="gpt-small")
+model = models.make(settings, models.Spec(16, 50))
+batch = (torch.randint(50, (4, 17), dtype=torch.uint8),)
+prepared = Prepared(run.forward, Precision("fp32", torch.device("cpu")), "blocks")
+loss, _ = prepared(model, batch, settings)
+plain = torch.nn.functional.cross_entropy(
+    model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten().long()
+)
+print(json.dumps([len(codes), codes[0].count("scaled_dot_product"), torch.allclose(loss, plain)]))
+"""
+
+
+def test_layers_are_compiled_one_by_one_and_once(project):
+    """With --compile blocks."""
+    assert told(project, LAYERS) == [1, 1, True]

@@ -190,6 +190,32 @@ def test_float_features_and_targets_are_left_as_they_are():
         assert (batch[0].dtype, batch[1].dtype) == (torch.float32, torch.float64)
 
 
+class Named(TensorDataset):
+    """Tensors, and what is in them."""
+
+    names = ("x", "y")
+
+
+class Doubled(TensorDataset):
+    """Tensors whose examples are others."""
+
+    def __getitem__(self, index):
+        return tuple(2 * each for each in super().__getitem__(index))
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, Named, Doubled])
+def test_tensors_are_not_copied_unless_their_examples_are_others(kind):
+    """Windows that overlap show it: a copy would be larger than what they are windows of."""
+    numbers = torch.arange(101)
+    batches = loaders.make(kind(numbers.unfold(0, 11, 10)), CPU, 4)
+    assert batches.loader == "resident"
+    (held,) = batches._source._leaves
+    assert (held.data_ptr() == numbers.data_ptr()) == (kind is not Doubled)
+    factor = 2 if kind is Doubled else 1
+    read = torch.cat([batch for (batch,) in batches])
+    assert torch.equal(read, factor * numbers.unfold(0, 11, 10))
+
+
 @pytest.mark.parametrize("thing", ["word", None])
 def test_an_example_that_cannot_be_in_a_batch_is_said(thing):
     class Odd(OneByOne):

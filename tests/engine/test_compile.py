@@ -2,16 +2,18 @@
 
 import shutil
 import threading
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import get_args
 
 import pytest
 import torch
+from engine.errors import JobError
 from engine.job.runtime import Compile
 from engine.training import compilation
 from engine.training.forward import Prepared
 from engine.training.precision import Precision
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from toy import STEPS, Loop, forward
 
@@ -224,3 +226,28 @@ def test_by_inductor_once_for_all_epochs_and_from_its_cache_for_the_next_job(
     assert compilation.events == []
     assert cached() > before
     torch._dynamo.reset()
+
+
+def test_blocks_are_compiled_by_themselves_and_alike_ones_once(graphs):
+    """To train and to evaluate; a copy, such as an EMA, shares what is compiled."""
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(5)]
+    model = nn.Sequential(nn.Embedding(20, 4), *blocks)
+    batch = Texts(torch.randint(20, (6, 3)), torch.randint(3, (6, 3)))
+    prepared = Prepared(of_tokens, Precision("fp32", torch.device("cpu")), compile="blocks")
+    plain, _ = of_tokens(model, batch, None)
+    for network in (model, deepcopy(model)):
+        loss, _ = prepared(network, batch, None)
+        loss.backward()
+        with torch.no_grad():
+            assert torch.equal(prepared(network, batch, None)[0], plain)
+        assert torch.equal(loss, plain)
+    assert len(graphs) == 2
+    assert all(len([call for call in calls if "linear" in call]) == 2 for calls in graphs)
+    assert compilation.events == []
+    with pytest.raises(JobError, match="--compile blocks: the network has no blocks"):
+        prepared(nn.Sequential(nn.Embedding(20, 4), nn.Linear(4, 4)), batch, None)
+
+
+def of_tokens(model, batch, _settings):
+    losses = torch.nn.functional.cross_entropy(model(batch.tokens).mT, batch.label)
+    return losses.mean(), {"loss": losses}

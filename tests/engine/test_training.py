@@ -8,7 +8,7 @@ import torch
 from engine.cli import Metric
 from engine.errors import Diverged, JobError, SettingsError
 from engine.loop import EMA, EarlyStopping, clip_gradients
-from engine.training import stopwatch
+from engine.training import report, stopwatch
 from engine.training.precision import Precision
 from engine.training.seeding import GlobalStreams
 from engine.training.stopwatch import Stopwatch
@@ -177,3 +177,20 @@ def test_times_are_those_of_all_attempts_and_waiting_is_told_from_training(monke
     again.end_steps()
     assert again.rates == {"examples_per_second": 4, "data_wait_fraction": 0}
     assert again.elapsed == 15
+
+
+@pytest.mark.parametrize("peak", [None, 4000.0])
+def test_speed_is_told_in_other_units_and_as_a_fraction_of_a_known_peak(monkeypatch, peak):
+    monkeypatch.setattr(stopwatch, "time", clock := Clock())
+    watch = Stopwatch()
+    watch.peak = peak
+    watch.start({"tokens": 16, "flops": 100.0})
+    clock.now += 2.0
+    watch.trained(40)
+    watch.end_steps()
+    mfu = watch.rates.pop("mfu", None)
+    told = {"examples_per_second": 20, "tokens_per_second": 320, "data_wait_fraction": 0}
+    assert watch.rates == told
+    assert mfu == (peak and 20 * 100 / peak)
+    line = ", ".join(report.speeds(watch.rates | ({"mfu": mfu} if mfu else {})))
+    assert line == "20 examples/s, 320 tokens/s" + (", 50.0% MFU" if peak else "")

@@ -12,7 +12,7 @@ from conftest import KNOWN, Project, short
 
 STEPS = 12
 JOB = (*short(STEPS), "--device", "cpu", "--log-every", "5")
-TIMES = {"elapsed_seconds", "examples_per_second", "data_wait_fraction"}
+TIMES = ("elapsed_seconds", "per_second", "data_wait_fraction", "mfu")
 
 
 def job_of(done: subprocess.CompletedProcess[str]) -> str:
@@ -40,7 +40,7 @@ def learnt(folder: Path) -> list[Any]:
     }
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     points = [
-        (line["step"], {k: v for k, v in line["metrics"].items() if k not in TIMES})
+        (line["step"], {k: v for k, v in line["metrics"].items() if not k.endswith(TIMES)})
         for line in lines
         if "step" in line
     ]

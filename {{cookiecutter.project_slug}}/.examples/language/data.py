@@ -1,60 +1,31 @@
 """Texts as tokens, and their splits.
 
-A token is a byte: any file can be read, and no tokenizer has to be kept. To add a dataset, write a
-function such as `pydoc` and a line in DATASETS. It returns tokens (N,), uint8, of which an example
-is a window: `--context` tokens, and for each of them the one that follows.
+A token is a byte, or with --tokenizer what a tokenizer from a file makes of the text. To add a
+dataset, write a function such as `pydoc` and a line in DATASETS. It returns texts, as bytes or
+mapped into memory. texts.py writes their tokens to disk, once. An example is a window of these:
+`--context` tokens and the one that follows.
 
 Each text is cut in three: the first part is trained on, the next validates, the last is for the
-test. The windows of a part follow one another without overlap, from one text to the next, so an
-epoch has each token once. Only the last, shorter window of a part is left out.
+test. The windows of a part follow one another, from one text to the next, so each token but the
+first is one to predict once in an epoch. Only the last, shorter window of a part is left out.
 """
 
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from pydoc_data import topics
 
-import numpy as np
-import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+import texts
 from engine.errors import SettingsError
 from models import Spec
 from settings import Settings
+from texts import Text, Tokenizer, Windows
 
-Batch = tuple[Tensor, Tensor]  # tokens (B, T), uint8, and those that follow, (B, T)
-
-HELD_OUT = 0.1  # of the text, for validation and for the test each
-
-
-class Windows(Dataset[Batch]):
-    """Windows of texts one after another: tokens (T,), and those that follow, (T,).
-
-    The texts stay where they are, on disk if they are mapped into memory.
-    """
-
-    def __init__(self, texts: list[Tensor], context: int) -> None:
-        self._texts, self._context = texts, context
-        self._ends = np.cumsum([len(text) for text in texts])
-
-    def __len__(self) -> int:
-        """Return the number of whole windows."""
-        return max(0, int(self._ends[-1]) - 1) // self._context
-
-    def __getitem__(self, index: int) -> Batch:
-        """Return a window."""
-        first = index * self._context
-        number = int(np.searchsorted(self._ends, first, "right"))
-        left, pieces = self._context + 1, []
-        while left:
-            text = self._texts[number]
-            begin = max(0, first - int(self._ends[number]) + len(text))
-            pieces.append(text[begin : begin + left])
-            left -= len(pieces[-1])
-            number += 1
-        tokens = torch.cat(pieces)
-        return tokens[:-1], tokens[1:]
+Batch = tuple[Tensor, ...]  # tokens (B, T + 1), and with a tokenizer the bytes of each (B, T + 1)
 
 
 @dataclass(frozen=True)
@@ -70,44 +41,72 @@ class Splits:
 def load(settings: Settings, data_root: Path) -> Splits:
     """Return windows of the three parts of the text that the settings name.
 
-    Raises SettingsError if there is no text, or too little.
+    Raises SettingsError if there is no text or tokenizer, or too little text.
     """
-    texts = DATASETS[settings.dataset](data_root.expanduser())
-    parts = zip(*map(parts_of, texts), strict=True)
-    train, val, test = (Windows([*part], settings.context) for part in parts)
-    if not all(map(len, (train, val, test))):
-        size = sum(map(len, texts))
-        raise SettingsError(f"--context {settings.context}: the text of {size} bytes is too short")
-    return Splits(train, val, test, Spec(settings.context, 256))
+    root, context = data_root.expanduser(), settings.context
+    made = tokenizer(settings.tokenizer, root)
+    folder = texts.tokenized(DATASETS[settings.dataset](settings, root), made)
+    files = [folder / f"{name}.bin" for name in texts.PARTS]
+    counts = [texts.count(file, made.vocabulary) for file in files]
+    if min(counts) <= context:
+        raise SettingsError(
+            f"--context {context}: the text of {sum(counts)} tokens is too short, since one of its "
+            f"parts has only {min(counts)}"
+        )
+    train, val, test = (Windows(file, made.vocabulary, context) for file in files)
+    return Splits(train, val, test, Spec(context, made.vocabulary, made.definition))
 
 
-def parts_of(text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the parts of a text (N,) to train, validate and test on: views of it."""
-    held_out = int(HELD_OUT * len(text))
-    train, val, test = text.split([len(text) - 2 * held_out, held_out, held_out])
-    return train, val, test
+@cache
+def tokenizer(name: str, root: Path) -> Tokenizer:
+    """Return the tokenizer that --tokenizer names.
+
+    Raises SettingsError if there is none.
+    """
+    if name == "bytes":
+        return Tokenizer()
+    try:
+        return Tokenizer((root / name).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"--tokenizer {name}: there is no such tokenizer.json in {root}; known: bytes"
+        ) from error
 
 
-def pydoc(_root: Path) -> list[Tensor]:
+def pydoc(_settings: Settings, _root: Path) -> list[Text]:
     """Return the English of Python's own documentation, 0.5 MB; it comes with Python, and differs
     a little between its versions."""
     text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
-    return [torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)]
+    return [text.encode()]
 
 
-def files(root: Path) -> list[Tensor]:
-    """Return your own text: all `<root>/**/*.txt`. They are mapped into memory, and read as needed.
+def files(settings: Settings, root: Path) -> list[Text]:
+    """Return your own text: the files in the data folder that --text names.
 
     Raises SettingsError if there are none.
     """
-    found = sorted(path for path in root.rglob("*.txt") if path.stat().st_size)
+    if ".." in Path(settings.text).parts or Path(settings.text).is_absolute():
+        raise SettingsError(f"--text {settings.text}: must name files in --data-root {root}")
+    paths = sorted(path for path in root.glob(settings.text) if path.is_file())
+    seen = [path for path in paths if not any(map(is_hidden, path.relative_to(root).parts))]
+    found = [path for path in seen if path.stat().st_size]
     if not found:
-        raise SettingsError(f"--data-root {root}: is no folder with texts, as *.txt")
-    # "c" is copy on write: torch wants arrays that it could write to.
-    return [torch.from_numpy(np.memmap(path, np.uint8, "c")) for path in found]
+        raise SettingsError(f"--data-root {root}: has no text in it, as {settings.text}")
+    return [mapped(path) for path in found]
 
 
-DATASETS: dict[str, Callable[[Path], list[Tensor]]] = {
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is hidden; those do not count as data."""
+    return name.startswith(".")
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """Return a file mapped into memory, so that it may be larger than that."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+DATASETS: dict[str, Callable[[Settings, Path], list[Text]]] = {
     "pydoc": pydoc,
     "files": files,
 }

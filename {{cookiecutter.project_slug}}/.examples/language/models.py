@@ -1,18 +1,24 @@
 """Networks.
 
 To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
-tokens (B, T) and returns logits (B, T, K) of the tokens that follow.
+tokens (B, T) and a function of features and the matrix of the last layer, and returns what that
+function makes of them: by default logits (B, T, K) of the tokens that follow.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from settings import Settings
+
+Head = Callable[[Tensor, Tensor], Any]
+"""What is made of features (B, T, width) and the last layer's matrix (K, width)."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +28,23 @@ class Spec:
 
     context: int  # tokens that a network sees at once
     vocabulary: int
+    tokenizer: str = ""  # the content of its tokenizer.json; empty: tokens are bytes
 
 
 def make(settings: Settings, spec: Spec) -> nn.Module:
-    """Return the network that the settings name, for tokens as they are stored."""
+    """Return the network that the settings name."""
     return MODELS[settings.model](spec.context, spec.vocabulary)
 
 
 class GPT(nn.Module):
-    """GPT-2 (Radford et al. 2019), by default with its width and depth."""
+    """GPT-2 (Radford et al. 2019), by default with its width and depth: 124,439,808 weights with
+    its context of 1,024 and its vocabulary of 50,257.
+
+    Weights begin as GPT-2's do: with a standard deviation of 0.02, in the layers that add to the
+    residual stream of 0.02 / √(2 · layers), and biases at zero. Weight decay is for all matrices,
+    embeddings included (optimizers.groups). Source: section 2.3 of the paper;
+    github.com/karpathy/nanoGPT, model.py.
+    """
 
     def __init__(
         self, length: int, vocabulary: int, width: int = 768, layers: int = 12, heads: int = 12
@@ -40,22 +54,38 @@ class GPT(nn.Module):
         self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
         self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        for module in self.modules():
+        for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                adds = name.endswith(Layer.ADDING)
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers if adds else 1))
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits (B, T, K) of tokens (B, T), T at most the context.
+    def forward(self, tokens: Tensor, head: Head = linear) -> Any:
+        """Return what the head makes of the features of tokens (B, T), T at most the context.
 
         The embedding is also the last layer.
         """
         embedded = self.tokens(tokens.long()) + self.positions[: tokens.shape[1]]
-        mixed = self.layers(embedded)
-        return linear(self.norm(mixed), self.tokens.weight)
+        return head(self.norm(self.layers(embedded)), self.tokens.weight)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of training on a window of T tokens: for each token 6 for each
+        weight but the positions', and 12 · layers · width · T in attention.
+
+        Source: Chowdhery et al. 2022, arxiv.org/abs/2204.02311, appendix B.
+        """
+        length, width = self.positions.shape
+        weights = sum(p.numel() for p in self.parameters()) - self.positions.numel()
+        return length * (6.0 * weights + 12.0 * len(self.layers) * width * length)
 
 
 class Layer(nn.Module):
     """Causal self-attention, then a perceptron, each with a residual connection."""
+
+    ADDING = (".out", ".perceptron.3")
+    """How the names of those of its layers end that add to the residual stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

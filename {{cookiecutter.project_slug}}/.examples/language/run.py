@@ -2,7 +2,7 @@
 
     python run.py                                      # a small GPT on Python's documentation
     python run.py --context 128 --epochs 30 --seed 1
-    python run.py --dataset files --data-root texts --model gpt2 --context 1024 --accumulate 8
+    python run.py --dataset files --text book.txt --tokenizer gpt2/tokenizer.json
     python run.py --help
 
 A job is identified by its settings: run again with the same ones, it continues where it was
@@ -11,6 +11,8 @@ interrupted, or says that it has finished. Its files are in runs/<job id>/, its 
 
 import math
 import sys
+from functools import partial
+from typing import Any
 
 from engine import launch
 from settings import METRICS, Settings
@@ -21,32 +23,60 @@ if __name__ == "__main__":
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
+from torch.utils.checkpoint import checkpoint
 
 import data
 import models
 import optimizers
+import texts
 from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 
 KEPT = 100  # test batches whose losses are kept
-SAMPLE = 200  # bytes of text that each evaluation writes
+SAMPLE = 200  # tokens of text that each evaluation writes
 
 
 def forward(
     model: nn.Module, batch: data.Batch, settings: Settings
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean loss, and by name what is measured: a value for each token, (B, T).
+) -> tuple[Tensor, dict[str, Any]]:
+    """Return the mean loss, and by name what is measured: a value for each token, (B, T), or also
+    what it is divided by.
 
     Runs under autocast; with --compile it is compiled together with the model.
     """
-    tokens, following = batch
-    logits = model(tokens).float()
-    losses = cross_entropy(logits.flatten(0, 1), following.flatten().long(), reduction="none")
-    losses = losses.view(following.shape)
-    measured = {"loss": losses, "bits_per_byte": losses / math.log(2)}
-    return losses.mean(), measured
+    tokens, *sizes = map(texts.unsigned, batch)
+    head = partial(in_chunks, following=tokens[:, 1:], at_once=settings.loss_chunk)
+    measured = model(tokens[:, :-1], head)
+    losses = measured["loss"]
+    bits = losses / math.log(2)
+    return losses.mean(), {**measured, "bits_per_byte": (bits, sizes[0][:, 1:]) if sizes else bits}
+
+
+def in_chunks(
+    features: Tensor, matrix: Tensor, following: Tensor, at_once: int
+) -> dict[str, Tensor]:
+    """Return what is measured of features (B, T, width) and the tokens that follow (B, T).
+
+    The logits of only so many tokens are in memory at once: in the backward pass they are computed
+    again, chunk by chunk (torch.utils.checkpoint).
+    """
+    rows, wanted = features.flatten(0, 1), following.flatten()
+    if not 0 < at_once < len(wanted):
+        found = [measure(rows, matrix, wanted)]
+    else:
+        again = partial(checkpoint, measure, use_reentrant=False, preserve_rng_state=False)
+        chunks = zip(rows.split(at_once), wanted.split(at_once), strict=True)
+        found = [again(some, matrix, targets) for some, targets in chunks]
+    return {name: torch.cat([each[name] for each in found]).view_as(following) for name in found[0]}
+
+
+def measure(features: Tensor, matrix: Tensor, following: Tensor) -> dict[str, Tensor]:
+    """Return by name what is measured of features (N, width) and the tokens that follow (N,)."""
+    logits = linear(features, matrix).float()
+    measured = {"loss": cross_entropy(logits, following, reduction="none")}
+    return measured
 
 
 def load(job: Job[Settings]) -> tuple[nn.Module, Batches, Batches, Batches]:
@@ -74,13 +104,15 @@ def train(
     optimizer = optimizers.make(model, settings)
     scaler = torch.amp.GradScaler(job.device.type, enabled=settings.precision == "fp16")
     ema = EMA(model, settings.ema)  # with --ema 0, ema.model is model
+    flops = model.flops if isinstance(model, models.GPT) else 0.0  # of an example
     stopping = EarlyStopping(METRICS, settings.monitor, settings.patience)
     # What a checkpoint holds. If there is one, training continues from there.
     job.resume(model=model, optimizer=optimizer, scaler=scaler, ema=ema, stopping=stopping)
 
     for _ in job.epochs():  # each ends with an evaluation: --eval-every
         model.train()
-        for batch in job.steps(batches):  # saves checkpoints, stops at Ctrl-C, profiles
+        # Saves checkpoints, stops at Ctrl-C, profiles, tells the speed in tokens/s and as the MFU.
+        for batch in job.steps(batches, tokens=settings.context, flops=flops):
             lr = optimizers.set_lr(optimizer, settings, job, stopping)
             for part, fraction in job.parts(batch):  # --accumulate of them
                 loss, measured = forward(model, part, settings)
@@ -99,7 +131,7 @@ def train(
         if settings.compare_ema:
             metrics |= evaluate(job, forward, model, val, "val_weights")
         job.log_epoch(metrics)
-        job.log_text("sample", sample(ema.model, settings))
+        job.log_text("sample", sample(job, ema.model))
         if stopping.improved(metrics):
             job.keep_best(metrics, model=ema.model)
         if stopping.due:
@@ -110,7 +142,7 @@ def train(
 def evaluate(
     job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches, split: str
 ) -> Metrics:
-    """Return the means over all tokens of what forward() measures, and the perplexity.
+    """Return the means over all tokens, or bytes, of what forward() measures, and the perplexity.
 
     Waits for the device once, at the end. The loss of each token of the first test windows is kept
     in predictions.npz.
@@ -128,20 +160,22 @@ def evaluate(
 
 
 @torch.no_grad()
-def sample(model: nn.Module, settings: Settings) -> str:
-    """Return a text of SAMPLE bytes that the model writes after an empty line.
+def sample(job: Job[Settings], model: nn.Module) -> str:
+    """Return a text of SAMPLE tokens that the model writes after an empty line.
 
     It draws from a generator of its own, so training is the same without it.
     """
     model.eval()
-    weight = next(model.parameters())
-    chance = torch.Generator(weight.device).manual_seed(settings.seed)
-    text = torch.full((1, 1), ord("\n"), dtype=torch.uint8, device=weight.device)
+    settings, root = job.settings, job.runtime.data_root.expanduser()
+    tokenizer = data.tokenizer(settings.tokenizer, root)
+    begin, _ = tokenizer.encode(b"\n")
+    tokens = torch.tensor([begin.tolist() or [0]], device=job.device)
+    chance = torch.Generator(job.device).manual_seed(settings.seed)
     for _ in range(SAMPLE):
-        logits = model(text[:, -settings.context :])[0, -1].float()
+        logits = model(tokens[:, -settings.context :])[0, -1].float()
         drawn = torch.multinomial(logits.softmax(0), 1, generator=chance)
-        text = torch.cat([text, drawn.view(1, 1).to(torch.uint8)], 1)
-    return bytes(text[0].tolist()).decode(errors="replace")
+        tokens = torch.cat([tokens, drawn.view(1, 1)], 1)
+    return tokenizer.decode(tokens[0].tolist())
 
 
 def main(job: Job[Settings]) -> Metrics:

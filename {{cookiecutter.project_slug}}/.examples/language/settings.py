@@ -17,10 +17,13 @@ from typing import Literal
 from engine.cli import Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names that run.py measures them under
-    "loss": Metric(better="lower", label="cross-entropy", unit="nats", at_start=5.55),  # ln(256)
+    "loss": Metric(better="lower", label="cross-entropy", unit="nats", at_start="ln(vocabulary)"),
     "bits_per_byte": Metric(better="lower", label="bits per byte", target=2.5),
     "perplexity": Metric(better="lower", scale="log"),
 }
+
+
+TEXT = "**/*.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +34,15 @@ class Settings:
     dataset: str = setting("pydoc", names="data.DATASETS")
     """Text to train on."""
 
+    text: str = added(TEXT, neutral=TEXT)
+    """Files in the data folder, for --dataset files: the name of one, or a pattern."""
+
+    tokenizer: str = added("bytes", neutral="bytes")
+    """File in the data folder with a tokenizer of Hugging Face, such as gpt2/tokenizer.json. bytes:
+    each byte is a token."""
+
     context: int = setting(32, at_least=1, at_most=1_000_000)
-    """Tokens that the network sees at once; a token is a byte."""
+    """Tokens that the network sees at once."""
 
     # Model
     model: str = setting("gpt-small", names="models.MODELS")
@@ -61,6 +71,10 @@ class Settings:
 
     accumulate: int = setting(1, at_least=1)
     """Parts into which each batch is split to save memory; they are computed one after another."""
+
+    loss_chunk: int = added(4096, neutral=0, at_least=0)
+    """Tokens whose logits are in memory at once. If a part of a batch has more, they are computed
+    a chunk at a time, and once more in the backward pass. 0: all at once."""
 
     optimizer: str = setting("adamw", names="optimizers.OPTIMIZERS")
     """The optimizer. Its fixed options, such as sgd's momentum, are in optimizers.py."""
@@ -110,6 +124,8 @@ class Settings:
     """Free text that tells apart jobs with otherwise equal settings."""
 
     def __post_init__(self) -> None:
+        if self.text != TEXT and self.dataset == "pydoc":
+            raise SettingsError(f"--text {self.text}: needs --dataset files")
         if self.accumulate > self.batch_size:
             raise SettingsError(
                 f"--accumulate {self.accumulate}: must be at most --batch-size {self.batch_size}"

@@ -120,10 +120,12 @@ class Watched(ShortJob[S]):
         self._carried = Carried(self._named, self._datasets)
         yield from super().epochs()
 
-    def steps(self, batches: Batches | None = None, *, examples: int = 0) -> Iterator[Any]:
+    def steps(
+        self, batches: Batches | None = None, *, examples: int = 0, **units: float
+    ) -> Iterator[Any]:
         """Look at what is done with each batch."""
         self._end_evaluation()
-        for batch in super().steps(batches, examples=examples):
+        for batch in super().steps(batches, examples=examples, **units):
             self._examples = examples or trees.rows(batch) or 0
             with self._waits.step(batch), self._measurements.step():
                 yield batch

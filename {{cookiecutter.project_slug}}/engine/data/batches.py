@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from engine.data import trees
-from engine.data.order import Collate, Order, fetch, whole
+from engine.data.order import Collate, Order, fetch, tensors, whole
 from engine.data.resident import Resident, is_stored, store
 from engine.data.streams import Place, Stream, is_stream
 from engine.data.workers import Workers
@@ -137,7 +137,7 @@ def _auto_workers() -> int:
 
 
 def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
-    if is_stored(dataset, device) or (type(dataset) is TensorDataset and device.type == "cpu"):
+    if is_stored(dataset, device) or (tensors(dataset) and device.type == "cpu"):
         return True
     example = fetch(dataset, torch.tensor([0]))
     size = sum(leaf.nbytes for leaf in trees.leaves(example)) * len(cast(Sized, dataset))
@@ -146,8 +146,8 @@ def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
 
 def _everything(dataset: Dataset[Any], processes: int) -> Any:
     """Return all examples as one batch in the CPU's memory."""
-    if type(dataset) is TensorDataset:
-        return dataset.tensors
+    if made_of := tensors(dataset):
+        return made_of
     order = Order(torch.arange(len(cast(Sized, dataset))), 256, None)
     with closing(Workers(dataset, order, torch.device("cpu"), processes, None)) as reading:
         batches = list(reading.epoch(0, 0))

@@ -59,12 +59,20 @@ def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
     return dataset, indices
 
 
+def tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
+    """Return the tensors whose rows are a dataset's examples; None if it is not made of such."""
+    if not isinstance(dataset, TensorDataset):
+        return None
+    as_they_are = type(dataset).__getitem__ is TensorDataset.__getitem__
+    return dataset.tensors if as_they_are else None
+
+
 def fetch(dataset: Dataset[Any], indices: Tensor, collate: Collate | None = None) -> Any:
     """Return the batch of the examples at indices (B,), by default stacked.
 
     A dataset that has `__getitems__`, for a list of indices, is asked for all of them at once.
     """
-    if type(dataset) is TensorDataset and not collate:
+    if tensors(dataset) and not collate:
         return dataset[indices]
     several, at = getattr(dataset, "__getitems__", None), indices.tolist()
     return (collate or trees.stacked)(several(at) if several else [dataset[i] for i in at])

@@ -1,8 +1,4 @@
-"""What a step costs: floating-point operations, and how many the device could do.
-
-MFU is the fraction of the device's peak that training makes use of. Source: Chowdhery et al. 2022,
-arxiv.org/abs/2204.02311, appendix B.
-"""
+"""What a step costs, in floating-point operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +8,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
-
-PEAKS = {
-    "H200": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
-    "H100 PCIe": {"fp32": 51e12, "tf32": 378e12, "bf16": 756e12, "fp16": 756e12},
-    "H100": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
-    "A100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12},
-    "L40S": {"fp32": 91.6e12, "tf32": 183e12, "bf16": 362e12, "fp16": 362e12},
-    "V100": {"fp32": 15.7e12, "fp16": 125e12},
-}
-"""Dense operations a second by a part of a GPU's name and by precision, from nvidia.com's data
-sheets."""
 
 
 def without_data(values: Any) -> Any:
@@ -50,12 +35,6 @@ def of_call(forward: Callable[..., Any], model: nn.Module, batch: Any, settings:
     except Exception:  # a forward function may do anything
         return None
     return int(counter.get_total_flops())
-
-
-def peak(name: str, precision: str) -> float | None:
-    """Return the operations a second that a GPU of this name can do, None if that is not known."""
-    known = next((peaks for gpu, peaks in PEAKS.items() if gpu in name), {})
-    return known.get(precision)
 
 
 class _Call(nn.Module):

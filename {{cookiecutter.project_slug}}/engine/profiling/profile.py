@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from engine.data.batches import Batches
 from engine.job.terminal import log
 from engine.paths import shown
-from engine.profiling import flops, memory
+from engine.profiling import memory, peaks
 from engine.profiling.calls import Calls
 from engine.profiling.report import Line, Reading, Watched, report
 from engine.profiling.tracing import Events, Loop, Reads, frame_outside
@@ -181,7 +181,7 @@ class Profile:
             busy=min(1.0, events.on_gpu() / seconds) if gpu else None,
             copying=events.on_gpu("Memcpy HtoD") / seconds,
             flops=self._calls.flops(sum(step.examples for step in self._timed[-self._count :])),
-            peak=flops.peak(device, precision),
+            peak=peaks.peak(device, precision),
         )
 
     def _lines(self, events: Events) -> list[Line]:

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
+from engine.errors import JobError
 from engine.job.terminal import log
 from engine.paths import PROJECT
+from engine.training.recomputing import blocks
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -70,10 +73,23 @@ def begin_step() -> None:
 def compiled(function: C, choice: str = "on", dynamic: bool = False) -> C:
     """Return a function compiled as --compile says, for fixed shapes, or with `dynamic` for any;
     what slows it down goes to the job's log."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
-    _listen()
+    _prepare()
     mode = None if choice in ("auto", "on") else choice
     return torch.compile(function, dynamic=dynamic, mode=mode)  # type: ignore[return-value]
+
+
+def compile_blocks(network: nn.Module) -> None:
+    """Compile each block of a network by itself; blocks that are alike share what is compiled.
+
+    Raises JobError for a network without blocks. Source:
+    docs.pytorch.org/tutorials/recipes/regional_compilation.html.
+    """
+    _prepare()
+    found = [*blocks(network)]
+    if not found:
+        raise JobError("--compile blocks: the network has no blocks; use --compile on")
+    for block in found:
+        block.compile(dynamic=False)
 
 
 class _EventLog(logging.Handler):
@@ -95,8 +111,10 @@ class _EventLog(logging.Handler):
             log.warning("torch.compile: %s", events[-1])
 
 
-def _listen() -> None:
-    """Send torch's reports of what slows compiled code down to the job's log."""
+def _prepare() -> None:
+    """Keep compiled code in the project, and send torch's reports of what slows it down to the
+    job's log."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
     torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
     for name in LOGGERS.values():
         logger = logging.getLogger(name)

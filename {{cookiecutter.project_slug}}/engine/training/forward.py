@@ -7,6 +7,7 @@ the network, the loss and the sums of what was measured are one region.
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from torch import Size, Tensor, nn
 
@@ -35,13 +36,17 @@ class Prepared:
     examples, as texts do, it is compiled once more, for any shapes. CUDA graphs are for training in
     the usual shapes alone: they would need memory for each other shape and each copy of the
     weights, and evaluation in the background records nothing while training goes on.
+
+    With `blocks`, only the blocks of a network are compiled, each by itself.
     """
 
     def __init__(self, forward: Forward, precision: Precision, compile: str) -> None:
         self._precision = precision
         self.plain = forward
         self.compiled = compile != "off"
-        if self.compiled:
+        self._in_blocks = WeakSet[nn.Module]() if compile == "blocks" else None
+        """Networks whose blocks are compiled by themselves."""
+        if self.compiled and self._in_blocks is None:
             without = compilation.GRAPHS.get(compile, compile)
             self._to_train = compilation.compiled(region(forward), compile)
             self._to_evaluate = compilation.compiled(region(forward), without)
@@ -59,12 +64,23 @@ class Prepared:
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return the loss () and what was measured; with its sums, if that was compiled."""
         with self._precision.autocast():
+            if self._in_blocks is not None:
+                return self._by_blocks(self._in_blocks, model, batch, settings)
             compiled = self._compiled_for(model.training, batch) if self.compiled else None
             if not compiled:
                 return self.plain(model, batch, settings)
             with ONE_THREAD:
                 loss, measured, made = compiled(model, batch, settings)
             return loss, Measured(measured, {name: Sum(*pair) for name, pair in made.items()})
+
+    def _by_blocks(
+        self, known: WeakSet[nn.Module], model: nn.Module, batch: Any, settings: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        with ONE_THREAD:
+            if model not in known:
+                compilation.compile_blocks(model)
+                known.add(model)
+            return self.plain(model, batch, settings)
 
     def _compiled_for(self, training: bool, batch: Any) -> Region | None:
         """The compiled function for a batch; None for one that is only smaller than the first."""

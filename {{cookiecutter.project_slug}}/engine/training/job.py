@@ -16,6 +16,7 @@ from engine.data.batches import Batches
 from engine.data.order import Collate
 from engine.job import purpose, usage
 from engine.job.folder import JobFolder
+from engine.profiling import peaks
 from engine.profiling.ranges import Ranges
 from engine.training import compilation, devices, parts, splits
 from engine.training.artifacts import Artifacts
@@ -114,6 +115,7 @@ class Job(TrainingLoop, Generic[S]):
         chosen = Precision(precision, self.device)
         if hasattr(self._folder, "journal"):  # a sweep that only checks the job asks no GPU
             self._folder.journal.tags({"precision": chosen.name})
+            self._watch.peak = peaks.peak(devices.describe(self.device), chosen.name)
         known = not self._length.in_epochs or self._length.steps_per_epoch is not None
         steps = self._length.total if known else None
         choice = self.runtime.compile

@@ -17,25 +17,27 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recompute_blocks(network: nn.Module) -> int:
-    """Have each block of a network recompute its activations; return the number of blocks.
-
-    A block is an element of a Sequential or a ModuleList with at least two layers that have
-    weights, such as those of ResNets, ViTs and this project's ConvNet. A block within a block
-    belongs to the outer one. The names of weights and the results do not change.
-    """
-    found = [*_blocks(network)]
+    """Have each block of a network recompute its activations; return the number of blocks. The
+    names of weights and the results do not change."""
+    found = [*blocks(network)]
     for block in found:
         block.forward = _Recomputed(block)
     return len(found)
 
 
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+def blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the blocks of a network.
+
+    A block is an element of a Sequential or a ModuleList with at least two layers that have
+    weights, such as those of ResNets, ViTs and this project's ConvNet. A block within a block
+    belongs to the outer one.
+    """
     for child in module.children():
         listed = isinstance(module, nn.Sequential | nn.ModuleList)
         if listed and not isinstance(child, nn.ModuleList) and _layers(child) > 1:
             yield child
         else:
-            yield from _blocks(child)
+            yield from blocks(child)
 
 
 def _layers(module: nn.Module) -> int:

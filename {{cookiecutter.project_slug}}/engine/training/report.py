@@ -1,7 +1,7 @@
 """What a job shows while it trains: a progress bar, and a line for each evaluation."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engine.job.terminal import Progress, as_line, duration, log
@@ -32,7 +32,7 @@ class Report:
         """Log an evaluation in one line: where it was made, what came out, how fast it goes."""
         parts = [as_line(metrics)] if metrics else []
         if rates:
-            parts.append(f"{rates['examples_per_second']:,.0f} examples/s")
+            parts.append(", ".join(speeds(rates)))
         if left := self._left():
             parts.append(f"{left} left")
         log.info("%s: %s", self._place(at), ", ".join(parts))
@@ -57,3 +57,13 @@ class Report:
         if before == 1 and self._steps >= WARM_UP:
             self._first = now, done
         return ""
+
+
+def speeds(rates: Mapping[str, float]) -> Iterator[str]:
+    """Yield how fast training goes: in examples and whatever else was counted, and its MFU."""
+    for name, rate in rates.items():
+        unit = name.removesuffix("_per_second")
+        if unit != name:
+            yield f"{rate:,.0f} {unit}/s"
+    if "mfu" in rates:
+        yield f"{rates['mfu']:.1%} MFU"

@@ -1,7 +1,8 @@
 """Where the time of a job goes, by the host's clock."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from engine.stateful import Stateful
@@ -18,13 +19,17 @@ class Stopwatch(Stateful):
         self._seconds = self._trained = self._waited = 0.0
         self._examples = 0
         self._noted = time.monotonic()
+        self._units: dict[str, float] = {}
+        self.peak: float | None = None
+        """Floating-point operations a second that the device can do, if that is known."""
         self.rates: dict[str, float] = {}
-        """Of the last interval: training examples per second, and the fraction of its training
-        spent waiting for data."""
+        """Of the last interval: training examples per second, what they consist of per second, the
+        MFU if it is known, and the fraction of its training spent waiting for data."""
 
-    def start(self) -> None:
-        """Training begins or goes on; time before that does not count."""
-        self._noted = time.monotonic()
+    def start(self, units: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Training begins or goes on; time before that does not count. `units` is how much of
+        something else an example is, by name, such as its `flops`."""
+        self._noted, self._units = time.monotonic(), dict(units)
 
     def waiting(self, batches: Iterator[T]) -> Iterator[T]:
         """Yield the batches, with the time spent waiting for each of them counted."""
@@ -44,10 +49,15 @@ class Stopwatch(Stateful):
         """The steps of an interval are over and the device has done them."""
         self._lap(training=True)
         if self._trained and self._examples:
+            rate = self._examples / self._trained
             self.rates = {
-                "examples_per_second": self._examples / self._trained,
+                "examples_per_second": rate,
+                **{f"{name}_per_second": rate * each for name, each in self._units.items()},
                 "data_wait_fraction": min(1.0, self._waited / self._trained),
             }
+            speed = self.rates.pop("flops_per_second", 0.0)
+            if speed and self.peak:
+                self.rates["mfu"] = speed / self.peak
         self._trained = self._waited = 0.0
         self._examples = 0
 

@@ -129,18 +129,23 @@ class TrainingLoop:
             position.end_interval()
             self._save_if_due()
 
-    def steps(self, batches: Batches | None = None, *, examples: int = 0) -> Iterator[Any]:
+    def steps(
+        self, batches: Batches | None = None, *, examples: int = 0, **units: float
+    ) -> Iterator[Any]:
         """Yield the batches of this interval that are not done yet, each for one optimizer step.
 
         Without batches, where the loop makes its data itself, yield the number of steps done before
         each; `examples` is then how many a step trains on, by which its speed is told, if given.
+        `units` is how much of something else an example is, such as `tokens=1024`: its speed is
+        told in these too. With `flops`, the floating-point operations of training on an example,
+        the MFU is told, if the device's peak is known.
 
         A step is whole when the next batch is asked for. Between steps checkpoints are made, and
         signals and --pause-after end the job.
         """
         position, length = self._position, self._length
         stream = self._stream(batches, examples)
-        self._watch.start()
+        self._watch.start(units)
         end = position.step if position.evaluating else position.interval_end
         while position.step < end:
             measuring = length.measuring
