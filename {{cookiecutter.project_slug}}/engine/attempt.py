@@ -32,6 +32,8 @@ from engine.job import (
 )
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
+from engine.job.peers import PeerLost
+from engine.job.places import Places
 from engine.job.terminal import as_line, leave, log
 from engine.paths import PROJECT, shown
 from engine.sources import fault
@@ -42,8 +44,12 @@ from engine.tracking.store import LEASE
 
 if TYPE_CHECKING:
     from engine.training.job import Job
+    from engine.training.processes import Processes
 
 S = TypeVar("S")
+NOTICE = 2.0
+"""Seconds in which it is known which process of the job has ended."""
+
 Main = Callable[["Job[Any]"], Mapping[str, float]]
 Check = Callable[["Job[Any]"], object]
 
@@ -53,6 +59,9 @@ class Attempt(Generic[S]):
 
     Ends the process if the job is finished already, or running elsewhere.
     """
+
+    processes: "Processes | None" = None
+    """Those of a job that has several (following.py)."""
 
     def __init__(self, folder: JobFolder[S]) -> None:
         self._folder = folder
@@ -84,11 +93,9 @@ class Attempt(Generic[S]):
 
     def run(self, main: Main, check: Check) -> int:
         """Check the job and do it; returns the exit status."""
-        from engine.training.job import Job  # torch, which the script has imported by now
-
         failure: Exception | None = None
         try:
-            job = Job(self._folder)
+            job = self._job()
             check(job)
         except SettingsError as error:
             return self._refused(error)
@@ -101,11 +108,34 @@ class Attempt(Generic[S]):
                 raise failure
             said = self._result(job, main)
         except Exception as error:
-            interruption.handle(signal.SIG_DFL)
-            return self._failed(error)
+            # Of several processes torchrun stops all once one has ended.
+            interruption.handle(signal.SIG_IGN if self.processes else signal.SIG_DFL)
+            return self._failed(self._explained(error))
         except Stopped as stop:
             return self._stopped(stop)
         return self._delivered(f"finished: {said}")
+
+    @property
+    def place(self) -> tuple[Path, Places]:
+        """Where the attempt is, and its data."""
+        return self._folder.path, self._folder.places
+
+    def _job(self) -> "Job[S]":
+        # Imports torch, as the script has done by now.
+        if self.processes:
+            from engine.training.several import JobOfSeveral
+
+            return JobOfSeveral(self._folder, self.processes, self.place[0])
+        from engine.training.job import Job
+
+        return Job(self._folder)
+
+    def _explained(self, error: Exception) -> Exception:
+        """The error, or if another process of the job could not be reached, why that has ended."""
+        first = self.processes.first if self.processes else None
+        if first and isinstance(error, PeerLost) and (line := first.lost(NOTICE)):
+            return PeerLost(line)
+        return error
 
     def _take(self) -> None:
         try:
@@ -211,8 +241,11 @@ class Attempt(Generic[S]):
             raise
         finally:
             job.close()
-        self._folder.close("finished", said)
+        self._close("finished", said)
         return said
+
+    def _close(self, status: str, said: str) -> None:
+        self._folder.close(status, said)
 
     def _refused(self, error: SettingsError) -> int:
         self._courier.finish(IMPATIENCE)
@@ -225,7 +258,7 @@ class Attempt(Generic[S]):
         with suppress(OSError, AttributeError):  # a full disk; a job that could not be opened
             if status == "diverged":
                 self._folder.journal.tags({"diverged": "true"})
-            self._folder.close(status, why)
+            self._close(status, why)
         at, trace = fault(error), f"full trace: {shown(self._folder.path)}/log.txt"
         places = f"{at}; {trace}" if at else trace
         code = 2 if isinstance(error, SettingsError) else 1
@@ -235,7 +268,7 @@ class Attempt(Generic[S]):
         status = "interrupted" if isinstance(stop, Interrupted) else "paused"
         log.info("%s: %s", status, stop)
         with suppress(OSError, AttributeError):
-            self._folder.close(status, str(stop))
+            self._close(status, str(stop))
         code = 128 + stop.number if isinstance(stop, Interrupted) else 0
         flag = "" if isinstance(stop, Interrupted) else " without --pause-after"
         return self._ended(code, f"{status}: {stop}; the same command{flag} continues it")
