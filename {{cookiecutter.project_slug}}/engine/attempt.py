@@ -69,7 +69,8 @@ class Attempt(Generic[S]):
         self._begin()
 
     @property
-    def _label(self) -> str:
+    def label(self) -> str:
+        """The job's name for itself."""
         return self._folder.label
 
     def _begin(self) -> None:
@@ -84,9 +85,7 @@ class Attempt(Generic[S]):
         self._take()
         for lease in known.leases.get(folder.id, []):
             if code.fits(lease.code, folder.code) and lease.owner != folder.owner:
-                line = (
-                    f"{self._label} is running already (on {lease.host}, says the tracking store)"
-                )
+                line = f"{self.label} is running already (on {lease.host}, says the tracking store)"
                 sys.exit(leave(4, f"{line}; if it is not, try again in {LEASE:.0f} s"))
         folder.note_reads()
         self._courier = Courier()
@@ -112,6 +111,8 @@ class Attempt(Generic[S]):
             interruption.handle(signal.SIG_IGN if self.processes else signal.SIG_DFL)
             return self._failed(self._explained(error))
         except Stopped as stop:
+            if fault := self.processes and self.processes.first and self.processes.first.fault:
+                return self._failed(PeerLost(fault))  # torchrun has stopped the others
             return self._stopped(stop)
         return self._delivered(f"finished: {said}")
 
@@ -141,9 +142,9 @@ class Attempt(Generic[S]):
         try:
             self._folder.take()
         except JobError as error:
-            sys.exit(leave(4, f"{self._label} {error}"))
+            sys.exit(leave(4, f"{self.label} {error}"))
         except OSError as error:
-            sys.exit(leave(1, f"{self._label} {cause(error)}"))
+            sys.exit(leave(1, f"{self.label} {cause(error)}"))
 
     def _ask_store(self) -> reading.Known:
         try:
@@ -165,13 +166,13 @@ class Attempt(Generic[S]):
             line += f" (on --data-root {root})"
         fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
         if fits and (folder.change or not targets.copies_lack(folder.path)):
-            sys.exit(leave(0, f"{self._label} {line}{self._unchecked()}"))
+            sys.exit(leave(0, f"{self.label} {line}{self._unchecked()}"))
         self._leave_if_stale(bool(stored))
         diverged = known.diverged.get(folder.id, []) if not folder.latest else []
         elsewhere = any(folder.fits(each.code, each.data) for each in diverged)
         if last.get("status") == "diverged" or elsewhere:
             line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"
-            sys.exit(leave(1, f"{self._label} {line}"))
+            sys.exit(leave(1, f"{self.label} {line}"))
         if folder.finished():
             self._take()
             self._courier = Courier()
@@ -183,7 +184,7 @@ class Attempt(Generic[S]):
         try:
             inputs.begin(self._folder.settings, self._folder.runs_root)
         except JobError as error:
-            sys.exit(leave(1, f"{self._label} {error}"))
+            sys.exit(leave(1, f"{self.label} {error}"))
 
     def _unchecked(self) -> str:
         """A remark on data that cannot be compared with what the job has read."""
@@ -197,17 +198,17 @@ class Attempt(Generic[S]):
         folder, change, changed = self._folder, self._folder.change, self._folder.changed
         if change and folder.latest and locks.held(folder.latest / "lock"):
             line = f"is running already, with other {changed} ({change})"
-            sys.exit(leave(4, f"{self._label} {line}; --force runs it with this {changed}, too"))
+            sys.exit(leave(4, f"{self.label} {line}; --force runs it with this {changed}, too"))
         if folder.starts_over:
             return
         status = folder.outcome().get("status")
         if (change and status == "finished") or (stored and not folder.latest):
             line = f"was finished with other {changed} ({change or 'in another folder'})"
-            sys.exit(leave(5, f"{self._label} {line}; --force runs it again with this {changed}"))
+            sys.exit(leave(5, f"{self.label} {line}; --force runs it again with this {changed}"))
         if change and not folder.runtime.continue_anyway:
             line = f"was begun with other {changed} ({change}); --force starts it over"
             go_on = f"--continue-anyway continues it with this {changed}"
-            sys.exit(leave(5, f"{self._label} {line}, {go_on}"))
+            sys.exit(leave(5, f"{self.label} {line}, {go_on}"))
 
     def _open(self) -> None:
         folder = self._folder
@@ -276,8 +277,8 @@ class Attempt(Generic[S]):
     def _ended(self, code: int, line: str) -> int:
         problem = self._courier.finish(IMPATIENCE)
         if self._courier.displaced:  # which has interrupted it
-            return leave(4, f"{self._label} {problem}")
-        return leave(code, f"{self._label} {line}")
+            return leave(4, f"{self.label} {problem}")
+        return leave(code, f"{self.label} {line}")
 
     def _delivered(self, line: str) -> int:
         """The exit status of a finished job; says what the store lacks."""
@@ -290,10 +291,10 @@ class Attempt(Generic[S]):
             missing = f"not everything has been uploaded ({problem})"
             return leave(
                 3,
-                f"{self._label} {line}; {missing}: python jobs.py sync uploads what is left",
+                f"{self.label} {line}; {missing}: python jobs.py sync uploads what is left",
             )
         attempts.drop_checkpoints(self._folder.path)
-        return leave(0, f"{self._label} {line}")
+        return leave(0, f"{self.label} {line}")
 
 
 class Scratch(Attempt[S]):

@@ -20,7 +20,7 @@ from engine.job import inputs, reads
 from engine.job.folder import JobFolder
 from engine.job.interruption import Stopped
 from engine.job.journal import Journal
-from engine.job.peers import Other, PeerLost
+from engine.job.peers import STOPPED, Other, PeerLost
 from engine.job.places import Places
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def begin(folder: Callable[[], JobFolder[S]], attempt: Callable[[], Attempt[S]])
     command line says. Ends all processes if process 0 ends."""
     from engine.training.processes import Processes  # imports torch, which one process does later
 
-    processes = Processes("job")
+    processes = Processes()
     if processes.rank.number:
         return _followed(folder, processes)
     try:
@@ -73,6 +73,7 @@ class Together(Generic[S]):
 
     def __init__(self, attempt: Attempt[S], processes: "Processes") -> None:
         self._attempt, self._processes = attempt, processes
+        processes.label = attempt.label
 
     def run(self, main: Main, check: Check) -> int:
         """Check the job and do it; returns the exit status, the same in all processes."""
@@ -122,12 +123,13 @@ class Following(Attempt[S]):
         return self._failed(error)
 
     def _failed(self, error: Exception) -> int:
-        if not isinstance(error, PeerLost):
-            self._other.fail(cause(error))
-        return self._other.follow()
+        if isinstance(error, PeerLost):
+            return self._other.follow()
+        self._other.fail(cause(error))
+        return 2 if isinstance(error, SettingsError) else 1
 
     def _stopped(self, stop: Stopped) -> int:
-        self._other.fail(f"stopped {stop}")
+        self._other.fail(f"{STOPPED} {stop}")
         return self._other.follow()
 
     def _delivered(self, line: str) -> int:

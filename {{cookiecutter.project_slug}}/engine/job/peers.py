@@ -22,6 +22,9 @@ GRACE = 5.0
 LOST = 1
 """The exit status of processes whose process 0 is gone."""
 
+STOPPED = "stopped"
+"""How the words of a process begin that a signal has ended."""
+
 Say = Callable[[str], object]
 """Prints a line for a process that has to end without doing so itself."""
 
@@ -35,12 +38,16 @@ class First:
 
     def __init__(self, host: str, key: bytes) -> None:
         self._listener = Listener((host, 0), authkey=key)
-        self.address = self._listener.address
         self._others: dict[Connection, int] = {}
-        self._lost = ""
+        self._lost = self.fault = ""
         self._noticed = threading.Event()
         self.ending = False
         """Whether this process ends by itself, whatever becomes of the others."""
+
+    @property
+    def address(self) -> Any:
+        """Where the others find this process."""
+        return self._listener.address
 
     def listen(self, count: int, say: Say) -> None:
         """Wait until `count` others are connected, and listen to them from then on."""
@@ -66,8 +73,9 @@ class First:
     def _listen(self, say: Say) -> None:
         ended = wait(list(self._others))[0]
         assert isinstance(ended, Connection)
-        number, said = self._others[ended], _received(ended)
+        number, said = self._others[ended], _received(ended) or ""
         self._lost = f"process {number} has ended" + (f" ({said})" if said else "")
+        self.fault = "" if said.startswith(STOPPED) else self._lost
         self._noticed.set()
         time.sleep(GRACE)
         if not self.ending:

@@ -4,6 +4,7 @@ Small values go through gloo, tensors on a CUDA GPU through NCCL. All processes 
 in the same order, from the main thread. Source: docs.pytorch.org/docs/stable/distributed.html.
 """
 
+import atexit
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,15 +30,17 @@ ended is noticed at once (job/peers.py)."""
 
 
 class Processes:
-    """The processes of this job, connected with each other. `rank` is this one's."""
+    """The processes of this job, connected with each other. `rank` is this one's, `label` the job's
+    name for itself."""
 
-    def __init__(self, label: str) -> None:
-        self.rank = ranks.mine()
+    def __init__(self) -> None:
+        self.rank, self.label = ranks.mine(), "job"
         dist.init_process_group("gloo", timeout=PATIENCE)
+        atexit.register(dist.destroy_process_group)  # its threads must not outlive the interpreter
         self._tensors: Any = None  # gloo's
         self.first: First | None = None
         self.other: Other | None = None
-        self._connect(label)
+        self._connect()
 
     def use(self, device: torch.device) -> None:
         """Exchange tensors on this device from now on."""
@@ -83,18 +86,18 @@ class Processes:
                 dist.broadcast(flat, 0, group=self._tensors)
             _fill(bucket, flat)
 
-    def _connect(self, label: str) -> None:
-        def say(line: str) -> None:
-            leave(1, f"{label} failed: {line}")
-
+    def _connect(self) -> None:
         if self.rank.number == 0:
             key = token_bytes()
             self.first = First(os.environ["MASTER_ADDR"], key)
             self.tell((self.first.address, key))
-            self.first.listen(self.rank.size - 1, say)
+            self.first.listen(self.rank.size - 1, self._say)
         else:
             address, key = self.tell(None)
-            self.other = Other(self.rank.number, address, key, say)
+            self.other = Other(self.rank.number, address, key, self._say)
+
+    def _say(self, line: str) -> None:
+        leave(1, f"{self.label} failed: {line}")
 
 
 def connected() -> bool:
