@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine import locks
 from engine.cli.metrics import as_plain
-from engine.errors import Diverged, JobError, SettingsError, cause
+from engine.errors import Diverged, JobError, PeerLost, SettingsError, cause
 from engine.job import (
     attempts,
     code,
@@ -32,7 +32,6 @@ from engine.job import (
 )
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
-from engine.job.peers import PeerLost
 from engine.job.places import Places
 from engine.job.terminal import as_line, leave, log
 from engine.paths import PROJECT, shown

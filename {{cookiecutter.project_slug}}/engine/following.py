@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine.attempt import Attempt, Check, Main, NoCourier
-from engine.errors import SettingsError, cause
+from engine.errors import PeerLost, SettingsError, cause
 from engine.job import inputs, reads
 from engine.job.folder import JobFolder
 from engine.job.interruption import Stopped
 from engine.job.journal import Journal
-from engine.job.peers import STOPPED, Other, PeerLost
+from engine.job.peers import STOPPED, Other
 from engine.job.places import Places
 
 if TYPE_CHECKING:

@@ -9,16 +9,14 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from engine import following
 from engine.attempt import Attempt, Scratch
 from engine.checks.command import Check
 from engine.cli import metrics as declared
 from engine.cli.metrics import Metric
 from engine.cli.parser import parse
 from engine.errors import SettingsError
-from engine.following import Together
 from engine.job import interruption, ranks
 from engine.job.folder import JobFolder
 from engine.job.ranks import ALONE
@@ -26,10 +24,13 @@ from engine.job.runtime import Runtime
 from engine.job.terminal import leave
 from engine.tracking import address
 
+if TYPE_CHECKING:
+    from engine.following import Together
+
 S = TypeVar("S")
 
 
-def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S] | Together[S]:
+def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S] | Together[S]":
     """Read the command line of a job script; ends the process if that is all there is to do.
 
     Returns what to call `run(main, check)` of: an attempt at the job, that of several processes, or
@@ -47,6 +48,8 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]
 
     try:
         if ranks.mine() != ALONE:
+            from engine import following  # which one process does not need
+
             return following.begin(folder, lambda: _attempt_of_several(folder()))
         own = folder()
         return Check(own) if own.runtime.check else _attempt(own)

@@ -14,8 +14,6 @@ from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
-from engine.errors import JobError
-
 GRACE = 5.0
 """Seconds after which a process ends although it still waits for one that is gone."""
 
@@ -27,10 +25,6 @@ STOPPED = "stopped"
 
 Say = Callable[[str], object]
 """Prints a line for a process that has to end without doing so itself."""
-
-
-class PeerLost(JobError):
-    """The processes of this job cannot reach each other; most likely one of them has ended."""
 
 
 class First:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from engine.errors import first_line
+from engine.errors import PeerLost, first_line
 from engine.job import ranks
-from engine.job.peers import First, Other, PeerLost
+from engine.job.peers import First, Other
 from engine.job.terminal import leave
 
 BUCKET = 2**25
