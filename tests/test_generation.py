@@ -28,6 +28,7 @@ COPIED = {
     "docs/mlflow-seeds.png",
     "docs/recipes.md",
     "docs/settings.md",
+    "docs/several-gpus.md",
     "docs/techniques.md",
     "docs/trackers.md",
     "engine/evidence/versions.json",
