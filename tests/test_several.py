@@ -213,3 +213,28 @@ def begun(project: Project) -> bool:
     """Whether a job has measured something."""
     journals = [*project.root.glob("runs/*/*/metrics.jsonl")]
     return any("train_loss" in journal.read_text() for journal in journals)
+
+
+@pytest.mark.full
+def test_a_sweep_gives_each_job_several_processes(make: Callable[..., Path]) -> None:
+    project = Project(make())
+    script = project.root / "run.sh"
+    before, _, rest = script.read_text().partition("grid() {")
+    grid = "grid() {\n  job --epochs 300 --seed 1"
+    script.write_text(before + grid + rest[rest.index("\n}") :])
+    sweep = project.command("bash", "run.sh", "--gpus-per-job", "2")
+    while not begun(project):
+        time.sleep(0.1)
+    os.kill(sweep.pid, signal.SIGTERM)
+    done = ended(sweep)
+    assert done.returncode == 143 and "interrupted: by SIGTERM" in done.stdout, done
+
+    script.write_text(script.read_text().replace("--epochs 300", "--epochs 1"))
+    done = project.do("bash", "run.sh", "--gpus-per-job", "2")
+    assert done.returncode == 0 and "1 of 1 jobs finished, 1 of them now" in done.stdout, done
+    assert any(
+        '"processes": "2"' in journal.read_text()
+        for journal in project.root.glob("runs/*/*/metrics.jsonl")
+    )
+    done = project.do("bash", "run.sh", "--gpus-per-job", "2", "--per-gpu", "2")
+    assert done.returncode == 2 and "--gpus-per-job: not with --per-gpu" in done.stderr, done

@@ -29,15 +29,24 @@ PATIENCE = timedelta(days=1)
 ended is noticed at once (job/peers.py)."""
 
 
+STARTED = timedelta(minutes=10)
+"""How long processes wait for each other at their start."""
+
+_hosts: Any = None
+"""The group of the job's processes that exchanges small values; None with one process."""
+
+
 class Processes:
     """The processes of this job, connected with each other. `rank` is this one's, `label` the job's
     name for itself."""
 
     def __init__(self) -> None:
         self.rank, self.label = ranks.mine(), "job"
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=STARTED)
         atexit.register(dist.destroy_process_group)  # its threads must not outlive the interpreter
-        self._tensors: Any = None  # gloo's
+        global _hosts
+        _hosts = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._tensors: Any = _hosts
         self.first: First | None = None
         self.other: Other | None = None
         self._connect()
@@ -51,7 +60,7 @@ class Processes:
         """Return the value that process 0 has given; what others give does not matter."""
         box = [value]
         with _noticing():
-            dist.broadcast_object_list(box)
+            dist.broadcast_object_list(box, group=_hosts)
         return box[0]
 
     def everyones(self, value: Any) -> list[Any]:
@@ -62,13 +71,13 @@ class Processes:
         """Return the largest of all processes' values, one by one."""
         together = torch.tensor(values, dtype=torch.float64)
         with _noticing():
-            dist.all_reduce(together, dist.ReduceOp.MAX)
+            dist.all_reduce(together, dist.ReduceOp.MAX, group=_hosts)
         return [float(value) for value in together.tolist()]
 
     def wait(self) -> None:
         """Return when all processes have come here."""
         with _noticing():
-            dist.barrier()
+            dist.barrier(group=_hosts)
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all processes; all of them get the same bits."""
@@ -102,7 +111,7 @@ class Processes:
 
 def connected() -> bool:
     """Return whether this process belongs to a job of several processes."""
-    return dist.is_available() and dist.is_initialized()
+    return _hosts is not None
 
 
 def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
@@ -118,7 +127,7 @@ def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]
 def _everyones(value: Any) -> list[Any]:
     found: list[Any] = [None] * dist.get_world_size()
     with _noticing():
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=_hosts)
     return found
 
 
