@@ -34,6 +34,7 @@ COPIED = {
     "docs/server.md",
     "docs/settings.md",
     "docs/sweeps.md",
+    "docs/several-gpus.md",
     "docs/techniques.md",
     "docs/trackers.md",
     "docs/updates.md",

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from engine.data.order import Order, fetch, whole
+from engine.data.order import Order, Slices, fetch, whole
+from engine.errors import SettingsError
+from engine.job.ranks import Rank
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 ORDERS = [
@@ -29,6 +31,35 @@ def test_the_sizes_of_an_epochs_batches(how, sizes):
     assert epochs[0] == epochs[2]
     assert all(len({*epoch}) == len(epoch) == sum(sizes) for epoch in epochs)
     assert {*epochs[0]} <= {*range(100, 100 + count)}
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("count", [1, 4, 5, 8, 10, 11, 12])
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_processes_take_slices_of_the_batches_of_one(seed, count, processes):
+    size = 5
+    one = Order(torch.arange(100, 100 + count), size, seed)
+    slices = [
+        Slices(torch.arange(100, 100 + count), size, seed, Rank(number, processes, number))
+        for number in range(processes)
+    ]
+    whole_batches = one.epoch(3).split(size)
+    taken = [each.epoch(3).split(each.batch_size) if len(each) else () for each in slices]
+    assert [len(each) for each in taken] == [len(each) for each in slices]
+    for number, batch in enumerate(whole_batches):
+        parts = [each[number] for each in taken if number < len(each)]
+        examples = torch.cat(parts)[: len(batch)]  # after them is what fills empty slices
+        assert examples.tolist() == batch.tolist()
+        if seed is not None:
+            assert len(parts) == processes and all(len(part) for part in parts)
+    for each in slices:
+        assert one.epoch(3)[each.positions].tolist() == each.epoch(3).tolist()
+        assert [*each.sizes(0)] == [*one.sizes(0)]
+
+
+def test_a_batch_has_an_example_for_each_process():
+    with pytest.raises(SettingsError, match="--batch-size 2: must be at least the number of proc"):
+        Slices(torch.arange(10), 2, 0, Rank(0, 3, 0))
 
 
 class Several(Dataset):

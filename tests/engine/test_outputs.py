@@ -13,6 +13,7 @@ from engine.results import tables
 from engine.results.metrics import NoResults
 from engine.training import outputs
 from engine.training.outputs import Outputs
+from engine.training.shared_outputs import PLACES, in_order
 from toy import DATA, TRAIN, VAL, Loop
 
 CPU = torch.device("cpu")
@@ -286,3 +287,23 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
             assert "\n" not in str(error)
         else:
             assert found["label"].tolist() == [0, 1]
+
+
+def test_what_several_processes_keep_is_in_the_order_of_one():
+    first = {
+        PLACES: np.array([0, 1, 3]),
+        "label": np.array([5, 6, 8]),
+        "words": np.array([10, 11, 30]),
+        "words.lengths": np.array([2, 0, 1]),
+    }
+    second = {
+        PLACES: np.array([2]),
+        "label": np.array([7]),
+        "words": np.array([20, 21]),
+        "words.lengths": np.array([2]),
+    }
+    whole = in_order([first, second])
+    assert whole["label"].tolist() == [5, 6, 7, 8]
+    assert whole["words"].tolist() == [10, 11, 20, 21, 30]
+    assert whole["words.lengths"].tolist() == [2, 0, 2, 1]
+    assert PLACES not in whole

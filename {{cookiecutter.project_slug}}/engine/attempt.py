@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine import locks
 from engine.cli.metrics import as_plain
-from engine.errors import Diverged, JobError, SettingsError, cause
+from engine.errors import Diverged, JobError, PeerLost, SettingsError, cause
 from engine.job import (
     attempts,
     code,
@@ -32,6 +32,7 @@ from engine.job import (
 )
 from engine.job.folder import JobFolder
 from engine.job.interruption import Interrupted, Stopped
+from engine.job.places import Places
 from engine.job.terminal import as_line, leave, log
 from engine.paths import PROJECT, shown
 from engine.sources import fault
@@ -42,8 +43,12 @@ from engine.tracking.store import LEASE
 
 if TYPE_CHECKING:
     from engine.training.job import Job
+    from engine.training.processes import Processes
 
 S = TypeVar("S")
+NOTICE = 2.0
+"""Seconds in which it is known which process of the job has ended."""
+
 Main = Callable[["Job[Any]"], Mapping[str, float]]
 Check = Callable[["Job[Any]"], object]
 
@@ -54,13 +59,17 @@ class Attempt(Generic[S]):
     Ends the process if the job is finished already, or running elsewhere.
     """
 
+    processes: "Processes | None" = None
+    """Those of a job that has several (following.py)."""
+
     def __init__(self, folder: JobFolder[S]) -> None:
         self._folder = folder
         self._store_is_away = ""
         self._begin()
 
     @property
-    def _label(self) -> str:
+    def label(self) -> str:
+        """The job's name for itself."""
         return self._folder.label
 
     def _begin(self) -> None:
@@ -75,20 +84,16 @@ class Attempt(Generic[S]):
         self._take()
         for lease in known.leases.get(folder.id, []):
             if code.fits(lease.code, folder.code) and lease.owner != folder.owner:
-                line = (
-                    f"{self._label} is running already (on {lease.host}, says the tracking store)"
-                )
+                line = f"{self.label} is running already (on {lease.host}, says the tracking store)"
                 sys.exit(leave(4, f"{line}; if it is not, try again in {LEASE:.0f} s"))
         folder.note_reads()
         self._courier = Courier()
 
     def run(self, main: Main, check: Check) -> int:
         """Check the job and do it; returns the exit status."""
-        from engine.training.job import Job  # torch, which the script has imported by now
-
         failure: Exception | None = None
         try:
-            job = Job(self._folder)
+            job = self._job()
             check(job)
         except SettingsError as error:
             return self._refused(error)
@@ -101,19 +106,44 @@ class Attempt(Generic[S]):
                 raise failure
             said = self._result(job, main)
         except Exception as error:
-            interruption.handle(signal.SIG_DFL)
-            return self._failed(error)
+            # Of several processes torchrun stops all once one has ended.
+            interruption.handle(signal.SIG_IGN if self.processes else signal.SIG_DFL)
+            return self._failed(self._explained(error))
         except Stopped as stop:
+            if fault := self.processes and self.processes.first and self.processes.first.fault:
+                return self._failed(PeerLost(fault))  # torchrun has stopped the others
             return self._stopped(stop)
         return self._delivered(f"finished: {said}")
+
+    @property
+    def place(self) -> tuple[Path, Places]:
+        """Where the attempt is, and its data."""
+        return self._folder.path, self._folder.places
+
+    def _job(self) -> "Job[S]":
+        # Imports torch, as the script has done by now.
+        if self.processes:
+            from engine.training.several import JobOfSeveral
+
+            return JobOfSeveral(self._folder, self.processes, self.place[0])
+        from engine.training.job import Job
+
+        return Job(self._folder)
+
+    def _explained(self, error: Exception) -> Exception:
+        """The error, or if another process of the job could not be reached, why that has ended."""
+        first = self.processes.first if self.processes else None
+        if first and isinstance(error, PeerLost) and (line := first.lost(NOTICE)):
+            return PeerLost(line)
+        return error
 
     def _take(self) -> None:
         try:
             self._folder.take()
         except JobError as error:
-            sys.exit(leave(4, f"{self._label} {error}"))
+            sys.exit(leave(4, f"{self.label} {error}"))
         except OSError as error:
-            sys.exit(leave(1, f"{self._label} {cause(error)}"))
+            sys.exit(leave(1, f"{self.label} {cause(error)}"))
 
     def _ask_store(self) -> reading.Known:
         try:
@@ -135,13 +165,13 @@ class Attempt(Generic[S]):
             line += f" (on --data-root {root})"
         fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
         if fits and (folder.change or not targets.copies_lack(folder.path)):
-            sys.exit(leave(0, f"{self._label} {line}{self._unchecked()}"))
+            sys.exit(leave(0, f"{self.label} {line}{self._unchecked()}"))
         self._leave_if_stale(bool(stored))
         diverged = known.diverged.get(folder.id, []) if not folder.latest else []
         elsewhere = any(folder.fits(each.code, each.data) for each in diverged)
         if last.get("status") == "diverged" or elsewhere:
             line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"
-            sys.exit(leave(1, f"{self._label} {line}"))
+            sys.exit(leave(1, f"{self.label} {line}"))
         if folder.finished():
             self._take()
             self._courier = Courier()
@@ -153,7 +183,7 @@ class Attempt(Generic[S]):
         try:
             inputs.begin(self._folder.settings, self._folder.runs_root)
         except JobError as error:
-            sys.exit(leave(1, f"{self._label} {error}"))
+            sys.exit(leave(1, f"{self.label} {error}"))
 
     def _unchecked(self) -> str:
         """A remark on data that cannot be compared with what the job has read."""
@@ -167,17 +197,17 @@ class Attempt(Generic[S]):
         folder, change, changed = self._folder, self._folder.change, self._folder.changed
         if change and folder.latest and locks.held(folder.latest / "lock"):
             line = f"is running already, with other {changed} ({change})"
-            sys.exit(leave(4, f"{self._label} {line}; --force runs it with this {changed}, too"))
+            sys.exit(leave(4, f"{self.label} {line}; --force runs it with this {changed}, too"))
         if folder.starts_over:
             return
         status = folder.outcome().get("status")
         if (change and status == "finished") or (stored and not folder.latest):
             line = f"was finished with other {changed} ({change or 'in another folder'})"
-            sys.exit(leave(5, f"{self._label} {line}; --force runs it again with this {changed}"))
+            sys.exit(leave(5, f"{self.label} {line}; --force runs it again with this {changed}"))
         if change and not folder.runtime.continue_anyway:
             line = f"was begun with other {changed} ({change}); --force starts it over"
             go_on = f"--continue-anyway continues it with this {changed}"
-            sys.exit(leave(5, f"{self._label} {line}, {go_on}"))
+            sys.exit(leave(5, f"{self.label} {line}, {go_on}"))
 
     def _open(self) -> None:
         folder = self._folder
@@ -211,8 +241,11 @@ class Attempt(Generic[S]):
             raise
         finally:
             job.close()
-        self._folder.close("finished", said)
+        self._close("finished", said)
         return said
+
+    def _close(self, status: str, said: str) -> None:
+        self._folder.close(status, said)
 
     def _refused(self, error: SettingsError) -> int:
         self._courier.finish(IMPATIENCE)
@@ -225,7 +258,7 @@ class Attempt(Generic[S]):
         with suppress(OSError, AttributeError):  # a full disk; a job that could not be opened
             if status == "diverged":
                 self._folder.journal.tags({"diverged": "true"})
-            self._folder.close(status, why)
+            self._close(status, why)
         at, trace = fault(error), f"full trace: {shown(self._folder.path)}/log.txt"
         places = f"{at}; {trace}" if at else trace
         code = 2 if isinstance(error, SettingsError) else 1
@@ -235,7 +268,7 @@ class Attempt(Generic[S]):
         status = "interrupted" if isinstance(stop, Interrupted) else "paused"
         log.info("%s: %s", status, stop)
         with suppress(OSError, AttributeError):
-            self._folder.close(status, str(stop))
+            self._close(status, str(stop))
         code = 128 + stop.number if isinstance(stop, Interrupted) else 0
         flag = "" if isinstance(stop, Interrupted) else " without --pause-after"
         return self._ended(code, f"{status}: {stop}; the same command{flag} continues it")
@@ -243,8 +276,8 @@ class Attempt(Generic[S]):
     def _ended(self, code: int, line: str) -> int:
         problem = self._courier.finish(IMPATIENCE)
         if self._courier.displaced:  # which has interrupted it
-            return leave(4, f"{self._label} {problem}")
-        return leave(code, f"{self._label} {line}")
+            return leave(4, f"{self.label} {problem}")
+        return leave(code, f"{self.label} {line}")
 
     def _delivered(self, line: str) -> int:
         """The exit status of a finished job; says what the store lacks."""
@@ -257,10 +290,10 @@ class Attempt(Generic[S]):
             missing = f"not everything has been uploaded ({problem})"
             return leave(
                 3,
-                f"{self._label} {line}; {missing}: python jobs.py sync uploads what is left",
+                f"{self.label} {line}; {missing}: python jobs.py sync uploads what is left",
             )
         attempts.drop_checkpoints(self._folder.path)
-        return leave(0, f"{self._label} {line}")
+        return leave(0, f"{self.label} {line}")
 
 
 class Scratch(Attempt[S]):

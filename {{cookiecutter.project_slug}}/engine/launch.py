@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.attempt import Attempt, Scratch
 from engine.checks.command import Check
@@ -17,31 +17,51 @@ from engine.cli import metrics as declared
 from engine.cli.metrics import Metric
 from engine.cli.parser import parse
 from engine.errors import SettingsError
-from engine.job import interruption
+from engine.job import interruption, ranks
 from engine.job.folder import JobFolder
+from engine.job.ranks import ALONE
 from engine.job.runtime import Runtime
 from engine.job.terminal import leave
 from engine.tracking import address
 
+if TYPE_CHECKING:
+    from engine.following import Together
+
 S = TypeVar("S")
 
 
-def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]:
+def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S] | Together[S]":
     """Read the command line of a job script; ends the process if that is all there is to do.
 
-    Returns what to call `run(main, check)` of: an attempt at the job or, for --check, the test of
-    its guarantees. The grid of run.sh reads from the script's source which settings and metrics it
-    gives here (job/scripts.py).
+    Returns what to call `run(main, check)` of: an attempt at the job, that of several processes, or
+    for --check, the test of its guarantees. The grid of run.sh reads from the script's source which
+    settings and metrics it gives here (job/scripts.py).
     """
     interruption.handle(signal.SIG_DFL)
     script = Path(sys.argv[0]).name
     os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
-    try:
+
+    def folder() -> JobFolder[S]:
         declared.check(metrics)
         settings, runtime = parse(kind, Runtime, sys.argv[1:])
-        folder = JobFolder(settings, runtime, metrics, Path(script).stem)
-        if runtime.check:
-            return Check(folder)
-        return Scratch(folder) if runtime.scratch else Attempt(folder)
+        return JobFolder(settings, runtime, metrics, Path(script).stem)
+
+    try:
+        if ranks.mine() != ALONE:
+            from engine import following  # which one process does not need
+
+            return following.begin(folder, lambda: _attempt_of_several(folder()))
+        own = folder()
+        return Check(own) if own.runtime.check else _attempt(own)
     except SettingsError as error:
         sys.exit(leave(2, f"{script}: {error}"))
+
+
+def _attempt(folder: JobFolder[S]) -> Attempt[S]:
+    return Scratch(folder) if folder.runtime.scratch else Attempt(folder)
+
+
+def _attempt_of_several(folder: JobFolder[S]) -> Attempt[S]:
+    if folder.runtime.check:
+        raise SettingsError("--check: works with one process; leave torchrun out")
+    return _attempt(folder)

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from engine.data import trees
-from engine.data.order import Collate, Order, fetch, tensors, whole
+from engine.data.order import Collate, Order, Slices, fetch, tensors, whole
 from engine.data.resident import Resident, is_stored, store
 from engine.data.streams import Place, Stream, is_stream
 from engine.data.workers import Workers
 from engine.errors import JobError, SettingsError
+from engine.job.ranks import ALONE, Rank
 from engine.machine import cores
 from engine.training.devices import free_memory
 
@@ -61,6 +62,12 @@ class Batches:
         """Where the examples are in their dataset (N,), in the order in which `iter` has them; None
         for a stream."""
         return None if isinstance(self._source, Stream) else self._source.order.epoch(0)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the examples of this process are in the order of all processes (N,)."""
+        order = self._ordered.order
+        return order.positions if isinstance(order, Slices) else torch.arange(order.examples)
 
     def __len__(self) -> int:
         return len(self._ordered.order)
@@ -104,8 +111,10 @@ def make(
     workers: int | str = "auto",
     seed: int | None = None,
     collate: Collate | None = None,
+    rank: Rank = ALONE,
 ) -> Batches:
-    """Return the batches of a dataset, a subset or a stream, shuffled if there is a seed.
+    """Return the batches of a dataset, a subset or a stream, shuffled if there is a seed; of a job
+    with several processes what the one of this rank takes of each.
 
     `loader` is `resident`, `workers`, or `auto` (by size); `workers` a number of processes or
     `auto` (by the job's cores). Raises SettingsError if there are no examples, or for `resident`
@@ -115,6 +124,8 @@ def make(
     if loader == "resident" and (collate or is_stream(dataset)):
         raise SettingsError("--loader resident: not for a stream or with collate; use workers")
     if is_stream(dataset):
+        if rank.size > 1:
+            raise SettingsError("a stream cannot be divided among several processes; use one")
         if seed is not None:
             raise JobError(
                 "job.batches(…, shuffle=True): a stream comes in its own order; leave shuffle out, "
@@ -125,7 +136,8 @@ def make(
     dataset, indices = whole(dataset)
     if not len(indices):
         raise SettingsError("--dataset: one of its parts has no examples")
-    order = Order(indices, batch_size, seed)
+    many = rank.size > 1
+    order = Slices(indices, batch_size, seed, rank) if many else Order(indices, batch_size, seed)
     if loader == "resident" or (loader == "auto" and not collate and _fits(dataset, device)):
         stored = store(dataset, device, partial(_everything, dataset, processes))
         return Batches(Resident(stored, order, device), batch_size, "resident")

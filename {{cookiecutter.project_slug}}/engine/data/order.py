@@ -9,6 +9,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from engine.data import trees
 from engine.data.seeds import generator
+from engine.errors import SettingsError
+from engine.job.ranks import Rank
 
 Collate = Callable[[list[Any]], Any]
 """From examples to a batch of them, as torch's DataLoader takes it."""
@@ -48,6 +50,55 @@ class Order:
         """Yield the number of examples in each batch of an epoch but the first `done`."""
         for first in range(done * self.batch_size, self.examples, self.batch_size):
             yield min(self.batch_size, self.examples - first)
+
+
+class Slices(Order):
+    """What one process of a job takes of each batch: a slice of consecutive examples.
+
+    Training, a process with no example of an epoch's small last batch gets one, which it must not
+    count: it has as many batches as the others. In evaluation it has one batch less. Raises
+    SettingsError if there are more processes than examples in a batch.
+    """
+
+    def __init__(self, indices: Tensor, batch_size: int, seed: int | None, rank: Rank) -> None:
+        super().__init__(indices, batch_size, seed)
+        if batch_size < rank.size:
+            raise SettingsError(
+                f"--batch-size {batch_size}: must be at least the number of processes, {rank.size}"
+            )
+        self._rank, self._whole_batch = rank, batch_size
+        self.batch_size = len(slice_of(batch_size, rank))
+        self.positions = self._positions()
+        """Where the examples are in the order of all processes (N,)."""
+
+    def __len__(self) -> int:
+        return -(-len(self.positions) // self.batch_size)
+
+    def epoch(self, number: int) -> Tensor:
+        """Return indices (N,) into the dataset; runs of `batch_size` are the slices."""
+        return super().epoch(number)[self.positions]
+
+    def sizes(self, done: int) -> Iterator[int]:
+        """Yield the number of examples that all processes have of each batch."""
+        for first in range(done * self._whole_batch, self.examples, self._whole_batch):
+            yield min(self._whole_batch, self.examples - first)
+
+    def _positions(self) -> Tensor:
+        whole_batches, last = divmod(self.examples, self._whole_batch)
+        firsts = self._whole_batch * torch.arange(whole_batches)
+        of_each = torch.tensor(slice_of(self._whole_batch, self._rank))
+        of_last = slice_of(last, self._rank)
+        if last and self.shuffled and not of_last:
+            of_last = range(1)
+        rest = self.examples - last + torch.tensor(of_last, dtype=torch.int64)
+        return torch.cat([(firsts[:, None] + of_each).flatten(), rest])
+
+
+def slice_of(size: int, rank: Rank) -> range:
+    """Return which of a batch's examples a process takes; the first processes may take one more."""
+    each, more = divmod(size, rank.size)
+    first = rank.number * each + min(rank.number, more)
+    return range(first, first + each + (rank.number < more))
 
 
 def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:

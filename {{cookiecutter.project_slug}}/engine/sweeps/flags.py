@@ -23,6 +23,12 @@ FLAGS: dict[str, dict[str, Any]] = {
         "fewer where memory is short)",
     }
     | NUMBER,
+    "--gpus-per-job": {
+        "help": "GPUs for each job, which trains with a process on each of them (default: 1); "
+        "docs/several-gpus.md says when not to",
+        "default": 1,
+    }
+    | NUMBER,
     "--retries": {
         "help": "retry a job up to N times if it ran out of memory or was killed (default: 0)",
         "default": 0,
@@ -72,6 +78,7 @@ def read(words: list[str]) -> argparse.Namespace:
 def _check_numbers(flags: argparse.Namespace) -> None:
     for name, least in (
         ("per_gpu", 1),
+        ("gpus_per_job", 1),
         ("retries", 0),
         ("at_most", 1),
         ("per_task", 1),
@@ -91,12 +98,15 @@ def _check_together(flags: argparse.Namespace) -> None:
     elsewhere = {
         "--gpus": flags.gpus,
         "--per-gpu": flags.per_gpu,
+        "--gpus-per-job": flags.gpus_per_job > 1,
         "--retries": flags.retries,
         "--fail-fast": flags.fail_fast,
     }
     for flag, given in elsewhere.items() if flags.slurm else ():
         if given:
             raise SettingsError(f"{flag}: not with --slurm")
+    if flags.per_gpu and flags.gpus_per_job > 1:
+        raise SettingsError("--gpus-per-job: not with --per-gpu")
     if any(word.startswith(("--array", "-a")) for word in flags.sbatch):
         raise SettingsError("--array: run.sh makes the arrays; --at-most N limits them")
     if flags.slurm:

@@ -8,6 +8,7 @@ Source: man7.org/linux/man-pages/man2/flock.2.html.
 import fcntl
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -110,6 +111,51 @@ class Gpu:
             usage = f"{memory} MiB and {percent} % of its time in use"
             return f"is in use by another process ({usage})"
         return ""
+
+
+class Gpus:
+    """The GPUs of several slots, for a job that needs all of them: all are held or none."""
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._gpus = gpus
+        self.device = ",".join(gpu.device for gpu in gpus)
+        self.why = ""
+
+    @property
+    def files(self) -> list[int]:
+        """The locks, while they are held."""
+        return [file for gpu in self._gpus for file in gpu.files]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment that makes a job use these GPUs."""
+        return {"CUDA_VISIBLE_DEVICES": self.device}
+
+    def take(self) -> bool:
+        """Take them, if all are available; return whether they are held."""
+        for gpu in self._gpus:
+            if not gpu.take():
+                self.why = gpu.why
+                self.release()
+                return False
+        return True
+
+    def release(self) -> None:
+        """Release them; a job that has inherited the locks holds them until its end."""
+        for gpu in self._gpus:
+            gpu.release()
+
+    def used(self) -> str:
+        """Return how other processes use one of them, as a message; empty if they do not."""
+        return next((why for gpu in self._gpus if (why := gpu.used())), "")
+
+
+def places(slots: Sequence[Slot], per_gpu: int, per_job: int) -> Sequence[Gpu | Gpus]:
+    """Return the places for a job each: as many GPUs as it needs, or a part of one, or the CPU."""
+    each = [Gpu(slot, shared=per_gpu > 1) for slot in slots]
+    if per_job == 1 or all(gpu.device == "cpu" for gpu in each):
+        return each
+    return [Gpus(each[k : k + per_job]) for k in range(0, len(each) - per_job + 1, per_job)]
 
 
 def _lock(file: int, kind: int) -> bool:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from engine.errors import cause
 from engine.job.terminal import leave
-from engine.sweeps import plan, states
-from engine.sweeps.gpus import LOOK, Gpu
+from engine.sweeps import gpus, plan, states
+from engine.sweeps.gpus import LOOK, Gpu, Gpus
 from engine.sweeps.plan import Row, Task
 from engine.sweeps.running import PAUSE, Running
 from engine.sweeps.slots import Slot
@@ -54,7 +54,7 @@ class Worker:
     """A place on a GPU or on the CPU. `job` runs there, or is to be tried again if it has `failed`
     with that status; `said` is what keeps it waiting."""
 
-    gpu: Gpu
+    gpu: Gpu | Gpus
     job: Running | None = None
     failed: int | None = None
     said: str = ""
@@ -76,7 +76,8 @@ class Queue:
         self.stop = Stop()
         self._rows, self._left, self._starter = rows, [*left], starter
         self._retries, self._fail_fast = flags.retries, flags.fail_fast
-        self._workers = [Worker(Gpu(slot, shared=(flags.per_gpu or 1) > 1)) for slot in slots]
+        places = gpus.places(slots, flags.per_gpu or 1, flags.gpus_per_job)
+        self._workers = [Worker(place) for place in places]
         self._elsewhere: list[Task] = []
         self._since = since
         self._next_look = 0.0

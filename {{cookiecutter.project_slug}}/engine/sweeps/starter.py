@@ -28,7 +28,7 @@ class Starter:
     The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) size their
     pools of threads when they are loaded, before run.py could tell them anything, so the
     environment does. Everything that is started holds the files of `keep` too. For a single job
-    there need be no servers, so it need not be `warm`.
+    there need be no servers, so it need not be `warm`. Jobs of several `processes` start cold.
     """
 
     def __init__(
@@ -38,11 +38,13 @@ class Starter:
         at_once: int,
         keep: Sequence[int] = (),
         warm: bool = True,
+        processes: int = 1,
     ) -> None:
-        self._code, self._at_once, self._inherited = code, at_once, [*keep]
+        self._code, self._inherited = code, [*keep]
+        self._processes, self._at_once = processes, at_once * processes
         self._jobs: client.Server | None = None
         self._couriers: client.Server | None = None
-        threads = max(1, machine.cores() // at_once)
+        threads = max(1, machine.cores() // self._at_once)
         self._env = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
         self._env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
         self._env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that a fork can use the GPU
@@ -63,7 +65,11 @@ class Starter:
     ) -> Process:
         """Start a job, which holds the files of `keep`."""
         script, env = str(self._code / words[0]), {**env, "JOBS_AT_ONCE": str(self._at_once)}
-        return self._start(self._jobs, [script, *words[1:]], PROJECT, (output, output), env, keep)
+        command, out = [script, *words[1:]], (output, output)
+        if self._processes > 1:
+            several = ["-m", "engine.sweeps.together", str(self._processes), *command]
+            return self._start(None, several, self._code, out, env, keep)
+        return self._start(self._jobs, command, PROJECT, out, env, keep)
 
     def check(self, sweep: str) -> int:
         """Check the jobs of a sweep; returns checking.py's exit status."""

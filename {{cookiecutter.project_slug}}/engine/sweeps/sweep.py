@@ -93,13 +93,20 @@ class Sweep:
     def _most_on_cpu(self) -> int:
         """How many jobs the CPU serves at once."""
         wanted = {entry.job.runtime.threads for entry in self._left}
-        return self._flags.per_gpu or min(slots.at_once("cpu", threads) for threads in wanted)
+        most = min(slots.at_once("cpu", threads) for threads in wanted)
+        processes: int = self._flags.gpus_per_job
+        return self._flags.per_gpu or max(1, most // processes)
 
     def _starter(self, places: list[Slot]) -> Starter:
         self._slots = places
         scripts = dict.fromkeys(entry.words[0] for entry in self._left)
-        at_once = min(len(self._left), len(places))
-        return Starter(self._folder / "code", scripts, at_once, keep=[self._lock])
+        processes = self._flags.gpus_per_job
+        on_gpus = any(slot.device != "cpu" for slot in places)
+        if on_gpus and len(places) < processes:
+            raise SettingsError(f"--gpus-per-job {processes}: there are {len(places)} GPUs")
+        at_once = min(len(self._left), len(places) // processes if on_gpus else len(places))
+        code, keep = self._folder / "code", [self._lock]
+        return Starter(code, scripts, at_once, keep=keep, processes=processes)
 
     def _check(self, starter: Starter) -> bool:
         """Whether each job that is left can run; what cannot has been said."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import SettingsError
+from engine.job.ranks import Rank
 
 KINDS = ("cuda", "xpu", "mps")
 """Accelerators that a job can run on."""
@@ -55,6 +56,24 @@ def choose(name: str) -> torch.device:
     if index >= count:
         raise SettingsError(f"--device {name}: torch sees no such device; try --device auto")
     return torch.device("cpu") if cpu else torch.device(device.type, index)
+
+
+def choose_for(name: str, rank: Rank) -> torch.device:
+    """Return the device of one of several processes on a machine: each takes a GPU of its own.
+
+    Raises SettingsError if there are not as many, or for an accelerator other than CUDA GPUs.
+    """
+    device = choose(name)
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or ":" in name:
+        raise SettingsError(f"--device {name}: for several processes it must be auto, cuda or cpu")
+    if rank.local >= (count := torch.cuda.device_count()):
+        raise SettingsError(
+            f"--nproc-per-node: has to be at most {count}, as many GPUs as torch sees, or add "
+            "--device cpu"
+        )
+    return torch.device("cuda", rank.local)
 
 
 def use(device: torch.device, deterministic: bool) -> None:

@@ -16,6 +16,7 @@ from engine.data.batches import Batches
 from engine.data.order import Collate
 from engine.job import purpose, usage
 from engine.job.folder import JobFolder
+from engine.job.ranks import ALONE
 from engine.profiling import peaks
 from engine.profiling.ranges import Ranges
 from engine.training import compilation, devices, parts, splits
@@ -37,6 +38,7 @@ class Job(TrainingLoop, Generic[S]):
     """One job, with its `settings`, its `runtime` flags and its `device`."""
 
     settings: S
+    _rank = ALONE
     _noise_scale: NoiseScale | None = None
     _peak = 0
     """The most bytes on the device, as noted last."""
@@ -99,7 +101,7 @@ class Job(TrainingLoop, Generic[S]):
             return None
         runtime, seed = self.runtime, self._seed if shuffle else None
         how = (self.device, batch_size, runtime.loader, runtime.workers)
-        made = loaders.make(part, *how, seed=seed, collate=collate)
+        made = loaders.make(part, *how, seed=seed, collate=collate, rank=self._rank)
         made.check = partial(self._begin_batch, made)
         self._all_batches.append(made)
         if shuffle and self._length.steps_per_epoch is None:

@@ -1,6 +1,7 @@
 """How long a job trains: a number of epochs, steps or minutes."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from engine.errors import JobError, SettingsError
@@ -33,6 +34,8 @@ class Length(Stateful):
         self._taken = 0  # steps that this process has taken
         self._began = self._timed_from = 0.0
         self.steps_per_epoch: int | None = None
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds since some moment; the same for all processes of a job."""
 
     def set_epoch(self, steps: int | None) -> None:
         """Take note of how many batches an epoch has, None for a stream.
@@ -75,9 +78,9 @@ class Length(Stateful):
         """Take note that a step was taken, the last thing after the device has done it."""
         self._taken += 1
         if self._taken == WARM_UP:
-            self._timed_from = time.monotonic()
+            self._timed_from = self.clock()
         elif self._taken == WARM_UP + TIMED:
-            each = (time.monotonic() - self._timed_from) / TIMED
+            each = (self.clock() - self._timed_from) / TIMED
             self._measured = step + max(0, round((60 * self.minutes - self._elapsed) / each))
 
     @property
@@ -85,9 +88,9 @@ class Length(Stateful):
         """Whether the next step is to be measured; notes when the first one began."""
         if self._measured or not self.minutes:
             return False
-        self._began = self._began or time.monotonic()
+        self._began = self._began or self.clock()
         return True
 
     @property
     def _elapsed(self) -> float:
-        return time.monotonic() - self._began
+        return self.clock() - self._began

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.cli.metrics import Metric, is_name, outside
 from engine.errors import JobError, first_line
 from engine.job.terminal import log
+from engine.training import processes
 
 PARTS = ("train_", "val_", "test_")
 """How the logged names of what was measured begin."""
@@ -182,13 +183,19 @@ class Means:
             self._sums[name] = Sum(numerator, count)
 
     def read(self) -> dict[str, float]:
-        """Return the means. Waits for the device, once."""
+        """Return the means, over the batches of all processes of the job. Waits for the device,
+        once."""
+        read = self._on_host()
+        if processes.connected():
+            read = processes.added(read)
+        return {name: top / count if count else float("nan") for name, (top, count) in read.items()}
+
+    def _on_host(self) -> dict[str, tuple[float, float]]:
         if not self._sums:
             return {}
         tensors = [tensor for each in self._sums.values() for tensor in each.tensors]
         values = iter(totals(tensors).tolist())
-        read = {
+        return {
             name: (next(values), each.weight if isinstance(each.weight, int) else next(values))
             for name, each in self._sums.items()
         }
-        return {name: top / count if count else float("nan") for name, (top, count) in read.items()}

@@ -39,7 +39,11 @@ INTERVAL = 1.0
 """Seconds between two copies to the host, at most."""
 
 
-class _Step(NamedTuple):
+NamedSum = tuple[str, float, float]
+"""A measurement's name, its numerator and its weight."""
+
+
+class Step(NamedTuple):
     """A step, with what it measured and what the host knew, such as the learning rate."""
 
     step: int
@@ -68,7 +72,7 @@ class TrainMeter:
         self._names: set[str] = set()
         self._numbers: dict[str, float] = {}
         self._of_step: list[tuple[str, Sum]] = []
-        self._waiting: list[_Step] = []
+        self._waiting: list[Step] = []
         self._values = 0
         self._copies = _Copies(device)
         self._sent = time.monotonic()
@@ -102,7 +106,7 @@ class TrainMeter:
     def end_step(self, step: int) -> None:
         """A step is whole. Raises Diverged, some steps later, for a metric that is not finite."""
         sums = own(self._of_step) if self._graphs else self._of_step
-        self._waiting.append(_Step(step, now(), sums, dict(self._numbers)))
+        self._waiting.append(Step(step, now(), sums, dict(self._numbers)))
         self._of_step = []
         full = len(self._waiting) >= STEPS or self._values > VALUES
         if full or time.monotonic() - self._sent > INTERVAL:
@@ -158,14 +162,23 @@ class TrainMeter:
         self._copies.send(self._waiting)
         self._waiting, self._values, self._sent = [], 0, time.monotonic()
         steps, values = arrived
-        for each in steps:
-            self._count(each, values)
+        for each, sums in zip(steps, self._read(steps, values), strict=True):
+            self._count(each, sums)
         self._journal.flush()
 
-    def _count(self, step: _Step, values: Iterator[float]) -> None:
-        for name, (_, count) in step.sums:
-            total = next(values)
-            self._means.add(name, total, count if isinstance(count, int) else next(values))
+    def _read(self, steps: list[Step], values: Iterator[float]) -> list[list[NamedSum]]:
+        """The sums of each step, of what has been copied to the host."""
+        return [
+            [
+                (name, next(values), count if isinstance(count, int) else next(values))
+                for name, (_, count) in step.sums
+            ]
+            for step in steps
+        ]
+
+    def _count(self, step: Step, sums: list[NamedSum]) -> None:
+        for name, total, count in sums:
+            self._means.add(name, total, count)
         self._in_mean += 1
         if self._in_mean >= self._every:
             self._write(step.step, step.at, step.numbers)
@@ -209,10 +222,10 @@ class _Copies:
         self._device, self._ahead = device, devices.runs_ahead(device)
         self._host = devices.pinned((1024,), wide(device), device)
         self._copied = devices.event(device)
-        self._steps: list[_Step] = []
+        self._steps: list[Step] = []
         self._size = 0
 
-    def take(self, wait: bool) -> tuple[list[_Step], Iterator[float]] | None:
+    def take(self, wait: bool) -> tuple[list[Step], Iterator[float]] | None:
         """Return the steps that have arrived and their sums; None while they are under way."""
         if self._steps:
             if wait:
@@ -221,7 +234,7 @@ class _Copies:
                 return None
         return self._steps, iter(self._host[: self._size].tolist())
 
-    def send(self, steps: list[_Step]) -> None:
+    def send(self, steps: list[Step]) -> None:
         """Sum what the steps measured and have it copied; nothing may be under way."""
         tensors = [tensor for step in steps for _, each in step.sums for tensor in each.tensors]
         self._steps, self._size = steps, len(tensors)

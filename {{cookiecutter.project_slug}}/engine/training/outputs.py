@@ -27,6 +27,9 @@ from engine.training import devices
 
 FILE = "predictions.npz"
 
+LENGTHS = ".lengths"
+"""How the name of a column ends that has the lengths of another one's rows."""
+
 AHEAD = 8
 """Batches on their way to the host at most; then the oldest is waited for."""
 
@@ -141,7 +144,7 @@ def _columns(name: str, value: Value) -> list[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         return [(name, value.detach())]
     lengths = torch.tensor([len(part) for part in parts])
-    return [(name, torch.cat(parts).detach()), (f"{name}.lengths", lengths)]
+    return [(name, torch.cat(parts).detach()), (f"{name}{LENGTHS}", lengths)]
 
 
 def _examples(values: Mapping[str, Value]) -> int:

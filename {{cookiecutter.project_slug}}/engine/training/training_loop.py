@@ -97,8 +97,8 @@ class TrainingLoop:
         folder = self._folder
         folder.interruption.hold()
         self._graphs = compilation.graphs(folder.runtime.compile, self.device)
-        self._meter = TrainMeter(folder.journal, self.device, folder.metrics, self._graphs)
-        self._state = TrainingState(folder.path, folder.journal, folder.runtime.checkpoint_minutes)
+        self._meter = self._new_meter()
+        self._state = self._new_state()
         self._state.add(training)
         own: dict[str, Part] = {
             "length": self._length,
@@ -286,6 +286,14 @@ class TrainingLoop:
         if save:
             self._save()
         self._state.close()
+
+    def _new_meter(self) -> TrainMeter:
+        folder = self._folder
+        return TrainMeter(folder.journal, self.device, folder.metrics, self._graphs)
+
+    def _new_state(self) -> TrainingState:
+        folder = self._folder
+        return TrainingState(folder.path, folder.journal, folder.runtime.checkpoint_minutes)
 
     def _first_state(self) -> dict[str, Any]:
         """What a job without a checkpoint continues from; empty if it starts anew."""

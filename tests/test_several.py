@@ -1,0 +1,240 @@
+"""Jobs of several processes, started by torchrun, on CPUs.
+
+They have the losses of one process with the same batches; killed and started again they end with
+the same bits; and if one process ends, all do. NCCL and GPUs are not tested here.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faults import Curves, Project, ended, job_of, same
+
+SHORT = ("--steps", "12", "--eval-every", "6", "--log-every", "1", "--batch-size", "63")
+ALIKE = (*SHORT, "--accumulate", "3", "--clip-norm", "1", "--ema", "0.9")
+"""A job without random numbers but for the order of the examples."""
+
+DRAWING = (
+    *("--model", "convnet", "--augment", "crop-flip", "--accumulate", "2", "--ema", "0.9"),
+    *("--epochs", "12", "--schedule", "constant", "--log-every", "7"),
+    *("--checkpoint-minutes", "0.0001"),
+)
+"""A job with batch norm and random numbers, which makes a checkpoint after each step."""
+
+COUNTED = """
+import os
+from pathlib import Path
+
+from torch import distributed
+
+reductions = [0]
+reduce = distributed.all_reduce
+
+
+def counted(tensor: Tensor, *more: object, **named: object) -> object:
+    reductions[0] += tensor.numel() > 1000
+    return reduce(tensor, *more, **named)
+
+
+distributed.all_reduce = counted
+Metrics = dict[str, float]
+"""
+"""Counts what is added up over all processes, but for single numbers."""
+
+
+def together(project: Project, count: int, *flags: str) -> subprocess.Popen[str]:
+    """Start a job of several processes."""
+    words = ("--standalone", "--nproc-per-node", str(count), "run.py", *flags)
+    return project.command(sys.executable, "-m", "torch.distributed.run", *words)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines that came from the job itself, but for those of its log: torchrun adds a report."""
+    lines = (done.stdout + done.stderr).splitlines()
+    return [line for line in lines if line.startswith(("job ", "run.py: ")) and "seed=" not in line]
+
+
+@pytest.fixture(scope="module")
+def exact(make: Callable[..., Path]) -> Project:
+    """A project that computes in 64 bits and counts how often gradients are added up."""
+    project = Project(make())
+    project.edit("run.py", "model(inputs).float()", "model(inputs)")
+    make_model = "models.make(settings, splits.spec)"
+    project.edit("run.py", f"        {make_model},", f"        {make_model}.double(),")
+    project.edit("run.py", "\nMetrics = dict[str, float]\n", COUNTED)
+    end = '    return evaluate(job, prepared, model, test, "test")\n'
+    note = "Path(f\"reductions.{os.environ.get('RANK')}\").write_text(str(reductions[0]))"
+    project.edit("run.py", end, f"    {note}\n{end}")
+    return project
+
+
+@pytest.fixture(scope="module")
+def one(exact: Project) -> tuple[Project, str]:
+    """The same job in one process."""
+    done = exact.run(*ALIKE)
+    assert done.returncode == 0, done
+    return exact, job_of(done)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_the_losses_are_those_of_one_process(
+    one: tuple[Project, str], count: int, tmp_path: Path
+) -> None:
+    alone, job = one
+    several = alone.copy(tmp_path / "several")
+    done = ended(together(several, count, *ALIKE))
+    assert done.returncode == 0, done
+    expected, found = alone.journalled(job), several.journalled(job)
+    assert len(expected["train_loss"]) == 12
+    assert differences(expected, found) < 1e-6
+    kept, outputs = alone.outputs(job), several.outputs(job)
+    assert kept.keys() == outputs.keys()
+    assert all((kept[name] == outputs[name]).all() for name in kept)
+    for number in range(count):
+        assert (several.root / f"reductions.{number}").read_text() == "12"
+
+
+def differences(expected: Curves, found: Curves) -> float:
+    """The largest difference of two jobs' curves, which have the same points."""
+    assert expected.keys() == found.keys()
+    pairs = [pair for name in expected for pair in zip(expected[name], found[name], strict=True)]
+    assert all(here[0] == there[0] for here, there in pairs)
+    return max(abs(float(str(here[1])) - float(str(there[1]))) for here, there in pairs)
+
+
+@pytest.mark.full
+def test_a_job_continues_with_another_number_of_processes_where_that_is_exact(
+    one: tuple[Project, str], tmp_path: Path
+) -> None:
+    alone, job = one
+    several = alone.copy(tmp_path / "several")
+    for count, pause in ((4, ("--pause-after", "4")), (2, ("--pause-after", "8"))):
+        done = ended(together(several, count, *ALIKE, *pause))
+        assert done.returncode == 0 and "paused: after" in said(done)[-1], done
+    assert several.run(*ALIKE).returncode == 0
+    assert differences(alone.journalled(job), several.journalled(job)) < 1e-6
+
+
+@pytest.mark.full
+def test_killed_and_continued_it_ends_with_the_same_bits(project: Project, tmp_path: Path) -> None:
+    undisturbed = project.copy(tmp_path / "undisturbed")
+    done = ended(together(undisturbed, 2, *DRAWING))
+    assert done.returncode == 0, done
+    job = job_of(done)
+
+    done = killed(together(project, 2, *DRAWING), 1, signal.SIGKILL)
+    assert said(done) == [line for line in said(done) if "failed: process 1 has ended" in line]
+    done = killed(together(project, 2, *DRAWING), 0, signal.SIGKILL)
+    assert said(done) == [f"job {job} failed: process 0 has ended"]
+    done = killed(together(project, 2, *DRAWING), None, signal.SIGTERM)
+    assert said(done)[-1].startswith(f"job {job} interrupted: by SIGTERM")
+    done = ended(together(project, 4, *DRAWING))
+    assert "its checkpoint is of 2 processes, which have drawn random numbers" in said(done)[-1]
+
+    done = ended(together(project, 2, *DRAWING))
+    assert done.returncode == 0, done
+    assert same(project.tensors(job), undisturbed.tensors(job))
+    assert project.journalled(job) == undisturbed.journalled(job)
+
+
+def killed(
+    started: subprocess.Popen[str], number: int | None, by: signal.Signals
+) -> subprocess.CompletedProcess[str]:
+    """Send a signal to a process of a job, or to torchrun, once it trains; return how it ended."""
+    assert started.stdout
+    begun = next((line for line in started.stdout if line.startswith("epoch ")), "")
+    assert begun
+    process = started.pid if number is None else process_of(started.pid, number)
+    os.kill(process, by)
+    return ended(started)
+
+
+def process_of(torchrun: int, number: int) -> int:
+    """The id of a process of a job."""
+    mine = f"LOCAL_RANK={number}".encode()
+    for child in children(torchrun):
+        if mine in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return child
+    raise AssertionError(number)
+
+
+def children(process: int) -> Iterator[int]:
+    """The ids of a process's children that run the job."""
+    for word in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+        if b"run.py" in Path(f"/proc/{word}/cmdline").read_bytes():
+            yield int(word)
+
+
+@pytest.mark.full
+def test_what_goes_wrong_is_said_once(make: Callable[..., Path]) -> None:
+    project = Project(make())
+    done = ended(together(project, 2, "--epochs", "many"))
+    assert said(done) == ["run.py: --epochs many: must be a whole number"]
+    done = ended(together(project, 2, "--check"))
+    assert said(done) == ["run.py: --check: works with one process; leave torchrun out"]
+    (line,) = said(ended(together(project, 2, "--batch-size", "1")))
+    assert "--batch-size 1: must be at least the number of processes, 2" in line
+
+    loop = "    for _ in job.epochs():"
+    fault = '    if __import__("os").environ["RANK"] == "1":\n        raise ValueError("no luck")\n'
+    project.edit("run.py", loop, fault + loop)
+    (line,) = said(ended(together(project, 2, *SHORT)))
+    assert "failed: process 1 has ended (ValueError: no luck)" in line
+    project.edit("run.py", fault, "")
+
+    parts = "for part, fraction in job.parts(augment(batch)):"
+    without = "for part, fraction in [(augment(batch), torch.tensor(1.0))]:"
+    project.edit("run.py", parts, without)
+    (line,) = said(ended(together(project, 2, *SHORT)))
+    assert "several processes need job.parts(batch)" in line
+
+
+@pytest.mark.full
+def test_a_process_that_waits_for_nothing_ends_too(make: Callable[..., Path]) -> None:
+    project = Project(make())
+    project.edit(
+        "run.py", "    model.eval()", "    __import__('time').sleep(600)\n    model.eval()"
+    )
+    started = together(project, 2, *SHORT)
+    while len(found := [*children(started.pid)]) < 2 or not begun(project):
+        time.sleep(0.1)
+    os.kill(process_of(started.pid, 1), signal.SIGKILL)
+    (line,) = said(ended(started))
+    assert line.endswith("failed: process 1 has ended")
+    assert not any(Path(f"/proc/{process}").exists() for process in found)
+
+
+def begun(project: Project) -> bool:
+    """Whether a job has measured something."""
+    journals = [*project.root.glob("runs/*/*/metrics.jsonl")]
+    return any("train_loss" in journal.read_text() for journal in journals)
+
+
+@pytest.mark.full
+def test_a_sweep_gives_each_job_several_processes(make: Callable[..., Path]) -> None:
+    project = Project(make())
+    script = project.root / "run.sh"
+    before, _, rest = script.read_text().partition("grid() {")
+    grid = "grid() {\n  job --epochs 300 --seed 1"
+    script.write_text(before + grid + rest[rest.index("\n}") :])
+    sweep = project.command("bash", "run.sh", "--gpus-per-job", "2")
+    while not begun(project):
+        time.sleep(0.1)
+    os.kill(sweep.pid, signal.SIGTERM)
+    done = ended(sweep)
+    assert done.returncode == 143 and "interrupted: by SIGTERM" in done.stdout, done
+
+    script.write_text(script.read_text().replace("--epochs 300", "--epochs 1"))
+    done = project.do("bash", "run.sh", "--gpus-per-job", "2")
+    assert done.returncode == 0 and "1 of 1 jobs finished, 1 of them now" in done.stdout, done
+    assert any(
+        '"processes": "2"' in journal.read_text()
+        for journal in project.root.glob("runs/*/*/metrics.jsonl")
+    )
+    done = project.do("bash", "run.sh", "--gpus-per-job", "2", "--per-gpu", "2")
+    assert done.returncode == 2 and "--gpus-per-job: not with --per-gpu" in done.stderr, done

@@ -1,0 +1,141 @@
+"""The attempt at a job of several processes, which torchrun has started.
+
+Process 0 makes it, as the only process of a job would: it has the lock, the folder, the journal and
+the courier, and prints what there is to say. The others train along and end as it does.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from engine.attempt import Attempt, Check, Main, NoCourier
+from engine.errors import PeerLost, SettingsError, cause
+from engine.job import inputs, reads
+from engine.job.folder import JobFolder
+from engine.job.interruption import Stopped
+from engine.job.journal import Journal
+from engine.job.peers import STOPPED, Other
+from engine.job.places import Places
+
+if TYPE_CHECKING:
+    from engine.training.processes import Processes
+
+S = TypeVar("S")
+
+
+def begin(folder: Callable[[], JobFolder[S]], attempt: Callable[[], Attempt[S]]) -> "Together[S]":
+    """Return the attempt, once process 0 has made it with `attempt`; `folder` is the job's as the
+    command line says. Ends all processes if process 0 ends."""
+    from engine.training.processes import Processes  # imports torch, which one process does later
+
+    processes = Processes()
+    if processes.rank.number:
+        return _followed(folder, processes)
+    try:
+        made = attempt()
+    except BaseException as error:
+        processes.tell((None, _status(error)))
+        raise
+    made.processes = processes
+    processes.tell((made.place, None))
+    return Together(made, processes)
+
+
+def _followed(folder: Callable[[], JobFolder[S]], processes: "Processes") -> "Together[S]":
+    _be_silent()
+    place, status = processes.tell(None)
+    if place is None:
+        sys.exit(status)
+    return Together(Following(folder(), processes, *place), processes)
+
+
+def _status(error: BaseException) -> Any:
+    """The exit status of a process that an error ends."""
+    if isinstance(error, SystemExit):
+        return error.code
+    return 2 if isinstance(error, SettingsError) else 1
+
+
+def _be_silent() -> None:
+    """Print nothing: process 0 says it. Errors that end Python itself still reach the terminal."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 # as long as the process
+    warnings.simplefilter("ignore")
+
+
+class Together(Generic[S]):
+    """One process's side of an attempt that several processes make."""
+
+    def __init__(self, attempt: Attempt[S], processes: "Processes") -> None:
+        self._attempt, self._processes = attempt, processes
+        processes.label = attempt.label
+
+    def run(self, main: Main, check: Check) -> int:
+        """Check the job and do it; returns the exit status, the same in all processes."""
+        status = self._attempt.run(main, check)
+        if self._processes.first:
+            self._processes.first.end(status)
+        return status
+
+
+class Following(Attempt[S]):
+    """The attempt of process 0, seen from another process."""
+
+    def __init__(
+        self, folder: JobFolder[S], processes: "Processes", shared: Path, places: Places
+    ) -> None:
+        self.processes, self._shared, self._places = processes, shared, places
+        super().__init__(folder)
+
+    def _begin(self) -> None:
+        folder = self._folder
+        folder.runtime = replace(folder.runtime, quiet=True, profile=0, nvtx=False)
+        self._temporary = Path(tempfile.mkdtemp(prefix="process-"))
+        folder.path = self._temporary  # for what process 0 writes in the attempt's folder
+        inputs.begin(folder.settings, folder.runs_root)
+        reads.join((self._shared / reads.FILE, self._places))
+        self._courier = NoCourier()
+
+    @property
+    def place(self) -> tuple[Path, Places]:
+        """Where process 0's attempt is, and its data."""
+        return self._shared, self._places
+
+    def run(self, main: Main, check: Check) -> int:
+        """Do this process's part of the job; returns the exit status of process 0."""
+        try:
+            return super().run(main, check)
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _open(self) -> None:
+        self._folder.journal = Journal(self._temporary, self._folder.runtime.log_every)
+
+    def _close(self, status: str, said: str) -> None:
+        """Leave it to process 0."""
+
+    def _refused(self, error: SettingsError) -> int:
+        return self._failed(error)
+
+    def _failed(self, error: Exception) -> int:
+        if isinstance(error, PeerLost):
+            return self._other.follow()
+        self._other.fail(cause(error))
+        return 2 if isinstance(error, SettingsError) else 1
+
+    def _stopped(self, stop: Stopped) -> int:
+        self._other.fail(f"{STOPPED} {stop}")
+        return self._other.follow()
+
+    def _delivered(self, line: str) -> int:
+        return self._other.follow()
+
+    @property
+    def _other(self) -> Other:
+        assert self.processes and self.processes.other
+        return self.processes.other

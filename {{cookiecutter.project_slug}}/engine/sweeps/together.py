@@ -1,0 +1,38 @@
+"""Starts a job of several processes, each with a GPU of its own, and becomes the first of them.
+
+    python -m engine.sweeps.together 2 run.py --lr 1e-3
+
+So signals and exit statuses are those of process 0, which answers for the job; the others end when
+it does. The environment is what torchrun would give.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+
+from engine.paths import PROJECT
+
+HOST = "127.0.0.1"
+
+
+def main(count: int, words: list[str]) -> None:
+    """Start the processes; does not return."""
+    command = [sys.executable, *words]
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": HOST, "MASTER_PORT": str(_free_port())}
+    os.chdir(PROJECT)
+    for number in reversed(range(count)):
+        env = os.environ | common | {"RANK": str(number), "LOCAL_RANK": str(number)}
+        if number == 0:
+            os.execve(command[0], command, env)
+        subprocess.Popen(command, env=env, close_fds=False)  # they hold the GPUs' locks too
+
+
+def _free_port() -> int:
+    with socket.socket() as made:
+        made.bind((HOST, 0))
+        return int(made.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,190 @@
+"""A job of several processes, each with a slice of every batch, on a GPU of its own.
+
+`torchrun --nproc-per-node 4 run.py FLAGS` trains as `python run.py FLAGS` does: the batches are the
+same, the gradients are added up, and what the processes decide they decide together. Nothing in
+run.py differs.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from engine.data.batches import Batches
+from engine.data.order import slice_of
+from engine.errors import JobError
+from engine.job.folder import JobFolder
+from engine.job.terminal import log
+from engine.stateful import Part
+from engine.training import devices, parts
+from engine.training.job import Job
+from engine.training.measures import numbers, wide
+from engine.training.outputs import Outputs
+from engine.training.processes import Processes
+from engine.training.reducing import Gradients
+from engine.training.shared import (
+    FollowingState,
+    SharedInterruption,
+    SharedMeter,
+    SharedState,
+    SharedStreams,
+)
+from engine.training.shared_outputs import SharedOutputs
+from engine.training.training_loop import Metrics
+
+S = TypeVar("S")
+
+
+class JobOfSeveral(Job[S]):
+    """One process's side of a job. `shared` is the attempt's folder, which process 0 writes."""
+
+    _meter: SharedMeter
+    _time = 0.0
+    """Process 0's clock after the last step."""
+    _added = True
+    """Whether the gradients of this step were added up."""
+
+    def __init__(self, folder: JobFolder[S], processes: Processes, shared: Path) -> None:
+        self._processes, self._shared = processes, shared
+        self._rank = processes.rank
+        self._interruption = SharedInterruption(processes)
+        folder.interruption = self._interruption
+        super().__init__(folder, devices.choose_for(folder.runtime.device, self._rank))
+        self._length.clock = lambda: self._time
+
+    def start(self) -> None:
+        """Take the device, and seed all random numbers."""
+        super().start()
+        self._processes.use(self.device)
+        self._random = SharedStreams(self._seed, self.device, self._processes)
+        self._folder.journal.tags({"processes": str(self._rank.size)})
+
+    def resume(self, **training: Part) -> None:
+        """Continue from the job's checkpoint, all processes with the same weights."""
+        self._random.separate()
+        super().resume(**training)
+        models = [part for part in training.values() if isinstance(part, nn.Module)]
+        averaged = [getattr(part, "model", None) for part in training.values()]
+        every = [*models, *(model for model in averaged if isinstance(model, nn.Module))]
+        self._processes.copy_from_first(_tensors(every))
+        self._gradients = Gradients(models, self._processes)
+        self._warn_of_batch_norm(models)
+        self._agree()
+
+    def parts(
+        self, batch: Any, elements: parts.Count | None = None
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """Yield this process's slice of the batch in --accumulate parts, each with its fraction ()
+        of the whole batch; then add up the gradients of all processes."""
+        self._gradients.begin()
+        mine, size = self._slice
+        fraction = torch.full((), mine / size, dtype=wide(self.device), device=self.device)
+        if elements:
+            fraction = self._fraction(elements(batch) * (mine > 0))
+        if mine:
+            for part, of_mine in super().parts(batch, elements):
+                yield part, of_mine * fraction
+        self._gradients.add_up()
+        self._added = True
+
+    def log_epoch(self, metrics: Metrics) -> None:
+        """Log an evaluation, which all processes have the same results of."""
+        self._check_same(metrics)
+        super().log_epoch(metrics)
+
+    def finish(self, results: Metrics) -> dict[str, float]:
+        """Log the results, which all processes have the same of."""
+        self._check_same(results)
+        return super().finish(results)
+
+    def in_background(self, *_: Any, **__: Any) -> Iterator[Any]:
+        """Raise JobError: threads of several processes could not take turns."""
+        raise JobError("job.in_background: does not work with several processes; use one")
+
+    def close(self) -> None:
+        """End the threads and the processes that were started."""
+        super().close()
+        if self._processes.first:
+            self._processes.first.ending = True
+
+    def _new_meter(self) -> SharedMeter:
+        journal, metrics = self._folder.journal, self._folder.metrics
+        return SharedMeter(self._processes, journal, self.device, metrics, self._graphs)
+
+    def _new_state(self) -> SharedState:
+        kind = FollowingState if self._rank.number else SharedState
+        minutes = self._folder.runtime.checkpoint_minutes
+        return kind(self._processes, self._shared, self._folder.journal, minutes)
+
+    def _stream(self, batches: Batches | None, examples: int) -> Iterator[tuple[Any, int]]:
+        if batches is None:
+            raise JobError("job.steps() without batches: does not work with several processes")
+        return self._sliced(super()._stream(batches, examples))
+
+    def _sliced(self, stream: Iterator[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+        """Yield this process's slices, with the number of examples in the whole batches."""
+        for batch, size in stream:
+            if not self._added:
+                raise JobError("several processes need job.parts(batch) in the loop; see run.py")
+            self._added = False
+            self._slice = len(slice_of(size, self._rank)), size
+            yield batch, size
+
+    def _save_if_due(self) -> None:
+        self._agree()
+        super()._save_if_due()
+
+    def _agree(self) -> None:
+        """Decide after a step, for all processes: whether a signal ends the job, whether to make a
+        checkpoint and whether to add up what was measured."""
+        state = self._saved_state
+        assert isinstance(state, SharedState)
+        mine = [float(self._interruption.noted), 0.0, 0.0, 0.0]
+        if self._rank.number == 0:
+            mine[1:] = [float(state.due_here), float(self._meter.due), time.monotonic()]
+        asked, save, exchange, self._time = self._processes.largest(mine)
+        self._interruption.agreed, state.agreed = int(asked), bool(save)
+        if exchange:
+            self._meter.exchange()
+
+    def _fraction(self, mine: Tensor) -> Tensor:
+        """This process's fraction of the elements of all."""
+        own = mine.to(wide(self.device))
+        whole = own.clone()
+        self._processes.add_up([whole])
+        return own / whole
+
+    def _check_same(self, metrics: Metrics) -> None:
+        """Raise JobError for a metric that is not the same in all processes."""
+        first, *others = self._processes.everyones(numbers(metrics))
+        for name in first:
+            if any(repr(first[name]) != repr(other.get(name)) for other in others):
+                raise JobError(
+                    f"{name} differs between the processes, since each has seen other examples; "
+                    "measure it with Means, which add up what all of them have"
+                )
+
+    def _warn_of_batch_norm(self, models: Iterable[nn.Module]) -> None:
+        kinds = {type(module) for model in models for module in model.modules()}
+        if any(issubclass(kind, _BatchNorm) and kind is not nn.SyncBatchNorm for kind in kinds):
+            count = self._rank.size
+            log.warning(
+                "batch norm: each of the %d processes normalizes by its own slice of a batch, so "
+                "results differ from those of one process; see docs/several-gpus.md",
+                count,
+            )
+
+    @cached_property
+    def _outputs(self) -> Outputs:
+        return SharedOutputs(self._folder.path, self.device, self._processes, self._shared)
+
+
+def _tensors(models: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """Yield the weights and buffers of some models, each once."""
+    found = {id(each): each for m in models for each in (*m.parameters(), *m.buffers())}
+    return iter(found.values())
