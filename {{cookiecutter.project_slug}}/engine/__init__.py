@@ -14,10 +14,10 @@
     checks     what `--check` does: it tests the guarantees on the project's own code
     profiling  what `--profile` measures and reports
 
-`launch`, `attempt`, `loop` and `watched` make commands of them. `errors`, `files`, `paths`,
-`locks`, `machine`, `privacy`, `stateful` and `template` are small modules that all packages
-share. Each package
-says in its docstring what it may import; pyproject.toml holds the rules (import-linter).
+`launch`, `attempt`, `following`, `loop` and `watched` make commands of them. `errors`, `files`,
+`paths`, `locks`, `machine`, `privacy`, `stateful` and `template` are small modules that all packages
+share. Each package says in its docstring what it may import; pyproject.toml holds the rules
+(import-linter).
 """
 
 import sys
