@@ -48,7 +48,7 @@ def curves(project: Path, seed: int) -> tuple[list[float], list[float]]:
     """The validation losses of run.py and of the loop by hand with a seed."""
     words = (*JOB.split(), "--seed", str(seed))
     length = ("--steps", str(LENGTH), "--eval-every", str(EVERY))
-    run(project, "run.py", *words, *length, "--quiet")
+    run(project, "run.py", *words, *length, "--quiet", "--threads", "1")
     ours = [p["metrics"]["val_loss"] for p in journal(project) if "val_loss" in p["metrics"]]
     by_hand = run(project, str(LOOPS), "curve", str(LENGTH), str(EVERY), *words)
     return ours, json.loads(by_hand.splitlines()[-1])

@@ -134,6 +134,7 @@ def speed(turns: int, steps: int, flags: list[str]) -> dict[str, list[float]]:
 def curve(steps: int, every: int, flags: list[str]) -> list[float]:
     """The validation loss of the loop by hand, every so many steps."""
     settings, _ = parse(Settings, Runtime, [*flags, "--steps", str(steps)])
+    torch.set_num_threads(1)
     loop = ByHand(settings, steps)
     return [loop.val_loss() for step in loop.steps() if step % every == 0]
 
