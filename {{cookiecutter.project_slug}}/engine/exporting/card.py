@@ -140,7 +140,7 @@ As measured by the job.
 
 ## Code
 
-{_table("", {**ran, **about.tags})}
+{_table("what", {**ran, **about.tags})}
 
 ## Licence
 
@@ -150,7 +150,7 @@ As measured by the job.
 
 def _data(found: data.Summary | None) -> str:
     if not found:
-        return "The job has recorded no files."
+        return "The job has recorded no files; the settings below name the data."
     return f"`{found.name}`: {found.files} files, {found.bytes} bytes, fingerprint `{found.digest}`"
 
 
@@ -159,7 +159,7 @@ def _table(what: str, values: Mapping[str, Any]) -> str:
     if not values:
         return "None were recorded."
     rows = [f"| {name} | {_cell(value)} |" for name, value in values.items()]
-    return "\n".join([f"| {what} | |", "|---|---|", *rows])
+    return "\n".join([f"| {what} | value |", "|---|---|", *rows])
 
 
 def _cell(value: Any) -> str:

@@ -116,10 +116,10 @@ def _attempt(job: Job | None) -> Recorded:
 def _say(job_id: str, repeated: Repeated) -> None:
     match repeated.status:
         case "same":
-            counted = ", ".join(f"{n} in {what}" for what, n in repeated.compared.items())
+            counted = ", ".join(f"{n} {what}" for what, n in repeated.compared.items())
             print(f"job {job_id}: the same bits ({counted})")
-        case "differs":
-            print(f"job {job_id}: differs: {repeated.difference}")
+        case "different":
+            print(f"job {job_id}: different: {repeated.difference}")
         case _:
             print(f"job {job_id}: could not be repeated: {repeated.reason}")
     for name, text in repeated.conditions.items():
@@ -128,9 +128,9 @@ def _say(job_id: str, repeated: Repeated) -> None:
 
 def _sum_up(found: Iterable[Repeated], versions: str) -> None:
     counts = Counter(each.status for each in found)
-    said = ", ".join(f"{counts[word]} {word}" for word in ("same", "differs", "not repeated"))
+    said = ", ".join(f"{counts[word]} {word}" for word in ("same", "different", "not repeated"))
     jobs = "1 job" if counts.total() == 1 else f"{counts.total()} jobs"
-    print(f"{jobs} with {versions} versions: {said}")
+    print(f"{jobs} with the {versions} versions: {said}")
 
 
 def _plain(found: dict[str, Repeated]) -> Iterable[dict[str, Any]]:

@@ -26,7 +26,7 @@ NAMED = 5
 
 @dataclass
 class Repeated:
-    """What came of repeating an attempt: `same`, `differs` or `not repeated`."""
+    """What came of repeating an attempt: `same`, `different` or `not repeated`."""
 
     status: str
     reason: str = ""
@@ -65,11 +65,11 @@ def _compared(before: Recorded, after: Recorded) -> Repeated:
 
     points = [curves.points(each.journal) for each in (before, after)]
     difference = curves.difference(*points)
-    compared = {"points": len(points[0])}
+    compared = {"points of the curves": len(points[0])}
     if not difference:
         counts, difference = outputs.compare(before.path, after.path)
         compared |= counts
-    status = "differs" if difference else "same"
+    status = "different" if difference else "same"
     conditions = dict(_conditions(before, after))
     return Repeated(status, difference=difference, compared=compared, conditions=conditions)
 

@@ -31,7 +31,7 @@ def compare(before: Path, after: Path) -> tuple[dict[str, int], Difference | Non
             found = read(before / name)
             if apart := _difference(found, read(after / name)):
                 return counts, apart._replace(what=f"{name}: {apart.what}")
-            counts[name] = len(found)
+            counts[f"arrays in {name}"] = len(found)
     return counts, None
 
 
