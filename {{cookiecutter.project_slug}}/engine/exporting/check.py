@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import JobError
+from engine.errors import JobError, first_line
 from engine.exporting import inputs
 from engine.exporting.program import Call
 
@@ -26,16 +26,16 @@ def difference(network: Call, exported: Call, example: inputs.Make, name: str) -
     """
     worst = 0.0
     for count in COUNTS:
-        given = inputs.make(example, count)
+        given, counted = inputs.make(example, count), f"{count} example{'s' * (count > 1)}"
         wanted = tensors(network(given))
         try:
             found = tensors(exported(given))
         except Exception as error:
-            raise JobError(f"{name} fails for {count} examples: {error}") from error
+            raise JobError(f"{name} fails for {counted}: {first_line(error)}") from error
         apart = _apart(wanted, found)
         if apart > TOLERANCE:
             raise JobError(
-                f"{name} gives other outputs than the network for {count} examples: "
+                f"{name} gives other outputs than the network for {counted}: "
                 f"they differ by {apart:.2g} of the largest one, and {TOLERANCE:g} is allowed"
             )
         worst = max(worst, apart)

@@ -4,8 +4,11 @@ Sources: docs.pytorch.org/docs/stable/user_guide/torch_compiler/export.html,
 docs.pytorch.org/docs/stable/onnx_export.html.
 """
 
+import io
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,19 +41,38 @@ def traced(model: nn.Module, example: inputs.Make) -> ExportedProgram:
     given = inputs.make(example, inputs.TRACED)
     named = dict(zip(given.kwargs, shapes, strict=True)) if given.kwargs else tuple(shapes)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _quiet():
             return torch.export.export(model, given.args, given.kwargs, dynamic_shapes=named)
     except Exception as error:  # torch has dozens of kinds
         raise JobError(
-            f"torch.export cannot follow the network ({first_line(error)[:SHORT]}); "
+            f"torch.export cannot follow the network ({_reason(error)}); "
             "docs/export.md says how to write such code"
         ) from error
 
 
+def _reason(error: Exception) -> str:
+    """torch's reason: the first sentence of the first thing that it lists, or of all."""
+    listed = [line[2:] for line in map(str.strip, str(error).splitlines()) if line[:2] == "- "]
+    return (listed or [first_line(error)])[0].split(". ")[0][:SHORT]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch reports of its work to itself: graphs, and what it leaves as it is."""
+    nowhere = io.StringIO()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(nowhere), redirect_stderr(nowhere), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
 def save(program: ExportedProgram, path: Path) -> None:
     """Write a program, for torch.export.load."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on weights that are laid out channels last
+    with _quiet():
         torch.export.save(program, path)
 
 
@@ -70,8 +92,7 @@ def save_onnx(program: ExportedProgram, path: Path) -> None:
     """Write a program as ONNX. Raises JobError if it has no such operation."""
     size = sum(weight.nbytes for weight in program.state_dict.values())
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             torch.onnx.export(
                 program, f=path, dynamo=True, external_data=size > LARGEST_ONNX, verbose=False
             )
