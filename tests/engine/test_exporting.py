@@ -95,8 +95,10 @@ def test_a_program_gives_the_outputs_of_its_network(example: inputs.Make, tmp_pa
 
 
 @pytest.mark.parametrize("network", [IfPositive(), Counted(by_len=True)], ids=["if", "len"])
-def test_code_that_looks_at_values_or_fixes_a_size_is_refused_in_one_line(network: nn.Module) -> None:
-    with pytest.raises(JobError, match="torch.export cannot follow the network") as refused:
+def test_code_that_looks_at_values_or_fixes_a_size_is_refused_in_one_line(
+    network: nn.Module,
+) -> None:
+    with pytest.raises(JobError, match=r"torch\.export cannot follow the network") as refused:
         program.traced(network, batch)
     assert len(str(refused.value).splitlines()) == 1
     assert str(refused.value).endswith("docs/export.md says how to write such code")

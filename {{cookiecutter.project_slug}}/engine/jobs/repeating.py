@@ -84,11 +84,11 @@ def _named(project: Project, words: Iterable[str]) -> dict[str, Job | None]:
 
 def _jobs_of(figure: Path) -> list[str]:
     """The ids of the jobs of a figure. Raises SettingsError if it does not name any."""
+    if not figure.is_file():
+        raise SettingsError(f"{figure}: there is no such figure")
     try:
         found = provenance.read(figure).get("jobs", [])
-    except OSError as error:
-        raise SettingsError(cause(error)) from error
-    except SettingsError:
+    except (OSError, SettingsError):
         found = []
     if not found:
         raise SettingsError(f"{figure} does not say which jobs it is from; draw it with plot.py")

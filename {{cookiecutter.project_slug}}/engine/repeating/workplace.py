@@ -2,6 +2,7 @@
 
 code/<digest>/           copies of the code, unpacked
 environments/<digest>/   Python with the recorded packages
+temporary/               the temporary files of the jobs themselves
 runs/                    the attempts that run again, and copies of those that they depend on
 mlflow-<digest>.db       a tracking store for each environment, which may have another MLflow
 """
@@ -36,7 +37,7 @@ class Workplace:
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="repeat-"))
         self.runs = self.folder / "runs"
-        for name in ("runs", "code", "environments"):
+        for name in ("runs", "code", "environments", "temporary"):
             (self.folder / name).mkdir()
         return self
 
@@ -67,7 +68,7 @@ class Workplace:
     def environment(self, attempt: Recorded, code: Path) -> Environment:
         """Return what to run an attempt with. Raises JobError if it cannot be made."""
         if not self._recorded:
-            return self._with_store(environments.present(), "present")
+            return self._inside(environments.present(), "present")
         installed = attempt.copy(INSTALLED)
         if of_text(installed.read_text()) != installed.stem:
             raise JobError("the list of its packages is not what was stored")
@@ -81,11 +82,13 @@ class Workplace:
         found = self._environments[installed.stem]
         if isinstance(found, JobError):
             raise found
-        return self._with_store(found, installed.stem)
+        return self._inside(found, installed.stem)
 
-    def _with_store(self, made: Environment, name: str) -> Environment:
+    def _inside(self, made: Environment, name: str) -> Environment:
+        """The environment, with variables that have jobs write here alone."""
         store = f"sqlite:///{self.folder}/mlflow-{name}.db"
-        return Environment(made.python, {**made.env, "MLFLOW_TRACKING_URI": store})
+        own = {"MLFLOW_TRACKING_URI": store, "TMPDIR": str(self.folder / "temporary")}
+        return Environment(made.python, {**made.env, **own})
 
     def copy_inputs(self, attempt: Recorded) -> None:
         """Copy the attempts that an attempt is derived from, and those that they are derived from,
