@@ -74,22 +74,6 @@ def jobs(made: Jobs, tmp_path: Path) -> Jobs:
     return Jobs(Project(copy), tmp_path / "temporary", *made.ids)
 
 
-def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed(
-    made: Jobs,
-) -> None:
-    listed = made.project.do("python", "jobs.py", "list", "--state", "stale").stdout
-    assert all(each in listed for each in made.ids)
-    done = made.do("figures/learning-curves.pdf", "--versions", "present")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("job ")]
-    points = sum(map(len, made.project.journalled(made.ids[0]).values()))
-    same = f"the same bits ({points} points of the curves, 8 arrays in best.pt, 3 arrays in"
-    assert [line[:18] for line in lines] == sorted(f"job {each}: " for each in made.ids)
-    assert all(same in line for line in lines)
-    summed = done.stdout.splitlines()[-1]
-    assert summed == "2 jobs with the present versions: 2 same, 0 different, 0 not repeated"
-
-
 PACKAGE = """
 FACTOR = {factor}
 """
@@ -156,11 +140,21 @@ def uv(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_an_environment_is_made_once_for_the_same_versions(
+def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed(
     made: Jobs, tmp_path: Path, uv: dict[str, str]
 ) -> None:
-    found = made.repeated(0, *made.ids, **uv)
-    assert {each["status"] for each in found.values()} == {"same"}
+    listed = made.project.do("python", "jobs.py", "list", "--state", "stale").stdout
+    assert all(each in listed for each in made.ids)
+    done = made.do("figures/learning-curves.pdf", **uv)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("job ")]
+    points = sum(map(len, made.project.journalled(made.ids[0]).values()))
+    same = f"the same bits ({points} points of the curves, 8 arrays in best.pt, 3 arrays in"
+    assert [line[:18] for line in lines] == sorted(f"job {each}: " for each in made.ids)
+    assert all(same in line for line in lines)
+    summed = done.stdout.splitlines()[-1]
+    assert summed == "2 jobs with the recorded versions: 2 same, 0 different, 0 not repeated"
+    # The two have the same versions, and one environment.
     assert (tmp_path / "calls").read_text() == "venv --quiet\npip install\n"
     (installed,) = made.folder.glob(".installed/*.txt")
     wanted = (tmp_path / "calls.requirements").read_text()
@@ -209,7 +203,7 @@ def test_an_interrupted_repeat_leaves_nothing_behind(made: Jobs) -> None:
     words = (sys.executable, "jobs.py", "repeat", *made.ids, "--versions", "present")
     before = made.state()
     running = made.project.command(*words, **made.env)
-    wait_until(lambda: bool([*made.temporary.glob("repeat-*/runs/*/*/lock")]))
+    wait_until(lambda: bool([*made.temporary.glob("repeat-*/runs/*/*/metrics.jsonl")]))
     running.send_signal(signal.SIGINT)
     line = one_line(ended(running), 130)
     assert line == "jobs.py: repeat was interrupted by SIGINT; nothing is left"
