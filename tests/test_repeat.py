@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from faults import Project, ended, job_of, one_line, wait_until
 
+FLAG = ("--deterministic",)
 SHORT = ("--epochs", "1", "--batch-size", "256", "--quiet")
 
 
@@ -61,7 +62,7 @@ class Jobs:
 @pytest.fixture(scope="module")
 def made(make: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     project = Project(make())
-    ids = [job_of(project.run(*SHORT, "--seed", seed)) for seed in "01"]
+    ids = [job_of(project.run(*SHORT, *flags)) for flags in ((), ("--seed", "1", *FLAG))]
     assert project.do("python", "plot.py").returncode == 0
     project.edit("models.py", "nn.ReLU()", "nn.Tanh()")
     return Jobs(project, tmp_path_factory.mktemp("temporary") / "own", *ids)
@@ -154,6 +155,8 @@ def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed
     assert all(same in line for line in lines)
     summed = done.stdout.splitlines()[-1]
     assert summed == "2 jobs with the recorded versions: 2 same, 0 different, 0 not repeated"
+    about = json.loads((made.project.folder(made.ids[1]) / "settings.json").read_text())
+    assert about["runtime"] == {"deterministic": True}
     # The two have the same versions, and one environment.
     assert (tmp_path / "calls").read_text() == "venv --quiet\npip install\n"
     (installed,) = made.folder.glob(".installed/*.txt")

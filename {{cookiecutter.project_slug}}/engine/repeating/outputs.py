@@ -1,8 +1,10 @@
 """Where the weights, or the outputs for each test example, of two attempts first differ."""
 
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -54,7 +56,7 @@ def _predictions(path: Path) -> Arrays:
     try:
         with np.load(path) as kept:
             return dict(kept)
-    except ValueError as error:  # it is no archive, or holds objects
+    except (ValueError, BadZipFile, zlib.error) as error:  # or it holds objects
         raise JobError(f"{path.name} is damaged") from error
 
 
