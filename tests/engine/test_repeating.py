@@ -106,7 +106,7 @@ def test_the_first_output_that_differs(tmp_path: Path) -> None:
     said = "predictions.npz: label[1] was 2 and is now 3 (1 of 2 differ)"
     assert str(outputs.compare(one, two)[1]) == said
     whole = (two / "predictions.npz").read_bytes()
-    for damaged in (b"not an archive", whole[:-30], whole.replace(b"\x01\x00", b"\x07\x00")):
+    for damaged in (b"not an archive", whole[: len(whole) // 2], b""):
         (two / "predictions.npz").write_bytes(damaged)
         with pytest.raises(JobError, match=r"predictions\.npz is damaged"):
             outputs.compare(one, two)

@@ -56,7 +56,7 @@ def _predictions(path: Path) -> Arrays:
     try:
         with np.load(path) as kept:
             return dict(kept)
-    except (ValueError, BadZipFile, zlib.error) as error:  # or it holds objects
+    except (ValueError, EOFError, BadZipFile, zlib.error) as error:
         raise JobError(f"{path.name} is damaged") from error
 
 
