@@ -5,7 +5,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +83,7 @@ def _loaded(job: str, runs_root: Path) -> Loaded:
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """A folder to write into; at the end it becomes `out`, after an error it is removed."""
+    is_first = not out.parent.exists()
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.{uuid4().hex}")
     part.mkdir()
@@ -91,6 +92,9 @@ def _whole(out: Path) -> Iterator[Path]:
         part.rename(out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
+        if is_first:
+            with suppress(OSError):  # another export has begun there since
+                out.parent.rmdir()
         raise
 
 

@@ -1,6 +1,7 @@
 """`export-model`: a job's network in a folder of its own, to use without the project."""
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ def export(project: Project, given: argparse.Namespace) -> int:
     job = project.one(given.job)
     if not job.folder:
         raise JobError(f"job {job.id}: {job.problem}")
+    if not find_spec("safetensors"):  # of an environment that is older than this command
+        raise JobError("safetensors is missing; README.md says how to install packages")
     out: Path = given.out or PROJECT / FOLDER / job.id
     try:
         Interruption().listen()
