@@ -107,6 +107,7 @@ def test_a_package_of_another_version_is_named(jobs: Jobs, tmp_path: Path) -> No
 
 @pytest.mark.full
 def test_a_job_that_is_derived_from_another(jobs: Jobs) -> None:
+    jobs.project.edit("models.py", "nn.Tanh()", "nn.ReLU()")  # as it was
     done = jobs.project.run(*SHORT, "--init-from", jobs.ids[0])
     assert done.returncode == 0, done
     job = job_of(done)
