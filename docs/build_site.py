@@ -37,7 +37,10 @@ COMMANDS = [
     ["python", "plot.py", "--help"],
     ["python", "jobs.py", "--help"],
     *(["python", "jobs.py", name, "--help"] for name in ("list", "show", "stale", "why")),
-    *(["python", "jobs.py", name, "--help"] for name in ("accept", "sync")),
+    *(
+        ["python", "jobs.py", name, "--help"]
+        for name in ("accept", "sync", "repeat", "export-model")
+    ),
     *(["python", "jobs.py", "find", name, "--help"] for name in ("lr", "batch-size")),
     *(["python", "jobs.py", "find", name, "--help"] for name in ("noise-scale", "workers")),
 ]

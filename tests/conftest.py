@@ -23,6 +23,7 @@ LEFTOVERS = [
     ".cache",
     "runs",
     "figures",
+    "exported",
     "mlruns",
     "mlflow.db*",
 ]

@@ -58,6 +58,15 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
     return network
 
 
+def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
+    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    size = settings.image_size
+    shape = (spec.shape[0], size, size) if isinstance(size, int) else spec.shape
+    if spec.mean:
+        return torch.randint(256, (examples, *shape), dtype=torch.uint8)
+    return torch.randn(examples, *shape)
+
+
 def check_norms(network: nn.Module, spec: Spec) -> None:
     """On the meta device, raise SettingsError if a batch norm cannot normalize a single image."""
     if next(network.parameters()).is_meta:

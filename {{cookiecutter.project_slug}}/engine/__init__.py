@@ -9,14 +9,16 @@
     sweeps     many jobs: the grid, the queue, the GPUs, Slurm
     results    tables, statistics and figures of finished jobs
     finding    what `python jobs.py find` does: it looks for a learning rate, a batch size
+    exporting  what `python jobs.py export-model` does: a network to use without the project
+    repeating  what `python jobs.py repeat` does: it runs jobs again and compares the bits
     jobs       what `python jobs.py` does: it looks after jobs
     warm       programs that start as forks of a process with the slow imports
     checks     what `--check` does: it tests the guarantees on the project's own code
     profiling  what `--profile` measures and reports
 
 `launch`, `attempt`, `following`, `loop` and `watched` make commands of them. `errors`, `files`,
-`paths`, `locks`, `machine`, `privacy`, `stateful` and `template` are small modules that all packages
-share. Each package says in its docstring what it may import; pyproject.toml holds the rules
+`paths`, `locks`, `machine`, `privacy`, `stateful` and `template` are small modules that all
+packages share. Each package says in its docstring what it may import; pyproject.toml holds the rules
 (import-linter).
 """
 

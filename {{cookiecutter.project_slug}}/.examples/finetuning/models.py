@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -71,6 +72,13 @@ def make(settings: Settings, spec: Spec) -> Classifier:
     config = AutoConfig.for_model(**json.loads(spec.config))
     network: Any = AutoModelForSequenceClassification
     return Classifier(network.from_config(config))
+
+
+def example_input(settings: Settings, spec: Spec, examples: int) -> tuple[Tensor, Tensor]:
+    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    vocabulary = int(json.loads(spec.config)["vocab_size"])
+    tokens = torch.randint(vocabulary, (examples, settings.max_tokens))
+    return tokens, torch.ones_like(tokens)
 
 
 def start(model: Classifier, settings: Settings, root: Path) -> None:

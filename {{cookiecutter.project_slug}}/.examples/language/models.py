@@ -36,6 +36,11 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
     return MODELS[settings.model](spec.context, spec.vocabulary)
 
 
+def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
+    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    return torch.randint(spec.vocabulary, (examples, spec.context))
+
+
 class GPT(nn.Module):
     """GPT-2 (Radford et al. 2019), by default with its width and depth: 124,439,808 weights with
     its context of 1,024 and its vocabulary of 50,257.

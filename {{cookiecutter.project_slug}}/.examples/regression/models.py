@@ -31,6 +31,11 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
     return Standardized(MODELS[settings.model](settings, spec), spec)
 
 
+def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
+    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    return torch.randn(examples, len(spec.mean)) * torch.tensor(spec.std) + torch.tensor(spec.mean)
+
+
 class Standardized(nn.Module):
     """A network that takes features and predicts targets in their own units."""
 

@@ -8,6 +8,7 @@ return that it expects, times 1 - discount.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from settings import Settings
@@ -25,6 +26,11 @@ class Spec:
 def make(settings: Settings, spec: Spec) -> nn.Module:
     """Return the policy that the settings name, fitted to the environment."""
     return MODELS[settings.model](settings, spec)
+
+
+def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
+    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    return torch.randn(examples, spec.features)
 
 
 class ActorCritic(nn.Module):

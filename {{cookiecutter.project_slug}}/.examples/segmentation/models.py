@@ -32,6 +32,11 @@ def make(settings: Settings, spec: Spec) -> "Segmenter":
     return Segmenter(MODELS[settings.model](settings, spec), spec)
 
 
+def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
+    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    return torch.randint(256, (examples, *spec.shape), dtype=torch.uint8)
+
+
 class Segmenter(Normalized):
     """A network that takes images as they are stored, uint8, scales and normalises them itself, and
     returns logits (B, K, H, W); `classes` are the names of the K classes."""

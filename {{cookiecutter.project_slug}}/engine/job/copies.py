@@ -20,6 +20,9 @@ from engine.job import code_files, provenance, reads
 from engine.job.contents import of_text
 from engine.paths import CODE
 
+CODE_COPY, INSTALLED = "code_copy", "installed"
+"""Fields of settings.json that name the two files."""
+
 
 def keep(runs_root: Path) -> dict[str, str]:
     """Keep what this process runs with; returns the paths of the two copies from the folder of
@@ -38,8 +41,8 @@ def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
     with reads.aside():
         code, installed = dict(_code()), "".join(_installed())
     return {
-        "code_copy": (f".code/{of_text(repr(code))}.tar.gz", lambda file: _pack(code, file)),
-        "installed": (
+        CODE_COPY: (f".code/{of_text(repr(code))}.tar.gz", lambda file: _pack(code, file)),
+        INSTALLED: (
             f".installed/{of_text(installed)}.txt",
             lambda file: file.write(installed.encode()),
         ),

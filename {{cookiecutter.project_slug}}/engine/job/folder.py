@@ -34,7 +34,7 @@ from engine.files import opened, read_record, record, write_record, write_text
 from engine.job import attempts, code, copies, data, identity, inputs, journal, lines, reads
 from engine.job.interruption import Interruption
 from engine.job.places import Places
-from engine.job.runtime import Runtime
+from engine.job.runtime import MATTER, Runtime
 from engine.job.scripts import DEFAULT
 from engine.job.terminal import Terminal, log
 from engine.paths import CODE, portable
@@ -254,6 +254,7 @@ class JobFolder(Generic[S]):
             "name": self.name,
             "script": self.script,
             "settings": identity.identity(self.settings),
+            "runtime": self._runtime(),
             "metrics": as_plain(self.metrics),
             "owner": self.owner,
             "code": code.digest(self.path),
@@ -263,6 +264,11 @@ class JobFolder(Generic[S]):
         if found := inputs.attempts_at(self.settings, inputs.runs_root(self.runs_root)):
             about["inputs"] = {path.parent.name: path.name for path in found}
         write_record(self.path / "settings.json", about | self._copies)
+
+    def _runtime(self) -> dict[str, Any]:
+        """The flags that can change bits and are not at their defaults."""
+        given = {name: getattr(self.runtime, name) for name in MATTER}
+        return {k: v for k, v in given.items() if v != getattr(Runtime, k)}
 
     def keep_changes(self, diff: str) -> None:
         """Write down how the code differs from its commit."""

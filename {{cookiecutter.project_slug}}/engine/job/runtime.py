@@ -17,6 +17,10 @@ LENGTHS = ("epochs", "steps", "minutes")
 BATCHES = (*LENGTHS, "batch_size")
 """Settings of jobs that read batches: others are not offered the flags of a loader."""
 
+MATTER = ("compile", "deterministic", "loader", "workers")
+"""Flags that can change the last bits of a result on some device. settings.json records them, so
+that a job can be repeated; so does the journal with the device and the number of threads."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:

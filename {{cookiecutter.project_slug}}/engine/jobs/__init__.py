@@ -8,5 +8,8 @@ sweeps, and of results what needs no pandas; never torch, so that it answers at 
     staleness   `stale`: which jobs the present code no longer fits, and why
     dependence  `why`: by which way a job's code reaches a definition
     finders     `find …`: what it takes; engine.finding does it
+    exporting   `export-model`: what it takes; engine.exporting does it
+    repeating   `repeat`: which attempts are repeated, and what is printed of them; engine.repeating
+                runs them
     accepting   `accept`: changes that change no results; replay: a job's first steps once more
 """

@@ -13,10 +13,19 @@ from typing import Any, NamedTuple
 
 from engine import template
 from engine.cli.parser import Parser, unknown_flag
-from engine.errors import SettingsError, did_you_mean
+from engine.errors import JobError, SettingsError, did_you_mean
 from engine.job import interruption
 from engine.job.terminal import leave
-from engine.jobs import accepting, dependence, details, finders, listing, staleness
+from engine.jobs import (
+    accepting,
+    dependence,
+    details,
+    exporting,
+    finders,
+    listing,
+    repeating,
+    staleness,
+)
 from engine.jobs.project import Project
 from engine.tracking import address
 from engine.tracking.sync import sync
@@ -88,6 +97,16 @@ COMMANDS = {
         },
         lambda project, given: accepting.accept(project, given.because, given.verify),
     ),
+    "export-model": Command(
+        "write a job's network into a folder, for use without the project, and check its outputs",
+        JOB | exporting.ARGUMENTS | JSON,
+        exporting.export,
+    ),
+    "repeat": Command(
+        "run jobs again from their stored code, and print whether they give the same bits",
+        repeating.ARGUMENTS | JSON,
+        repeating.repeat,
+    ),
     **{
         name: Command(about, takes | JSON, finders.find)
         for name, (about, takes) in finders.FINDERS.items()
@@ -105,7 +124,7 @@ def run(**kinds: type) -> int:
         given = _read(sys.argv[1:])
         project = Project(kinds, given.runs_root)
         status = COMMANDS[given.command].act(project, given)
-    except (SettingsError, ConnectionError) as error:
+    except (SettingsError, JobError, ConnectionError) as error:
         return leave(2 if isinstance(error, SettingsError) else 1, f"jobs.py: {error}")
     for problem in project.problems:
         leave(1, f"jobs.py: {problem}")

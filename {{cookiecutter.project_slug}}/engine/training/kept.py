@@ -40,6 +40,23 @@ def best(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
     of that job's inputs or from other code or data; SettingsError if today's settings cannot say
     what the job's were.
     """
+    _, settings, kept, change = _chosen(job_id, kind, runs_root)
+    inputs.refuse(job_id, change)
+    if change:
+        warnings.warn(f"job {job_id} is from {change}", stacklevel=3)
+    return Best(settings, kept["spec"], kept["models"], kept["metrics"])
+
+
+def attempt(job_id: str, kind: type[Any], runs_root: Path | None = None) -> Path:
+    """Return the folder of the attempt that `best` reads. Raises as `best` does."""
+    return _chosen(job_id, kind, runs_root)[0]
+
+
+def _chosen(
+    job_id: str, kind: type[S], runs_root: Path | None
+) -> tuple[Path, S, dict[str, Any], str]:
+    """The attempt whose weights count, the job's settings, what best.pt holds, and how the code or
+    the data has changed since."""
     job = (runs_root or inputs.runs_root()) / job_id
     found = [path for path in attempts.all_of(job) if (path / "best.pt").exists()]
     if not found:
@@ -51,12 +68,9 @@ def best(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
     present = inputs.present(settings, script, job.parent)
     changes = [_change(path, present) for path in found]
     of_present = [path for path, change in zip(found, changes, strict=True) if not change]
-    inputs.refuse(job_id, "" if of_present else changes[-1])
-    if not of_present:
-        warnings.warn(f"job {job_id} is from {changes[-1]}", stacklevel=3)
-    elif of_present[-1] != found[-1]:
-        kept = _opened(of_present[-1])
-    return Best(settings, kept["spec"], kept["models"], kept["metrics"])
+    if not of_present or of_present[-1] == found[-1]:
+        return found[-1], settings, kept, changes[-1]
+    return of_present[-1], settings, _opened(of_present[-1]), ""
 
 
 def _change(attempt: Path, present: Fingerprint) -> str:

@@ -1,0 +1,160 @@
+"""Repeated jobs: where results first differ, and with which flags a job runs again."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine import files
+from engine.errors import JobError
+from engine.job.journal import Journal
+from engine.repeating import curves, environments, outputs
+from engine.repeating.recorded import Recorded, read
+from engine.training import checkpoints
+
+NAN = float("nan")
+
+
+def attempt(folder: Path, *points: tuple[int, dict[str, float]]) -> Path:
+    """An attempt's folder with a journal."""
+    folder.mkdir(parents=True)
+    journal = Journal(folder, 10)
+    journal.tags({"threads": "3", "device": "cpu"})
+    for step, values in points:
+        journal.metrics(step, values)
+    journal.close("FINISHED")
+    return folder
+
+
+def first(folder: Path, before: Any, after: Any) -> str:
+    """Where the curves of two attempts with these points first differ."""
+    made = [attempt(folder / name, *points) for name, points in (("a", before), ("b", after))]
+    return str(curves.difference(*(curves.points(read(path)) for path in made)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ([(1, {"loss": 0.1})], [(1, {"loss": 0.1})], "None"),
+        ([(1, {"loss": NAN})], [(1, {"loss": NAN})], "None"),
+        (
+            [(1, {"loss": 0.1}), (2, {"loss": 0.3, "lr": 1.0})],
+            [(1, {"loss": 0.1}), (2, {"loss": 0.30000000000000004, "lr": 2.0})],
+            "loss at step 2 was 0.3 and is now 0.30000000000000004",
+        ),
+        (
+            [(1, {"a": 1.0}), (2, {"a": 1.0})],
+            [(1, {"a": 1.0})],
+            "a at step 2 was 1.0 and",
+        ),
+        ([(1, {"a": 1.0})], [(1, {"b": 1.0})], "a at step 1 was 1.0 and is now missing"),
+        ([(1, {"a": 0.0})], [(1, {"a": -0.0})], "a at step 1 was 0.0 and is now -0.0"),
+        (
+            [(3, {"elapsed_seconds": 1.0, "cpu_hours": 1.0, "examples_per_second": 5.0})],
+            [(3, {"elapsed_seconds": 2.0, "cpu_hours": 2.0, "examples_per_second": 6.0})],
+            "None",
+        ),
+    ],
+)
+def test_the_first_point_that_differs(tmp_path: Path, before: Any, after: Any, said: str) -> None:
+    assert first(tmp_path, before, after).startswith(said)
+
+
+def best(folder: Path, **weights: torch.Tensor) -> Path:
+    """A folder with weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints.save(folder / "best.pt", {"models": {"model": weights}, "step": 1})
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_the_first_weight_that_differs(tmp_path: Path, dtype: torch.dtype) -> None:
+    weight = torch.ones(2, 3, dtype=dtype)
+    one = best(tmp_path / "one", bias=torch.zeros(2), weight=weight)
+    assert outputs.compare(one, one) == ({"arrays in best.pt": 2}, None)
+    weight[1, 2] = 2
+    counts, difference = outputs.compare(
+        one, best(tmp_path / "two", bias=torch.zeros(2), weight=weight)
+    )
+    was, now = ("1", "2") if dtype == torch.int64 else ("1.0", "2.0")
+    said = f"best.pt: model.weight[1, 2] was {was} and is now {now} (1 of 6 differ)"
+    assert (counts, str(difference)) == ({}, said)
+
+
+def test_weights_of_other_shapes_or_names(tmp_path: Path) -> None:
+    one = best(tmp_path / "one", a=torch.zeros(2))
+    said = [
+        str(outputs.compare(one, best(tmp_path / "two", **other))[1])
+        for other in ({"a": torch.zeros(3)}, {"b": torch.zeros(2)})
+    ]
+    assert said == [
+        "best.pt: model.a was float32 (2,) and is now float32 (3,)",
+        "best.pt: model.a was there and is now missing",
+    ]
+    (tmp_path / "three").mkdir()
+    missing = outputs.compare(one, tmp_path / "three")[1]
+    assert str(missing) == "best.pt was there and is now missing"
+
+
+def test_the_first_output_that_differs(tmp_path: Path) -> None:
+    one, two = best(tmp_path / "one"), best(tmp_path / "two")
+    np.savez(one / "predictions.npz", label=np.array([1, 2]), logits=np.array([0.5, NAN]))
+    np.savez(two / "predictions.npz", label=np.array([1, 2]), logits=np.array([0.5, NAN]))
+    assert outputs.compare(one, two)[1] is None
+    np.savez(two / "predictions.npz", label=np.array([1, 3]), logits=np.array([0.5, NAN]))
+    said = "predictions.npz: label[1] was 2 and is now 3 (1 of 2 differ)"
+    assert str(outputs.compare(one, two)[1]) == said
+    whole = (two / "predictions.npz").read_bytes()
+    for damaged in (b"not an archive", whole[: len(whole) // 2], b""):
+        (two / "predictions.npz").write_bytes(damaged)
+        with pytest.raises(JobError, match=r"predictions\.npz is damaged"):
+            outputs.compare(one, two)
+
+
+def recorded(folder: Path, **about: Any) -> Recorded:
+    """An attempt with settings.json."""
+    path = attempt(folder / "0123456789ab" / "attempt")
+    files.write_record(path / "settings.json", {"id": path.parent.name, **about})
+    return Recorded(path)
+
+
+def test_flags_are_the_settings_and_what_can_change_bits(tmp_path: Path) -> None:
+    runtime = {"deterministic": True, "compile": "on", "quiet": True}
+    found = recorded(tmp_path, settings={"lr": 0.1, "layers": [1, 2]}, runtime=runtime).flags()
+    assert found[:2] == ["--lr=0.1", "--layers=1,2"]
+    assert {*found[2:]} >= {
+        *("--deterministic=on", "--compile=on", "--threads=3", "--log-every=10", "--device=cpu"),
+    }
+    assert not any("quiet" in flag for flag in found)
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({}, "its settings.json is damaged or missing"),
+        ({"settings": {"minutes": 2.0}}, "it has a length in minutes"),
+        ({"settings": {"lr": 1.0}, "code": "mixed"}, "it went on with changed code"),
+    ],
+)
+def test_what_cannot_be_repeated(tmp_path: Path, about: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError, match=said):
+        recorded(tmp_path, **about).check()
+
+
+def test_the_project_itself_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/uv").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "bin/uv").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "my_project"\n')
+    installed = tmp_path / "installed.txt"
+    installed.write_text("# Python 3.11.7\nmy-project==0.1.0\nnumpy==2.0.0\n")
+    made = environments.recorded(installed, tmp_path, tmp_path / "made")
+    wanted = (tmp_path / "made/requirements.txt").read_text()
+    assert wanted == "# Python 3.11.7\nnumpy==2.0.0\n"
+    assert made.python == tmp_path / "made/venv/bin/python"
+    assert "PYTHONPATH" not in made.env

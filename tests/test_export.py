@@ -1,0 +1,250 @@
+"""`python jobs.py export-model`: a network that runs without the project, and gives its outputs."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from faults import Project, ended, job_of, one_line, wait_until
+
+KEEP = """
+import sys
+import numpy as np
+import torch
+import jobs, models
+
+job, folder = jobs.load(sys.argv[1]), sys.argv[2]
+made = models.example_input(job.settings, job.spec, 5)
+made = made if isinstance(made, tuple) else (made,)
+with torch.no_grad():
+    output = job.model(*made)
+np.savez(f"{folder}/inputs.npz", *[each.numpy() for each in made])
+output = output if isinstance(output, tuple) else (output,)
+np.savez(f"{folder}/outputs.npz", *[each.numpy() for each in output])
+"""
+"""Keeps inputs of a job's network, and its outputs."""
+
+ALONE = """
+import sys
+from importlib.util import find_spec
+import numpy as np
+import torch
+
+assert not any(map(find_spec, ("engine", "models", "jobs", "settings")))
+model = torch.export.load(sys.argv[1]).module()
+with np.load("inputs.npz") as kept:
+    inputs = [torch.from_numpy(kept[name]) for name in kept]
+with torch.no_grad():
+    output = model(*inputs)
+output = output if isinstance(output, tuple) else (output,)
+np.savez("found.npz", *[each.numpy() for each in output])
+"""
+"""The same outputs from a program, without the project."""
+
+ONNX = """
+import sys
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+with np.load("inputs.npz") as kept:
+    inputs = dict(zip([each.name for each in session.get_inputs()], kept.values(), strict=True))
+np.savez("found.npz", *session.run(None, inputs))
+assert "torch" not in sys.modules
+"""
+
+
+class Exported:
+    """A project with a job, and its network in a folder elsewhere."""
+
+    def __init__(self, project: Project, job: str, folder: Path) -> None:
+        self.project, self.job, self.folder = project, job, folder
+        flags = ("--onnx", "--out", str(folder / "model"))
+        self.done = project.do("python", "jobs.py", "export-model", job, *flags)
+        assert (self.done.returncode, self.done.stderr) == (0, ""), self.done
+        project.printed(KEEP, job, str(folder))
+
+    def outputs(self) -> list[np.ndarray]:
+        return list(np.load(self.folder / "outputs.npz").values())
+
+    def found(self, code: str, file: str) -> list[np.ndarray]:
+        """What some code makes of the inputs, in a fresh Python that does not see the project."""
+        words = [sys.executable, "-I", "-c", code, str(self.folder / "model" / file)]
+        env = self.project.env
+        done = subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        return list(np.load(self.folder / "found.npz").values())
+
+
+def exported(make: Callable[..., Path], folder: Path, *flags: str, **answers: str) -> Exported:
+    project = Project(make(**answers))
+    done = project.run(*flags, "--quiet")
+    assert done.returncode == 0, done
+    return Exported(project, job_of(done), folder)
+
+
+@pytest.fixture(scope="module")
+def made(make: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    flags = ("--model", "convnet", "--epochs", "1", "--batch-size", "256")
+    return exported(make, tmp_path_factory.mktemp("exported"), *flags)
+
+
+def assert_same_elsewhere(made: Exported) -> None:
+    """The program and the ONNX model give the network's outputs without the project."""
+    wanted = made.outputs()
+    for one, other in zip(wanted, made.found(ALONE, "model.pt2"), strict=True):
+        assert one.tobytes() == other.tobytes()
+    for one, other in zip(wanted, made.found(ONNX, "model.onnx"), strict=True):
+        assert one.shape == other.shape
+        assert np.abs(one - other).max() < 1e-5 * np.abs(one).max()
+
+
+def test_a_fresh_python_with_torch_alone_gives_the_same_outputs(made: Exported) -> None:
+    assert_same_elsewhere(made)
+    files = {"README.md", "model.onnx", "model.pt2", "weights.safetensors"}
+    assert {path.name for path in (made.folder / "model").iterdir()} == files
+    model, onnx, where = made.done.stdout.splitlines()
+    assert model.startswith("model.pt2: the outputs for 1, 2, 3 and 8 examples are equal bit for")
+    assert onnx.startswith("model.onnx: the outputs for 1, 2, 3 and 8 examples ")
+    assert where == f"exported: {made.folder}/model"
+
+
+SHORT = ("--steps", "2")
+TINY = (*SHORT, "--model", "gpt-tiny")
+SEGMENTATION = ("--epochs", "1", "--batch-size", "128", "--model", "fcn")
+
+
+@pytest.mark.parametrize(
+    ("example", "flags"),
+    [
+        ("regression", ("--epochs", "1")),
+        pytest.param("segmentation", SEGMENTATION, marks=pytest.mark.full),
+        pytest.param("language", TINY, marks=[pytest.mark.full, pytest.mark.alike]),
+        pytest.param("reinforcement", SHORT, marks=[pytest.mark.full, pytest.mark.alike]),
+        pytest.param("finetuning", SHORT, marks=[pytest.mark.full, pytest.mark.alike]),
+    ],
+)
+def test_networks_of_examples(
+    make: Callable[..., Path], tmp_path: Path, example: str, flags: tuple[str, ...]
+) -> None:
+    assert_same_elsewhere(exported(make, tmp_path, *flags, example=example))
+
+
+def test_weights_are_those_of_the_job_by_name(made: Exported) -> None:
+    from safetensors.numpy import load_file
+
+    kept, weights = load_file(made.folder / "model/weights.safetensors"), made.project.weights
+    assert {name: array.tobytes() for name, array in kept.items()} == {
+        name: tensor.contiguous().numpy().tobytes() for name, tensor in weights(made.job).items()
+    }
+
+
+def test_the_card_says_what_the_model_is(made: Exported) -> None:
+    card = (made.folder / "model/README.md").read_text()
+    _, header, text = card.split("---\n", 2)
+    wanted = {"library_name": "pytorch", "license": "mit", "tags": ["torch.export"]}
+    assert yaml.safe_load(header) == wanted
+    folder = made.project.folder(made.job)
+    assert f"# My Project, job {made.job}\n" in text
+    tested = made.project.journalled(made.job)["test_accuracy"][0][1]
+    code = json.loads((folder / "code.json").read_text())["digest"]
+    for name, value in {
+        "test_accuracy": f"{tested:.6g}",
+        "model": "convnet",
+        "epochs": "1",
+        "code": code,
+        "commit": "none",
+        "device": "cpu",
+        "`images`": "uint8",
+    }.items():
+        assert f"| {name} | {value} |" in text
+    assert "| `images` | uint8 | (any, 1, 8, 8) |" in text
+
+
+def test_the_code_in_the_card_runs(made: Exported, tmp_path: Path) -> None:
+    copy = shutil.copytree(made.folder / "model", tmp_path / "model")
+    (code,) = re.findall("```python\n(.*?)```", (copy / "README.md").read_text(), re.DOTALL)
+    words = [sys.executable, "-I", "-c", f"{code}\nprint(tuple(outputs.shape))"]
+    done = subprocess.run(words, cwd=copy, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("(4, 10)\n", "")
+
+
+def test_a_folder_that_exists_is_not_touched(made: Exported) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in made.folder.rglob("*"))
+    words = ("export-model", made.job, "--out", str(made.folder / "model"))
+    line = one_line(made.project.do("python", "jobs.py", *words), 2)
+    cure = "exists already: remove it, or choose another --out"
+    assert line == f"jobs.py: {made.folder}/model {cure}"
+    assert sorted((path, path.stat().st_mtime_ns) for path in made.folder.rglob("*")) == before
+
+
+LAYERS = "        logits: Tensor = self.layers(images)\n"
+
+
+@pytest.fixture
+def changed(made: Exported, tmp_path: Path) -> Project:
+    """The project with its jobs, to change."""
+    return Project(Path(shutil.copytree(made.project.root, tmp_path / "project")))
+
+
+def test_without_example_inputs_a_line_says_what_to_write(made: Exported, changed: Project) -> None:
+    changed.edit("models.py", "def example_input(", "def no_input(")
+    line = one_line(changed.do("python", "jobs.py", "export-model", made.job), 1)
+    assert line.startswith("jobs.py: models.py has no example_input(settings, spec, examples)")
+    assert not (changed.root / "exported").exists()
+
+
+def test_of_a_network_that_cannot_be_followed_nothing_is_left(
+    made: Exported, changed: Project
+) -> None:
+    looking = "        images = images if images.sum() > 0 else 0 * images\n"
+    changed.edit("models.py", LAYERS, looking + LAYERS)
+    done = changed.do("python", "jobs.py", "export-model", made.job)
+    warned, line = done.stderr.splitlines()
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert warned.startswith(f"jobs.py: job {made.job} is from other code (")
+    assert line.startswith("jobs.py: torch.export cannot follow the network (Could not guard")
+    assert not (changed.root / "exported").exists()
+
+
+def test_a_stale_job_is_exported_with_a_remark(made: Exported, changed: Project) -> None:
+    changed.edit("models.py", LAYERS, f"        images = images + 0\n{LAYERS}")
+    done = changed.do("python", "jobs.py", "export-model", made.job[:6], "--json")
+    remark = f"job {made.job} is from other code (models.ConvNet changed)"
+    assert (done.returncode, done.stderr) == (0, f"jobs.py: {remark}\n")
+    about = json.loads(done.stdout)
+    assert about["folder"] == str(changed.root / "exported" / made.job)
+    assert about["difference"] == {"model.pt2": 0.0}
+    assert f"changed since: {remark}." in (Path(about["folder"]) / "README.md").read_text()
+
+
+def test_weights_that_do_not_fit_the_code_are_refused(made: Exported, changed: Project) -> None:
+    changed.edit("models.py", "width: int = 32", "width: int = 16")
+    line = one_line(changed.do("python", "jobs.py", "export-model", made.job), 1)
+    assert line.startswith(f"jobs.py: job {made.job} cannot be loaded with the present code (Error")
+    assert line.endswith("check out the commit that it ran with")
+
+
+def test_an_interrupted_export_leaves_nothing(made: Exported, changed: Project) -> None:
+    job = changed.command(sys.executable, "jobs.py", "export-model", made.job, "--onnx")
+    wait_until(lambda: bool([*changed.root.glob("exported/.*")]))
+    job.send_signal(signal.SIGINT)
+    line = one_line(ended(job), 130)
+    assert line == "jobs.py: export-model was interrupted by SIGINT"
+    assert not (changed.root / "exported").exists()
+
+
+def test_jobs_without_weights_are_refused(made: Exported, changed: Project) -> None:
+    assert "there is no job none" in one_line(
+        changed.do("python", "jobs.py", "export-model", "none"), 2
+    )
+    (changed.folder(made.job) / "best.pt").unlink()
+    line = one_line(changed.do("python", "jobs.py", "export-model", made.job), 1)
+    assert line.endswith("not found; the job has kept no weights")

@@ -1,0 +1,237 @@
+"""`python jobs.py repeat`: are the results of jobs still what is stored of them gives?"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Project, ended, job_of, one_line, wait_until
+
+FLAG = ("--deterministic",)
+SHORT = ("--epochs", "1", "--batch-size", "256", "--quiet")
+
+
+class Jobs:
+    """A project with two finished jobs and their figures, and with other code since.
+
+    Temporary files are in `temporary`.
+    """
+
+    def __init__(self, project: Project, temporary: Path, *ids: str) -> None:
+        self.project, self.ids = project, ids
+        self.temporary = temporary
+        temporary.mkdir()
+        self.env = {"TMPDIR": str(temporary)}
+        self.folder = project.root / "runs"
+
+    def do(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """`python jobs.py repeat`, which leaves nothing behind."""
+        before = self.state()
+        done = self.project.do("python", "jobs.py", "repeat", *words, **self.env | env)
+        assert "Traceback" not in done.stderr
+        assert self.state() == before
+        return done
+
+    def state(self) -> object:
+        """All that a repeat must not touch, and what it must not leave."""
+        files = (path for path in self.folder.rglob("*") if path.is_file())
+        kept = {str(path): sha256(path.read_bytes()).hexdigest() for path in files}
+        runs = self.project.ask("SELECT run_uuid, status, end_time FROM runs")
+        return kept, runs, [*self.temporary.iterdir()]
+
+    def repeated(self, status: int, *words: str, **env: str) -> dict[str, Any]:
+        """What is printed as JSON of each job, by its id."""
+        done = self.do(*words, "--json", **env)
+        assert (done.returncode, done.stderr) == (status, ""), done
+        return {each["job"]: each for each in json.loads(done.stdout)["jobs"]}
+
+    def archive(self, job: str) -> Path:
+        """The copy of a job's code."""
+        about = json.loads((self.project.folder(job) / "settings.json").read_text())
+        return self.folder / about["code_copy"]
+
+
+@pytest.fixture(scope="module")
+def made(make: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    project = Project(make())
+    ids = [job_of(project.run(*SHORT, *flags)) for flags in ((), ("--seed", "1", *FLAG))]
+    assert project.do("python", "plot.py").returncode == 0
+    project.edit("models.py", "nn.ReLU()", "nn.Tanh()")
+    return Jobs(project, tmp_path_factory.mktemp("temporary") / "own", *ids)
+
+
+@pytest.fixture
+def jobs(made: Jobs, tmp_path: Path) -> Jobs:
+    """They with their store, to change."""
+    copy = Path(shutil.copytree(made.project.root, tmp_path / "project"))
+    return Jobs(Project(copy), tmp_path / "temporary", *made.ids)
+
+
+PACKAGE = """
+FACTOR = {factor}
+"""
+
+
+def installed(folder: Path, version: str, factor: float) -> dict[str, str]:
+    """Install a small package into a folder; return the variable by which Python finds it."""
+    (folder / "scaling").mkdir(parents=True)
+    (folder / "scaling" / "__init__.py").write_text(PACKAGE.format(factor=factor))
+    (folder / f"scaling-{version}.dist-info").mkdir()
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_a_package_of_another_version_is_named(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.project.edit("models.py", "import torch\n", "import scaling\nimport torch\n")
+    layers = "logits: Tensor = self.layers(images)"
+    jobs.project.edit("models.py", layers, f"{layers} * scaling.FACTOR")
+    old, new = installed(tmp_path / "old", "1.0", 1.0), installed(tmp_path / "new", "2.0", 1.001)
+    done = jobs.project.run(*SHORT, "--seed", "2", **old)
+    assert done.returncode == 0, done
+    job = job_of(done)
+    found = jobs.repeated(1, job, "--versions", "present", **new)[job]
+    assert found["status"] == "different"
+    assert found["conditions"] == {"versions": "scaling 1.0, now 2.0"}
+    first = jobs.project.journalled(job)["train_loss"][0]
+    difference = found["difference"]
+    assert (difference["what"], difference["step"]) == ("train_loss", first[0])
+    assert float(difference["recorded"]) == first[1] != float(difference["repeated"])
+
+
+@pytest.mark.full
+def test_a_job_that_is_derived_from_another(jobs: Jobs) -> None:
+    jobs.project.edit("models.py", "nn.Tanh()", "nn.ReLU()")  # as it was
+    done = jobs.project.run(*SHORT, "--init-from", jobs.ids[0])
+    assert done.returncode == 0, done
+    job = job_of(done)
+    assert jobs.repeated(0, job, "--versions", "present")[job]["status"] == "same"
+
+
+UV = """#!/bin/sh
+echo "$1 $2" >> "$UV_CALLS"
+[ -z "$UV_FAILS" ] || { echo "  \u00d7 No solution found: scaling==1.0 is not there" >&2; exit 1; }
+for last in "$@"; do :; done
+case $1 in
+venv)
+  mkdir -p "$last/bin"
+  printf '#!/bin/sh\\nexec "%s" "$@"\\n' "$REAL_PYTHON" > "$last/bin/python"
+  chmod +x "$last/bin/python" ;;
+pip) cp "$last" "$UV_CALLS.requirements" ;;
+esac
+"""
+"""In place of uv: an environment is the one that there is."""
+
+
+@pytest.fixture
+def uv(tmp_path: Path) -> dict[str, str]:
+    """Variables with which the script above is found."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "uv").write_text(UV)
+    (tmp_path / "bin" / "uv").chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "UV_CALLS": str(tmp_path / "calls"),
+        "REAL_PYTHON": sys.executable,
+    }
+
+
+def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed(
+    made: Jobs, tmp_path: Path, uv: dict[str, str]
+) -> None:
+    listed = made.project.do("python", "jobs.py", "list", "--state", "stale").stdout
+    assert all(each in listed for each in made.ids)
+    done = made.do("figures/learning-curves.pdf", **uv)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("job ")]
+    points = sum(map(len, made.project.journalled(made.ids[0]).values()))
+    same = f"the same bits ({points} points of the curves, 8 arrays in best.pt, 3 arrays in"
+    assert [line[:18] for line in lines] == sorted(f"job {each}: " for each in made.ids)
+    assert all(same in line for line in lines)
+    summed = done.stdout.splitlines()[-1]
+    assert summed == "2 jobs with the recorded versions: 2 same, 0 different, 0 not repeated"
+    about = json.loads((made.project.folder(made.ids[1]) / "settings.json").read_text())
+    assert about["runtime"] == {"deterministic": True}
+    # The two have the same versions, and one environment.
+    assert (tmp_path / "calls").read_text() == "venv --quiet\npip install\n"
+    (installed,) = made.folder.glob(".installed/*.txt")
+    wanted = (tmp_path / "calls.requirements").read_text()
+    assert wanted.splitlines()[1:] == installed.read_text().splitlines()[1:]
+
+
+def test_versions_that_cannot_be_installed_are_a_reason_for_each_job(
+    made: Jobs, uv: dict[str, str]
+) -> None:
+    found = made.repeated(1, *made.ids, **uv, UV_FAILS="1")
+    reason = "uv cannot install its versions: No solution found: scaling==1.0 is not there"
+    assert [each["reason"] for each in found.values()] == [reason] * 2
+    assert "uv is not installed" in made.do(made.ids[0], PATH="/nowhere").stdout
+
+
+def test_stored_code_that_was_changed_is_refused(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.ids[0]
+    archive, words = jobs.archive(job), (job, "--versions", "present")
+    whole = archive.read_bytes()
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "code", filter="data")
+    (tmp_path / "code" / "models.py").write_text("# a change\n")
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(tmp_path / "code", "")
+    assert jobs.repeated(1, *words)[job]["reason"] == "the copy of its code is not what was stored"
+    archive.write_bytes(whole[:-100])
+    assert jobs.repeated(1, *words)[job]["reason"] == "the copy of its code is damaged"
+    archive.unlink()
+    assert jobs.repeated(1, *words)[job]["reason"] == "its code is not in runs/"
+
+
+def test_jobs_that_cannot_be_repeated(jobs: Jobs) -> None:
+    paused = job_of(jobs.project.run(*SHORT, "--seed", "3", "--pause-after", "2"))
+    timed = job_of(jobs.project.run(*SHORT[2:], "--minutes", "0.01"))
+    found = jobs.repeated(1, paused, timed, "--versions", "present")
+    assert found[paused]["reason"] == "it has not finished"
+    assert found[timed]["reason"].startswith("it has a length in minutes")
+    shutil.rmtree(jobs.folder / jobs.ids[0])
+    figure = jobs.do("figures/confusion.png", "--versions", "present")
+    assert figure.returncode == 1
+    line = f"job {jobs.ids[0]}: could not be repeated: it has not run in this folder of runs"
+    assert line in figure.stdout.splitlines()
+
+
+def test_an_interrupted_repeat_leaves_nothing_behind(made: Jobs) -> None:
+    words = (sys.executable, "jobs.py", "repeat", *made.ids, "--versions", "present")
+    before = made.state()
+    running = made.project.command(*words, **made.env)
+    wait_until(lambda: bool([*made.temporary.glob("repeat-*/runs/*/*/metrics.jsonl")]))
+    running.send_signal(signal.SIGINT)
+    line = one_line(ended(running), 130)
+    assert line == "jobs.py: repeat was interrupted by SIGINT; nothing is left"
+    assert made.state() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "the following arguments are required: JOB|FIGURE"),
+        (("none",), "there is no job none; `python jobs.py list` shows all"),
+        (("figures/none.pdf",), "figures/none.pdf: there is no such figure"),
+        (("run.py",), "run.py does not say which jobs it is from; draw it with plot.py"),
+        (("none", "--versions", "new"), "--versions: invalid choice: 'new'"),
+    ],
+)
+def test_mistakes_are_one_line(made: Jobs, words: tuple[str, ...], said: str) -> None:
+    line = one_line(made.do(*words), 2)
+    assert line.startswith("jobs.py: ") and said in line
+
+
+@pytest.mark.full
+def test_a_fresh_environment_with_the_recorded_versions(made: Jobs) -> None:
+    """Takes minutes, since uv installs torch and all else that the job ran with."""
+    job = made.ids[0]
+    found = made.repeated(0, job)[job]
+    assert (found["status"], found["conditions"]) == ("same", {})

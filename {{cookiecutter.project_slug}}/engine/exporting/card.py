@@ -1,0 +1,178 @@
+"""The model card, README.md, as Hugging Face has them: a YAML header, then Markdown.
+
+Source: huggingface.co/docs/hub/model-cards.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from engine.cli.values import as_text
+from engine.exporting import check, inputs
+from engine.job import attempts, code, data, lines
+from engine.paths import CODE
+
+RESULTS = ("test_", "best_")
+"""How the metrics begin that a job logs at its end."""
+
+TAGS = ("commit", "dirty", "versions", "device", "threads", "precision")
+"""What is said of how the job ran."""
+
+
+class About(NamedTuple):
+    """What is known of the job that a network is from."""
+
+    job: str
+    script: str
+    settings: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+    data: data.Summary | None
+    code: str
+    attempt: str
+    status: str
+    change: str
+
+
+def read(attempt: Path, change: str) -> About:
+    """Return what an attempt has left; `change` says how the code has changed since.
+
+    Raises JobError for a damaged journal, OSError if it cannot be read.
+    """
+    recorded = lines.record_of(attempt, "settings.json")
+    tags: dict[str, str] = {}
+    metrics: dict[str, float] = {}
+    with (attempt / lines.FILE).open("rb") as file:
+        for line in lines.Reader(file).read():
+            tags |= line.get("tags", {})
+            metrics |= {k: v for k, v in line.get("metrics", {}).items() if k.startswith(RESULTS)}
+    return About(
+        job=attempt.parent.name,
+        script=recorded.get("script", ""),
+        settings=recorded.get("settings", {}),
+        metrics=metrics,
+        tags={name: tags[name] for name in TAGS if name in tags},
+        data=data.summary(attempt),
+        code=code.digest(attempt),
+        attempt=attempt.name,
+        status=attempts.status(attempt) or "not finished",
+        change=change,
+    )
+
+
+def described(model: nn.Module, given: inputs.Inputs, shapes: list[dict[int, Any]]) -> str:
+    """Return how to load and call the network, and what it takes, in Markdown."""
+    names = [*given.kwargs] or [*inspect.signature(model.forward).parameters]
+    rows, made = [], []
+    for name, tensor, dynamic in zip(names, given.tensors, shapes, strict=False):
+        sizes = ["any" if place in dynamic else str(n) for place, n in enumerate(tensor.shape)]
+        kind = str(tensor.dtype).removeprefix("torch.")
+        rows.append(f"| `{name}` | {kind} | ({', '.join(sizes)}) |")
+        made.append(f"{name} = torch.zeros({tuple(tensor.shape)}, dtype={tensor.dtype})")
+    names = names[: len(made)]  # forward may have more parameters, with defaults
+    call = ", ".join(f"{name}={name}" if given.kwargs else name for name in names)
+    weights = sum(weight.numel() for weight in model.parameters())
+    return "\n".join(
+        [
+            "```python",
+            "import torch",
+            "",
+            'model = torch.export.load("model.pt2").module()',
+            *made,
+            f"outputs = model({call})",
+            "```",
+            "",
+            "| input | type | shape |",
+            "|---|---|---|",
+            *rows,
+            "",
+            f"A {type(model).__name__} with {weights:,} parameters, in evaluation mode. "
+            "`weights.safetensors` has its weights by name.",
+        ]
+    )
+
+
+def as_markdown(about: About, use: str, apart: Mapping[str, float]) -> str:
+    """Return the card; `apart` is by file how far its outputs are from the network's."""
+    title = _cited("title")
+    license = _cited("license")
+    named = f"license: {license.lower().removesuffix('-or-later')}\n" if license else ""
+    changed = f"\n\nExported with code that had changed since: {about.change}." * bool(about.change)
+    ran = {"script": f"{about.script}.py", "attempt": about.attempt, "code": about.code}
+    checked = "\n".join(f"- `{name}`: {check.in_words(found)}" for name, found in apart.items())
+    return f"""---
+library_name: pytorch
+{named}tags:
+- torch.export
+---
+
+# {title}, job {about.job}
+
+{_cited("abstract")}
+
+The best weights of the job `{about.job}` ({about.status}) of the project {title}.{changed}
+
+## Use
+
+{use}
+
+Compared with the network that was exported:
+
+{checked}
+
+## Data
+
+{_data(about.data)}
+
+## Results
+
+As measured by the job.
+
+{_table("metric", about.metrics)}
+
+## Settings
+
+{_table("setting", about.settings)}
+
+## Code
+
+{_table("what", {**ran, **about.tags})}
+
+## Licence
+
+{license or "The project names no licence."}
+"""
+
+
+def _data(found: data.Summary | None) -> str:
+    if not found:
+        return "The job has recorded no files; the settings below name the data."
+    return f"`{found.name}`: {found.files} files, {found.bytes} bytes, fingerprint `{found.digest}`"
+
+
+def _table(what: str, values: Mapping[str, Any]) -> str:
+    """A table with two columns; empty without values."""
+    if not values:
+        return "None were recorded."
+    rows = [f"| {name} | {_cell(value)} |" for name, value in values.items()]
+    return "\n".join([f"| {what} | value |", "|---|---|", *rows])
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else as_text(value)
+    return " ".join(text.replace("|", "\\|").splitlines())
+
+
+def _cited(field: str) -> str:
+    """A field of the project's CITATION.cff, a line of YAML; empty if it has none."""
+    try:
+        text = (CODE / "CITATION.cff").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = re.search(rf"^{field}:[ ]*(.*)$", text, re.MULTILINE)
+    value = found[1].strip() if found else ""
+    return value[1:-1].replace("''", "'") if value[:1] in ("'", '"') else value

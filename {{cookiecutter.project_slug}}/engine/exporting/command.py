@@ -1,0 +1,129 @@
+"""The command `jobs.py export-model`, from its arguments to a folder."""
+
+import importlib
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from safetensors.torch import save_model
+from torch import nn
+
+from engine.errors import JobError, SettingsError, cause, first_line
+from engine.exporting import card, check, inputs, program
+from engine.job.terminal import leave
+from engine.paths import shown
+from engine.training import kept
+
+MODEL, WEIGHTS, ONNX, CARD = "model.pt2", "weights.safetensors", "model.onnx", "README.md"
+
+
+class Loaded(NamedTuple):
+    """A job's network, what makes inputs of it, and how the code has changed since."""
+
+    model: nn.Module
+    example: inputs.Make
+    change: str
+
+
+def export(job: str, kind: type, runs_root: Path, out: Path, onnx: bool, as_json: bool) -> int:
+    """Write the network of a job into a new folder; return the exit status.
+
+    Raises SettingsError if the folder exists, JobError if the network cannot be exported.
+    """
+    if out.exists():
+        raise SettingsError(f"{shown(out)} exists already: remove it, or choose another --out")
+    if onnx:
+        program.check_onnx()
+    loaded = _loaded(job, runs_root)
+    if loaded.change:
+        leave(1, f"jobs.py: {loaded.change}")
+    try:
+        with _whole(out) as folder:
+            apart = _write(folder, loaded, onnx)
+            about = card.read(kept.attempt(job, kind, runs_root), loaded.change)
+            given = inputs.make(loaded.example, inputs.TRACED)
+            shapes = inputs.dynamic_shapes(loaded.example)
+            text = card.as_markdown(about, card.described(loaded.model, given, shapes), apart)
+            (folder / CARD).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise JobError(cause(error)) from error
+    _say(out, apart, as_json)
+    return 0
+
+
+def _loaded(job: str, runs_root: Path) -> Loaded:
+    """A job as jobs.load of the project returns it.
+
+    Raises JobError if its weights do not fit the present code, or if nothing says what inputs are.
+    """
+    jobs, models = map(importlib.import_module, ("jobs", "models"))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            found = jobs.load(job, runs_root)
+        except (RuntimeError, TypeError, KeyError) as error:
+            line = f"job {job} cannot be loaded with the present code ({first_line(error)})"
+            raise JobError(f"{line}; check out the commit that it ran with") from error
+    if not hasattr(models, "example_input"):
+        raise JobError(
+            "models.py has no example_input(settings, spec, examples), which makes inputs for the "
+            "network; docs/export.md shows one"
+        )
+    changes = [str(each.message) for each in warned if str(each.message).startswith(f"job {job} ")]
+    example = partial(models.example_input, found.settings, found.spec)
+    return Loaded(found.model.eval(), example, "".join(changes[:1]))
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """A folder to write into; at the end it becomes `out`, after an error it is removed."""
+    is_first = not out.parent.exists()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.{uuid4().hex}")
+    part.mkdir()
+    try:
+        yield part
+        part.rename(out)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        if is_first:
+            with suppress(OSError):  # another export has begun there since
+                out.parent.rmdir()
+        raise
+
+
+def _write(folder: Path, loaded: Loaded, onnx: bool) -> dict[str, float]:
+    """Write and check the network; return by file how far its outputs are from the network's."""
+    model, example = loaded.model, loaded.example
+    network: program.Call = lambda given: model(*given.args, **given.kwargs)  # noqa: E731
+    traced = program.traced(model, example)
+    program.save(traced, folder / MODEL)
+    save_model(model, str(folder / WEIGHTS), {"format": "pt"})
+    (folder / WEIGHTS).chmod((folder / MODEL).stat().st_mode)  # it is for its owner alone
+    saved = {MODEL: program.opened(folder / MODEL)}
+    if onnx:
+        program.save_onnx(traced, folder / ONNX)
+        saved[ONNX] = program.opened_onnx(folder / ONNX)
+    return {name: check.difference(network, call, example, name) for name, call in saved.items()}
+
+
+def _say(out: Path, apart: dict[str, float], as_json: bool) -> None:
+    if as_json:
+        about: dict[str, Any] = {
+            "folder": str(out),
+            "files": sorted(path.name for path in out.iterdir()),
+            "difference": apart,
+            "tolerance": check.TOLERANCE,
+            "examples": check.COUNTS,
+        }
+        print(json.dumps(about, indent=2))
+        return
+    for name, fraction in apart.items():
+        print(f"{name}: {check.in_words(fraction)}")
+    print(f"exported: {shown(out)}")

@@ -1,0 +1,45 @@
+"""`export-model`: a job's network in a folder of its own, to use without the project."""
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from engine.errors import JobError
+from engine.job.interruption import Interrupted, Interruption
+from engine.job.terminal import leave
+from engine.jobs.project import Project
+from engine.paths import PROJECT
+
+FOLDER = "exported"
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--out": {
+        "help": f"folder to make (default: {FOLDER}/JOB)",
+        "metavar": "FOLDER",
+        "type": Path,
+    },
+    "--onnx": {"help": "write it as ONNX too", "action": "store_true"},
+}
+"""What the command takes besides a job, as in command.py."""
+
+
+def export(project: Project, given: argparse.Namespace) -> int:
+    """Export the network of a job; return the exit status.
+
+    Raises SettingsError for wrong arguments, JobError if it cannot be exported.
+    """
+    job = project.one(given.job)
+    if not job.folder:
+        raise JobError(f"job {job.id}: {job.problem}")
+    if not find_spec("safetensors"):  # of an environment that is older than this command
+        raise JobError("safetensors is missing; README.md says how to install packages")
+    out: Path = given.out or PROJECT / FOLDER / job.id
+    try:
+        Interruption().listen()
+        from engine.exporting import command  # with torch, which is slow to import
+
+        where = job.folder.runs_root, out.expanduser().absolute()
+        return command.export(job.id, type(job.folder.settings), *where, given.onnx, given.json)
+    except Interrupted as stop:
+        return leave(128 + stop.number, f"jobs.py: export-model was interrupted {stop}")

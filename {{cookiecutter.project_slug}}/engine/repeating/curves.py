@@ -1,0 +1,54 @@
+"""Where two journals first differ."""
+
+from typing import NamedTuple
+
+from engine.job import costs
+from engine.repeating.recorded import Journal
+
+OTHER_EACH_TIME = (
+    "elapsed_seconds",
+    "examples_per_second",
+    "data_wait_fraction",
+    "find_",
+    "system/",
+    *costs.NAMES,
+)
+"""How the names of metrics begin that measure time or the machine."""
+
+Point = tuple[int, str]
+"""A step and the name of a metric."""
+
+
+class Difference(NamedTuple):
+    """The first value that is not the same: of what, at which step if it has one."""
+
+    what: str
+    step: int | None
+    recorded: str
+    repeated: str
+    more: str = ""
+
+    def __str__(self) -> str:
+        at = "" if self.step is None else f" at step {self.step}"
+        more = f" ({self.more})" if self.more else ""
+        return f"{self.what}{at} was {self.recorded} and is now {self.repeated}{more}"
+
+
+def points(journal: Journal) -> dict[Point, str]:
+    """Return the points of all metrics but those that are not the same each time, in the order in
+    which they were logged; each value as a text that tells all floats apart."""
+    return {
+        (line["step"], name): repr(value)
+        for line in journal.said
+        for name, value in line.get("metrics", {}).items()
+        if not name.startswith(OTHER_EACH_TIME)
+    }
+
+
+def difference(before: dict[Point, str], after: dict[Point, str]) -> Difference | None:
+    """Return the first difference between points, by step; None if all are the same."""
+    for step, name in sorted({**before, **after}, key=lambda point: point[0]):
+        values = [each.get((step, name), "missing") for each in (before, after)]
+        if values[0] != values[1]:
+            return Difference(name, step, values[0], values[1])
+    return None
