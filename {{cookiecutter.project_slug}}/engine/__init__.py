@@ -18,8 +18,8 @@
 
 `launch`, `attempt`, `following`, `loop` and `watched` make commands of them. `errors`, `files`,
 `paths`, `locks`, `machine`, `privacy`, `stateful` and `template` are small modules that all
-packages share. Each package says in its docstring what it may import; pyproject.toml holds the rules
-(import-linter).
+packages share. Each package says in its docstring what it may import; pyproject.toml holds the
+rules (import-linter).
 """
 
 import sys

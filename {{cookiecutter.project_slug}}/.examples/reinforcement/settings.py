@@ -132,5 +132,3 @@ class Settings:
             )
         if self.monitor == "none" and self.patience:
             raise SettingsError(f"--patience {self.patience}: needs a --monitor")
-        if self.optimizer == "muon" and self.precision == "fp16":
-            raise SettingsError("--optimizer muon: does not work with --precision fp16; use bf16")
