@@ -6,6 +6,7 @@ import pytest
 import torch
 from engine.errors import SettingsError
 from engine.job import provenance
+from engine.job.ranks import Rank
 from engine.training import devices
 
 CPU = torch.device("cpu")
@@ -40,3 +41,34 @@ def test_packages_without_metadata_have_no_version(monkeypatch: pytest.MonkeyPat
     versions = provenance.tags()["versions"].split(", ")
     assert f"torch {known('torch')}" in versions
     assert not any(each.startswith("mlflow ") for each in versions)
+
+
+# Several processes on a machine
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """torch finds two GPUs; `auto` is the first."""
+    monkeypatch.setattr(devices, "choose", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def test_each_process_takes_a_gpu_of_its_own(two_gpus):
+    found = [devices.choose_for("auto", Rank(4 + local, 8, local)) for local in (0, 1)]
+    assert found == [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "local", "said"),
+    [
+        ("cuda", 2, "--nproc-per-node: has to be at most 2"),
+        ("cuda:0", 0, "--device cuda:0: for several processes it must be auto, cuda or cpu"),
+    ],
+)
+def test_processes_without_a_gpu_of_their_own_are_refused(two_gpus, name, local, said):
+    with pytest.raises(SettingsError, match=said):
+        devices.choose_for(name, Rank(local, 4, local))
+
+
+def test_processes_can_share_the_cpu():
+    assert devices.choose_for("cpu", Rank(3, 4, 3)) == torch.device("cpu")
