@@ -232,6 +232,26 @@ def test_weights_that_do_not_fit_the_code_are_refused(made: Exported, changed: P
     assert line.endswith("check out the commit that it ran with")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("import torch\n", "import torch\nimport nosuch\n", "No module named 'nosuch' (models.py:"),
+        ("def example_input(", "def example_input(*_):\n    1 / 0\n\n\ndef other(", "division by"),
+    ],
+)
+def test_faults_in_the_students_code_are_one_line(
+    made: Exported, changed: Project, old: str, new: str, said: str
+) -> None:
+    changed.edit("models.py", old, new)
+    folder = changed.root / "far" / "away"
+    words = ("export-model", made.job, "--out", str(folder / "model"))
+    done = changed.do("python", "jobs.py", *words)
+    *_, line = done.stderr.splitlines()
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done
+    assert line.startswith(f"jobs.py: job {made.job} cannot be exported: ") and said in line
+    assert not folder.parent.exists()
+
+
 def test_an_interrupted_export_leaves_nothing(made: Exported, changed: Project) -> None:
     job = changed.command(sys.executable, "jobs.py", "export-model", made.job, "--onnx")
     wait_until(lambda: bool([*changed.root.glob("exported/.*")]))

@@ -102,7 +102,10 @@ def test_wrong_words_are_refused_before_anything_starts(changed: Project) -> Non
         (("find", "lr"), "settings.py has no setting `lr`; name the setting to use instead"),
         ((*LR, "--", "--modle", "mlp"), "--modle: no such flag; did you mean --model?"),
         ((*LR, "--", "--pause-after", "9"), "--pause-after: cannot be used with find"),
-        ((*LR, "--metric", "acuracy"), "--metric acuracy: known: nll"),
+        (
+            (*LR, "--metric", "acuracy"),
+            "--metric acuracy: is not one for which lower is better; known: nll",
+        ),
         ((*LR, "--", "plot.py"), "plot.py: is not a job script"),
     ):
         assert one_line(do(changed, *words), 2).startswith(f"jobs.py: {said}"), words

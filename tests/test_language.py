@@ -268,7 +268,8 @@ def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path, pattern)
     ("flags", "said"),
     [
         (("--context", "100000"), "--context 100000: the text of "),
-        (("--dataset", "files", "--data-root", "engine"), "engine: has no text in it, as **/*.txt"),
+        (("--dataset", "files", "--data-root", "tests"), "tests: has no text in it, as **/*.txt"),
+        (("--dataset", "files", "--text", "shelf"), "--text shelf: is a folder; name its files"),
         (("--text", "story.txt"), "--text story.txt: needs --dataset files"),
         (("--dataset", "files", "--text", "../a.txt"), "--text ../a.txt: must name files in "),
         (
@@ -280,6 +281,7 @@ def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path, pattern)
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(project, flags, said):
+    (project.root / "data" / "shelf").mkdir(exist_ok=True)
     (project.root / "data" / "latin").write_bytes("thé ".encode("latin-1") * 100)
     assert said in one_line(project.run(*flags), 2)
 

@@ -195,6 +195,21 @@ def test_what_goes_wrong_is_said_once(make: Callable[..., Path]) -> None:
 
 
 @pytest.mark.full
+def test_without_a_checkpoint_it_needs_as_many_processes_as_before(
+    make: Callable[..., Path],
+) -> None:
+    project = Project(make())
+    done = killed(together(project, 2, "--epochs", "400", "--log-every", "1"), 0, signal.SIGKILL)
+    assert done.returncode == 1
+    refused = project.run("--epochs", "400", "--log-every", "1")
+    assert refused.returncode == 1
+    assert (
+        "it was begun by 2 processes and has no checkpoint yet, and this job has 1"
+        in (refused.stderr.splitlines()[-1])
+    )
+
+
+@pytest.mark.full
 def test_a_process_that_waits_for_nothing_ends_too(make: Callable[..., Path]) -> None:
     project = Project(make())
     project.edit(

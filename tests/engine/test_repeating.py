@@ -51,8 +51,8 @@ def first(folder: Path, before: Any, after: Any) -> str:
         ([(1, {"a": 1.0})], [(1, {"b": 1.0})], "a at step 1 was 1.0 and is now missing"),
         ([(1, {"a": 0.0})], [(1, {"a": -0.0})], "a at step 1 was 0.0 and is now -0.0"),
         (
-            [(3, {"elapsed_seconds": 1.0, "cpu_hours": 1.0, "examples_per_second": 5.0})],
-            [(3, {"elapsed_seconds": 2.0, "cpu_hours": 2.0, "examples_per_second": 6.0})],
+            [(3, {"elapsed_seconds": 1.0, "cpu_hours": 1.0, "tokens_per_second": 5.0, "mfu": 0.1})],
+            [(3, {"elapsed_seconds": 2.0, "cpu_hours": 2.0, "tokens_per_second": 6.0, "mfu": 0.2})],
             "None",
         ),
     ],
@@ -158,3 +158,13 @@ def test_the_project_itself_is_not_installed(
     assert wanted == "# Python 3.11.7\nnumpy==2.0.0\n"
     assert made.python == tmp_path / "made/venv/bin/python"
     assert "PYTHONPATH" not in made.env
+
+
+def test_a_job_of_several_processes_is_not_repeated_by_one(tmp_path: Path) -> None:
+    folder = attempt(tmp_path / "job" / "a")
+    journal = Journal(folder, 10)
+    journal.tags({"processes": "4"})
+    journal.close("FINISHED")
+    files.write_record(folder / "settings.json", {"settings": {"lr": 0.1}})
+    with pytest.raises(JobError, match="4 processes made it"):
+        Recorded(folder).check()

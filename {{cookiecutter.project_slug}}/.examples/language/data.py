@@ -90,6 +90,10 @@ def files(settings: Settings, root: Path) -> list[Text]:
     paths = sorted(path for path in root.glob(settings.text) if path.is_file())
     seen = [path for path in paths if not any(map(is_hidden, path.relative_to(root).parts))]
     found = [path for path in seen if path.stat().st_size]
+    if (root / settings.text).is_dir():
+        raise SettingsError(
+            f"--text {settings.text}: is a folder; name its files, as in '{settings.text}/**/*.txt'"
+        )
     if not found:
         raise SettingsError(f"--data-root {root}: has no text in it, as {settings.text}")
     return [mapped(path) for path in found]

@@ -16,8 +16,10 @@ from torch import nn
 
 from engine.errors import JobError, SettingsError, cause, first_line
 from engine.exporting import card, check, inputs, program
+from engine.job.interruption import Interrupted
 from engine.job.terminal import leave
 from engine.paths import shown
+from engine.sources import fault
 from engine.training import kept
 
 MODEL, WEIGHTS, ONNX, CARD = "model.pt2", "weights.safetensors", "model.onnx", "README.md"
@@ -36,6 +38,19 @@ def export(job: str, kind: type, runs_root: Path, out: Path, onnx: bool, as_json
 
     Raises SettingsError if the folder exists, JobError if the network cannot be exported.
     """
+    try:
+        return _export(job, kind, runs_root, out, onnx, as_json)
+    except (SettingsError, JobError, Interrupted):
+        raise
+    except OSError as error:
+        raise JobError(cause(error)) from error
+    except Exception as error:  # of the student's code, or of torch
+        at = fault(error)
+        line = f"job {job} cannot be exported: {cause(error)}" + (f" ({at})" if at else "")
+        raise JobError(line) from error
+
+
+def _export(job: str, kind: type, runs_root: Path, out: Path, onnx: bool, as_json: bool) -> int:
     if out.exists():
         raise SettingsError(f"{shown(out)} exists already: remove it, or choose another --out")
     if onnx:
@@ -43,16 +58,13 @@ def export(job: str, kind: type, runs_root: Path, out: Path, onnx: bool, as_json
     loaded = _loaded(job, runs_root)
     if loaded.change:
         leave(1, f"jobs.py: {loaded.change}")
-    try:
-        with _whole(out) as folder:
-            apart = _write(folder, loaded, onnx)
-            about = card.read(kept.attempt(job, kind, runs_root), loaded.change)
-            given = inputs.make(loaded.example, inputs.TRACED)
-            shapes = inputs.dynamic_shapes(loaded.example)
-            text = card.as_markdown(about, card.described(loaded.model, given, shapes), apart)
-            (folder / CARD).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise JobError(cause(error)) from error
+    with _whole(out) as folder:
+        apart = _write(folder, loaded, onnx)
+        about = card.read(kept.attempt(job, kind, runs_root), loaded.change)
+        given = inputs.make(loaded.example, inputs.TRACED)
+        shapes = inputs.dynamic_shapes(loaded.example)
+        text = card.as_markdown(about, card.described(loaded.model, given, shapes), apart)
+        (folder / CARD).write_text(text, encoding="utf-8")
     _say(out, apart, as_json)
     return 0
 
@@ -83,7 +95,7 @@ def _loaded(job: str, runs_root: Path) -> Loaded:
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """A folder to write into; at the end it becomes `out`, after an error it is removed."""
-    is_first = not out.parent.exists()
+    new = [folder for folder in out.parents if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.{uuid4().hex}")
     part.mkdir()
@@ -92,9 +104,9 @@ def _whole(out: Path) -> Iterator[Path]:
         part.rename(out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
-        if is_first:
-            with suppress(OSError):  # another export has begun there since
-                out.parent.rmdir()
+        with suppress(OSError):  # another export has begun there since
+            for folder in new:
+                folder.rmdir()
         raise
 
 

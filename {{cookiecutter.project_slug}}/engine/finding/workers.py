@@ -37,8 +37,8 @@ def find(target: Target, given: Namespace, running: Trials) -> Answer:
         again = False
         if trials.tag(long.job, LOADER) != "workers":
             raise JobError(
-                "find workers: this job keeps its data in memory; with -- --loader workers it "
-                "reads them in the background"
+                "find workers: this job does not read its data in the background, but keeps it in "
+                "memory; add -- --loader workers"
             )
         speeds.append(Speed(count, rates))
     return _answer(target, long, speeds)

@@ -41,7 +41,8 @@ class Journal:
     """The writing end, in the training process; several threads may write at once.
 
     What is there already is mended; `damage` says in one line what was wrong with it. `log_every`
-    is that of the first attempt, so that the curve stays one curve. `lines` is the last number.
+    is that of the first attempt, so that the curve stays one curve. `lines` is the last number,
+    `tags_before` the tags of the processes before this one.
     """
 
     def __init__(self, folder: Path, log_every: int | str, code: str = "", after: str = "") -> None:
@@ -50,6 +51,7 @@ class Journal:
         self.damage, self._lost = found.damage, found.lost
         self.lines = self._before = found.last
         self._last, self._there = found.last_steps, found.points
+        self.tags_before = found.tags
         self._seed = lines.seed_of(self.start["journal"])
         self._file = (folder / FILE).open("ab", buffering=0)
         self._unwritten, self._one_thread = b"", threading.Lock()

@@ -28,7 +28,7 @@ class Mended(NamedTuple):
     """A journal that is whole: how it starts, and the number of its last line.
 
     `lost` are the first and last number of lines that are gone, `damage` says what was wrong just
-    now. The last step of each metric, and if lines are gone, (name, step) of each point.
+    now. The last step of each metric, and if lines are gone, (name, step) of each point; the tags.
     """
 
     start: dict[str, Any]
@@ -37,6 +37,7 @@ class Mended(NamedTuple):
     damage: str
     last_steps: dict[str, int]
     points: set[tuple[str, int]]
+    tags: dict[str, str]
 
 
 class _Sorted(NamedTuple):
@@ -67,7 +68,15 @@ def mend(folder: Path, **begins: Any) -> Mended:
         files.write(path, lambda file: file.write(text))
     elif half:
         os.truncate(path, len(text))
-    return Mended(start, found.last, lost, damage, *_points(found.said, bool(lost)))
+    points = _points(found.said, bool(lost))
+    return Mended(start, found.last, lost, damage, *points, _tags(found.said))
+
+
+def _tags(said: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number in sorted(said):
+        found |= said[number].get("tags", {})
+    return found
 
 
 def _start(folder: Path, ended: Sequence[bytes]) -> dict[str, Any]:

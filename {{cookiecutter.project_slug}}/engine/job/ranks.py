@@ -20,8 +20,12 @@ ALONE = Rank(0, 1, 0)
 
 
 def mine() -> Rank:
-    """Return this process's rank; ALONE if the job has no other processes."""
+    """Return this process's rank; ALONE if the job has no other processes.
+
+    Variables that a cluster's software has left, without the address where the processes meet, do
+    not count.
+    """
     found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    if not all(found) or int(found[1]) == 1:
+    if not all(each.isdecimal() for each in found) or "MASTER_ADDR" not in os.environ:
         return ALONE
-    return Rank(*map(int, found))
+    return ALONE if int(found[1]) == 1 else Rank(*map(int, found))

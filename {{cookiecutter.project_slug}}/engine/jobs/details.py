@@ -95,6 +95,7 @@ def _print_attempt(attempt: Attempt) -> None:
         "cost": as_line(attempt.cost),
         "host": tags.get("host", ""),
         "device": tags.get("device", ""),
+        "processes": tags.get("processes", ""),
         "commit": commit,
         "folder": shown(attempt.folder) if attempt.folder else "",
         "code copy": attempt.code_copy,

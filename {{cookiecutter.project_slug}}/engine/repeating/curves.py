@@ -7,13 +7,16 @@ from engine.repeating.recorded import Journal
 
 OTHER_EACH_TIME = (
     "elapsed_seconds",
-    "examples_per_second",
     "data_wait_fraction",
+    "mfu",
     "find_",
     "system/",
     *costs.NAMES,
 )
 """How the names of metrics begin that measure time or the machine."""
+
+SPEED = "_per_second"
+"""How the names of speeds end."""
 
 Point = tuple[int, str]
 """A step and the name of a metric."""
@@ -41,7 +44,7 @@ def points(journal: Journal) -> dict[Point, str]:
         (line["step"], name): repr(value)
         for line in journal.said
         for name, value in line.get("metrics", {}).items()
-        if not name.startswith(OTHER_EACH_TIME)
+        if not (name.startswith(OTHER_EACH_TIME) or name.endswith(SPEED))
     }
 
 

@@ -58,6 +58,8 @@ class Recorded:
             raise JobError("it went on with changed code, so no one code made it")
         if settings.get("minutes"):
             raise JobError("it has a length in minutes, which is another number of steps each time")
+        if (count := self.journal.tag("processes")) not in ("", "1"):
+            raise JobError(f"{count} processes made it, and repeat starts only one")
         places = data.last_places(self.path)
         if change := data.difference(self.path, places):
             raise JobError(f"its data is not what it was ({change})")
@@ -94,4 +96,6 @@ def read(attempt: Path) -> Journal:
     with (attempt / lines.FILE).open("rb") as file:
         reader = lines.Reader(file)
         said = reader.read()
+        if "log_every" not in reader.start:
+            raise JobError(f"{attempt / lines.FILE}: the beginning is damaged")
         return Journal(reader.start, said)

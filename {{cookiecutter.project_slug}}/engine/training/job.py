@@ -14,7 +14,8 @@ from engine import files, machine
 from engine.data import batches as loaders
 from engine.data.batches import Batches
 from engine.data.order import Collate
-from engine.job import purpose, usage
+from engine.errors import JobError
+from engine.job import attempts, purpose, usage
 from engine.job.folder import JobFolder
 from engine.job.ranks import ALONE
 from engine.profiling import peaks
@@ -58,6 +59,7 @@ class Job(TrainingLoop, Generic[S]):
         folder = self._folder
         threads = str(torch.get_num_threads())  # on a CPU they change the last digits
         folder.journal.tags(devices.tags(self.device) | {"threads": threads})
+        self._note_processes()
         if count := self.runtime.profile:
             from engine.profiling.profile import Profile  # slow to import
 
@@ -67,6 +69,20 @@ class Job(TrainingLoop, Generic[S]):
             self._watcher = Ranges(self.device)
         else:
             self._measure(purpose.purpose())
+
+    def _note_processes(self) -> None:
+        """Raise JobError if the first points of the curve are of another number of processes, whose
+        results differ in rounding at least, and there is no checkpoint to continue."""
+        journal, size = self._folder.journal, str(self._rank.size)
+        before = journal.tags_before.get("processes", "1")
+        begun = journal.has_points and not attempts.has_checkpoint(self._folder.path)
+        if begun and before != size:
+            raise JobError(
+                f"it was begun by {before} processes and has no checkpoint yet, and this job has "
+                f"{size}; start it with as many as before, or start over with --force"
+            )
+        if size != "1" or "processes" in journal.tags_before:
+            journal.tags({"processes": size})
 
     @overload
     def batches(

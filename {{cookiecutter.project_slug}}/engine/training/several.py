@@ -62,7 +62,6 @@ class JobOfSeveral(Job[S]):
         super().start()
         self._processes.use(self.device)
         self._random = SharedStreams(self._seed, self.device, self._processes)
-        self._folder.journal.tags({"processes": str(self._rank.size)})
 
     def resume(self, **training: Part) -> None:
         """Continue from the job's checkpoint, all processes with the same weights."""
