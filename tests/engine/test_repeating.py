@@ -165,6 +165,6 @@ def test_a_job_of_several_processes_is_not_repeated_by_one(tmp_path: Path) -> No
     journal = Journal(folder, 10)
     journal.tags({"processes": "4"})
     journal.close("FINISHED")
-    files.write_record(folder / "settings.json", {"settings": {"lr": 0.1}})
+    files.write_record(folder / "settings.json", {"id": "job", "settings": {"lr": 0.1}})
     with pytest.raises(JobError, match="4 processes made it"):
         Recorded(folder).check()
