@@ -166,6 +166,7 @@ def test_the_card_says_what_the_model_is(made: Exported) -> None:
     }.items():
         assert f"| {name} | {value} |" in text
     assert "| `images` | uint8 | (any, 1, 8, 8) |" in text
+    assert "With these inputs it returns float32 (4, 10)." in text
 
 
 def test_the_code_in_the_card_runs(made: Exported, tmp_path: Path) -> None:

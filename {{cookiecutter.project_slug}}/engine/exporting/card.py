@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from engine.cli.values import as_text
 from engine.exporting import check, inputs
@@ -65,17 +66,19 @@ def read(attempt: Path, change: str) -> About:
 
 
 def described(model: nn.Module, given: inputs.Inputs, shapes: list[dict[int, Any]]) -> str:
-    """Return how to load and call the network, and what it takes, in Markdown."""
+    """Return how to load and call the network, what it takes and returns, in Markdown."""
     names = [*given.kwargs] or [*inspect.signature(model.forward).parameters]
     rows, made = [], []
     for name, tensor, dynamic in zip(names, given.tensors, shapes, strict=False):
         sizes = ["any" if place in dynamic else str(n) for place, n in enumerate(tensor.shape)]
-        kind = str(tensor.dtype).removeprefix("torch.")
-        rows.append(f"| `{name}` | {kind} | ({', '.join(sizes)}) |")
+        rows.append(f"| `{name}` | {_kind(tensor)} | ({', '.join(sizes)}) |")
         made.append(f"{name} = torch.zeros({tuple(tensor.shape)}, dtype={tensor.dtype})")
     names = names[: len(made)]  # forward may have more parameters, with defaults
     call = ", ".join(f"{name}={name}" if given.kwargs else name for name in names)
     weights = sum(weight.numel() for weight in model.parameters())
+    with torch.no_grad():
+        outputs = check.tensors(model(*given.args, **given.kwargs))
+    returned = ", ".join(f"{_kind(each)} {tuple(each.shape)}" for each in outputs)
     return "\n".join(
         [
             "```python",
@@ -90,10 +93,16 @@ def described(model: nn.Module, given: inputs.Inputs, shapes: list[dict[int, Any
             "|---|---|---|",
             *rows,
             "",
+            f"With these inputs it returns {returned}.",
+            "",
             f"A {type(model).__name__} with {weights:,} parameters, in evaluation mode. "
             "`weights.safetensors` has its weights by name.",
         ]
     )
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def as_markdown(about: About, use: str, apart: Mapping[str, float]) -> str:
