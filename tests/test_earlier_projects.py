@@ -34,6 +34,9 @@ EDITS = {
 }
 """What a student adds at the end of each file of theirs."""
 
+SHARED = (".gitignore",)
+"""Those of them that updates change too."""
+
 DEPENDENCY = '  "einops",  # layers of ours\n'
 HERE = "updates of the template leave these lines alone.\n"
 """The end of the line in pyproject.toml below which dependencies are added."""
@@ -87,7 +90,7 @@ def keep_own_files(project: Path, template: Path) -> None:
 
 def theirs(project: Path) -> dict[str, bytes]:
     """What is in the student's files."""
-    names = (*EDITS, ".project-id", ".python-version")
+    names = {*EDITS, ".project-id", ".python-version"} - {*SHARED}
     return {name: (project / name).read_bytes() for name in names}
 
 
@@ -126,6 +129,8 @@ def test_nothing_is_left_to_merge(project: Project) -> None:
     ]
     assert not rejected and not conflicts
     assert DEPENDENCY in (project.root / "pyproject.toml").read_text()
+    for name in SHARED:
+        assert (project.root / name).read_text().endswith(EDITS[name])
 
 
 def test_the_engine_is_todays(project: Project, template: Path) -> None:
