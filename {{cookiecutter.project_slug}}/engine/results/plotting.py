@@ -154,8 +154,8 @@ def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
     if mixed:
         raise NoResults(
             f"{len(mixed)} of {n} jobs {are} from different code or data, such as {mixed[0]}; "
-            "bash run.sh --redo-stale runs what is stale again, ONLY in plot.py leaves jobs out, "
-            "--any-code draws them all the same"
+            "bash run.sh --redo-stale runs those of its grid again, --force any other job; ONLY in "
+            "plot.py leaves jobs out, --any-code draws them all the same"
         )
     if len(stale) and not any_code:
         print(
