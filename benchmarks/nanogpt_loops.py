@@ -1,7 +1,7 @@
 """The loops of nanogpt.py, in a project made from the example `language`.
 
     nanogpt_loops.py speed TURNS STEPS FLAGS…    run.py's loop and one by hand in turn, STEPS each
-    nanogpt_loops.py curve STEPS EVERY FLAGS…    the loop by hand, evaluated every so many steps
+    nanogpt_loops.py curve STEPS EVERY FLAGS…    the loop by hand, evaluated every EVERY steps
 
 The loop by hand is one in the manner of nanoGPT's train.py (github.com/karpathy/nanoGPT): batches
 are picked at random places of the mapped tokens, and the loss is printed every ten steps. The
@@ -99,7 +99,7 @@ class ByHand:
 
 
 def in_turns(loop: ByHand, steps: int) -> Iterator[None]:
-    """Take so many steps each time that the next is asked for."""
+    """Yield after each `steps` optimizer steps of the loop."""
     with contextlib.redirect_stdout(io.StringIO()):
         for step in loop.steps():
             if step % steps == 0:
@@ -132,7 +132,7 @@ def speed(turns: int, steps: int, flags: list[str]) -> dict[str, list[float]]:
 
 
 def curve(steps: int, every: int, flags: list[str]) -> list[float]:
-    """The validation loss of the loop by hand, every so many steps."""
+    """Return the validation loss of the loop by hand after each `every` steps."""
     settings, _ = parse(Settings, Runtime, [*flags, "--steps", str(steps)])
     torch.set_num_threads(1)
     loop = ByHand(settings, steps)
