@@ -230,7 +230,7 @@ def test_trainers_that_are_killed_are_known_by_their_couriers(driver, running, t
     cost = costs.totals(path)
     assert 0.4 - 2 * TICK <= 3600 * cost["cpu_hours"] < 4
     assert cost["energy_kwh"] == pytest.approx(2 * 300 * 30 / 3.6e6)
-    assert 0.4 - 2 * TICK <= 3600 * cost["gpu_hours"] <= seconds
+    assert 0.4 - 2 * TICK <= 3600 * cost["gpu_hours"] <= seconds + TICK
     assert len(json.loads((path / costs.FILE).read_text())["processes"]) == 2
 
 
