@@ -266,7 +266,7 @@ class Attempt(Generic[S]):
 
     def _stopped(self, stop: Stopped) -> int:
         status = "interrupted" if isinstance(stop, Interrupted) else "paused"
-        log.info("%s: %s", status, stop)
+        log.info("%s: %s", status, stop, extra={"said_last": True})
         with suppress(OSError, AttributeError):
             self._close(status, str(stop))
         code = 128 + stop.number if isinstance(stop, Interrupted) else 0

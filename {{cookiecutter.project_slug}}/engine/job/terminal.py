@@ -49,8 +49,8 @@ class Terminal(logging.Handler):
     """Prints log lines above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one line."""
-        if not record.exc_info:
+        """Print one line, except of what the job's last line says again."""
+        if not (record.exc_info or record.__dict__.get("said_last")):
             with suppress(OSError):  # a terminal that was closed; the line is in the log file
                 tqdm.write(self.format(record), file=sys.stdout)
                 sys.stdout.flush()
