@@ -1,0 +1,267 @@
+"""Locks of GPUs, which the users of a machine share and must not misuse, of jobs and of stores.
+
+pytest tests/test_safe_locks.py
+pytest -m root tests/test_safe_locks.py   # as root: two users, and what one does to the other
+"""
+
+import fcntl
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faults import Project, job_of, one_line
+from sweeps import start, write_grid
+
+QUICK = ("--epochs", "1", "--batch-size", "256")
+SECRET = "hunter2-Tr0ub4dor"
+
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in
+  -L) echo "GPU 0: Pretend (UUID: GPU-a)" ;;
+  *uuid*) echo GPU-a ;;
+  *) echo 3, 0 ;;
+esac
+"""
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+OTHERS = ("nobody", "daemon")
+"""Users that every system has, and that nothing here belongs to."""
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A folder that any user may look into; pytest's own are its user's alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        yield path
+
+
+@pytest.fixture
+def machine(common: Path) -> Path:
+    """A folder that any user may write in, as /tmp is, with a command that lists one GPU."""
+    path = common / "machine"
+    path.mkdir()
+    path.chmod(0o1777)
+    (path / "nvidia-smi").write_text(NVIDIA_SMI)
+    (path / "nvidia-smi").chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder that only its owner may write in, with one file."""
+    path = tmp_path / "home"
+    path.mkdir()
+    (path / "precious").write_text("precious")
+    return path
+
+
+def on(machine: Path, project: Project) -> dict[str, str]:
+    """The environment of a project's commands on a machine with one GPU."""
+    there = {"PATH": f"{machine}:{os.environ['PATH']}", "GPU_LOCKS": str(machine / "locks")}
+    return project.env | there
+
+
+def plan(
+    machine: Path, project: Project, *before: str, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Have run.sh look for GPUs, make their locks and find nothing to run."""
+    process = start(
+        project.root, on(machine, project) | env, "--only", "failed", before=tuple(before)
+    )
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def folder_is_a_link(locks: Path, home: Path) -> None:
+    locks.symlink_to(home)
+
+
+def folder_lets_others_rename(locks: Path, home: Path) -> None:
+    locks.mkdir()
+    locks.chmod(0o777)
+
+
+def lock_is_a_link(locks: Path, home: Path) -> None:
+    locks.mkdir()
+    (locks / "GPU-a.1").symlink_to(home / "precious")
+
+
+def lock_is_a_link_to_nothing(locks: Path, home: Path) -> None:
+    locks.mkdir()
+    (locks / "GPU-a.0").symlink_to(home / "made")
+
+
+def lock_is_a_pipe(locks: Path, home: Path) -> None:
+    locks.mkdir()
+    os.mkfifo(locks / "GPU-a.0")
+
+
+def lock_is_a_folder(locks: Path, home: Path) -> None:
+    (locks / "GPU-a.0").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        folder_is_a_link,
+        folder_lets_others_rename,
+        lock_is_a_link,
+        lock_is_a_link_to_nothing,
+        lock_is_a_pipe,
+        lock_is_a_folder,
+    ],
+)
+def test_gpu_locks_lead_nowhere_else(
+    project: Project, machine: Path, home: Path, trap: Callable[[Path, Path], None]
+) -> None:
+    trap(machine / "locks", home)
+    before = (home / "precious").stat()
+    line = one_line(plan(machine, project), 2)
+    assert line.startswith(f"run.sh: no lock for GPU GPU-a: {machine}/locks")
+    assert line.endswith("; GPU_LOCKS can name another folder")
+    assert [path.name for path in home.iterdir()] == ["precious"]
+    assert (home / "precious").stat() == before
+
+
+@pytest.mark.parametrize("umask", ["000", "077"])
+def test_gpu_locks_are_for_all_users_but_only_to_take(
+    project: Project, machine: Path, umask: str
+) -> None:
+    done = plan(machine, project, "sh", "-c", f'umask {umask}; exec "$@"', "sh")
+    assert (done.returncode, done.stderr) == (0, "")
+    locks = machine / "locks"
+    assert stat.S_IMODE(locks.stat().st_mode) == 0o1777
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in locks.iterdir()}
+    assert modes == {"GPU-a.0": 0o644, "GPU-a.1": 0o644}
+
+
+@pytest.mark.full
+def test_a_gpu_lock_that_becomes_a_link_is_not_taken(
+    project: Project, machine: Path, home: Path
+) -> None:
+    """While a sweep waits for the GPU: it says so, and goes on when the lock is back."""
+    lock = machine / "locks" / "GPU-a.0"
+    assert plan(machine, project).returncode == 0
+    write_grid(project.root, shlex.join((*QUICK, "--device", "cpu", "--seed", "71")))
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        sweep = start(project.root, on(machine, project))
+        assert "a job of another sweep" in line_with("GPU-a", sweep)
+        lock.rename(machine / "kept")
+        lock.symlink_to(home / "precious")
+    assert f"GPU-a has lost its lock {lock.parent}/GPU-a, which" in line_with("GPU-a", sweep)
+    with (home / "precious").open() as precious:
+        fcntl.flock(precious, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    (machine / "kept").replace(lock)
+    out, err = sweep.communicate(timeout=300)
+    assert (sweep.returncode, err) == (0, "")
+    assert "1 of 1 jobs finished" in out.splitlines()[-1]
+
+
+def line_with(word: str, process: subprocess.Popen[str]) -> str:
+    """The next line that a process prints with a word in it."""
+    assert process.stdout
+    for line in process.stdout:
+        if word in line:
+            return line
+    raise AssertionError(process.communicate())
+
+
+def as_user(name: str) -> tuple[str, ...]:
+    """What makes a command another user's, with a umask that closes new files to all others."""
+    user = ("setpriv", f"--reuid={name}", "--regid=nogroup", "--clear-groups")
+    return (*user, "sh", "-c", 'umask 077; exec "$@"', "sh")
+
+
+@pytest.fixture(scope="module")
+def for_others() -> dict[str, str]:
+    """The environment of a Python that other users can run: root's own may lie in root's home."""
+    packages = sysconfig.get_paths()["purelib"]
+    system = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, system):
+        env = {"PYTHON": python, "PYTHONPATH": packages}
+        words = [*as_user(OTHERS[0]), python, "-c", "import tqdm"]
+        if not subprocess.run(words, env=os.environ | env, capture_output=True).returncode:
+            return env
+    pytest.skip("other users can run no Python here")
+
+
+@pytest.fixture
+def theirs(project: Project, common: Path, for_others: dict[str, str]) -> dict[str, Project]:
+    """A copy of the project for each of the other users."""
+    copies = {name: project.copy(common / name) for name in OTHERS}
+    for name, copy in copies.items():
+        subprocess.run(["chown", "-R", name, copy.root], check=True)
+        copy.env |= for_others
+    return copies
+
+
+@AS_ROOT
+@pytest.mark.root
+def test_users_share_the_gpu_locks_that_one_of_them_made(
+    machine: Path, theirs: dict[str, Project]
+) -> None:
+    for name, copy in theirs.items():
+        done = plan(machine, copy, *as_user(name))
+        assert (done.returncode, done.stderr) == (0, ""), name
+    assert {file.owner() for file in (machine / "locks").iterdir()} == {OTHERS[0]}
+
+
+@AS_ROOT
+@pytest.mark.root
+def test_a_folder_of_gpu_locks_in_which_its_owner_sets_traps_is_refused(
+    project: Project, machine: Path, home: Path
+) -> None:
+    locks = machine / "locks"
+    locks.mkdir()
+    os.chown(locks, 65534, 65534)
+    assert "others can replace what is in it" in one_line(plan(machine, project), 2)
+    assert list(locks.iterdir()) == []
+    locks.chmod(0o1777)
+    (locks / "GPU-a.0").symlink_to(home / "made")
+    os.chown(locks / "GPU-a.0", 65534, 65534, follow_symlinks=False)
+    assert "other than a plain file" in one_line(plan(machine, project), 2)
+    assert not (home / "made").exists()
+
+
+@AS_ROOT
+@pytest.mark.root
+def test_a_gpu_lock_that_another_user_has_closed_is_named(
+    machine: Path, theirs: dict[str, Project]
+) -> None:
+    first, second = OTHERS
+    assert plan(machine, theirs[first], *as_user(first)).returncode == 0
+    (machine / "locks" / "GPU-a.1").chmod(0o600)
+    line = one_line(plan(machine, theirs[second], *as_user(second)), 2)
+    assert f"{machine}/locks/GPU-a.1: Permission denied; GPU_LOCKS can name" in line
+
+
+@pytest.mark.full
+def test_locks_of_jobs_and_stores_lead_nowhere_else(project: Project, home: Path) -> None:
+    flags = (*QUICK, "--seed", "72")
+    done = project.run(*flags)
+    assert done.returncode == 0, done.stderr
+    job, store = project.folder(job_of(done)), project.root / "mlflow.db.lock"
+    links = {job / "courier.lock": home / "precious", store: home / "made"}
+    for lock, target in links.items():
+        lock.unlink()
+        lock.symlink_to(target)
+    line = one_line(project.run(*flags, "--force"), 3)
+    assert "other than a plain file" in line
+    for lock in links:
+        lock.unlink()
+    (job / "lock").unlink()
+    (job / "lock").symlink_to(home / "precious")
+    line = one_line(project.run(*flags, "--force"), 2)
+    assert str(job) in line and "other than a plain file" in line
+    assert (home / "precious").read_text() == "precious"
+    assert [path.name for path in home.iterdir()] == ["precious"]
