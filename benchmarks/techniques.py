@@ -63,7 +63,6 @@ TECHNIQUES = {
     "orthogonal": "--init orthogonal",
     "dirac": "--init dirac",
     "class-prior": "--init class-prior",
-    "freeze": "--freeze backbone",
     "recompute": "--recompute",
     "separable": "--model convnet-separable",
     "squeeze": "--model convnet-se",
