@@ -78,8 +78,7 @@ STEPS: list[str | Run | Edit | Picture] = [
 
 A network of our own is compared with two that are there, on scikit-learn's handwritten digits,
 and the comparison ends in a PDF. No GPU is needed. Everything below was printed and drawn by
-`python docs/make_tutorial.py`, on a machine that was busy with other work; long outputs are cut at
-`…`.
+`python docs/make_tutorial.py`; long outputs are cut at `…`.
 
 ## Make a project""",
     Run("cookiecutter PATH-OR-URL --no-input project_name=Digits"),
