@@ -10,9 +10,7 @@ loop by hand reads what it measures once a turn, not in each step.
 
 import json
 import math
-import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,23 +18,13 @@ from typing import Any
 import data
 import models
 import optimizers
-import run
 import torch
-from engine.attempt import Attempt
-from engine.cli.parser import parse
-from engine.data.batches import Batches
 from engine.data.order import whole
-from engine.job.folder import JobFolder
-from engine.job.runtime import Runtime
-from engine.training.job import Job
-from loops import terminal
 from settings import METRICS, Settings
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import default_collate
-
-SKIPPED = 2
-"""Turns at the beginning that do not count: there torch compiles, and sets itself up."""
+from turns import Loops, seconds_per_step
 
 Region = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, ...]]
 
@@ -93,44 +81,8 @@ def read(part: Any) -> tuple[Tensor, Tensor]:
     return (inputs, *labels) if labels else (inputs[:, :-1], inputs[:, 1:])
 
 
-class Turns:
-    """run.py's batches; after each turn of run.py's loop the loops by hand have theirs."""
-
-    def __init__(self, batches: Batches, others: dict[str, Iterator[Any]], steps: int) -> None:
-        self.batches, self._others, self._steps = batches, others, steps
-        self.seconds: dict[str, list[float]] = {name: [] for name in ("run.py", *others)}
-        self._done = 0
-
-    endless = Batches.endless
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.batches, name)
-
-    def from_position(self, epoch: int, batch: int) -> Iterator[Any]:
-        """The batches of an epoch, with those turns between them."""
-        if not self._done:
-            self._begun = time.perf_counter()
-        for each in self.batches.from_position(epoch, batch):
-            if self._done and self._done % self._steps == 0:
-                self._end()
-            yield each
-            self._done += 1
-
-    def _end(self) -> None:
-        self._note("run.py", self._begun)
-        with torch.enable_grad():
-            for name, loop in self._others.items():
-                begun = time.perf_counter()
-                next(loop)
-                self._note(name, begun)
-        self._begun = time.perf_counter()
-
-    def _note(self, name: str, begun: float) -> None:
-        self.seconds[name].append((time.perf_counter() - begun) / self._steps)
-
-
-def loops(settings: Settings, turns: int, steps: int) -> dict[str, Iterator[Any]]:
-    """The loops by hand."""
+def loops(settings: Settings, turns: int, steps: int) -> Loops:
+    """Return the loops by hand: each kind of region, compiled and not."""
     parts = data.load(settings, Path.cwd() / "data")
     compiled = {region: torch.compile(region, dynamic=False) for region in (plain, measuring)}
     regions = {
@@ -144,26 +96,14 @@ def loops(settings: Settings, turns: int, steps: int) -> dict[str, Iterator[Any]
 
 
 def main() -> None:
-    """Print the seconds."""
-    turns, steps, flags = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{Path.cwd()}/steps.db"
-    length = str(turns * steps + 1)
-    words = [*flags, "--steps", length, "--eval-every", length, "--threads", "1", "--force"]
-    settings, runtime = parse(Settings, Runtime, words)
-    torch.set_num_threads(1)
-    found: list[Turns] = []
+    """Print the seconds per step as JSON, in the last line."""
+    turns, steps = map(int, sys.argv[1:3])
 
-    def main(job: Job[Settings]) -> dict[str, float]:
-        model, batches, val, _ = run.load(job)
-        found.append(Turns(batches, loops(job.settings, turns, steps), steps))
-        forward = job.prepare(run.forward, job.settings.precision)
-        run.train(job, forward, model, found[0], val)
-        return {}
+    def by_hand(settings: Settings) -> Loops:
+        """Return the loops by hand, for these settings."""
+        return loops(settings, turns, steps)
 
-    with terminal():
-        assert Attempt(JobFolder(settings, runtime, METRICS)).run(main, run.check) == 0
-    (measured,) = found
-    print(json.dumps({name: each[SKIPPED:] for name, each in measured.seconds.items()}), flush=True)
+    print(json.dumps(seconds_per_step(by_hand, turns, steps, sys.argv[3:])), flush=True)
 
 
 if __name__ == "__main__":

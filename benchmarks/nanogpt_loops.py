@@ -12,29 +12,22 @@ import contextlib
 import io
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import data
 import models
 import numpy as np
 import optimizers
-import run
 import texts
 import torch
-from engine.attempt import Attempt
 from engine.cli.parser import parse
-from engine.job.folder import JobFolder
 from engine.job.runtime import Runtime
-from engine.training.job import Job
-from hand_loops import SKIPPED, Turns
-from loops import terminal
-from settings import METRICS, Settings
+from settings import Settings
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from turns import Loops, seconds_per_step
 
 
 class ByHand:
@@ -107,28 +100,13 @@ def in_turns(loop: ByHand, steps: int) -> Iterator[None]:
 
 
 def speed(turns: int, steps: int, flags: list[str]) -> dict[str, list[float]]:
-    """The seconds of a step by loop, turn by turn."""
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{Path.cwd()}/steps.db"
-    length = str(turns * steps + 1)
-    words = [*flags, "--steps", length, "--eval-every", length, "--threads", "1", "--force"]
-    settings, runtime = parse(Settings, Runtime, words)
-    torch.set_num_threads(1)
-    found: list[Turns] = []
+    """Return the seconds per step of run.py's loop and of the loop by hand, turn by turn."""
 
-    def main(job: Job[Settings]) -> dict[str, float]:
-        model, batches, val, _ = run.load(job)
-        others: dict[str, Iterator[Any]] = {
-            "by hand": in_turns(ByHand(job.settings, turns * steps), steps)
-        }
-        found.append(Turns(batches, others, steps))
-        forward = job.prepare(run.forward, job.settings.precision)
-        run.train(job, forward, model, found[0], val)
-        return {}
+    def by_hand(settings: Settings) -> Loops:
+        """Return the loop by hand, for these settings."""
+        return {"by hand": in_turns(ByHand(settings, turns * steps), steps)}
 
-    with terminal():
-        assert Attempt(JobFolder(settings, runtime, METRICS)).run(main, run.check) == 0
-    (measured,) = found
-    return {name: each[SKIPPED:] for name, each in measured.seconds.items()}
+    return seconds_per_step(by_hand, turns, steps, flags)
 
 
 def curve(steps: int, every: int, flags: list[str]) -> list[float]:
