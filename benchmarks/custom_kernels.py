@@ -25,10 +25,11 @@ NOT_RUN = "not run on a GPU"
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
-    """Return the time of a call, the mean over about 50 ms of them."""
+    """Return the mean time of a call in seconds, over about 50 ms of calls."""
     import torch
 
     def many(count: int) -> float:
+        """Return the seconds that `count` calls take; on a GPU, until they are done."""
         begun = time.perf_counter()
         for _ in range(count):
             call()

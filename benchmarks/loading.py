@@ -48,16 +48,19 @@ def ways(device: torch.device) -> dict[str, Callable[[int], Epoch]]:
     cuda = device.type == "cuda"
 
     def bare(_number: int) -> Epoch:
+        """Yield the batches of an epoch by plain indexing."""
         for batch in torch.randperm(COUNT, device=device).split(BATCH):
             yield there[0][batch], there[1][batch]
 
     def ours(
         kind: str, dataset: Dataset[tuple[Tensor, Tensor]], workers: int
     ) -> Callable[[int], Epoch]:
+        """Return the epochs of the engine's batches, by number."""
         made = batches.make(Subset(dataset, range(COUNT)), device, BATCH, kind, workers, seed=0)
         return lambda number: (batch for batch, _ in made.from_position(number, 0))
 
     def theirs(dataset: Dataset[tuple[Tensor, Tensor]], workers: int) -> Callable[[int], Epoch]:
+        """Return the epochs of torch's DataLoader, by number."""
         more = {"persistent_workers": workers > 0, "pin_memory": cuda}
         loader = DataLoader(dataset, BATCH, shuffle=True, num_workers=workers, **more)
         return lambda _: (tuple(x.to(device, non_blocking=True) for x in batch) for batch in loader)

@@ -53,6 +53,7 @@ def run_sh(*flags: str) -> Command:
     """The sweep as a user has it."""
 
     def command(project: Path, epochs: str) -> list[str]:
+        """Return the command, after writing the grid into the project's run.sh."""
         script = project / "run.sh"
         grid = script.read_text().replace("job --model", f"job --epochs {epochs} --model")
         script.write_text(grid)
@@ -65,6 +66,7 @@ def parallel(at_once: int) -> Command:
     """GNU parallel over the same commands."""
 
     def command(_project: Path, epochs: str) -> list[str]:
+        """Return the command, with the grid as arguments."""
         flags = ["--epochs", epochs, "--model", "{1}", "--lr", "{2}", "--seed", "{3}"]
         grid = [":::", "mlp", "convnet", ":::", "1e-3", "1e-2", ":::", "0", "1", "2"]
         return ["parallel", "--jobs", str(at_once), sys.executable, "run.py", *flags, *grid]

@@ -77,6 +77,10 @@ def relinked(text: str, path: str) -> str:
     folder = f"{INNER}/docs" if example else os.path.dirname(path) or "."  # a project's own docs/
 
     def link(found: re.Match[str]) -> str:
+        """Return the target of a link as the website needs it; empty if the site has no such page.
+
+        Raises FileNotFoundError for a file that the repository does not have.
+        """
         target = os.path.normpath(f"{folder}/{unquote(found[1])}")
         if not (REPOSITORY / target).exists():
             raise FileNotFoundError(f"{path}: link to {found[1]}")

@@ -190,6 +190,7 @@ def augmentation(settings: Settings) -> Callable[..., Views]:
     augment = AUGMENTATIONS[settings.augment]
 
     def views(batch: Batch, random: Generator | None = None) -> Views:
+        """Return two views of each image in a batch."""
         images, _ = batch
         return augment(images, random), augment(images, random)
 

@@ -153,10 +153,12 @@ def _prepare_triton() -> None:
     back: Any = torch.library.triton_op("kernels::rms_norm_backward", backward, mutates_args=())
 
     def keep(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the backward pass needs: both inputs, and one number per row."""
         ctx.save_for_backward(*inputs[:2], output[1])
         ctx.mark_non_differentiable(output[1])
 
     def differentiate(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, None]:
+        """Return the gradients of x and weight; eps has none."""
         return *back(dy, *ctx.saved_tensors), None
 
     op.register_autograd(differentiate, setup_context=keep)

@@ -44,6 +44,7 @@ class CIFAR100(CIFAR10, datasets.CIFAR100):  # type: ignore[misc]
 
 class _DataOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        """Return a class that makes arrays. Raises UnpicklingError for any other."""
         if (module, name) in ARRAYS:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it would call {module}.{name}")

@@ -85,6 +85,7 @@ class Stream:
         )
 
         def new() -> _Reader:
+            """Return a reader that starts at the beginning of the stream."""
             own = source if processes else copy.deepcopy(source)  # a process has a copy anyway
             parts = Parts(own, self._parts, batch_size, collate)
             return _Reader(parts, device, processes)

@@ -68,6 +68,7 @@ def _report_calls(watch: Watch, on_any_python: bool) -> None:
             return
 
         def started(called: CodeType, _offset: int) -> Any:
+            """Note a function at its first call, and ask for no further ones."""
             watch.note(called)
             return monitoring.DISABLE  # for this function only
 
@@ -78,6 +79,7 @@ def _report_calls(watch: Watch, on_any_python: bool) -> None:
     elif on_any_python:
 
         def called(frame: FrameType, event: str, _about: Any) -> None:
+            """Note a function each time that it is called."""
             if event == "call":
                 watch.note(frame.f_code)
 

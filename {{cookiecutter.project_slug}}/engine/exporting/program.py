@@ -108,6 +108,7 @@ def opened_onnx(path: Path) -> Call:
     names = [each.name for each in session.get_inputs()]
 
     def call(given: inputs.Inputs) -> list[Tensor]:
+        """Return the model's outputs for these inputs."""
         arrays = (tensor.numpy() for tensor in given.tensors)
         found = session.run(None, dict(zip(names, arrays, strict=True)))
         return [torch.from_numpy(array) for array in found]

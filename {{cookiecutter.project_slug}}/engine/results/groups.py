@@ -35,6 +35,7 @@ def varied(jobs: "pd.DataFrame") -> list[str]:
     differing = [name for name in names if combinations(jobs, [name]) > 1]
 
     def rank(name: str) -> tuple[int, bool, str]:
+        """Return what a setting is sorted by: first, how many jobs have its commonest value."""
         commonest = jobs[name].value_counts(dropna=False).max()
         return int(commonest), not is_numeric(jobs, name), name
 
@@ -129,6 +130,7 @@ def ranked(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> "dict[s
     """
 
     def rank(item: "tuple[str, pd.DataFrame]") -> tuple[bool, bool, float]:
+        """Return what a group of jobs is sorted by: first, whether it has no result."""
         results = metric.checked(finite(item[1], metric.result))
         mean = float(mean_interval(results, metric.log).mean) if len(results) else 0.0
         return not len(results), bool(item[1]["diverged"].any()), -metric.sign * mean

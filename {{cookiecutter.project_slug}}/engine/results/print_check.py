@@ -135,6 +135,7 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
         def draw_text(  # type: ignore
             self, gc, x, y, s, prop, angle, ismath=False, mtext=None
         ) -> None:
+            """Record the ink of a text and the rectangle that clips it, in inches."""
             ink = _ink(s, prop, ismath)
             if 0 in (gc.get_alpha(), gc.get_rgb()[3]) or not np.size(ink.vertices):
                 return

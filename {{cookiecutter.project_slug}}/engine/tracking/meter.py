@@ -70,6 +70,7 @@ class Meter:
         """Return a wait for the trainer's end that also looks at what the trainer uses."""
 
         def wait(seconds: float) -> bool:
+            """Return whether the trainer has ended within these seconds."""
             self._look()
             ended = has_ended(seconds)
             if ended and not self._over:
