@@ -76,21 +76,21 @@ LINE = '    "residual": lambda settings, spec: Residual(spec.shape, len(spec.cla
 STEPS: list[str | Run | Edit | Picture] = [
     """# Tutorial: from a clone to a figure in a paper
 
-A network of our own is compared with two that are there, on scikit-learn's handwritten digits,
-and the comparison ends in a PDF. No GPU is needed. Everything below was printed and drawn by
-`python docs/make_tutorial.py`; long outputs are cut at `…`.
+This tutorial adds a network, compares it with two built-in ones on scikit-learn's handwritten
+digits, and puts the comparison into a PDF. No GPU is needed. Everything below was printed and drawn
+by `python docs/make_tutorial.py`; long outputs are cut at `…`.
 
 ## Make a project""",
     Run("cookiecutter PATH-OR-URL --no-input project_name=Digits"),
-    """Without `--no-input` it asks for each answer. The project needs an environment: `uv sync &&
-source .venv/bin/activate`. It should also be a git repository, so that each job can record its
-commit:""",
+    """Without `--no-input`, cookiecutter asks a few questions. The project needs an environment:
+`uv sync && source .venv/bin/activate`. It should also be a git repository, so that each job can
+record its commit:""",
     Run("cd digits", 0),
     Run("git init -q -b main && git add -A && git commit -qm 'A new project'", 0),
     "## Run one job",
     Run("python run.py --epochs 5"),
-    """The last line has the job's id and its results on test data. The id comes from the settings,
-so the same command is the same job:""",
+    """The last line has the job's id and its results on test data. The id is computed from the
+settings, so the same command is the same job:""",
     Run("python run.py --epochs 5"),
     "A wrong flag is refused before anything starts:",
     Run("python run.py --epoch 5", status=2),
@@ -108,7 +108,7 @@ as if nothing had happened:""",
         '    "convnet": lambda settings, spec: ConvNet(',
         LINE + '    "convnet": lambda settings, spec: ConvNet(',
     ),
-    "`--check` tests on this code what the engine promises:",
+    "`--check` tests whether the engine's promises hold for this code:",
     Run("python run.py --check --model residual"),
     "## Run a sweep",
     """The grid is the loop at the top of `run.sh`. Ours has three networks, and 10 epochs for each
@@ -122,7 +122,7 @@ job:""",
     Run("git add -A && git commit -qm 'A residual perceptron, and a sweep'", 0),
     Run("bash run.sh --list", 6),
     Run("bash run.sh", 6),
-    "Run again, it has nothing to do:",
+    "If it is run again, it has nothing to do:",
     Run("bash run.sh"),
     "## Change the code",
     "Say that the network was meant to have two hidden layers:",
@@ -133,7 +133,7 @@ Here the change is undone, and their results count as before:""",
     Run("git checkout -q models.py && bash run.sh"),
     """## Draw the figures
 
-The jobs of 4 and 5 epochs were trials. In `plot.py`, leave them out:""",
+The jobs with 4 and 5 epochs were trials. Leave them out in `plot.py`:""",
     Edit("plot.py", "ONLY: dict[str, object] = {}", 'ONLY: dict[str, object] = {"epochs": 10}'),
     Run("python plot.py --venue icml"),
     Picture("figures/learning-curves.pdf", "Learning curves of three networks"),
@@ -141,7 +141,7 @@ The jobs of 4 and 5 epochs were trials. In `plot.py`, leave them out:""",
     Run("cat figures/learning-curves.tex", 20),
     "`ranking` orders the settings by validation results, with the test results beside them:",
     Picture("figures/ranking.pdf", "Settings by validation loss, with their test loss"),
-    "A year later, the file says where it came from:",
+    "A year later, the file can still tell where it came from:",
     Run("python plot.py --provenance figures/ranking.pdf", 8),
     "## Put them into a paper",
     "`paper/paper.tex` includes figures and captions as they are, without a width:",

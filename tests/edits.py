@@ -199,7 +199,7 @@ EDITS = {
             (
                 SETTINGS,
                 "    label_smoothing: float = setting(0.0, at_least=0, below=1)\n"
-                '    """Fraction of each label that is spread evenly over all classes, in the '
+                '    """Fraction of each label\'s probability spread over all classes, in the '
                 'training loss."""\n',
                 '    FORMER: ClassVar[dict[str, object]] = {"label_smoothing": 0.0}\n',
             ),

@@ -161,7 +161,7 @@ def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(
     assert "was begun with other data (data/cat changed); --force starts it over" in said
     done = project.run(*flags, "--continue-anyway")
     assert done.returncode == 0, done
-    assert "it went on with changed data" in one_line(project.run(*flags), 5)
+    assert "it was continued with changed data" in one_line(project.run(*flags), 5)
 
 
 def test_a_mean_over_older_jobs_with_different_data_is_refused(project: Project) -> None:
@@ -231,7 +231,7 @@ def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made: Project, tmp_
     assert project.run(*BY_WORKERS).returncode == 0
     (log,) = project.root.glob("runs/*/*/log.txt")
     assert "the data has changed while the job ran (data/cat/3.png changed)" in log.read_text()
-    assert "it went on with changed data" in one_line(project.run(*BY_WORKERS), 5)
+    assert "it was continued with changed data" in one_line(project.run(*BY_WORKERS), 5)
 
 
 def test_a_damaged_list_is_said_and_not_believed(project: Project) -> None:

@@ -176,7 +176,7 @@ def test_a_gan_that_monitors_nothing(draw, store, validated):
     assert drawn.caption("learning-curves").startswith(f"{part} energy distance by optimizer step:")
     assert "time-to-target: no validation metric has a target; declare one" in drawn.said
     if not validated:
-        why = "no validation values to choose by; hold out a part of the data for them"
+        why = "there are no validation results to choose by; hold out validation data"
         assert f"left out metric-vs-setting, ranking, confusion: {why}\n" in drawn.said
         assert drawn.names == ["learning-curves", "throughput"]
 

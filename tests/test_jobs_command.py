@@ -200,7 +200,7 @@ def test_a_store_that_cannot_be_read_is_named(made: Jobs, tmp_path: Path) -> Non
         (("sync", "--runs-root", "nowhere"), "--runs-root: there is no folder nowhere"),
         (("show",), "the following arguments are required: JOB"),
         (("show", "none"), "there is no job none; `python jobs.py list` shows all"),
-        (("show", ""), "2 job ids; say more"),
+        (("show", ""), "2 job ids; give more digits"),
     ],
 )
 def test_mistakes_are_one_line(made: Jobs, words: tuple[str, ...], said: str) -> None:

@@ -276,7 +276,7 @@ def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path, pattern)
             ("--tokenizer", "none.json"),
             "--tokenizer none.json: there is no such tokenizer.json in ",
         ),
-        (("--tokenizer", "story.txt"), "--tokenizer: is no tokenizer.json ("),
+        (("--tokenizer", "story.txt"), "--tokenizer: is not a valid tokenizer.json ("),
         ((*OWN[:2], "--text", "latin", *OWN[4:]), "--tokenizer: the text is not UTF-8; convert it"),
     ],
 )

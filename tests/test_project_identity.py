@@ -108,7 +108,7 @@ def test_an_id_that_is_damaged_is_said_in_one_line(project: Project) -> None:
     assert ".project-id: " in one_line(project.run(*SHORT), 2)
     (project.root / ".project-id").write_text("<<<<<<< HEAD\n")
     said = one_line(project.run(*SHORT), 2)
-    assert ".project-id: holds no project id; restore it from version control" in said
+    assert ".project-id: has no project id in it; restore it from version control" in said
 
 
 @pytest.mark.full

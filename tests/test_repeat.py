@@ -183,7 +183,10 @@ def test_stored_code_that_was_changed_is_refused(jobs: Jobs, tmp_path: Path) -> 
     (tmp_path / "code" / "models.py").write_text("# a change\n")
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(tmp_path / "code", "")
-    assert jobs.repeated(1, *words)[job]["reason"] == "the copy of its code is not what was stored"
+    assert (
+        jobs.repeated(1, *words)[job]["reason"]
+        == "the copy of its code was changed after it was stored"
+    )
     archive.write_bytes(whole[:-100])
     assert jobs.repeated(1, *words)[job]["reason"] == "the copy of its code is damaged"
     archive.unlink()
@@ -195,7 +198,7 @@ def test_jobs_that_cannot_be_repeated(jobs: Jobs) -> None:
     timed = job_of(jobs.project.run(*SHORT[2:], "--minutes", "0.01"))
     found = jobs.repeated(1, paused, timed, "--versions", "present")
     assert found[paused]["reason"] == "it has not finished"
-    assert found[timed]["reason"].startswith("it has a length in minutes")
+    assert found[timed]["reason"].startswith("its length is in minutes")
     shutil.rmtree(jobs.folder / jobs.ids[0])
     figure = jobs.do("figures/confusion.png", "--versions", "present")
     assert figure.returncode == 1
@@ -220,7 +223,7 @@ def test_an_interrupted_repeat_leaves_nothing_behind(made: Jobs) -> None:
         ((), "the following arguments are required: JOB|FIGURE"),
         (("none",), "there is no job none; `python jobs.py list` shows all"),
         (("figures/none.pdf",), "figures/none.pdf: there is no such figure"),
-        (("run.py",), "run.py does not say which jobs it is from; draw it with plot.py"),
+        (("run.py",), "run.py does not say which jobs it shows; draw it with plot.py"),
         (("none", "--versions", "new"), "--versions: invalid choice: 'new'"),
     ],
 )

@@ -224,7 +224,7 @@ def test_a_folder_of_gpu_locks_in_which_its_owner_sets_traps_is_refused(
     locks = machine / "locks"
     locks.mkdir()
     os.chown(locks, 65534, 65534)
-    assert "others can replace what is in it" in one_line(plan(machine, project), 2)
+    assert "other users can replace files in it" in one_line(plan(machine, project), 2)
     assert list(locks.iterdir()) == []
     locks.chmod(0o1777)
     (locks / "GPU-a.0").symlink_to(home / "made")

@@ -234,7 +234,7 @@ def test_a_job_that_no_setting_names_is_no_input(project: Project) -> None:
     first, second = inputs(project)
     project.edit("analyse.py", "weights(settings.second)", f'weights("{second}")')
     done = project.do(*analyse(project, "--first", first, "--second", first))
-    assert f"failed: job {second} is no input: name it in a setting" in one_line(done, 1)
+    assert f"failed: job {second} is not an input: name it in a setting" in one_line(done, 1)
 
 
 def test_killed_it_starts_again(project: Project) -> None:

@@ -102,7 +102,7 @@ def test_one_that_was_interrupted_is_continued_by_other_code_only_on_request(
     assert journal.read_bytes() == before
     done = project.run(*LONG, "--continue-anyway")
     assert done.returncode == 0, done
-    assert "it went on with changed code" in one_line(project.run(*LONG), 5)
+    assert "it was continued with changed code" in one_line(project.run(*LONG), 5)
 
 
 @pytest.mark.full

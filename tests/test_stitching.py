@@ -99,7 +99,9 @@ def test_the_start_is_a_ridge_regression_over_all_examples_and_places(
 
 
 def test_a_constant_layer_is_refused() -> None:
-    with pytest.raises(stitching.JobError, match="--layer: gives the same for all examples"):
+    with pytest.raises(
+        stitching.JobError, match="--layer: its output is the same for all examples"
+    ):
         stitching.ridge([(torch.ones(9, 3), draw(0, 9, 2))], 1e-3)
 
 

@@ -74,7 +74,7 @@ def test_inputs_that_are_no_tensors_are_refused(made: Any) -> None:
 
 
 def test_inputs_that_do_not_grow_are_refused() -> None:
-    with pytest.raises(JobError, match="as many examples as it is asked for"):
+    with pytest.raises(JobError, match="the number of examples that it is asked for"):
         inputs.dynamic_shapes(lambda examples: torch.zeros(3))
 
 

@@ -129,7 +129,7 @@ def test_what_would_not_print_right_is_named_and_not_written(draw, tmp_path):
     assert re.match(r'crowded: "beyond the edge" \(in the figure\) is cut by \d+', faults[3])
     assert re.match(r'crowded: "one over" .+ and "another" .+ overlap by \d', faults[-2])
     assert faults[-1] == 'crowded: the axes "outside" reach beyond the page\'s edge'
-    assert last == "crowded: not written; --unchecked writes it as it is"
+    assert last == "crowded: not written; --unchecked writes it anyway"
     assert not list(tmp_path.iterdir())
     assert draw("--unchecked", of_all={"crowded": crowded})[0] == 0
     assert (tmp_path / "crowded.pdf").exists()
@@ -196,7 +196,7 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
         assert said().startswith("left out one: no predicted classes of the job ")
         assert said().count("\n") == 1
     np.savez(file, label=np.zeros(3), predicted=np.zeros(3))
-    assert "does not hold integers, a class for each example" in said()
+    assert "does not have an integer class for each example" in said()
     np.savez(file, label=np.zeros(3, int), predicted=np.full(3, 5000))
     assert "5001 classes are too many for a figure" in said()
     np.savez(file, label=np.zeros(3, int), predicted=np.ones(3, int))

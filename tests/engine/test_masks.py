@@ -103,8 +103,8 @@ def deep(root):
     ("change", "words"),
     [
         (colours, r"the mask has colours \(RGB\), not a class in each pixel"),
-        (smaller, "they are not of the same size"),
-        (unknown, "the mask has a number that stands for no class"),
+        (smaller, "they do not have the same size"),
+        (unknown, "the mask has a number that is not the number of a class"),
         (damaged, "cannot identify image file"),
         (deep, "it has more than 8 bits a channel"),
     ],

@@ -133,8 +133,8 @@ def test_flags_are_the_settings_and_what_can_change_bits(tmp_path: Path) -> None
     ("about", "said"),
     [
         ({}, "its settings.json is damaged or missing"),
-        ({"settings": {"minutes": 2.0}}, "it has a length in minutes"),
-        ({"settings": {"lr": 1.0}, "code": "mixed"}, "it went on with changed code"),
+        ({"settings": {"minutes": 2.0}}, "its length is in minutes"),
+        ({"settings": {"lr": 1.0}, "code": "mixed"}, "it was continued with changed code"),
     ],
 )
 def test_what_cannot_be_repeated(tmp_path: Path, about: dict[str, Any], said: str) -> None:

@@ -126,7 +126,7 @@ def test_where_none_is_monitored_it_is_the_first_that_there_is(store, validated,
     jobs = tables.jobs(key)
     assert metrics.monitored(jobs).key == key
     if not validated:
-        with pytest.raises(NoResults, match="no validation values to choose by"):
+        with pytest.raises(NoResults, match="no validation results to choose by"):
             metrics.chooser(jobs)
 
 

@@ -265,5 +265,5 @@ def test_a_group_on_both_sides_is_refused_wherever_the_parts_come_from():
         "--dataset: a group is in two parts: 'p3' in train and test"
     )
     assert refusal(check_groups, patients, train=examples, test=dataset(6)) == (
-        "--dataset: parts of several datasets; give the groups of each part"
+        "--dataset: its parts come from several datasets; give groups for each part"
     )

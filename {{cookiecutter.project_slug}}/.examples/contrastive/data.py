@@ -38,9 +38,9 @@ Batch = tuple[Tensor, Tensor]  # images (B, C, H, W), uint8, and labels (B,)
 Views = tuple[Tensor, Tensor]  # of the same images, both (B, C, H, W), uint8
 Examples = Dataset[Any]  # (image, label), one by one
 
-TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
+TEST_FRACTION = 0.2  # held out if a dataset has no test examples of its own
 
-DRAWS = 10  # of labelled training examples, for as many probes
+DRAWS = 10  # random choices of labelled training examples, with a probe for each
 
 
 @dataclass(frozen=True)

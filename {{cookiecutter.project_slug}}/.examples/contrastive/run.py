@@ -112,7 +112,8 @@ def train(
         model.train()
         for batch in job.steps(batches):  # saves checkpoints, stops at Ctrl-C, profiles
             lr = optimizers.set_lr(optimizer, settings, job, stopping)
-            # No job.parts(): a part of the batch would have fewer images to tell each one from.
+            # No job.parts(): in a part of the batch, each image would be compared with fewer
+            # others.
             loss, measured = forward(model, views(batch), settings)
             scaler.scale(loss).backward()
             job.log(measured, lr=lr)  # stays on the device and is written later
@@ -157,7 +158,7 @@ def evaluate(
     features, labels = (torch.stack(each) for each in zip(*drawn, strict=True))
     linear, nearest = linear_probe(features, labels), nearest_neighbour(features, labels)
     views, means = data.augmentation(job.settings), Means()
-    random = torch.Generator(job.device).manual_seed(0)  # and leaves those of training alone
+    random = torch.Generator(job.device).manual_seed(0)  # leaves training's numbers alone
     for batch in batches:
         images, true = batch
         _, measured = forward(model, views(batch, random), job.settings)

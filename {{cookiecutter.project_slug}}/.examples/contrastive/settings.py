@@ -15,7 +15,7 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, Weights, added, setting
 
-METRICS = {  # by the names that run.py measures them under
+METRICS = {  # by the names under which run.py measures them
     "loss": Metric(better="lower", label="contrastive loss", unit="nats", range=(0, None)),
     "matched": Metric(better="higher", label="fraction of views matched", range=(0, 1)),
     "alignment": Metric(better="lower", range=(0, 4)),
@@ -24,7 +24,7 @@ METRICS = {  # by the names that run.py measures them under
     "knn_accuracy": Metric(better="higher", label="nearest-neighbour accuracy", range=(0, 1)),
 }
 
-FOLDS = 5  # of the training examples, for --fold
+FOLDS = 5  # number of folds of the training examples, for --fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,13 @@ class Settings:
     """Dataset to train on."""
 
     image_size: int | Literal["auto"] = setting("auto", at_least=1, at_most=10_000)
-    """Side that images are scaled to, in pixels. auto: the dataset's own."""
+    """Width and height that images are scaled to, in pixels. auto: the dataset's own size."""
 
     val_fraction: float = setting(0.1, at_least=0, below=1)
     """Fraction of the training examples held out for validation. 0: none."""
 
     fold: int = added(0, neutral=0, at_least=0, at_most=FOLDS, replaces="val_fraction")
-    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, in place of
+    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, instead of
     --val-fraction. 0: use --val-fraction."""
 
     split_seed: int = setting(0, at_least=0)
@@ -52,7 +52,8 @@ class Settings:
     """Random changes that make two views of each image."""
 
     probe_labels: int = setting(2, at_least=1)
-    """Labelled training images of each class that a probe of the features is fitted to."""
+    """Number of labelled training images of each class that a probe of the features is fitted
+    to."""
 
     # Model
     model: str = setting(
@@ -61,10 +62,10 @@ class Settings:
     """The network."""
 
     features: int = setting(64, at_least=1, at_most=100_000)
-    """Features of an image, which the probes get."""
+    """Number of features of an image, from which the probes predict its class."""
 
     projections: int = setting(64, at_least=1, at_most=100_000)
-    """Numbers that the features are projected to for the loss."""
+    """Number of dimensions that the features are projected to for the loss."""
 
     init_from: Weights | None = added(None, neutral=None)
     """Id of the job whose best weights this one starts from. With :last after the id, continue the
@@ -75,21 +76,22 @@ class Settings:
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
-    """Optimizer steps, in place of --epochs. 0: use --epochs."""
+    """Optimizer steps, instead of --epochs. 0: use --epochs."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
-    """Minutes of training, in place of --epochs. 0: use --epochs."""
+    """Minutes of training, instead of --epochs. 0: use --epochs."""
 
     eval_every: Span = setting(Span("2e"), above=0)
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
 
     # Optimization
     batch_size: int = setting(64, at_least=2, at_most=1_000_000)
-    """Images per optimizer step. Each is to be told from all others in its batch, so this is part
-    of the task."""
+    """Images per optimizer step. Each image has to be distinguished from all others in its batch,
+    so this setting is part of the task."""
 
     temperature: float = setting(0.5, above=0)
-    """What similarities are divided by in the loss: the lower, the more the most similar count."""
+    """Number that similarities are divided by in the loss. A lower value gives the most similar
+    views more weight."""
 
     optimizer: str = setting("adam", names="optimizers.OPTIMIZERS")
     """The optimizer. Its fixed options, such as sgd's momentum, are in optimizers.py."""
@@ -133,7 +135,7 @@ class Settings:
     """Seed of the initial weights, the order of the examples and the augmentation."""
 
     note: str = ""
-    """Free text that tells apart jobs with otherwise equal settings."""
+    """Free text, to distinguish jobs whose other settings are equal."""
 
     def __post_init__(self) -> None:
         if self.monitor == "none" and self.patience:

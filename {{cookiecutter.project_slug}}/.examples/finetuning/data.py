@@ -52,7 +52,7 @@ TOPICS = (
 )
 """The topics of Python's documentation that are told apart."""
 
-NEIGHBOURS = 5  # paragraphs of a topic, in a row, that are on the same side of a split
+NEIGHBOURS = 5  # number of successive paragraphs of a topic that are kept in the same part
 
 
 class Texts(Dataset[Example]):

@@ -16,7 +16,7 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, Weights, added, setting
 
-METRICS = {  # by the names that run.py measures them under
+METRICS = {  # by the names under which run.py measures them
     "loss": Metric(
         better="lower", label="cross-entropy", unit="nats", range=(0, None), at_start="ln(classes)"
     ),
@@ -24,7 +24,7 @@ METRICS = {  # by the names that run.py measures them under
     "macro_f1": Metric(better="higher", label="macro F1", range=(0, 1), target=0.5),
 }
 
-FOLDS = 5  # of the training examples, for --fold
+FOLDS = 5  # number of folds of the training examples, for --fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,13 @@ class Settings:
     """Texts to classify."""
 
     max_tokens: int = setting(64, at_least=4, at_most=1_000_000)
-    """Most tokens of a text; the others are cut off."""
+    """Largest number of tokens of a text; further tokens are cut off."""
 
     val_fraction: float = setting(0.2, at_least=0, below=1)
     """Fraction of the training examples held out for validation. 0: none."""
 
     fold: int = added(0, neutral=0, at_least=0, at_most=FOLDS, replaces="val_fraction")
-    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, in place of
+    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, instead of
     --val-fraction. 0: use --val-fraction."""
 
     split_seed: int = setting(0, at_least=0)
@@ -65,10 +65,10 @@ class Settings:
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
-    """Optimizer steps, in place of --epochs. 0: use --epochs."""
+    """Optimizer steps, instead of --epochs. 0: use --epochs."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
-    """Minutes of training, in place of --epochs. 0: use --epochs."""
+    """Minutes of training, instead of --epochs. 0: use --epochs."""
 
     eval_every: Span = setting(Span("1e"), above=0)
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
@@ -91,7 +91,7 @@ class Settings:
     ratio of the two for sgd, and by its square root for other optimizers. 0: not scaled."""
 
     head_lr: float = setting(0.0, at_least=0)
-    """Highest learning rate of the layers on top of the transformer. 0: that of the others."""
+    """Highest learning rate of the layers on top of the transformer. 0: the same as --lr."""
 
     weight_decay: float = setting(0.01, at_least=0)
     """Weight decay of matrices; biases and norms have none."""
@@ -128,7 +128,7 @@ class Settings:
     """Seed of the initial weights and the order of the examples."""
 
     note: str = ""
-    """Free text that tells apart jobs with otherwise equal settings."""
+    """Free text, to distinguish jobs whose other settings are equal."""
 
     def __post_init__(self) -> None:
         if self.accumulate > self.batch_size:

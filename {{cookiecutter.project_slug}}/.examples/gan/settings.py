@@ -16,13 +16,13 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, Weights, added, setting
 
-METRICS = {  # by the names that run.py measures them under
+METRICS = {  # by the names under which run.py measures them
     "distance": Metric(better="lower", label="energy distance", range=(0, None), scale="log"),
     "generator_loss": Metric(better="lower", unit="nats"),
     "discriminator_loss": Metric(better="lower", unit="nats"),
 }
 
-FOLDS = 5  # of the training examples, for --fold
+FOLDS = 5  # number of folds of the training examples, for --fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,13 @@ class Settings:
     """Dataset to train on."""
 
     image_size: int | Literal["auto"] = setting("auto", at_least=1, at_most=10_000)
-    """Side that images are scaled to, in pixels. auto: the dataset's own."""
+    """Width and height that images are scaled to, in pixels. auto: the dataset's own size."""
 
     val_fraction: float = setting(0.1, at_least=0, below=1)
     """Fraction of the training examples held out for validation. 0: none."""
 
     fold: int = added(0, neutral=0, at_least=0, at_most=FOLDS, replaces="val_fraction")
-    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, in place of
+    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, instead of
     --val-fraction. 0: use --val-fraction."""
 
     split_seed: int = setting(0, at_least=0)
@@ -54,7 +54,7 @@ class Settings:
     """The generator and the discriminator."""
 
     latent: int = setting(32, at_least=1)
-    """Numbers of noise that an image is made from."""
+    """Number of random numbers that an image is made from."""
 
     init_from: Weights | None = added(None, neutral=None)
     """Id of the job whose best weights this one starts from. With :last after the id, continue the
@@ -65,10 +65,10 @@ class Settings:
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
-    """Optimizer steps, in place of --epochs. 0: use --epochs."""
+    """Optimizer steps, instead of --epochs. 0: use --epochs."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
-    """Minutes of training, in place of --epochs. 0: use --epochs."""
+    """Minutes of training, instead of --epochs. 0: use --epochs."""
 
     eval_every: Span = setting(Span("5e"), above=0)
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
@@ -121,7 +121,7 @@ class Settings:
     """Seed of the initial weights, the order of the examples, the noise and the augmentation."""
 
     note: str = ""
-    """Free text that tells apart jobs with otherwise equal settings."""
+    """Free text, to distinguish jobs whose other settings are equal."""
 
     def __post_init__(self) -> None:
         if self.accumulate > self.batch_size:

@@ -116,7 +116,7 @@ class RandomGraphs(IterableDataset[Graph]):
     """Random graphs without an end. The one at a position depends on the seed and the position
     alone, so they are the same however many processes make them."""
 
-    num_shards = 8  # at most so many processes
+    num_shards = 8  # the largest number of processes
 
     def __init__(self, seed: int, first: int = 0, step: int = 1) -> None:
         self._seed, self._position, self._step = seed, first, step
@@ -124,7 +124,7 @@ class RandomGraphs(IterableDataset[Graph]):
     def __iter__(self) -> Iterator[Graph]:
         while True:
             position = self._position
-            self._position += self._step  # before the graph is given, so that it counts
+            self._position += self._step  # before the graph is yielded, so that it is counted
             yield random_graph(TRAINED, f"train/{self._seed}/{position}")
 
     def state_dict(self) -> dict[str, int]:
@@ -216,7 +216,7 @@ class GraphFiles(IterableDataset[Graph]):
         order = random.Random(f"{self._seed}/{self._pass}")
         paths = order.sample(self._paths, len(self._paths))
         for path, number, line in islice(lines(paths), self._done, None):
-            self._done += 1  # before the graph is given, so that it counts
+            self._done += 1  # before the graph is yielded, so that it is counted
             yield parsed(line, self._features, f"{path}:{number}")
         self._done = 0
 

@@ -157,7 +157,7 @@ def error_by_size(jobs: "pd.DataFrame") -> "Drawn":
             own = errors[errors["job_id"].isin({*panel["job_id"]} & {*line["job_id"]})]
             if len(own):
                 plots.bands(ax, own, name, ERROR, shown.looks[name])
-        if largest < least:  # else, or where one of both is missing, no line parts them
+        if largest < least:  # otherwise, or if one of the two is missing, no line separates them
             ax.axvline((largest + least) / 2, color="0.4", linestyle=":")
             beyond = " Graphs right of the dotted line are larger than those trained on."
     figures.legend(fig, shown.repeats)

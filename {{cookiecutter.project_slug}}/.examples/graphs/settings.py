@@ -16,7 +16,7 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, Weights, added, setting
 
-METRICS = {  # by the names that run.py measures them under
+METRICS = {  # by the names under which run.py measures them
     "loss": Metric(better="lower", label="squared error", range=(0, None)),
     "mae": Metric(better="lower", label="mean absolute error", range=(0, None), target=0.1),
     "r2": Metric(better="higher", label="R²", range=(None, 1)),
@@ -39,10 +39,10 @@ class Settings:
     """The network."""
 
     layers: int = setting(6, at_least=1, at_most=100)
-    """Layers: a node of `gin` learns of nodes at most so many edges away."""
+    """Number of layers. In `gin`, this is also how many edges away a node can see."""
 
     readout: Literal["mean", "sum"] = "mean"
-    """What is made of the nodes' vectors to describe a graph."""
+    """How the nodes' vectors are combined into one vector for the graph."""
 
     init_from: Weights | None = added(None, neutral=None)
     """Id of the job whose best weights this one starts from. With :last after the id, continue the
@@ -53,7 +53,7 @@ class Settings:
     """Optimizer steps. The training graphs come as a stream, so there are no epochs."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="steps")
-    """Minutes of training, in place of --steps. 0: use --steps."""
+    """Minutes of training, instead of --steps. 0: use --steps."""
 
     eval_every: Span = setting(Span("100"), above=0)
     """Steps between two evaluations on the validation examples."""
@@ -107,7 +107,7 @@ class Settings:
     """Seed of the initial weights and of the training graphs or their order."""
 
     note: str = ""
-    """Free text that tells apart jobs with otherwise equal settings."""
+    """Free text, to distinguish jobs whose other settings are equal."""
 
     def __post_init__(self) -> None:
         if self.monitor == "none" and self.patience:

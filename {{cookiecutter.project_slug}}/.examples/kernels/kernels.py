@@ -74,7 +74,7 @@ def prepare() -> None:
     Raises SettingsError if it cannot be compiled.
     """
     if KERNELS not in ("", "plain"):
-        raise SettingsError(f"KERNELS={KERNELS}: must be plain, or not be set")
+        raise SettingsError(f"KERNELS={KERNELS}: must be plain, or unset")
     if PLAIN:
         return
     _prepare_cpp()

@@ -95,7 +95,7 @@ def files(settings: Settings, root: Path) -> list[Text]:
             f"--text {settings.text}: is a folder; name its files, as in '{settings.text}/**/*.txt'"
         )
     if not found:
-        raise SettingsError(f"--data-root {root}: has no text in it, as {settings.text}")
+        raise SettingsError(f"--data-root {root}: has no files that match {settings.text}")
     return [mapped(path) for path in found]
 
 

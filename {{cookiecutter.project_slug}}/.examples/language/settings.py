@@ -16,7 +16,7 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, Weights, added, setting
 
-METRICS = {  # by the names that run.py measures them under
+METRICS = {  # by the names under which run.py measures them
     "loss": Metric(better="lower", label="cross-entropy", unit="nats", at_start="ln(vocabulary)"),
     "bits_per_byte": Metric(better="lower", label="bits per byte", target=2.5),
     "perplexity": Metric(better="lower", scale="log"),
@@ -35,14 +35,15 @@ class Settings:
     """Text to train on."""
 
     text: str = added(TEXT, neutral=TEXT)
-    """Files in the data folder, for --dataset files: the name of one, or a pattern."""
+    """Files in the data folder, for --dataset files: the name of a file, or a pattern such as
+    '*.txt'."""
 
     tokenizer: str = added("bytes", neutral="bytes")
-    """File in the data folder with a tokenizer of Hugging Face, such as gpt2/tokenizer.json. bytes:
+    """File in the data folder with a Hugging Face tokenizer, such as gpt2/tokenizer.json. bytes:
     each byte is a token."""
 
     context: int = setting(32, at_least=1, at_most=1_000_000)
-    """Tokens that the network sees at once."""
+    """Number of tokens that the network sees at once."""
 
     # Model
     model: str = setting("gpt-small", names="models.MODELS")
@@ -57,10 +58,10 @@ class Settings:
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
-    """Optimizer steps, in place of --epochs. 0: use --epochs."""
+    """Optimizer steps, instead of --epochs. 0: use --epochs."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
-    """Minutes of training, in place of --epochs. 0: use --epochs."""
+    """Minutes of training, instead of --epochs. 0: use --epochs."""
 
     eval_every: Span = setting(Span("0.25e"), above=0)
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
@@ -73,8 +74,8 @@ class Settings:
     """Parts into which each batch is split to save memory; they are computed one after another."""
 
     loss_chunk: int = added(4096, neutral=0, at_least=0)
-    """Tokens whose logits are in memory at once. If a part of a batch has more, they are computed
-    a chunk at a time, and once more in the backward pass. 0: all at once."""
+    """Number of tokens whose logits are in memory at once. If a part of a batch has more tokens,
+    their logits are computed in chunks, and again in the backward pass. 0: all at once."""
 
     optimizer: str = setting("adamw", names="optimizers.OPTIMIZERS")
     """The optimizer. Its fixed options, such as sgd's momentum, are in optimizers.py."""
@@ -121,7 +122,7 @@ class Settings:
     """Seed of the initial weights and the order of the examples."""
 
     note: str = ""
-    """Free text that tells apart jobs with otherwise equal settings."""
+    """Free text, to distinguish jobs whose other settings are equal."""
 
     def __post_init__(self) -> None:
         if self.text != TEXT and self.dataset == "pydoc":

@@ -36,7 +36,7 @@ PARTS = ("train", "val", "test")
 
 BYTES = 256
 
-HELD_OUT = 0.1  # of each text, for validation and for the test each
+HELD_OUT = 0.1  # fraction of each text for validation, and the same for testing
 
 PIECE = 2**20  # bytes of a text that are turned into tokens at once
 
@@ -96,7 +96,9 @@ def _made(definition: str) -> Any:
     try:
         made: Any = HuggingFace.from_str(definition)
     except Exception as error:  # the library has no other class of errors
-        raise SettingsError(f"--tokenizer: is no tokenizer.json ({first_line(error)})") from error
+        raise SettingsError(
+            f"--tokenizer: is not a valid tokenizer.json ({first_line(error)})"
+        ) from error
     made.no_padding()
     made.no_truncation()
     return made

@@ -16,13 +16,13 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, Weights, added, setting
 
-METRICS = {  # by the names that run.py measures them under
+METRICS = {  # by the names under which run.py measures them
     "loss": Metric(better="lower", label="squared error", range=(0, None)),
     "mae": Metric(better="lower", label="mean absolute error", range=(0, None)),
     "r2": Metric(better="higher", label="R²", range=(None, 1)),
 }
 
-FOLDS = 5  # of the training examples, for --fold
+FOLDS = 5  # number of folds of the training examples, for --fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Settings:
     """Fraction of the training examples held out for validation. 0: none."""
 
     fold: int = added(0, neutral=0, at_least=0, at_most=FOLDS, replaces="val_fraction")
-    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, in place of
+    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, instead of
     --val-fraction. 0: use --val-fraction."""
 
     split_seed: int = setting(0, at_least=0)
@@ -59,10 +59,10 @@ class Settings:
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
-    """Optimizer steps, in place of --epochs. 0: use --epochs."""
+    """Optimizer steps, instead of --epochs. 0: use --epochs."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
-    """Minutes of training, in place of --epochs. 0: use --epochs."""
+    """Minutes of training, instead of --epochs. 0: use --epochs."""
 
     eval_every: Span = setting(Span("1e"), above=0)
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
@@ -119,7 +119,7 @@ class Settings:
     """Seed of the initial weights, the order of the examples and the augmentation."""
 
     note: str = ""
-    """Free text that tells apart jobs with otherwise equal settings."""
+    """Free text, to distinguish jobs whose other settings are equal."""
 
     def __post_init__(self) -> None:
         if self.accumulate > self.batch_size:

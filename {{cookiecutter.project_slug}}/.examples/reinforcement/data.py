@@ -190,7 +190,7 @@ class Experience(Stateful):
         self.observation = torch.zeros(size, environment.features, device=device)
         self.action, self.order = torch.zeros(2, size, dtype=torch.long, device=device)
         self.log_probability, self.advantage, self.value = torch.zeros(3, size, device=device)
-        self.given = settings.passes * size  # of the rollout, which is to be made yet
+        self.given = settings.passes * size  # of the rollout, which has not been made yet
 
     @property
     def used(self) -> bool:
@@ -205,7 +205,8 @@ class Experience(Stateful):
         seen, action, log_probability, reward, over, ended, value, after, gained, age = (
             torch.stack(each) for each in zip(*steps, strict=True)
         )  # (T, E, …)
-        # An episode that was cut off would have gone on: the critic says what was still to come.
+        # An episode that was cut off would have gone on: the critic estimates the rewards still to
+        # come.
         to_come = model(self.environment.observe(after.flatten(0, 1)))[1].view_as(value) * ~over
         advantage = self._advantages(reward, value, to_come, ended)
         self.observation, self.action = seen.flatten(0, 1), action.flatten()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from engine.cli import Metric, SettingsError, Span, Weights, added, setting
 
-METRICS = {  # by the names that run.py measures them under
+METRICS = {  # by the names under which run.py measures them
     "return": Metric(better="higher", range=(0, 500), target=450),
     "length": Metric(better="higher", label="episode length", unit="steps", range=(1, 500)),
     "entropy": Metric(better="higher", unit="nats", range=(0, None)),
@@ -31,10 +31,10 @@ class Settings:
     """Environment to act in."""
 
     environments: int = setting(32, at_least=1, at_most=1_000_000)
-    """Copies of the environment that act at once."""
+    """Number of copies of the environment that run at once."""
 
     rollout: int = setting(64, at_least=1)
-    """Steps in each copy before the policy is trained on them."""
+    """Number of steps in each copy of the environment before the policy is trained on them."""
 
     discount: float = setting(0.99, at_least=0, below=1)
     """Factor by which a reward counts less for each step that it comes later."""
@@ -49,10 +49,11 @@ class Settings:
 
     # Length (one of steps, minutes)
     steps: int = setting(1500, at_least=1)
-    """Optimizer steps. Each takes --batch-size of the steps in the environment."""
+    """Optimizer steps. Each optimizer step trains on --batch-size of the steps in the
+    environment."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="steps")
-    """Minutes of training, in place of --steps. 0: use --steps."""
+    """Minutes of training, instead of --steps. 0: use --steps."""
 
     eval_every: Span = setting(Span("200"), above=0)
     """Optimizer steps between two evaluations."""
@@ -68,13 +69,15 @@ class Settings:
     """Parts into which each batch is split to save memory; they are computed one after another."""
 
     gae_lambda: float = setting(0.95, at_least=0, at_most=1)
-    """Of the advantage (GAE): 0 trusts the critic, 1 the rewards that came."""
+    """λ of generalised advantage estimation (GAE): 0 trusts only the critic, 1 only the rewards
+    received."""
 
     ratio_clip: float = setting(0.2, above=0)
-    """How far a probability may move from that of the policy that acted: by this fraction."""
+    """PPO's clipping: the fraction by which an action's probability may move away from its value in
+    the policy that acted."""
 
     entropy_weight: float = setting(0.003, at_least=0)
-    """Weight of the policy's entropy, which is rewarded, in the loss."""
+    """Weight of the policy's entropy in the loss, which rewards higher entropy."""
 
     value_weight: float = setting(1.0, at_least=0)
     """Weight of the critic's squared error in the loss."""
@@ -118,7 +121,7 @@ class Settings:
     """Seed of the initial weights, the starting states, the actions and the batches."""
 
     note: str = ""
-    """Free text that tells apart jobs with otherwise equal settings."""
+    """Free text, to distinguish jobs whose other settings are equal."""
 
     def __post_init__(self) -> None:
         if self.accumulate > self.batch_size:

@@ -149,7 +149,7 @@ def iou_by_class(jobs: "pd.DataFrame") -> "Drawn":
     keys = {name: f"test_iou_{name}" for name in tables.classes(alike.jobs[:1], 0)}
     results = {name: alike.jobs[key].dropna() for name, key in keys.items() if key in alike.jobs}
     if not results:
-        raise metrics.NoResults("the jobs have no IoU of single classes; see evaluate in run.py")
+        raise metrics.NoResults("the jobs have no IoU by class; see evaluate in run.py")
     metric = metrics.Measured("iou", Metric(better="higher", label="IoU", range=(0, 1)), "test")
     fig, ax = figures.rows([*results], 0.2)
     figures.value_axis(ax.xaxis, metric)
@@ -178,7 +178,7 @@ def segmentations(job: "pd.DataFrame") -> "Drawn":
             ax.imshow(picture)
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(True)
-    for number in numbers:  # a legend of the classes that are seen
+    for number in numbers:  # a legend of the classes that occur in the images
         look = {"color": colours[number], "markeredgecolor": "black", "markeredgewidth": 0.4}
         axes[0, 0].plot([], [], "s", label=names[number], **look)
     figures.legend(fig)

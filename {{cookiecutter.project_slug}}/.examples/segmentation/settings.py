@@ -16,13 +16,13 @@ from typing import Literal
 
 from engine.cli import Metric, SettingsError, Span, Weights, added, setting
 
-METRICS = {  # by the names that run.py measures them under
+METRICS = {  # by the names under which run.py measures them
     "loss": Metric(better="lower", label="cross-entropy", unit="nats"),
     "iou": Metric(better="higher", label="mean IoU", range=(0, 1), target=0.5),
     "pixel_accuracy": Metric(better="higher", range=(0, 1)),
 }
 
-FOLDS = 5  # of the training examples, for --fold
+FOLDS = 5  # number of folds of the training examples, for --fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,13 @@ class Settings:
     """Dataset to train on."""
 
     image_size: int | Literal["auto"] = setting("auto", at_least=1, at_most=10_000)
-    """Side that images in files are scaled to, in pixels. auto: 224."""
+    """Width and height that images in files are scaled to, in pixels. auto: 224."""
 
     val_fraction: float = setting(0.1, at_least=0, below=1)
     """Fraction of the training examples held out for validation. 0: none."""
 
     fold: int = added(0, neutral=0, at_least=0, at_most=FOLDS, replaces="val_fraction")
-    """Fold of the training examples to validate on, from 1 to FOLDS, in place of --val-fraction. 0:
+    """Fold of the training examples to validate on, from 1 to FOLDS, instead of --val-fraction. 0:
     use --val-fraction."""
 
     split_seed: int = setting(0, at_least=0)
@@ -62,10 +62,10 @@ class Settings:
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
-    """Optimizer steps, in place of --epochs. 0: use --epochs."""
+    """Optimizer steps, instead of --epochs. 0: use --epochs."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
-    """Minutes of training, in place of --epochs. 0: use --epochs."""
+    """Minutes of training, instead of --epochs. 0: use --epochs."""
 
     eval_every: Span = setting(Span("1e"), above=0)
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
@@ -97,7 +97,7 @@ class Settings:
     """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
 
     label_smoothing: float = setting(0.0, at_least=0, below=1)
-    """Fraction of each label that is spread evenly over all classes, in the training loss."""
+    """Fraction of each label's probability spread over all classes, in the training loss."""
 
     clip_norm: float = setting(0.0, at_least=0)
     """Largest allowed norm of the gradient over all weights; logged as train_gradient_norm. 1e9:
@@ -125,7 +125,7 @@ class Settings:
     """Seed of the initial weights, the order of the examples and the augmentation."""
 
     note: str = ""
-    """Free text that tells apart jobs with otherwise equal settings."""
+    """Free text, to distinguish jobs whose other settings are equal."""
 
     def __post_init__(self) -> None:
         if self.accumulate > self.batch_size:

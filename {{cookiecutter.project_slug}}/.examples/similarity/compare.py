@@ -52,7 +52,7 @@ class Compared:
         have = images.shape[1]
         if have not in (1, self.channels):
             takes = "1 channel" if self.channels == 1 else f"{self.channels} channels"
-            raise JobError(f"{self.name}: takes images of {takes}, those of --first have {have}")
+            raise JobError(f"{self.name}: takes images with {takes}; those of --first have {have}")
         return images.expand(-1, self.channels, -1, -1)
 
 

@@ -122,7 +122,7 @@ def corresponding_layers(jobs: "pd.DataFrame") -> "Drawn":
     same = {name: of_same_layers(table) for name, table in comparisons(jobs).items()}
     found = {name: table for name, table in same.items() if len(table)}
     if not found:
-        raise metrics.NoResults("no two networks that are compared have layers of the same names")
+        raise metrics.NoResults("none of the compared networks have layers with the same names")
     panels = list(dict.fromkeys(tuple(table["first_layer"].unique()) for table in found.values()))
     looks = style.looks(found)
     width = "full" if len(panels) > 1 else "column"

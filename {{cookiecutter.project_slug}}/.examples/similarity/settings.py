@@ -16,19 +16,19 @@ from typing import Literal
 
 from engine.cli import JobId, Metric, SettingsError, Span, Weights, added, setting
 
-METRICS = {  # by the names that run.py measures them under
+METRICS = {  # by the names under which run.py measures them
     "loss": Metric(
         better="lower", label="cross-entropy", unit="nats", range=(0, None), at_start="ln(classes)"
     ),
     "accuracy": Metric(better="higher", range=(0, 1), target=0.95),
 }
 
-COMPARE_METRICS = {  # of compare.py; no value is better, but each Metric says which it would be
+COMPARE_METRICS = {  # of compare.py; neither direction is better, but each Metric declares one
     "last_cka": Metric(better="higher", label="CKA of the last layers", range=(-1, 1)),
     "mean_cka": Metric(better="higher", label="mean CKA of layers of the same name", range=(-1, 1)),
 }
 
-FOLDS = 5  # of the training examples, for --fold
+FOLDS = 5  # number of folds of the training examples, for --fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,13 @@ class Settings:
     """Dataset to train on."""
 
     image_size: int | Literal["auto"] = setting("auto", at_least=1, at_most=10_000)
-    """Side that images are scaled to, in pixels. auto: the dataset's own."""
+    """Width and height that images are scaled to, in pixels. auto: the dataset's own size."""
 
     val_fraction: float = setting(0.1, at_least=0, below=1)
     """Fraction of the training examples held out for validation. 0: none."""
 
     fold: int = added(0, neutral=0, at_least=0, at_most=FOLDS, replaces="val_fraction")
-    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, in place of
+    """Fold of the training examples to validate on, from 1 to FOLDS in settings.py, instead of
     --val-fraction. 0: use --val-fraction."""
 
     split_seed: int = setting(0, at_least=0)
@@ -72,7 +72,8 @@ class Settings:
     """How the weights are initialized. default: as torch does it."""
 
     freeze: Literal["none", "backbone"] = added("none", neutral="none")
-    """What is not trained. backbone: all but the last layer, including batch norm statistics."""
+    """Part of the network that is not trained. backbone: all but the last layer, including batch
+    norm statistics."""
 
     recompute: bool = added(False, neutral=False)
     """Activation checkpointing: keep only the input of each block, and recompute the rest in the
@@ -83,10 +84,10 @@ class Settings:
     """Passes over the training examples."""
 
     steps: int = setting(0, at_least=0, replaces="epochs")
-    """Optimizer steps, in place of --epochs. 0: use --epochs."""
+    """Optimizer steps, instead of --epochs. 0: use --epochs."""
 
     minutes: float = setting(0.0, at_least=0, at_most=1_000_000, replaces="epochs")
-    """Minutes of training, in place of --epochs. 0: use --epochs."""
+    """Minutes of training, instead of --epochs. 0: use --epochs."""
 
     eval_every: Span = setting(Span("1e"), above=0)
     """Steps (500) or epochs (2e) between two evaluations on the validation examples."""
@@ -118,7 +119,7 @@ class Settings:
     """Steps (500) or epochs (2e) over which the learning rate first rises linearly from 0."""
 
     label_smoothing: float = setting(0.0, at_least=0, below=1)
-    """Fraction of each label that is spread evenly over all classes, in the training loss."""
+    """Fraction of each label's probability spread over all classes, in the training loss."""
 
     clip_norm: float = setting(0.0, at_least=0)
     """Largest allowed norm of the gradient over all weights; logged as train_gradient_norm. 1e9:
@@ -150,7 +151,7 @@ class Settings:
     """Seed of the initial weights, the order of the examples and the augmentation."""
 
     note: str = ""
-    """Free text that tells apart jobs with otherwise equal settings."""
+    """Free text, to distinguish jobs whose other settings are equal."""
 
     def __post_init__(self) -> None:
         if self.accumulate > self.batch_size:
@@ -176,45 +177,46 @@ class CompareSettings:
 
     # Networks
     first: JobId
-    """Job whose network is compared. Both networks get its test examples."""
+    """First job whose network is compared. Both networks get the test examples of this job."""
 
     second: JobId | None = None
-    """Job with whose network it is compared."""
+    """Second job whose network is compared."""
 
     model: str = setting(
         "none", names="models.MODELS", others="any torchvision classifier, such as resnet18"
     )
-    """In place of --second: a network that has not been trained here. It has new weights, or with
-    --pretrained published ones."""
+    """Network to compare instead of --second, with random weights, or with published weights if
+    --pretrained is given."""
 
     pretrained: bool = False
-    """Give --model its published weights, those of its last layer too. Only torchvision's have."""
+    """Use published weights for --model, including those of its last layer. Only torchvision's
+    networks have them."""
 
     image_size: int | Literal["auto"] = setting("auto", at_least=1, at_most=10_000)
-    """Side that images are scaled to for --model, in pixels. auto: as for --first."""
+    """Width and height that images are scaled to for --model, in pixels. auto: as for --first."""
 
     # Layers
     layers: tuple[str, ...] = ("layers.*",)
-    """Names of the layers that are compared; * stands for anything but a dot."""
+    """Names of the layers to compare; * matches anything but a dot."""
 
     second_layers: tuple[str, ...] = ()
-    """Those of the second network. None given: as in --layers."""
+    """Names of the layers of the second network. Empty: the same as --layers."""
 
     spatial: Literal["flatten", "average"] = "flatten"
-    """Features of a layer that gives (B, C, H, W) or (B, T, D): all of its numbers, or for each
-    channel the mean over H and W, or over T, which takes less memory."""
+    """Features of a layer whose output is (B, C, H, W) or (B, T, D): all numbers, or each channel's
+    mean over H and W, or over T, which takes less memory."""
 
     # Examples
     examples: int = setting(1000, at_least=4)
-    """Test examples that are used, chosen at random; if there are fewer, all."""
+    """Number of test examples to use, chosen at random; all, if there are fewer."""
 
     batch_size: int = setting(500, at_least=1)
-    """Examples whose features are in memory at a time. Only the last digits of the results depend
-    on it; networks are run again for each pair of batches."""
+    """Number of examples whose features are in memory at a time. It changes only the last digits of
+    the results; the networks run again for each pair of batches."""
 
     # Variant
     seed: int = setting(0, at_least=0)
-    """Seed of the new weights of --model."""
+    """Seed of the random weights of --model."""
 
     def __post_init__(self) -> None:
         if (self.second is None) == (self.model == "none"):

@@ -103,7 +103,7 @@ def load(
     splits = data.load(like.settings, job.runtime.data_root)
     job.save_split(train=splits.train, val=splits.val, test=splits.test)
     if splits.val is None and job.settings.monitor != "none":
-        raise JobError("--front: was trained without validation examples; add --monitor none")
+        raise JobError("--front: that job had no validation examples; add --monitor none")
     size = job.settings.batch_size
     return (
         job.batches(splits.train, size),
@@ -192,7 +192,7 @@ def train(
         if stopping.improved(metrics):
             job.keep_best(metrics, stitch=stitch)
 
-    if not stopping.evaluations:  # the start may be the best already
+    if not stopping.evaluations:  # the initial map may already be the best
         evaluated()
     for _ in job.epochs():  # each ends with an evaluation: --eval-every
         for _ in job.steps():  # saves checkpoints, stops at Ctrl-C, profiles

@@ -98,9 +98,9 @@ def halves(model: nn.Module, layer: str, flag: str) -> tuple[nn.Module, nn.Modul
 def _traced(network: nn.Module, layer: str, flag: str) -> fx.Graph:
     try:
         return _Tracer(layer).trace(network)
-    except Exception as error:  # there is no end to what a network may do that has no graph
+    except Exception as error:  # a network without a graph may fail in countless ways
         why = f"torch.fx cannot follow this network ({first_line(error)})"
-        raise JobError(f"{flag} {layer}: {why}; leave conditions on tensors out of it") from error
+        raise JobError(f"{flag} {layer}: {why}; remove conditions on tensors") from error
 
 
 def _is_end(node: fx.Node) -> bool:
@@ -150,7 +150,7 @@ def ridge(pairs: Iterable[tuple[Tensor, Tensor]], strength: float) -> tuple[Tens
     covariance = xx / count - x_mean @ x_mean.T
     variance = covariance.diagonal().mean()
     if not variance > 0:
-        raise JobError("--layer: gives the same for all examples")
+        raise JobError("--layer: its output is the same for all examples")
     penalty = strength * variance * torch.eye(len(xx), dtype=xx.dtype, device=xx.device)
     weight = torch.linalg.solve(covariance + penalty, xy / count - x_mean @ y_mean.T).T
     return weight, (y_mean - weight @ x_mean).squeeze(1)

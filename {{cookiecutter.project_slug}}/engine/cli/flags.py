@@ -199,7 +199,7 @@ def _check_together(kind: str, flags: Flags) -> None:
         raise SettingsError(f"{kind}.{name}: is in FORMER as well, among the deleted settings")
     for name, before in flags.formerly.items():
         if before in flags or before in flags.former:
-            taken = "is a setting, or is in FORMER"
+            taken = "is the name of a setting, or is in FORMER"
             raise SettingsError(f'{kind}.{name}: formerly="{before}" {taken}')
     for replaced, names in flags.replacing.items():
         if replaced not in flags:

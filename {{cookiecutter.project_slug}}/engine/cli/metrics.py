@@ -126,7 +126,7 @@ def _wrong_name(name: object) -> str:
         return "its name must be letters, digits, '_', '-' and '.'"
     assert isinstance(name, str)
     part = next((part for part in PARTS if name.startswith(part)), "")
-    return f"{part} is put before the name when it is logged; leave it out" if part else ""
+    return f"{part} is added to the name when it is logged; leave it out" if part else ""
 
 
 def _wrong(metric: object) -> str:
@@ -141,11 +141,11 @@ def _wrong(metric: object) -> str:
         if not isinstance(getattr(metric, name), str):
             return f"{name}={getattr(metric, name)!r}: must be text"
     if not _is_range(metric.range):
-        return f"range={metric.range!r}: must be two rising numbers; None where there is no bound"
+        return f"range={metric.range!r}: must be two increasing numbers, with None for no bound"
     if metric.target is not None and not _is_number(metric.target):
         return f"target={metric.target!r}: must be a number"
     if metric.at_start is not None and not _is_start(metric.at_start):
-        return f'at_start={metric.at_start!r}: must be a number but 0, or such as "ln(classes)"'
+        return f'at_start={metric.at_start!r}: must be a number other than 0, or like "ln(classes)"'
     return ""
 
 

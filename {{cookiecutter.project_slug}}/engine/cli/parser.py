@@ -75,7 +75,7 @@ def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
         if name == option(before):
             return f"{name}: is now {option(now)}"
     if name in map(option, flags.of(kind).former):
-        return f"{name}: was deleted; it stands in {kind.__name__}.FORMER"
+        return f"{name}: was deleted; see FORMER in {kind.__name__}"
     return unknown_flag(word, [*map(option, known)])
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from engine.errors import SettingsError
 from engine.paths import CODE
 
-WRITTEN_OUT = "must be a dict with its names written out, since they are read without importing it"
+WRITTEN_OUT = "must be a dict with literal names, which are read without importing the module"
 
 
 def names(registry: str) -> tuple[str, ...]:

@@ -67,9 +67,9 @@ class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
         pixels = functional.pil_to_tensor(in_colour(self.images[index], upright=False))
         classes = self._class_of[_numbers(self.masks[index])][None]
         if classes.shape[1:] != pixels.shape[1:]:
-            raise ValueError("they are not of the same size")
+            raise ValueError("they do not have the same size")
         if (classes < 0).any():
-            raise ValueError("the mask has a number that stands for no class")
+            raise ValueError("the mask has a number that is not the number of a class")
         side, square = [self._size], [self._size, self._size]
         pixels = functional.resize(pixels, side, antialias=True)
         # The nearest pixel's, as there are no classes in between.

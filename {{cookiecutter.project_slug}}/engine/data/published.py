@@ -41,7 +41,7 @@ def fetching(root: Path) -> Iterator[None]:
     except Exception as error:  # there is no end to what a damaged file makes its reader raise
         raise SettingsError(
             f"--data-root: the dataset could not be downloaded to, or read from, {root} "
-            f"({first_line(error)}); put its files there, or name their folder"
+            f"({first_line(error)}); put its files there, or set --data-root to their folder"
         ) from error
 
 

@@ -91,7 +91,9 @@ def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
     twice: dict[Any, str] = {}
     datasets = [whole(part)[0] for part in parts.values() if isinstance(part, Dataset)]
     if any(dataset is not datasets[0] for dataset in datasets):
-        raise SettingsError("--dataset: parts of several datasets; give the groups of each part")
+        raise SettingsError(
+            "--dataset: its parts come from several datasets; give groups for each part"
+        )
     for name, part in parts.items():
         if part is None:
             continue

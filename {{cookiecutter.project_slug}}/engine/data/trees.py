@@ -85,5 +85,5 @@ def _tensor(value: Any) -> Tensor:
     except (TypeError, RuntimeError) as error:
         kind = type(value).__name__
         raise TypeError(
-            f"an example holds a {kind}, which is no tensor or number; see collate in job.batches()"
+            f"an example holds a {kind}, not a tensor or a number; see collate in job.batches()"
         ) from error

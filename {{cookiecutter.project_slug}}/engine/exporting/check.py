@@ -36,7 +36,7 @@ def difference(network: Call, exported: Call, example: inputs.Make, name: str) -
         if apart > TOLERANCE:
             raise JobError(
                 f"{name} gives other outputs than the network for {counted}: "
-                f"they differ by {apart:.2g} of the largest one, and {TOLERANCE:g} is allowed"
+                f"they differ by {apart:.2g} of the largest number, and {TOLERANCE:g} is allowed"
             )
         worst = max(worst, apart)
     return worst

@@ -60,5 +60,7 @@ def dynamic_shapes(example: Make) -> list[dict[int, Any]]:
         for a, b in zip(one, other, strict=True)
     ]
     if not any(shapes):
-        raise JobError(f"{NAME} in models.py: must return as many examples as it is asked for")
+        raise JobError(
+            f"{NAME} in models.py: must return the number of examples that it is asked for"
+        )
     return shapes

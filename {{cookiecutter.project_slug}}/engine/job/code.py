@@ -23,7 +23,7 @@ from engine.privacy import scrub
 FILE = "code.json"
 
 MIXED = "mixed"
-"""In place of a digest, for a job that went on with changed code."""
+"""In place of a digest, for a job that was continued with changed code."""
 
 INPUT = "input"
 """How the names of parts begin that are jobs."""
@@ -84,7 +84,7 @@ def keep(folder: Path, code: Fingerprint) -> None:
 
 
 def keep_mixed(folder: Path) -> None:
-    """Write down that a job went on with code that had changed, so it is from no one code."""
+    """Record that a job was continued with changed code, so that it fits no version of the code."""
     write_record(folder / FILE, {"schema": 1, "digest": MIXED})
 
 
@@ -129,7 +129,7 @@ def difference(folder: Path, code: Fingerprint) -> str:
     if fits(known, code):
         return ""
     if known == MIXED:
-        return "it went on with changed code"
+        return "it was continued with changed code"
     if not parts(folder):
         return "its code was not recorded"
     names = changed(folder, code)

@@ -21,7 +21,7 @@ from engine.paths import PROJECT, shown
 LISTS = ".data"
 
 MIXED = "mixed"
-"""In place of a digest, for a job that went on with changed data."""
+"""In place of a digest, for a job that was continued with changed data."""
 
 NAMED = 2
 """Changed files that a message names at most."""
@@ -96,7 +96,7 @@ def difference(attempt: Path, places: Places) -> str:
     `data/train/cat changed`. Empty if none is, or they cannot be checked."""
     known = digest(attempt)
     if known == MIXED:
-        return "it went on with changed data"
+        return "it was continued with changed data"
     own = reads.read(attempt / reads.FILE)
     changed = sorted(_changed(_list(known, places), places) | _unlike(own, _present(own, places)))
     named, more = ", ".join(map(_printable, changed[:NAMED])), len(changed) - NAMED

@@ -223,7 +223,10 @@ class JobFolder(Generic[S]):
             if (self.path / name).exists() and not lines.record_of(self.path, name):
                 log.warning("%s was damaged; it is written again", name)
         if reads.damaged(self.path / reads.FILE):
-            log.warning("%s was damaged; not all that was read can be checked", reads.FILE)
+            log.warning(
+                "%s was damaged; some of the data that the job has read cannot be checked",
+                reads.FILE,
+            )
         if not self.begun:
             code.keep(self.path, self.code)
             for advice in self.code.advice:
@@ -241,7 +244,9 @@ class JobFolder(Generic[S]):
             log.warning("%s", self.journal.damage)
         (self.path / "outcome.json").unlink(missing_ok=True)
         if log_every not in ("auto", self.journal.log_every):
-            log.warning("--log-every stays %s, with which this job began", self.journal.log_every)
+            log.warning(
+                "--log-every stays %s, the value that this job began with", self.journal.log_every
+            )
         self._copies = copies.keep(self.root.parent)
         self._write_settings()
         log.info("%s: %s", self.label, self.name)

@@ -45,7 +45,7 @@ def runs_root(otherwise: Path | None = None) -> Path:
 def refuse(job_id: str, change: str) -> None:
     """Within a job, raise JobError if another job is not one of its inputs, or has changed."""
     if _of_this_job and job_id not in _of_this_job[0]:
-        raise JobError(f"job {job_id} is no input: name it in a setting of the type JobId")
+        raise JobError(f"job {job_id} is not an input: name it in a setting of type JobId")
     if _of_this_job and change:
         raise JobError(f"input {job_id} is from {change}")
 

@@ -37,7 +37,7 @@ def existing_id() -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(cause(error)) from error
     if not re.fullmatch("[0-9a-f]{32}", text):
-        raise _wrong("holds no project id; restore it from version control")
+        raise _wrong("has no project id in it; restore it from version control")
     return text
 
 

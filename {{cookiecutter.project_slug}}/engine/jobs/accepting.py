@@ -36,7 +36,10 @@ def accept(project: Project, because: str, verify: bool) -> int:
     if not stale:
         print("no job is stale")
     if len(known) < len(stale):
-        leave(1, f"{_counted(stale[len(known) :])} left out: it is not known what has changed")
+        leave(
+            1,
+            f"{_counted(stale[len(known) :])} left out: the engine does not know what has changed",
+        )
     accepted = _verified(known) if verify else known
     if accepted:
         names = Counter(name for job in accepted for name in _names(job))

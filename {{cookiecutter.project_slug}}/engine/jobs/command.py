@@ -34,7 +34,7 @@ Arguments = dict[str, dict[str, Any]]
 """What a command takes, as for argparse's add_argument, by name."""
 
 SWITCH: dict[str, Any] = {"action": "store_true"}
-JOB: Arguments = {"job": {"help": "a job's id, or how it begins", "metavar": "JOB"}}
+JOB: Arguments = {"job": {"help": "a job's id, or the beginning of one", "metavar": "JOB"}}
 JSON: Arguments = {"--json": {"help": "print it as JSON"} | SWITCH}
 RUNS_ROOT: Arguments = {
     "--runs-root": {
@@ -78,7 +78,7 @@ COMMANDS = {
     ),
     "stale": Command(
         "print which definitions have changed since jobs used them, and which jobs these are",
-        {"--diff": {"help": "print what was changed"} | SWITCH} | JSON,
+        {"--diff": {"help": "print the changes as a diff"} | SWITCH} | JSON,
         lambda project, given: staleness.print_stale(project, given.diff, given.json),
     ),
     "why": Command(
@@ -92,7 +92,7 @@ COMMANDS = {
         "accept that what has changed in the code changes no results: stale jobs count again",
         {
             "--because": {"help": "the reason", "metavar": "REASON", "required": True},
-            "--verify": {"help": "replay a job for each set of changes first; compare bits"}
+            "--verify": {"help": "first replay a job for each set of changes, and compare the bits"}
             | SWITCH,
         },
         lambda project, given: accepting.accept(project, given.because, given.verify),

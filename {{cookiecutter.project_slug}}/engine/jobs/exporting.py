@@ -19,7 +19,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "metavar": "FOLDER",
         "type": Path,
     },
-    "--onnx": {"help": "write it as ONNX too", "action": "store_true"},
+    "--onnx": {"help": "also write the network as ONNX", "action": "store_true"},
 }
 """What the command takes besides a job, as in command.py."""
 

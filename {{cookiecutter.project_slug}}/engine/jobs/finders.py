@@ -26,7 +26,7 @@ def name(flag: str, about: str) -> Arguments:
 
 SETTING = name("--setting", "name of the setting to find a value for, if not the usual one")
 AGAIN: Arguments = {
-    "--force": {"help": "measure again, even what was measured before", "action": "store_true"}
+    "--force": {"help": "measure again, even if there are results", "action": "store_true"}
 }
 UP_TO: Arguments = {
     "--up-to": {

@@ -117,7 +117,9 @@ class Project:
             if stored["job_id"].startswith(prefix):
                 self._add(stored, found)
         if len(found) > 1:
-            raise SettingsError(f"{prefix} is the beginning of {len(found)} job ids; say more")
+            raise SettingsError(
+                f"{prefix} is the beginning of {len(found)} job ids; give more digits"
+            )
         if not found:
             raise SettingsError(f"there is no job {prefix}; `python jobs.py list` shows all")
         (job,) = found.values()
@@ -164,7 +166,7 @@ class Project:
             settings: Any = restore(kind, job.settings)
             folder = JobFolder(settings, self._runtime(job), {}, job.script)
             if folder.id != job.id:
-                raise SettingsError(f"today's settings.py makes another job of it, {folder.id}")
+                raise SettingsError(f"with today's settings.py, it is another job, {folder.id}")
             job.folder = folder
         except (SettingsError, ValueError) as error:  # ValueError: a rule in __post_init__
             job.problem = str(error)

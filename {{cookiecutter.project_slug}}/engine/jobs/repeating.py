@@ -24,13 +24,13 @@ VERSIONS = ("recorded", "present")
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "what": {
-        "help": "a job's id, or how it begins, or a figure: then all of its jobs",
+        "help": "a job's id or the beginning of one, or a figure, for all of its jobs",
         "metavar": "JOB|FIGURE",
         "nargs": "+",
     },
     "--versions": {
-        "help": "of Python and all packages: recorded (default; uv installs them in a temporary "
-        "environment), or present",
+        "help": "versions of Python and of all packages: recorded (default; uv installs them in a "
+        "temporary environment) or present",
         "metavar": "WHICH",
         "choices": VERSIONS,
         "default": VERSIONS[0],
@@ -91,7 +91,7 @@ def _jobs_of(figure: Path) -> list[str]:
     except (OSError, SettingsError):
         found = []
     if not found:
-        raise SettingsError(f"{figure} does not say which jobs it is from; draw it with plot.py")
+        raise SettingsError(f"{figure} does not say which jobs it shows; draw it with plot.py")
     return [str(job_id) for job_id in found]
 
 

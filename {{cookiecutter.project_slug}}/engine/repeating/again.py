@@ -56,7 +56,7 @@ def repeat(attempt: Recorded, workplace: Workplace) -> Repeated:
         raise JobError(f"it ended with status {status}: {said.strip().rpartition(chr(10))[2]}")
     found = [path.parent for path in (workplace.runs / attempt.job).glob(f"*/{FILE}")]
     if len(found) != 1:
-        raise JobError("its stored code makes another job of its settings")
+        raise JobError("with its stored code, it is another job")
     return _compared(attempt, Recorded(found[0]))
 
 

@@ -55,14 +55,16 @@ class Recorded:
         if not settings:
             raise JobError("its settings.json is damaged or missing")
         if code.digest(self.path) == code.MIXED:
-            raise JobError("it went on with changed code, so no one code made it")
+            raise JobError(
+                "it was continued with changed code, so it belongs to no version of the code"
+            )
         if settings.get("minutes"):
-            raise JobError("it has a length in minutes, which is another number of steps each time")
+            raise JobError("its length is in minutes, so its number of steps varies")
         if (count := self.journal.tag("processes")) not in ("", "1"):
-            raise JobError(f"{count} processes made it, and repeat starts only one")
+            raise JobError(f"it ran in {count} processes, and repeat starts only one")
         places = data.last_places(self.path)
         if change := data.difference(self.path, places):
-            raise JobError(f"its data is not what it was ({change})")
+            raise JobError(f"its data has changed ({change})")
         if why := data.unchecked(self.path, places):
             raise JobError(f"its data cannot be checked: {why}")
 

@@ -56,7 +56,7 @@ class Workplace:
         if not folder.exists():
             files = _read(archive)
             if of_text(repr(files)) != digest:
-                raise JobError("the copy of its code is not what was stored")
+                raise JobError("the copy of its code was changed after it was stored")
             for name, text in files.items():
                 path = folder / name
                 if not path.resolve().is_relative_to(folder.resolve()):
@@ -71,7 +71,7 @@ class Workplace:
             return self._inside(environments.present(), "present")
         installed = attempt.copy(INSTALLED)
         if of_text(installed.read_text()) != installed.stem:
-            raise JobError("the list of its packages is not what was stored")
+            raise JobError("the list of its packages was changed after it was stored")
         if installed.stem not in self._environments:
             try:
                 folder = self.folder / "environments" / installed.stem

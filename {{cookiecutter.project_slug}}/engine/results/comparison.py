@@ -130,7 +130,7 @@ def numeric(jobs: "pd.DataFrame") -> str:
     for name in varied(jobs):
         if is_numeric(jobs, name):
             return name
-    raise NoResults("no setting that is a number varies among the jobs; vary one in run.sh")
+    raise NoResults("no numeric setting varies among the jobs; vary one in run.sh")
 
 
 def _best_of_rest(jobs: "pd.DataFrame", by: Sequence[str]) -> tuple["pd.DataFrame", str]:

@@ -151,7 +151,7 @@ def chooser(jobs: "pd.DataFrame") -> Measured:
     """
     metric = monitored(jobs)
     if metric.part != "val":
-        raise NoResults("no validation values to choose by; hold out a part of the data for them")
+        raise NoResults("there are no validation results to choose by; hold out validation data")
     return metric
 
 
@@ -163,7 +163,7 @@ def with_target(jobs: "pd.DataFrame") -> Measured:
     for each in (metric, *others):
         if each.part == "val" and each.declared.target is not None and each.key in jobs:
             return each
-    raise NoResults("no validation metric has a target; declare one in METRICS, target=…")
+    raise NoResults("no validation metric has a target; declare one in METRICS with target=…")
 
 
 @cache

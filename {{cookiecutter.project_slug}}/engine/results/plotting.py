@@ -104,7 +104,7 @@ def _draw(
     except figure_files.Misprint as error:
         for line in str(error).splitlines():
             print(f"{name}: {line}", file=sys.stderr)
-        print(f"{name}: not written; --unchecked writes it as it is", file=sys.stderr)
+        print(f"{name}: not written; --unchecked writes it anyway", file=sys.stderr)
         return False
     for path, width, height in files:
         print(f"{path}  {width:g} x {height:g} in")
@@ -121,12 +121,16 @@ def _parser() -> argparse.ArgumentParser:
         help="folder for the figures; default: figures",
     )
     add("--experiment", default=experiment_name(), help="default: %(default)s")
-    add("--venue", default=venues.DEFAULT, help="widths and sizes; `list` shows all")
+    add(
+        "--venue",
+        default=venues.DEFAULT,
+        help="venue to draw for; `list` shows all with their sizes",
+    )
     known = ", ".join(provenance.METADATA)
     add("--format", default="pdf,png", help=f"of {known}, with commas; default: %(default)s")
     add("--job", default="", metavar="ID", help="for figures of one job; default: the best")
     add("--unchecked", action="store_true", help="write figures even if the print check fails")
-    add("--any-code", action="store_true", help="draw jobs of different code or data, too")
+    add("--any-code", action="store_true", help="draw jobs with different code or data, too")
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     return parser
 
@@ -155,7 +159,7 @@ def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
         raise NoResults(
             f"{len(mixed)} of {n} jobs {are} from different code or data, such as {mixed[0]}; "
             "bash run.sh --redo-stale runs those of its grid again, --force any other job; ONLY in "
-            "plot.py leaves jobs out, --any-code draws them all the same"
+            "plot.py leaves jobs out, --any-code draws them anyway"
         )
     if len(stale) and not any_code:
         print(

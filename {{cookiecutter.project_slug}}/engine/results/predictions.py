@@ -34,7 +34,7 @@ def predictions(job: "pd.DataFrame") -> Predictions:
         label, predicted = arrays["label"], arrays["predicted"]
     if label.shape != predicted.shape or label.ndim != 1 or not _are_numbers(label, predicted):
         raise NoResults(
-            f"{FILE} of the job {row['job_id']} does not hold integers, a class for each example"
+            f"{FILE} of the job {row['job_id']} does not have an integer class for each example"
         )
     count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1
     if count > MOST_CLASSES:

@@ -64,7 +64,7 @@ def row_names(names: Sequence[str], inches: float) -> list[str]:
     texts = [wrapped(name, points, size) for name in names]
     for lines in (text.split("\n") for text in texts):
         if len(lines) > LINES or any(width(line, size) > 2 * points for line in lines):
-            raise NoResults(f"the jobs differ in too much to be named in a figure; {CURE}")
+            raise NoResults(f"the jobs differ in too many settings to be named in a figure; {CURE}")
     return texts
 
 

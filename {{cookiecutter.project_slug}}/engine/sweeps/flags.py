@@ -13,7 +13,7 @@ SWITCH: dict[str, Any] = {"action": "store_true"}
 FLAGS: dict[str, dict[str, Any]] = {
     "--list": {"help": "print each job: id, state, settings; start nothing"} | SWITCH,
     "--json": {"help": "with --list: print the jobs as JSON"} | SWITCH,
-    "--watch": {"help": "print how far the jobs are, again and again; start nothing"} | SWITCH,
+    "--watch": {"help": "keep printing the progress of the jobs; start nothing"} | SWITCH,
     "--gpus": {
         "help": "GPUs by nvidia-smi's numbers (default: CUDA_VISIBLE_DEVICES, else all)",
         "metavar": "0,2",
@@ -43,7 +43,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "--redo-stale": {"help": "run jobs again that were finished or begun with other code or data"}
     | SWITCH,
     "--slurm": {"help": "submit the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
-    "--at-most": {"help": "with --slurm: the most jobs that run at once"} | NUMBER,
+    "--at-most": {"help": "with --slurm: run at most N jobs at once"} | NUMBER,
     "--per-task": {
         "help": "with --slurm: run up to N jobs one after another in each task, so that they start "
         "faster (default: 1)",

@@ -67,7 +67,7 @@ class Gpu:
 
     def _take(self) -> str:
         """Take the locks; returns why that cannot be."""
-        lost = f"has lost its lock {self._lock}, which the next run.sh makes again"
+        lost = f"has lost its lock {self._lock}; the next run.sh makes it again"
         kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
         try:
             self.files = [locks.opened(path, os.O_RDONLY) for path in self._paths]

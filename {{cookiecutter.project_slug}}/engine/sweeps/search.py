@@ -64,10 +64,10 @@ def draw(flag: str, text: str) -> Draw:
                 raise ValueError
             return lambda u: f"{low * (high / low) ** u:.4g}"
     except ValueError:
-        rising = "two numbers that rise, from above 0 for log"
-        raise SettingsError(f"{flag} '{text}': must be such as '{kind} 1 10', {rising}") from None
+        rising = "with two increasing numbers, both above 0 for log"
+        raise SettingsError(f"{flag} '{text}': must look like '{kind} 1 10', {rising}") from None
     kinds = ("log", "uniform", "int", "choice")
-    hint = f"{did_you_mean(kind, kinds)}; settings that are the same for all follow after --"
+    hint = f"{did_you_mean(kind, kinds)}; settings that are the same for all jobs go after --"
     raise SettingsError(f"{flag} '{text}': {hint}")
 
 
@@ -77,7 +77,7 @@ def jobs(words: list[str]) -> Iterator[list[str]]:
     (count, *drawn), fixed = words[:cut] or [""], words[cut + 1 :]
     seed = drawn.pop(0).removeprefix("seed=") if drawn and drawn[0].startswith("seed=") else "0"
     if not (count.isdecimal() and seed.isdecimal()):
-        raise SettingsError("must begin with how many jobs to draw, such as `search 20 seed=0`")
+        raise SettingsError("must begin with the number of jobs, such as `search 20 seed=0`")
     flags, texts = drawn[::2], drawn[1::2]
     if not flags or len(flags) != len(texts) or not all(flag.startswith("--") for flag in flags):
         raise SettingsError("expects pairs of a flag and a range, such as --lr 'log 1e-4 1e-1'")

@@ -123,7 +123,7 @@ def _opened(folder: Path) -> Iterator[int]:
         about = os.fstat(place)
         mine = about.st_uid in (0, os.geteuid()) and not about.st_mode & OTHERS_WRITE
         if not (mine or about.st_mode & stat.S_ISVTX):
-            text = "others can replace what is in it; chmod +t forbids that"
+            text = "other users can replace files in it; chmod +t prevents that"
             raise OSError(errno.EPERM, text, str(folder))
         yield place
     finally:

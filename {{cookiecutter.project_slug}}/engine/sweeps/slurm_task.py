@@ -111,7 +111,7 @@ def main(folder: Path, first: int) -> int:
         try:
             slurm.requeue(task)
         except SettingsError as error:
-            leave(status, f"{task} does not go back into the queue: {error}")
+            leave(status, f"{task} cannot be put back into the queue: {error}")
     return status
 
 

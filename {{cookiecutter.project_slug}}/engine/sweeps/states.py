@@ -1,11 +1,11 @@
 """The states of jobs, seen from outside: for run.sh's `--list` and `--watch`, and before a sweep.
 
-finished     the store has all of it
+finished     all of its results are in the store
 stale        finished or begun with other code or data; --redo-stale runs it again
 unsent       finished, but not everything has been uploaded
-running      a process trains it, here or elsewhere
-queued       Slurm has it in its queue
-paused       it has come to its --pause-after
+running      a process is training it, here or elsewhere
+queued       it is in Slurm's queue
+paused       it has reached its --pause-after
 interrupted  it stopped before its end, or was killed; it continues from its last checkpoint
 failed       it ended with an error
 diverged     its loss or its weights were no longer finite; --force starts it over
@@ -69,7 +69,7 @@ class View:
         try:
             self.queued = slurm.queued(SWEEPS)
         except SettingsError as error:
-            self.problems.append(f"{error}; what is in its queue is not known")
+            self.problems.append(f"{error}; the jobs in its queue are not known")
 
     @property
     def over(self) -> Set[str]:
@@ -179,7 +179,7 @@ def _print_left(states: Sequence[State], each: float) -> None:
     waiting = sum(state.word not in OVER | {"running"} for state in states)
     if running:
         left = max(*running, (sum(running) + waiting * each) / len(running))
-        print(f"about {duration(left)} left, if as many run at once as now")
+        print(f"about {duration(left)} left, if as many jobs run at once as now")
 
 
 def watch(jobs: Sequence[JobFolder[Any]]) -> None:

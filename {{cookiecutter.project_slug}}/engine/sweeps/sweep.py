@@ -103,7 +103,7 @@ class Sweep:
         processes = self._flags.gpus_per_job
         on_gpus = any(slot.device != "cpu" for slot in places)
         if on_gpus and len(places) < processes:
-            raise SettingsError(f"--gpus-per-job {processes}: there are {len(places)} GPUs")
+            raise SettingsError(f"--gpus-per-job {processes}: there are only {len(places)} GPUs")
         at_once = min(len(self._left), len(places) // processes if on_gpus else len(places))
         code, keep = self._folder / "code", [self._lock]
         return Starter(code, scripts, at_once, keep=keep, processes=processes)

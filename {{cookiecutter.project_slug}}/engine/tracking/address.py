@@ -44,7 +44,7 @@ def check() -> None:
     """Raise SettingsError if there can be no store at the address."""
     path = sqlite_path()
     if path and "'" in f"{path}{PROJECT}":
-        raise _wrong("MLflow cannot work in a folder with an ' in its path; rename the folder")
+        raise _wrong("MLflow cannot work in a folder with a ' in its path; rename the folder")
     if path and not path.parent.is_dir():
         raise _wrong(f"there is no folder {path.parent}")
     if re.split("[:+]", uri())[0] not in KINDS:

@@ -51,7 +51,7 @@ class Beginning:
         if not any(_has_parameter(model, fitting[name]) for name, model in models.items()):
             has = ", ".join(kept)
             raise SettingsError(
-                f"{self._flag}: none of its weights fit; it has kept those of {has}"
+                f"{self._flag}: none of its weights fit; that job kept weights of {has}"
             )
         for name, model in models.items():
             if any(weight.is_meta for weight in model.parameters()):
@@ -82,12 +82,14 @@ class Beginning:
         done = lines.record_of(attempt, attempts.TRAINED)
         again = f"{as_command(before, script)} --force runs it again"
         if not done:
-            raise SettingsError(f"{self._flag}: it has no record of how long it trained; {again}")
+            raise SettingsError(
+                f"{self._flag}: that job did not record how long it trained; {again}"
+            )
         trained = Trained(done["steps"], done["steps_per_epoch"], done["early"])
         if problem := longer.problem(folder.settings, before, factor, trained):
             raise SettingsError(f"{self._flag}: {problem}")
         if not (attempt / "last.pt").exists():
-            raise SettingsError(f"{self._flag}: its last.pt is gone; {again}")
+            raise SettingsError(f"{self._flag}: the last.pt of that job is gone; {again}")
 
     def state(self) -> dict[str, Any]:
         """Return the state at the end of the other job's training; empty if this one starts anew.
