@@ -268,7 +268,7 @@ def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path, pattern)
     ("flags", "said"),
     [
         (("--context", "100000"), "--context 100000: the text of "),
-        (("--dataset", "files", "--data-root", "tests"), "tests: has no text in it, as **/*.txt"),
+        (("--dataset", "files", "--data-root", "tests"), "tests: has no files that match **/*.txt"),
         (("--dataset", "files", "--text", "shelf"), "--text shelf: is a folder; name its files"),
         (("--text", "story.txt"), "--text story.txt: needs --dataset files"),
         (("--dataset", "files", "--text", "../a.txt"), "--text ../a.txt: must name files in "),

@@ -289,7 +289,7 @@ def test_networks_may_take_images_of_other_sizes(copy: Project) -> None:
     assert done.returncode == 0, done
     words = ("--first", other, "--second", digits, "--quiet")
     refused = copy.do("python", "compare.py", *words)
-    assert "mlp, epochs 1: takes images of 1 channel, those of --first have 3" in one_line(
+    assert "mlp, epochs 1: takes images with 1 channel; those of --first have 3" in one_line(
         refused, 1
     )
 
@@ -336,7 +336,7 @@ def test_maps_are_right_side_up_from_0_to_1(copy: Project) -> None:
         assert drawn[int(one[-1]), int(other[-1])] == pytest.approx(value)
     plotted = copy.do("python", "plot_compare.py", "--format", "png")
     assert plotted.returncode == 0, plotted
-    assert plotted.stderr.startswith("left out corresponding-layers: no two networks")
+    assert plotted.stderr.startswith("left out corresponding-layers: none of the compared networks")
     caption = (copy.root / "figures" / "layer-maps.tex").read_text()
     assert "one comparison each, on 359 test examples. The layers of the first run from" in caption
 

@@ -240,7 +240,7 @@ def test_search_draws_the_same_settings_each_time(lab: Lab) -> None:
     lab.write_lines(body.format("some"))
     wrong = lab.sweep("--list")
     assert wrong.returncode == 2
-    assert wrong.stderr.startswith("run.sh: search: must begin with how many")
+    assert wrong.stderr.startswith("run.sh: search: must begin with the number of jobs")
 
 
 def listed(lab: Lab) -> list[str]:

@@ -4,7 +4,8 @@ An optimizer is a function of groups of parameters and the settings: a line in O
 group may have a learning rate of its own; without one it has --lr.
 
 A schedule is a function of the training progress. It returns the factor that every group's learning
-rate is multiplied by: a line in SCHEDULES. The warm-up comes before it and is no part of it.
+rate is multiplied by: a line in SCHEDULES. The warm-up comes before the schedule and is not a part
+of it.
 """
 
 import math

@@ -223,7 +223,7 @@ def test_an_example_that_cannot_be_in_a_batch_is_said(thing):
             return index, thing
 
     kind = type(thing).__name__
-    with pytest.raises(TypeError, match=f"an example holds a {kind}, which is no tensor or number"):
+    with pytest.raises(TypeError, match=f"an example holds a {kind}, not a tensor or a number"):
         list(loaders.make(Odd(), CPU, 4, "workers", 0))
 
 

@@ -166,5 +166,5 @@ def test_a_job_of_several_processes_is_not_repeated_by_one(tmp_path: Path) -> No
     journal.tags({"processes": "4"})
     journal.close("FINISHED")
     files.write_record(folder / "settings.json", {"id": "job", "settings": {"lr": 0.1}})
-    with pytest.raises(JobError, match="4 processes made it"):
+    with pytest.raises(JobError, match="it ran in 4 processes"):
         Recorded(folder).check()

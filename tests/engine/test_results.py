@@ -199,7 +199,9 @@ def test_without_validation_nothing_is_chosen(store):
         store.job("blind", {"train_loss": [1 / lr]}, lr=lr)
     jobs = tables.jobs("blind")
     assert compare(jobs, 3, metric=metrics.monitored(jobs)).by == ["lr"]
-    with pytest.raises(NoResults, match=r"too much varies \(lr as well\), and no validation"):
+    with pytest.raises(
+        NoResults, match=r"too much varies \(lr as well\), and there are no validation"
+    ):
         style.label_settings({})
         compare(jobs, 2, metric=metrics.monitored(jobs))
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 NOTICE = 2.0
-"""Seconds in which it is known which process of the job has ended."""
+"""Seconds within which the processes of a job learn which of them has ended."""
 
 Main = Callable[["Job[Any]"], Mapping[str, float]]
 Check = Callable[["Job[Any]"], object]
@@ -60,7 +60,7 @@ class Attempt(Generic[S]):
     """
 
     processes: "Processes | None" = None
-    """Those of a job that has several (following.py)."""
+    """The processes of a job that has several (following.py)."""
 
     def __init__(self, folder: JobFolder[S]) -> None:
         self._folder = folder
@@ -117,7 +117,7 @@ class Attempt(Generic[S]):
 
     @property
     def place(self) -> tuple[Path, Places]:
-        """Where the attempt is, and its data."""
+        """Where the attempt and its data are."""
         return self._folder.path, self._folder.places
 
     def _job(self) -> "Job[S]":
@@ -131,7 +131,8 @@ class Attempt(Generic[S]):
         return Job(self._folder)
 
     def _explained(self, error: Exception) -> Exception:
-        """The error, or if another process of the job could not be reached, why that has ended."""
+        """The error or, if another process of the job could not be reached, why that process
+        ended."""
         first = self.processes.first if self.processes else None
         if first and isinstance(error, PeerLost) and (line := first.lost(NOTICE)):
             return PeerLost(line)
@@ -153,8 +154,8 @@ class Attempt(Generic[S]):
             return reading.NOTHING
 
     def _leave_if_over(self, known: reading.Known) -> None:
-        """End the process if the job needs no attempt, or may have none, by what is known of the
-        store and by the job's folder."""
+        """End the process if the store and the job's folder show that the job needs no attempt, or
+        may not have one."""
         folder = self._folder
         stored = known.finished.get(folder.id, [])
         last = {} if folder.change else folder.outcome()
@@ -192,8 +193,8 @@ class Attempt(Generic[S]):
         return f" (its data was not checked: {why})" if why else ""
 
     def _leave_if_stale(self, stored: bool) -> None:
-        """End the process if the job is finished with other code or data, perhaps in another
-        folder, was begun so and would go on now, or is running so."""
+        """End the process if the job was finished with other code or data (perhaps in another
+        folder), would be continued with other code or data, or is running with them."""
         folder, change, changed = self._folder, self._folder.change, self._folder.changed
         if change and folder.latest and locks.held(folder.latest / "lock"):
             line = f"is running already, with other {changed} ({change})"
@@ -280,7 +281,7 @@ class Attempt(Generic[S]):
         return leave(code, f"{self.label} {line}")
 
     def _delivered(self, line: str) -> int:
-        """The exit status of a finished job; says what the store lacks."""
+        """The exit status of a finished job; prints what the store lacks."""
         self._folder.interruption.listen()
         try:
             problem = self._courier.finish(IMPATIENCE if self._store_is_away else PATIENCE)
@@ -297,7 +298,7 @@ class Attempt(Generic[S]):
 
 
 class Scratch(Attempt[S]):
-    """A try of a job, for --scratch: in a temporary folder, without a store; nothing is left."""
+    """A trial run for --scratch, in a temporary folder and without a store; nothing is left."""
 
     def _begin(self) -> None:
         self._folder.label = "scratch"
@@ -328,7 +329,7 @@ class Scratch(Attempt[S]):
 
 
 class NoCourier(Courier):
-    """A courier of nothing, for a job that no store is to know of."""
+    """A courier that does nothing, for a job that is not stored."""
 
     def _start(self) -> None:
         """Start no process."""
@@ -337,5 +338,5 @@ class NoCourier(Courier):
         """Carry nothing."""
 
     def finish(self, seconds: float) -> str:
-        """Say that nothing is missing."""
+        """Return that nothing is missing."""
         return ""

@@ -1,9 +1,9 @@
 """Locks on files: held by one process at a time, freed by the kernel when that process dies.
 
 They are POSIX record locks: processes that are forked from the holder, such as a loader's, do not
-hold them, and NFS carries them to other machines (but for mounts with `nolock`). A process must not
-open a file a second time while it holds its lock: closing it would free the lock.
-Source: man7.org/linux/man-pages/man2/fcntl_locking.2.html.
+hold them, and NFS carries them to other machines (except on mounts with `nolock`). A process must
+not open a file a second time while it holds its lock: closing it would free the lock. Source:
+man7.org/linux/man-pages/man2/fcntl_locking.2.html.
 """
 
 import errno

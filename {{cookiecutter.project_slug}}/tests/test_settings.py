@@ -396,8 +396,8 @@ def test_other_names_may_be_allowed(with_registry, capsys):
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("NAMES = {n: n for n in 'ab'}", "parts.NAMES: must be a dict with its names written out"),
-        ("NAMES = {first: 1}", "parts.NAMES: must be a dict with its names written out"),
+        ("NAMES = {n: n for n in 'ab'}", "parts.NAMES: must be a dict with literal names"),
+        ("NAMES = {first: 1}", "parts.NAMES: must be a dict with literal names"),
         ("OTHER = {}", "parts.NAMES: there is no such dict, or it is empty"),
         ("NAMES = {", "parts.py, line 2:"),
         ('NAMES = {"vit": 1}', "Settings.model: its default 'mlp': no such model"),
@@ -508,7 +508,7 @@ def test_a_deleted_setting_keeps_the_ids_of_jobs_that_do_as_today():
     kind = changed(without=["lr"], former={"lr": 0.01})
     assert id_of(kind=kind) == id_of("--lr 1e-2")
     assert id_of("--seed 1", kind) == id_of("--lr 1e-2 --seed 1")
-    assert refusal("--lr", "1", kind=kind) == "--lr: was deleted; it stands in Settings.FORMER"
+    assert refusal("--lr", "1", kind=kind) == "--lr: was deleted; see FORMER in Settings"
     assert id_of(kind=changed(without=["lr"])) not in {id_of(), id_of("--lr 1e-2")}
 
 
@@ -632,7 +632,7 @@ MISTAKES = [
     ),
     (
         changed(("rate", float, setting(1.0, formerly="lr"))),
-        'Settings.rate: formerly="lr" is a setting, or is in FORMER',
+        'Settings.rate: formerly="lr" is the name of a setting, or is in FORMER',
     ),
     (changed(former={"lr": 1}), "Settings.lr: is in FORMER as well, among the deleted settings"),
     (changed(former=["lr"]), "Settings.FORMER: must be a dict of deleted settings"),
@@ -657,13 +657,16 @@ def test_a_mistake_in_the_dataclass_is_said_in_one_line(kind, line):
     ("declared", "line"),
     [
         (["loss"], "METRICS: must be a dict of names and Metric(…)"),
-        ({"val_loss": Metric(better="lower")}, "METRICS['val_loss']: val_ is put before the name"),
+        ({"val_loss": Metric(better="lower")}, "METRICS['val_loss']: val_ is added to the name"),
         ({"my loss": Metric(better="lower")}, "METRICS['my loss']: its name must be letters"),
         ({"loss": "lower"}, "METRICS['loss']: must be a Metric"),
         ({"loss": Metric(better="up")}, "METRICS['loss']: better='up': must be"),
         ({"loss": Metric(better="lower", scale="sqrt")}, "METRICS['loss']: scale='sqrt': must be"),
         ({"loss": Metric(better="lower", range=(1, 0))}, "METRICS['loss']: range=(1, 0): must be"),
-        ({"loss": Metric(better="lower", range=3)}, "METRICS['loss']: range=3: must be two rising"),
+        (
+            {"loss": Metric(better="lower", range=3)},
+            "METRICS['loss']: range=3: must be two increasing",
+        ),
         (
             {"loss": Metric(better="lower", target="0")},
             "METRICS['loss']: target='0': must be a num",
@@ -671,7 +674,7 @@ def test_a_mistake_in_the_dataclass_is_said_in_one_line(kind, line):
         ({"loss": Metric(better="lower", unit=None)}, "METRICS['loss']: unit=None: must be text"),
         (
             {"loss": Metric(better="lower", at_start="log(classes)")},
-            "METRICS['loss']: at_start='log(classes)': must be a number but 0",
+            "METRICS['loss']: at_start='log(classes)': must be a number other than 0",
         ),
     ],
 )

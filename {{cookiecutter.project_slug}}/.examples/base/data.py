@@ -41,7 +41,7 @@ TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset with the splits that it has; those that are None can be held out of `train`."""
+    """A dataset with its splits; those that are None can be held out of `train`."""
 
     train: Examples
     classes: Sequence[str]
@@ -51,7 +51,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a job is trained, validated and tested on, and what its network needs to know of it."""
+    """What a job is trained, validated and tested on, and what its network needs to know about the
+    data."""
 
     train: Examples
     val: Examples | None

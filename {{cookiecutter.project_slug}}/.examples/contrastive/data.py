@@ -2,13 +2,14 @@
 
 To add a dataset, write a function such as `digits` and a line in DATASETS. Any torch Dataset will
 do; a TensorDataset, which is in memory, is the fastest. An example is an image, uint8 (C, H, W),
-and its label. Training gets images alone: labels are for the probes that judge the features. So
-that they can be found without reading images, other Datasets have them as `targets`, (N,).
+and its label. Training uses only the images; labels are for the probes that judge the features. So
+that labels can be found without reading images, other Datasets have them as `targets`, (N,).
 
 To add an augmentation, write a function such as `shift` and a line in AUGMENTATIONS. It gets the
-images of a whole batch, on the device, and is called twice for two views of each. Random changes
-belong here, not in a Dataset, whose examples may be read only once. They are drawn from the
-generator given, so that evaluation has the same views each time; None is torch's own, for training.
+images of a whole batch, on the device, and is called twice, for two views of each image. Random
+changes belong here, not in a Dataset, whose examples may be read only once. They are drawn from the
+given generator, so that evaluation has the same views each time; None means torch's global
+generator, for training.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ DRAWS = 10  # random choices of labelled training examples, with a probe for eac
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset with the splits that it has; those that are None can be held out of `train`."""
+    """A dataset with its splits; those that are None can be held out of `train`."""
 
     train: Examples
     classes: Sequence[str]
@@ -55,7 +56,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a job is trained, validated and tested on, and what its network needs to know of it."""
+    """What a job is trained, validated and tested on, and what its network needs to know about the
+    data."""
 
     train: Examples
     val: Examples | None
@@ -89,7 +91,8 @@ def load(settings: Settings, data_root: Path) -> Splits:
 
 
 class Draws(Dataset[Batch]):
-    """Draws of labelled examples, from which probes of the features learn: each is a batch."""
+    """Random choices of labelled examples from which probes of the features learn; each is a
+    batch."""
 
     def __init__(self, dataset: Examples, indices: Tensor) -> None:
         self._dataset, self._indices = dataset, indices
@@ -125,7 +128,8 @@ def draws(train: Examples, count: int, classes: Sequence[str], seed: int) -> Dra
 
 @cache  # many jobs of a grid read the same
 def read(dataset: str, root: Path, size: int | str) -> Source:
-    """Return the dataset of a name; `size` is that of images in files, `auto` or in pixels."""
+    """Return the dataset with this name; `size` is the size of images in files, `auto` or in
+    pixels."""
     return DATASETS[dataset](root, None if isinstance(size, str) else size)
 
 
@@ -185,8 +189,8 @@ DATASETS: dict[str, Callable[[Path, int | None], Source]] = {
 
 
 def augmentation(settings: Settings) -> Callable[..., Views]:
-    """Return a function of a batch, and optionally a random generator on its device, that makes two
-    views of each image; labels have no part in them."""
+    """Return a function that makes two views of each image in a batch, without its labels;
+    optionally, it takes a random generator on the batch's device."""
     augment = AUGMENTATIONS[settings.augment]
 
     def views(batch: Batch, random: Generator | None = None) -> Views:
@@ -203,7 +207,7 @@ def none(images: Tensor, _random: Generator | None) -> Tensor:
 
 
 def shift(images: Tensor, random: Generator | None) -> Tensor:
-    """Move each image by up to an eighth of its height and width; what comes in is black."""
+    """Move each image by up to an eighth of its height and width; pixels that come in are black."""
     right, down = (uniform(images, -0.25, 0.25, random) for _ in range(2))
     return warped(images, [[1, 0, right], [0, 1, down]])
 
@@ -217,8 +221,8 @@ def affine(images: Tensor, random: Generator | None) -> Tensor:
 
 
 def affine_noise_erase(images: Tensor, random: Generator | None) -> Tensor:
-    """Do the same, change the contrast by up to 40%, add noise, and make a random rectangle black,
-    of a third of each side (Zhong et al. 2020, doi.org/10.1609/aaai.v34i07.7000)."""
+    """Do the same, change the contrast by up to 40%, add noise, and make a random rectangle of a
+    third of each side black (Zhong et al. 2020, doi.org/10.1609/aaai.v34i07.7000)."""
     contrast = uniform(images, 0.6, 1.4, random).view(-1, 1, 1, 1)
     noise = torch.randn(images.shape, generator=random, device=images.device)
     images = pixels(contrast * affine(images, random) + 25 * noise)
@@ -246,10 +250,10 @@ def uniform(images: Tensor, low: float, high: float, random: Generator | None) -
 
 
 def warped(images: Tensor, rows: Sequence[Sequence[Tensor | float]]) -> Tensor:
-    """Return images whose pixels are taken from where an affine map sends them.
+    """Return images whose pixels come from the positions to which an affine map sends them.
 
-    `rows` are the two of its matrix, for positions (x, y, 1) from -1 to 1 across the image; each
-    entry is a number, or one for each image, (B,).
+    `rows` are the two rows of its matrix, for positions (x, y, 1) from -1 to 1 across the image;
+    each entry is a number, or a number for each image, (B,).
     """
     ones = torch.ones(len(images), device=images.device)
     matrices = torch.stack([torch.stack([entry * ones for entry in row], 1) for row in rows], 1)
@@ -263,7 +267,7 @@ def pixels(values: Tensor) -> Tensor:
 
 
 def a_third(images: Tensor, side: int, random: Generator | None) -> Tensor:
-    """Return which places of a side are in a random third of it, for each image: (B, side)."""
+    """Return for each image which positions along a side are in a random third of it: (B, side)."""
     first = (uniform(images, 0, side - side // 3 + 1, random)).long().unsqueeze(1)
     places = torch.arange(side, device=images.device)
     return (places >= first) & (places < first + side // 3)

@@ -45,7 +45,8 @@ def make(settings: Settings, spec: Spec) -> "Contrastive":
 
 class Contrastive(nn.Module):
     """A network, with the head that projects its features for the loss (Chen et al. 2020,
-    arxiv.org/abs/2002.05709); what is learnt is for the features, which come before the head.
+    arxiv.org/abs/2002.05709); the features, which come before the head, are what is used after
+    training.
 
     Images are taken as they are stored, uint8 (B, C, H, W), and scaled and normalised here.
     """

@@ -41,8 +41,8 @@ def forward(
     is measured: a value for each view, or one for the batch.
 
     Each view is to find the other view of its image among all views in the batch. Alignment and
-    uniformity are those of Wang & Isola 2020, arxiv.org/abs/2005.10242. Runs under autocast; with
-    --compile it is compiled together with the model.
+    uniformity are defined as in Wang & Isola 2020, arxiv.org/abs/2005.10242. Runs under autocast;
+    with --compile it is compiled together with the model.
     """
     count = len(views[0])
     points = normalize(model(torch.cat(views)).float())  # (2B, P), on the unit sphere
@@ -72,7 +72,7 @@ def load(
 ) -> tuple[models.Contrastive, Batches, Batches, Batches | None, Batches | None]:
     """Return the model, on the CPU, and the batches to train, fit the probes, validate and test on.
 
-    The last two are None for a split that the data does not have.
+    The last two are None if the data does not have that split.
     """
     settings = job.settings
     splits = data.load(settings, job.runtime.data_root)
@@ -143,12 +143,12 @@ def evaluate(
     batches: Batches | None,
     split: str,
 ) -> Metrics:
-    """Return the means over all examples of what forward() measures, of the same views each time,
-    and the accuracies of probes of the features, each a mean over the draws of labelled images.
-    Uniformity, which is of a batch, counts the same for each.
+    """Return the means over all examples of what forward() measures, with the same views each time,
+    and the accuracies of probes of the features, averaged over the random choices of labelled
+    images. Uniformity is measured per batch, and each batch counts the same.
 
     Probes get features in fp32, whatever the --precision. The label and the features of each test
-    example, and the fraction of the linear probes that are right about it, are kept in
+    example, and the fraction of the linear probes that classify it correctly, are kept in
     predictions.npz.
     """
     if batches is None:
@@ -177,8 +177,8 @@ def linear_probe(features: Tensor, labels: Tensor) -> Classifier:
     """Return a function from features (B, F) to the classes (D, B) that linear probes predict, each
     fitted to one of D draws of labelled features (D, N, F), with as many of each class.
 
-    It is ridge regression of the classes, one-hot, on the features less their mean, over their
-    standard deviation, which is one number for all of them. With as many examples of each class an
+    The probes are ridge regressions of the one-hot classes on the features, minus their mean and
+    divided by one common standard deviation. As all classes have the same number of examples, an
     intercept would be the same for all.
     """
     mean = features.mean(1, keepdim=True)

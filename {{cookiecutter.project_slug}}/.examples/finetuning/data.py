@@ -44,13 +44,14 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 """Tokens that are not words: the first in the vocabulary of a new network."""
 
 MULTIPLE = 16
-"""Batches are padded to a multiple of it: GPUs are faster, and --compile meets few lengths."""
+"""Batches are padded to a multiple of this, which is faster on GPUs and gives --compile few
+lengths."""
 
 TOPICS = (
     *("compound", "debugger", "formatstrings", "specialnames"),
     *("string-methods", "types", "typesmapping", "typesseq"),
 )
-"""The topics of Python's documentation that are told apart."""
+"""The topics of Python's documentation that are classified."""
 
 NEIGHBOURS = 5  # number of successive paragraphs of a topic that are kept in the same part
 
@@ -100,8 +101,8 @@ class Collate:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a job is trained, validated and tested on, what its network needs to know of it, and
-    what makes a batch of examples."""
+    """What a job is trained, validated and tested on, what its network needs to know about the
+    data, and the function that makes a batch from examples."""
 
     train: Examples
     val: Examples | None
@@ -141,8 +142,8 @@ def load(settings: Settings, data_root: Path) -> Splits:
 def words(texts: Iterable[str]) -> Any:
     """Return a tokenizer for the words that occur at least twice in texts.
 
-    Parts of words would do better, but the trainers that find them are not deterministic: the same
-    texts may give another vocabulary.
+    Parts of words would give better results, but the trainers that find them are not deterministic:
+    the same texts may give a different vocabulary.
     """
     tokenizer: Any = Tokenizer(WordLevel(unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = Lowercase(), Whitespace()

@@ -48,7 +48,7 @@ class Spec:
 
 
 class Classifier(nn.Module):
-    """A transformer that returns the logits alone."""
+    """A transformer that returns only the logits."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -75,17 +75,18 @@ def make(settings: Settings, spec: Spec) -> Classifier:
 
 
 def example_input(settings: Settings, spec: Spec, examples: int) -> tuple[Tensor, Tensor]:
-    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    """Return this many random inputs for the network, to export it (docs/export.md)."""
     vocabulary = int(json.loads(spec.config)["vocab_size"])
     tokens = torch.randint(vocabulary, (examples, settings.max_tokens))
     return tokens, torch.ones_like(tokens)
 
 
 def start(model: Classifier, settings: Settings, root: Path) -> None:
-    """Give a network the weights of the checkpoint that the settings name, if they name one.
+    """Load the weights of the checkpoint that the settings name, if any, into a network.
 
-    Layers on top of the transformer keep random weights if the checkpoint lacks them, or has others
-    for another task. Raises SettingsError if it cannot be read, or lacks other layers.
+    Layers on top of the transformer keep random weights if the checkpoint lacks them or has
+    different ones, for another task. Raises SettingsError if it cannot be read, or lacks other
+    layers.
     """
     if settings.model in MODELS:
         return

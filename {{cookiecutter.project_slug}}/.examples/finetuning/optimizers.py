@@ -4,7 +4,8 @@ An optimizer is a function of groups of parameters and the settings: a line in O
 group may have a learning rate of its own; without one it has --lr.
 
 A schedule is a function of the training progress. It returns the factor that every group's learning
-rate is multiplied by: a line in SCHEDULES. The warm-up comes before it and is no part of it.
+rate is multiplied by: a line in SCHEDULES. The warm-up comes before the schedule and is not a part
+of it.
 """
 
 import math
@@ -78,10 +79,9 @@ def stable_decay(done: float) -> float:
 
 
 def make(model: Classifier, settings: Settings) -> Optimizer:
-    """Return the optimizer of all parameters that are trained.
-
-    The transformer has --lr, the layers on top of it --head-lr. Weight decay is for matrices;
-    biases and norms have none.
+    """Return the optimizer of all parameters that are trained, with --lr for the transformer and
+    --head-lr for the layers on top of it. Weight decay applies to matrices, but not to biases and
+    norms.
     """
     transformer = [*model.network.base_model.parameters()]
     below = {id(parameter) for parameter in transformer}

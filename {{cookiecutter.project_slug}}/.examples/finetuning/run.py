@@ -33,7 +33,7 @@ Metrics = dict[str, float]
 def forward(
     model: nn.Module, batch: data.Batch, settings: Settings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean loss, and by name what is measured: a value for each example.
+    """Return the mean loss, and measurements by name: a value for each example.
 
     Runs under autocast; with --compile it is compiled together with the model. In evaluation the
     predicted classes come along, which evaluate() takes out.
@@ -51,7 +51,7 @@ def forward(
 def load(job: Job[Settings]) -> tuple[models.Classifier, Batches, Batches | None, Batches | None]:
     """Return the model, on the CPU, and the batches to train, validate and test on.
 
-    They are None for a split that the data does not have.
+    A split that the data does not have is None.
     """
     settings = job.settings
     splits = data.load(settings, job.runtime.data_root)

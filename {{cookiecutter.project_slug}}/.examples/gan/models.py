@@ -52,8 +52,8 @@ class Generator(nn.Module):
         self.network, self.latent = network, latent
 
     def forward(self, count: int, random: torch.Generator | None = None) -> Tensor:
-        """Return so many images (B, C, H, W), float; the noise is drawn from `random`, by default
-        from torch's own random numbers."""
+        """Return this many images (B, C, H, W), float; the noise is drawn from `random`, by default
+        torch's global generator."""
         device = next(self.parameters()).device
         noise = torch.randn(count, self.latent, generator=random, device=device)
         images: Tensor = self.network(noise)
@@ -123,7 +123,7 @@ class ConvGenerator(nn.Sequential):
 
 
 class ConvDiscriminator(nn.Sequential):
-    """The same the other way round, down to half of the side."""
+    """The same in reverse, down to half of the side."""
 
     def __init__(self, shape: tuple[int, ...], width: int = 16) -> None:
         channels, *side = shape

@@ -57,7 +57,7 @@ def g_loss(model: models.GAN, batch: data.Batch, settings: Settings) -> Loss:
 def load(job: Job[Settings]) -> tuple[models.GAN, Batches, Batches | None, Batches | None]:
     """Return the networks, on the CPU, and the batches to train, validate and test on.
 
-    They are None for a split that the data does not have.
+    A split that the data does not have is None.
     """
     settings = job.settings
     splits = data.load(settings, job.runtime.data_root)
@@ -123,7 +123,7 @@ def train(job: Job[Settings], model: models.GAN, batches: Batches, val: Batches 
 def generated(generator: nn.Module, count: int) -> Tensor:
     """Return images (B, C, H, W) with pixels in [0, 1], made from the same noise each time.
 
-    The noise is not from torch's own random numbers, which are training's alone.
+    The noise does not come from torch's global random numbers, which only training uses.
     """
     generator.eval()
     device = next(generator.parameters()).device

@@ -1,8 +1,8 @@
 """Datasets: streams of graphs.
 
 To add a dataset, write a function such as `random_graphs` and a line in DATASETS. Its training
-graphs are a torch IterableDataset of Graph, whose state is where it is: an interrupted job goes on
-with the next graph. Validation and test graphs may be a list or a stream that ends.
+graphs are a torch IterableDataset of Graph, whose state is its position: an interrupted job
+continues with the next graph. Validation and test graphs may be a list or a stream that ends.
 
 Graphs have different numbers of nodes, so a batch of them is one large graph, whose parts are not
 connected with each other: collate() makes it.
@@ -31,8 +31,8 @@ Batch = Graphs
 Examples = Any  # an IterableDataset or a list of Graph
 
 TRAINED, LARGER = range(8, 24), range(32, 64)
-"""Numbers of nodes in random graphs: of those that are trained and tested on, and of those that are
-tested on only."""
+"""Numbers of nodes in random graphs: in graphs for training and testing, and in larger ones only
+for testing."""
 
 SAMPLED = 1000
 """Training graphs from which means and standard deviations are computed."""
@@ -49,8 +49,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset: `train` is a stream, `larger` are graphs larger than those trained on, to see how
-    far a network generalizes. The parts that it does not have are None."""
+    """A dataset: `train` is a stream; `larger` are graphs larger than those in training, to see how
+    well a network generalizes. Missing parts are None."""
 
     train: "IterableDataset[Graph]"
     val: Examples | None
@@ -60,7 +60,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Splits(Source):
-    """What a job is trained, validated and tested on, and what its network needs to know of it."""
+    """What a job is trained, validated and tested on, and what its network needs to know about the
+    data."""
 
     spec: Spec
 
@@ -113,8 +114,8 @@ def collate(graphs: Sequence[Graph]) -> Graphs:
 
 
 class RandomGraphs(IterableDataset[Graph]):
-    """Random graphs without an end. The one at a position depends on the seed and the position
-    alone, so they are the same however many processes make them."""
+    """Random graphs without an end. The graph at a position depends only on the seed and the
+    position, so the graphs are the same however many processes make them."""
 
     num_shards = 8  # the largest number of processes
 
@@ -128,11 +129,11 @@ class RandomGraphs(IterableDataset[Graph]):
             yield random_graph(TRAINED, f"train/{self._seed}/{position}")
 
     def state_dict(self) -> dict[str, int]:
-        """Return where it is."""
+        """Return the position."""
         return {"position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there."""
+        """Continue from that position."""
         self._position = state["position"]
 
     def shard(self, num_shards: int, index: int) -> "RandomGraphs":
@@ -142,8 +143,8 @@ class RandomGraphs(IterableDataset[Graph]):
 
 
 def random_graphs(_root: Path, seed: int) -> Source:
-    """Return random connected graphs with a marked node; the target is how far from it the others
-    are on average. See random_graph()."""
+    """Return random connected graphs with a marked node; the target is the average distance of the
+    other nodes from it. See random_graph()."""
     return Source(
         RandomGraphs(seed),
         val=[random_graph(TRAINED, f"val/{number}") for number in range(500)],
@@ -200,8 +201,8 @@ def distances(neighbours: Sequence[Iterable[int]], start: int) -> Iterable[int]:
 
 
 class GraphFiles(IterableDataset[Graph]):
-    """The graphs in files, one in each line. Each pass has the files in another order, and the
-    lines of a file in their own."""
+    """The graphs in files, one in each line. Each pass reads the files in a different order, and
+    the lines of a file in the order of the file."""
 
     def __init__(self, paths: Sequence[Path], features: int, seed: int) -> None:
         self._paths, self._features, self._seed = paths, features, seed
@@ -209,7 +210,7 @@ class GraphFiles(IterableDataset[Graph]):
         self.num_shards = len(paths)
 
     def set_epoch(self, number: int) -> None:
-        """Have the order of a pass, from 0."""
+        """Set the number of the pass, from 0, on which the order of the files depends."""
         self._pass = number
 
     def __iter__(self) -> Iterator[Graph]:
@@ -225,7 +226,7 @@ class GraphFiles(IterableDataset[Graph]):
         return {"done": self._done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after these."""
+        """Continue after these lines."""
         self._done = state["done"]
 
     def shard(self, num_shards: int, index: int) -> "GraphFiles":
@@ -235,7 +236,7 @@ class GraphFiles(IterableDataset[Graph]):
 
 def graph_files(root: Path, seed: int) -> Source:
     """Return your own graphs: `<root>/train/*.jsonl`, and `<root>/val`, `<root>/test` and
-    `<root>/larger` as far as there are such folders. Each line is a graph; see parsed()."""
+    `<root>/larger` if these folders exist. Each line is a graph; see parsed()."""
     parts = {
         name: sorted((root / name).glob("*.jsonl")) for name in ("train", "val", "test", "larger")
     }
@@ -263,9 +264,9 @@ def lines(paths: Iterable[Path]) -> Iterator[tuple[Path, int, str]]:
 def parsed(line: str, features: int | None, place: str) -> Graph:
     """Return the graph in a line: `{"nodes": [[0.5, 1], [2, 0]], "edges": [[0, 1]], "target": 3}`.
 
-    `nodes` has the features of each node, as many as `features` unless that is None, and `edges`
-    the pairs of nodes that are connected, each once, by their numbers from 0 on. Raises JobError,
-    which says the place, for anything else.
+    `nodes` has the features of each node (`features` of them, unless that is None), and `edges`
+    each pair of connected nodes once, by their indices from 0. Raises JobError, which names the
+    file and the line, for anything else.
     """
     try:
         graph = json.loads(line)

@@ -66,9 +66,9 @@ class Standardized(nn.Module):
 class GIN(nn.Module):
     """A graph isomorphism network (Xu et al. 2019, arxiv.org/abs/1810.00826).
 
-    Its ε is 0, as in GIN-0. Unlike there, layers are residual and have layer norm, and the readout
-    is of the last layer alone. With `edges=False` nodes learn nothing of each other before it, as
-    in Deep Sets (Zaheer et al. 2017, arxiv.org/abs/1703.06114).
+    Its ε is 0, as in GIN-0. Unlike in the paper, layers are residual and have layer norm, and the
+    readout uses only the last layer. With `edges=False`, nodes get no information about each other
+    before the readout, as in Deep Sets (Zaheer et al. 2017, arxiv.org/abs/1703.06114).
     """
 
     def __init__(

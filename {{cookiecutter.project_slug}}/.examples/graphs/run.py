@@ -32,7 +32,7 @@ Metrics = dict[str, float]
 def forward(
     model: nn.Module, batch: data.Batch, settings: Settings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean loss, and by name what is measured: a value for each example.
+    """Return the mean loss, and measurements by name: a value for each example.
 
     Runs under autocast; with --compile it is compiled together with the model. In evaluation the
     predictions come along, which evaluate() takes out.
@@ -50,7 +50,7 @@ def load(job: Job[Settings]) -> tuple[nn.Module, Batches, list[Batches | None]]:
     """Return the model, on the CPU, the batches to train on, and those to validate, to test and to
     test on larger graphs.
 
-    These are None for a split that the data does not have.
+    A split that the data does not have is None.
     """
     settings = job.settings
     splits = data.load(settings, job.runtime.data_root)
@@ -115,7 +115,7 @@ def evaluate(
     """Return the means over all graphs of what forward() measures, and R², which is no mean.
 
     The target, the prediction and the number of nodes of each test graph are kept in
-    predictions.npz, those of larger graphs with the others.
+    predictions.npz, together with those of the larger graphs.
     """
     if batches is None:
         return {}

@@ -3,9 +3,9 @@
     relu_squared(x, bias)    C++ on the CPU (kernels.cpp), elsewhere plain torch
     rms_norm(x, weight)      Triton on a CUDA GPU (kernels_triton.py), elsewhere plain torch
 
-Which kernel runs goes by where the tensors are. It is no setting: the results are the same but for
-their last digits, as those of other devices are. KERNELS=plain in the environment switches the
-kernels off, to find out whether one is at fault, or for a machine without a compiler.
+The device of the tensors decides which kernel runs. This is not a setting, because the results are
+the same except for their last digits, as on different devices. KERNELS=plain in the environment
+switches the kernels off, to find out whether one is at fault, or for a machine without a compiler.
 
 docs/example.md says how to write, test and measure such kernels. Source:
 docs.pytorch.org/docs/stable/library.html.

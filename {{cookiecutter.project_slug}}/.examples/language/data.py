@@ -5,9 +5,9 @@ dataset, write a function such as `pydoc` and a line in DATASETS. It returns tex
 mapped into memory. texts.py writes their tokens to disk, once. An example is a window of these:
 `--context` tokens and the one that follows.
 
-Each text is cut in three: the first part is trained on, the next validates, the last is for the
-test. The windows of a part follow one another, from one text to the next, so each token but the
-first is one to predict once in an epoch. Only the last, shorter window of a part is left out.
+Each text is cut into three parts: the first for training, the next for validation, the last for
+testing. The windows of a part follow one another, from one text to the next, so in an epoch each
+token except the first is predicted once. Only the last, shorter window of a part is left out.
 """
 
 import mmap
@@ -30,7 +30,8 @@ Batch = tuple[Tensor, ...]  # tokens (B, T + 1), and with a tokenizer the bytes 
 
 @dataclass(frozen=True)
 class Splits:
-    """What a job is trained, validated and tested on, and what its network needs to know of it."""
+    """What a job is trained, validated and tested on, and what its network needs to know about the
+    data."""
 
     train: Windows
     val: Windows
@@ -74,8 +75,8 @@ def tokenizer(name: str, root: Path) -> Tokenizer:
 
 
 def pydoc(_settings: Settings, _root: Path) -> list[Text]:
-    """Return the English of Python's own documentation, 0.5 MB; it comes with Python, and differs
-    a little between its versions."""
+    """Return Python's own documentation, 0.5 MB of English, which comes with Python and differs a
+    little between its versions."""
     text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
     return [text.encode()]
 
@@ -100,12 +101,12 @@ def files(settings: Settings, root: Path) -> list[Text]:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder of this name is hidden; those do not count as data."""
+    """Return whether a file or folder of this name is hidden; hidden ones do not count as data."""
     return name.startswith(".")
 
 
 def mapped(path: Path) -> mmap.mmap:
-    """Return a file mapped into memory, so that it may be larger than that."""
+    """Return a file mapped into memory, so that the file may be larger than the memory."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 

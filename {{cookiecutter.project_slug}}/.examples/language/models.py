@@ -1,8 +1,8 @@
 """Networks.
 
 To add a network, write its class and a line in MODELS, which may pass settings on to it. It takes
-tokens (B, T) and a function of features and the matrix of the last layer, and returns what that
-function makes of them: by default logits (B, T, K) of the tokens that follow.
+tokens (B, T) and a function of the features and the matrix of the last layer, and returns that
+function's value: by default logits (B, T, K) of the tokens that follow.
 """
 
 import math
@@ -67,7 +67,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor, head: Head = linear) -> Any:
-        """Return what the head makes of the features of tokens (B, T), T at most the context.
+        """Return the head's value for the features of tokens (B, T), with T at most the context.
 
         The embedding is also the last layer.
         """
@@ -90,7 +90,7 @@ class Layer(nn.Module):
     """Causal self-attention, then a perceptron, each with a residual connection."""
 
     ADDING = (".out", ".perceptron.3")
-    """How the names of those of its layers end that add to the residual stream."""
+    """Endings of the names of the layers that add to the residual stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -41,8 +41,8 @@ SAMPLE = 200  # tokens of text that each evaluation writes
 def forward(
     model: nn.Module, batch: data.Batch, settings: Settings
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return the mean loss, and by name what is measured: a value for each token, (B, T), or also
-    what it is divided by.
+    """Return the mean loss, and measurements by name: a value for each token, (B, T), or a pair of
+    values to be divided.
 
     Runs under autocast; with --compile it is compiled together with the model.
     """
@@ -59,7 +59,7 @@ def in_chunks(
 ) -> dict[str, Tensor]:
     """Return what is measured of features (B, T, width) and the tokens that follow (B, T).
 
-    The logits of only so many tokens are in memory at once: in the backward pass they are computed
+    The logits of only `chunk` tokens are in memory at once: in the backward pass they are computed
     again, chunk by chunk (torch.utils.checkpoint).
     """
     rows, wanted = features.flatten(0, 1), following.flatten()

@@ -5,9 +5,10 @@ train on are in `train.bin`, as unsigned numbers: uint8 for bytes, for a tokeniz
 if its vocabulary is larger than 65,536. A tokenizer's tokens stand for several bytes of the text
 each; `train.sizes` says how many, as uint16.
 
-The folder's name is a hash of the texts' contents and of the tokenizer. It gets that name once all
-is on the disk, so what a killed job leaves is never read, and the next job removes it. Of several
-jobs that need the same tokens, one writes them and the others wait. It can be deleted at any time.
+The folder's name is a hash of the texts' contents and of the tokenizer. It gets that name once
+everything is on the disk, so an incomplete folder of a killed job is never read, and the next job
+removes it. Of several jobs that need the same tokens, one writes them and the others wait. It can
+be deleted at any time.
 """
 
 import hashlib
@@ -41,11 +42,12 @@ HELD_OUT = 0.1  # fraction of each text for validation, and the same for testing
 PIECE = 2**20  # bytes of a text that are turned into tokens at once
 
 SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""Torch's type for numbers of so many bytes. Older versions cannot pick rows of unsigned ones."""
+"""Torch's type for numbers with this many bytes. Older versions cannot select rows of unsigned
+types."""
 
 
 class Tokenizer:
-    """Makes tokens of a text: by a tokenizer of Hugging Face, or without one the bytes themselves.
+    """Turns a text into tokens, with a Hugging Face tokenizer or, without one, into bytes.
 
     `definition` is the content of its `tokenizer.json`. Raises SettingsError if it cannot be read.
     """
@@ -56,10 +58,9 @@ class Tokenizer:
         self.vocabulary = 1 + max(self._made.get_vocab().values()) if self._made else BYTES
 
     def encode(self, text: bytes) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-        """Return the tokens (N,) of a text, and how many of its bytes each stands for (N,), which
-        are those up to the next token; None if each is one byte.
-
-        Raises SettingsError if a tokenizer is to read what is not UTF-8.
+        """Return the tokens (N,) of a text, and the number of bytes (N,) from each token to the
+        next; None if each token is one byte. Raises SettingsError if a tokenizer has to read text
+        that is not UTF-8.
         """
         if self._made is None:
             return np.frombuffer(text, np.uint8), None
@@ -145,7 +146,7 @@ def unsigned(tokens: Tensor) -> Tensor:
 
 
 def tokenized(texts: Sequence[Text], tokenizer: Tokenizer) -> Path:
-    """Return the folder with the tokens of some texts, which are written if they are not there."""
+    """Return the folder with the tokens of some texts; they are written first if necessary."""
     found = hashlib.sha256(f"1 {HELD_OUT} {PIECE} {tokenizer.definition}".encode())
     for text in texts:
         found.update(hashlib.sha256(text).digest())
@@ -189,7 +190,8 @@ def _append(path: Path, piece: bytes, tokenizer: Tokenizer) -> None:
 
 
 def bounds(text: Text, tokenizer: Tokenizer) -> list[int]:
-    """Return where the parts of a text begin and end; for a tokenizer between two characters."""
+    """Return where the parts of a text begin and end; with a tokenizer, always between two
+    characters."""
     held_out = int(HELD_OUT * len(text))
     places = [len(text) - 2 * held_out, len(text) - held_out]
     if tokenizer.definition:
@@ -198,7 +200,7 @@ def bounds(text: Text, tokenizer: Tokenizer) -> list[int]:
 
 
 def pieces(text: Text, begin: int, end: int) -> Iterator[bytes]:
-    """Yield a part of a text piece by piece, which end with a line where they can."""
+    """Yield a part of a text in pieces, which end at the end of a line if possible."""
     while begin < end:
         until = min(begin + PIECE, end)
         if until < end:

@@ -37,7 +37,7 @@ TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset with the splits that it has; those that are None can be held out of `train`."""
+    """A dataset with its splits; those that are None can be held out of `train`."""
 
     train: Examples
     test: Examples | None = None
@@ -46,7 +46,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a job is trained, validated and tested on, and what its network needs to know of it."""
+    """What a job is trained, validated and tested on, and what its network needs to know about the
+    data."""
 
     train: Examples
     val: Examples | None

@@ -31,7 +31,7 @@ Metrics = dict[str, float]
 def forward(
     model: nn.Module, batch: data.Batch, settings: Settings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean loss, and by name what is measured: a value for each example.
+    """Return the mean loss, and measurements by name: a value for each example.
 
     Runs under autocast; with --compile it is compiled together with the model. In evaluation the
     predictions come along, which evaluate() takes out.
@@ -49,7 +49,7 @@ def forward(
 def load(job: Job[Settings]) -> tuple[nn.Module, Batches, Batches | None, Batches | None]:
     """Return the model, on the CPU, and the batches to train, validate and test on.
 
-    They are None for a split that the data does not have.
+    A split that the data does not have is None.
     """
     settings = job.settings
     splits = data.load(settings, job.runtime.data_root)
@@ -110,7 +110,7 @@ def train(
 def evaluate(
     job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches | None, split: str
 ) -> Metrics:
-    """Return the means over all examples of what forward() measures, and R², which is no mean.
+    """Return the means over all examples of what forward() measures, and R², which is not a mean.
 
     The target and the prediction of each test example are kept in predictions.npz.
     """

@@ -4,8 +4,9 @@ There is no dataset: training data is made by the policy. Many copies of an envi
 as tensors on the job's device, so acting waits for nothing and copies nothing.
 
 To add an environment, write a class such as `Balance` and a line in ENVIRONMENTS. Random numbers
-are torch's global ones, which are restored with the job. Of an environment that is not written in
-torch, put all that changes into the state of `Experience`; docs/example.md says what else.
+are torch's global ones, which are restored with the job. If an environment is not written in torch,
+put everything that changes in it into the state of `Experience`; docs/example.md says what else to
+do.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ SEEDS = {"val": 1_000_001, "test": 1_000_002}
 
 
 class Batch(NamedTuple):
-    """Steps in the environment, as the policy that took them saw them."""
+    """Steps in the environment, with what the policy that took them saw."""
 
     observation: Tensor  # (B, D)
     action: Tensor  # (B,), int64
@@ -38,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of one step in each copy."""
+    """The outcome of one step in each copy."""
 
     state: Tensor  # (B, S)
     reward: Tensor  # (B,)
@@ -97,7 +98,8 @@ class CartPole:
 
 
 class Balance(CartPole):
-    """Keep the pole up: 1 for each step until it leans by 12° or the cart leaves the track."""
+    """Keep the pole up: a reward of 1 for each step until it leans by 12° or the cart leaves the
+    track."""
 
     def start(self, count: int, device: torch.device, random: torch.Generator | None) -> Tensor:
         """Return states near upright, at rest in the middle."""
@@ -115,8 +117,8 @@ class Balance(CartPole):
 
 
 class SwingUp(CartPole):
-    """Swing the hanging pole up and keep it there: for each step (1 + cos(angle)) / 2, until the
-    cart leaves the track."""
+    """Swing the hanging pole up and keep it there: a reward of (1 + cos(angle)) / 2 for each step,
+    until the cart leaves the track."""
 
     def start(self, count: int, device: torch.device, random: torch.Generator | None) -> Tensor:
         """Return states near hanging, at rest in the middle."""
@@ -174,8 +176,8 @@ class Experience(Stateful):
     ends, as batches to train on.
 
     `collect` lets all copies take `--rollout` steps; `batch` returns these in random order,
-    `--passes` times. All that changes is in the state, so a job continues in the middle of an
-    episode and of a pass.
+    `--passes` times. Everything that changes is in the state, so a job can continue in the middle
+    of an episode and of a pass.
     """
 
     kept = ("state", "age", "gained", "steps", "order", "given", *Batch._fields)
@@ -228,7 +230,8 @@ class Experience(Stateful):
         return Batch(*(getattr(self, name)[rows] for name in Batch._fields))
 
     def _step(self, model: nn.Module) -> tuple[Tensor, ...]:
-        """Take one step in all copies: what was seen (E, D), done, and what came of it."""
+        """Take one step in all copies; return the observations (E, D), the actions and the
+        outcome."""
         environment, before = self.environment, self.state
         seen = environment.observe(before)
         logits, value = model(seen)
@@ -271,7 +274,7 @@ def greedy(environment: Environment, model: nn.Module) -> Policy:
 
 
 def random(environment: Environment, device: torch.device) -> Policy:
-    """Return the policy that takes any action, from random numbers of its own."""
+    """Return the policy that takes random actions, from its own random generator."""
     own = torch.Generator(device).manual_seed(0)
     actions = len(environment.actions)
     return lambda state: torch.randint(actions, state.shape[:1], generator=own, device=device)

@@ -4,9 +4,10 @@
     python plot.py --venue neurips --out paper/figures
     python plot.py --provenance figures/learning-curves.pdf
 
-One function per figure, which returns it with its caption. To add one, write it, with the name of
-its files, into FIGURES. Figures show the metric that the jobs monitor and tell apart what varies
-among them; settings are ranked and chosen by validation results, never by those on test data.
+One function per figure, which returns it with its caption. To add a figure, write its function, and
+enter it in FIGURES under the name of its files. Figures show the metric that the jobs monitor and
+distinguish the settings that vary among them; settings are ranked and chosen by validation results,
+never by test results.
 """
 
 import sys
@@ -27,7 +28,7 @@ ONLY: dict[str, object] = {}
 """Settings that jobs must have to be drawn: {"steps": 3000}; a list allows several values."""
 
 LABELS = {"lr": "learning rate"}
-"""What settings are called in figures, where that is not their name."""
+"""What settings are called in figures, if not by their names."""
 
 RANKED = 12
 """Largest number of rows in a ranking."""
@@ -38,7 +39,7 @@ REFERENCES = {"random": ":", "heuristic": "--"}
 
 def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
     """The monitored metric by optimizer step: a line for each value of the setting that varies
-    most, a panel for each of the others."""
+    most, and a panel for each value of the other settings."""
     shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs))
     curves = shown.curves()
     fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
@@ -54,7 +55,8 @@ def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
 
 
 def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
-    """Validation results by the number that varies most: a line for each value of the others."""
+    """Validation results by the numeric setting that varies most: a line for each value of the
+    others."""
     x = comparison.numeric(jobs)
     shown = comparison.compare(jobs, 6, along=[x])
     fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
@@ -137,7 +139,8 @@ def hardware(jobs: "pd.DataFrame") -> str:
 
 
 def return_by_experience(jobs: "pd.DataFrame") -> "Drawn":
-    """The validation return by steps in the environment, beside policies that learn nothing."""
+    """The validation return by steps in the environment, compared with policies that learn
+    nothing."""
     shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs).of("val"))
     keys = ["job_id", "step"]
     taken = tables.curves(shown.jobs, "environment_steps")[[*keys, "value"]]

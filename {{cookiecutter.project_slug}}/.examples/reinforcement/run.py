@@ -57,8 +57,8 @@ def forward(
 
 
 def load(job: Job[Settings]) -> tuple[data.Environment, nn.Module, Batches, Batches]:
-    """Return the environment, the policy, on the CPU, and the states in which the episodes start
-    that it is validated and tested on."""
+    """Return the environment, the policy (on the CPU), and the initial states of the episodes for
+    validation and testing."""
     settings = job.settings
     parts = data.load(settings, job.runtime.data_root)
     job.save_spec(parts.spec)  # with it, jobs.load() makes the policy without the environment
@@ -152,7 +152,7 @@ def references(environment: data.Environment, batches: Batches, split: str) -> M
 def main(job: Job[Settings]) -> Metrics:
     """Train, and return the test results of the best weights; the test episodes have no other use.
 
-    Those of policies that have learnt nothing come along, for figures.
+    The results of policies that have learned nothing are included, for figures.
     """
     environment, model, val, test = load(job)
     job.init(model=model)  # --init-from

@@ -51,7 +51,7 @@ TRIMAP = (IGNORED, 1, 0, IGNORED)
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset with the splits that it has; those that are None can be held out of `train`."""
+    """A dataset with its splits; those that are None can be held out of `train`."""
 
     train: Examples
     classes: Sequence[str]
@@ -61,7 +61,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a job is trained, validated and tested on, and what its network needs to know of it."""
+    """What a job is trained, validated and tested on, and what its network needs to know about the
+    data."""
 
     train: Examples
     val: Examples | None
@@ -102,8 +103,8 @@ def scenes(_root: Path, size: int | None) -> Source:
     """Return 599 scenes, 24×24 in grey, with three of scikit-learn's handwritten digits in each.
 
     A digit is in one scene only, so no two splits share one. It may cover others, and its faint
-    edge is of no class. The background is uneven, and noise lies over all. Raises SettingsError for
-    another size.
+    edge has no class. The background is uneven, and noise is added everywhere. Raises SettingsError
+    for another size.
     """
     if size is not None:
         raise SettingsError(f"--image-size {size}: the scenes are 24×24 pixels; leave it out")

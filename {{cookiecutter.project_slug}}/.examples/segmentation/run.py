@@ -35,8 +35,8 @@ Measured = dict[str, Tensor | tuple[Tensor, Tensor]]
 def forward(
     model: models.Segmenter, batch: data.Batch, settings: Settings
 ) -> tuple[Tensor, Measured]:
-    """Return the mean loss of the labelled pixels, and by name what is measured: a value for each
-    pixel, 0 without a label, and the number of labelled ones.
+    """Return the mean loss of the labelled pixels, and measurements by name: a value for each pixel
+    (0 without a label), and the number of labelled pixels.
 
     Runs under autocast; with --compile it is compiled together with the model. In evaluation the
     predicted classes (B, H, W) come along, which evaluate() takes out.
@@ -67,7 +67,7 @@ def load(
 ) -> tuple[models.Segmenter, Batches, Batches | None, Batches | None]:
     """Return the model, on the CPU, and the batches to train, validate and test on.
 
-    They are None for a split that the data does not have.
+    A split that the data does not have is None.
     """
     settings = job.settings
     splits = data.load(settings, job.runtime.data_root)
@@ -165,8 +165,9 @@ def evaluate(
 
 
 def overlap(masks: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """Return how many pixels of masks (B, H, W) are of each class and predicted to be, and how many
-    are one of both: (2, K). Pixels of no class do not count."""
+    """Return for each class how many pixels of masks (B, H, W) have the class and are predicted to
+    have it, and how many have or are predicted to have it: (2, K). Pixels of no class do not
+    count."""
     numbers = torch.arange(classes, device=masks.device).view(-1, 1, 1, 1)
     true = masks == numbers
     found = (predicted == numbers) & (masks != IGNORED)

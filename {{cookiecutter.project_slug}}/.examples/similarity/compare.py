@@ -5,7 +5,7 @@
     python compare.py --first 1872aa178ea7 --model resnet18 --pretrained --image-size 224 \\
       --second-layers "layer*,fc" --spatial average
 
-The ids are those of jobs of run.py. similarity.py has the measure, plot_compare.py the figures.
+The ids are ids of run.py's jobs. similarity.py has the measure, plot_compare.py the figures.
 """
 
 import sys
@@ -32,7 +32,7 @@ from engine.errors import JobError
 from engine.loop import Job
 
 IMAGENET = tuple(f"class {number}" for number in range(1000))
-"""As many classes as published weights have, so that those of the last layer fit, too."""
+"""The number of classes of published weights, so that the weights of the last layer fit too."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def main(job: Job[CompareSettings]) -> dict[str, float]:
         one.network.to(job.device)
 
     def features(block: int) -> list[Tensor]:
-        """Return what the layers of both networks give for a block of images."""
+        """Return the outputs of the layers of both networks for a block of images."""
         return [
             layer
             for one in both

@@ -1,4 +1,4 @@
-"""The figures of compare.py's jobs; plot.py has those of run.py's.
+"""The figures of compare.py's jobs; plot.py draws those of run.py.
 
     python plot_compare.py                      # figures/*.pdf and .png, and .tex: their captions
     python plot_compare.py --venue neurips --out paper/figures
@@ -30,7 +30,7 @@ PANELS = 6
 """Largest number of maps in a figure."""
 
 SEEN = ("first", "second", "model", "pretrained", "layers", "second_layers")
-"""Settings that the names of the networks and the layers tell apart."""
+"""Settings that already show in the names of the networks and the layers."""
 
 CKA = metrics.Measured("cka", Metric(better="higher", label="CKA", range=(-1, 1)))
 
@@ -89,8 +89,8 @@ def layer_maps(jobs: "pd.DataFrame") -> "Drawn":
 
 
 def mean_of(table: "pd.DataFrame") -> "pd.DataFrame":
-    """The mean over jobs of the CKA of each layer of the first network (a row) with each of the
-    second (a column); unknown where a job does not know it."""
+    """The mean over jobs of the CKA of each layer of the first network (a row) with each layer of
+    the second (a column); NaN if it is NaN in any job."""
     cells = table.groupby(["first_layer", "second_layer"], sort=False)["cka"]
     return cells.agg(lambda values: values.mean(skipna=False)).unstack(sort=False)
 
@@ -118,7 +118,7 @@ def number_cells(ax: "Axes", mean: "pd.DataFrame") -> None:
 
 
 def corresponding_layers(jobs: "pd.DataFrame") -> "Drawn":
-    """The CKA of each layer with the layer of the same name, where two networks have the same."""
+    """The CKA of each layer with the layer of the same name, for networks with the same layers."""
     same = {name: of_same_layers(table) for name, table in comparisons(jobs).items()}
     found = {name: table for name, table in same.items() if len(table)}
     if not found:
@@ -155,14 +155,15 @@ def corresponding_layers(jobs: "pd.DataFrame") -> "Drawn":
 
 
 def of_same_layers(table: "pd.DataFrame") -> "pd.DataFrame":
-    """The rows of layers of the same name, if both networks have the same ones; else none."""
+    """The rows for layers with the same name, if both networks have the same layers; otherwise
+    none."""
     if {*table["first_layer"]} != {*table["second_layer"]}:
         return table[:0]
     return table[table["first_layer"] == table["second_layer"]]
 
 
 def repeats(found: "dict[str, pd.DataFrame]") -> str:
-    """What values stand on: `mean of 3 comparisons, on 359 test examples`."""
+    """What the values are based on: `mean of 3 comparisons, on 359 test examples`."""
     counts = sorted({table["job_id"].nunique() for table in found.values()})
     examples = sorted({number for table in found.values() for number in table["examples"]})
     many = f"mean of {span(counts)} comparisons" if counts[-1] > 1 else "one comparison each"

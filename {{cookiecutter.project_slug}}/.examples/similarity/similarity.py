@@ -32,10 +32,10 @@ def debiased_cka(features: Callable[[int], Sequence[Tensor]], blocks: int) -> Te
     """Return the debiased linear CKA between all layers (L, L), in [-1, 1].
 
     `features(block)` returns the features of a block of examples in each layer, L tensors (B, P)
-    of float64; it is called for each pair of blocks. A layer that tells the examples apart in no
-    way that the estimator sees has no CKA: its row and its column are NaN. That is so if features
-    are the same for all examples or for all but one, or if all examples are equally far apart.
-    Raises ValueError for fewer than 4 examples.
+    of float64; it is called for each pair of blocks. A layer that does not distinguish the
+    examples, as far as the estimator can see, has no CKA: its row and its column are NaN. This
+    happens if features are the same for all examples or for all but one, or if all examples are
+    equally far apart. Raises ValueError for fewer than 4 examples.
 
     The value is that of all examples together and not a mean over blocks, so their size changes
     only its last digits. With n examples in blocks of B, and P features in all layers together,
@@ -68,8 +68,8 @@ def debiased_cka(features: Callable[[int], Sequence[Tensor]], blocks: int) -> Te
 def _centred(features: Sequence[Tensor], origins: Sequence[Tensor]) -> list[Tensor]:
     """Return features (B, P) less an origin (1, P), about their mean.
 
-    This changes no HSIC, but large means would hide what differs. The origin of features that are
-    constant is exactly their value.
+    This does not change the HSIC, but large means would hide small differences. The origin of
+    features that are constant is exactly their value.
     """
     return [layer - origin for layer, origin in zip(features, origins, strict=True)]
 
@@ -118,7 +118,8 @@ def _matches(name: str, pattern: str) -> bool:
 def features(
     network: nn.Module, chosen: Layers, images: Tensor, spatial: Literal["flatten", "average"]
 ) -> list[Tensor]:
-    """Return what layers give for images (B, C, H, W): for each a tensor (B, P) of float64.
+    """Return the outputs of layers for images (B, C, H, W): for each layer a tensor (B, P) of
+    float64.
 
     If a layer gives a tuple, such as attention, its first element counts. Raises JobError for a
     layer that is not run exactly once, or does not give a tensor with a row for each image.

@@ -1,4 +1,4 @@
-"""The figures of stitch.py's jobs; plot.py has those of run.py's.
+"""The figures of stitch.py's jobs; plot.py draws those of run.py.
 
     python plot_stitch.py                      # figures/*.pdf and .png, and .tex: their captions
     python plot_stitch.py --venue neurips --out paper/figures

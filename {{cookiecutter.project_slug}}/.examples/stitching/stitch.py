@@ -4,7 +4,7 @@
     python stitch.py --front 1872aa178ea7 --back 6481210abf0b --optimizer adam --lr 1e-3
     python stitch.py --help
 
-The ids are those of jobs of run.py. The network of --front up to --layer, the map, and the network
+The ids are ids of run.py's jobs. The network of --front up to --layer, the map, and the network
 of --back from there on are a classifier, of which only the map is trained. stitching.py has the
 parts, plot_stitch.py the figures.
 """
@@ -61,7 +61,7 @@ class Evaluations:
 def forward(
     model: nn.Module, batch: data.Batch, settings: StitchSettings
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean loss, and by name what is measured: a value for each example.
+    """Return the mean loss, and measurements by name: a value for each example.
 
     The model is a classifier of images, or the map and what follows it, for features.
     """
@@ -230,8 +230,8 @@ def evaluate(
 
 
 def main(job: Job[StitchSettings]) -> Metrics:
-    """Fit the map, and return the test results of the best one, beside those of both networks and
-    of the ridge regression; the test data has no other use."""
+    """Fit the map, and return the test results of the best map, of both networks and of the ridge
+    regression; the test data has no other use."""
     settings = job.settings
     front, back = networks(settings)
     fit, val, test = load(job, front)

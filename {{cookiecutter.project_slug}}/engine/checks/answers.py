@@ -1,4 +1,4 @@
-"""What is found out about a guarantee: it is fine, broken somewhere, or it cannot be known."""
+"""The result for a guarantee: it is fine, broken somewhere, or nobody can know."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 FINE = Answer()
 
 NAMED = 2
-"""Names that a line has at most."""
+"""The largest number of names in a line."""
 
 
 def some(names: Sequence[str]) -> str:

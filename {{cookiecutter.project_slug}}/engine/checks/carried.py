@@ -1,5 +1,6 @@
 """What the student's code carries from step to step: variables that were there when the loop began,
-and have changed since. What of it job.resume() was not given, a continued job does not have.
+and have changed since. If such a variable was not passed to job.resume(), a continued job does not
+have its value.
 """
 
 import sys
@@ -37,7 +38,7 @@ class Change(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is wrong with it, if it is part of the state."""
+        """What is wrong with the variable, if it is part of the state."""
         if self.is_generator:
             return f"{self.name} is not restored; draw from torch's own random numbers"
         if self.is_part:
@@ -91,8 +92,8 @@ class Carried:
         return Answer(tuple(Finding(each.place, each.text) for each in parts))
 
     def _variables(self) -> Iterator[tuple[tuple[int, str], _Variable]]:
-        """Each variable of the functions that run, of the student's modules, and of the student's
-        objects among them, by what has it and by its name."""
+        """The variables of the functions that run, of the student's modules, and of the student's
+        objects in them, by their owner and name."""
         for frame in self._frames:
             if frame.f_code.co_name != "<module>":
                 for name, value in frame.f_locals.items():

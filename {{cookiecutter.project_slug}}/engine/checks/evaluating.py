@@ -1,4 +1,4 @@
-"""Does evaluation leave training alone, and has it the same result when it is repeated?"""
+"""Does evaluation leave training alone, and does it give the same result when it is repeated?"""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from engine.checks.facts import Kind, first_difference
 
 
 def evaluation(evidence: Evidence) -> Answer:
-    """Answer whether evaluation leaves training alone, and has the same result again."""
+    """Answer whether evaluation leaves training alone and gives the same result again."""
     seen = evidence.watched.seen
     if not seen:
         return Answer(unknown=evidence.unseen)

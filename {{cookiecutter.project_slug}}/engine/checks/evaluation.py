@@ -1,7 +1,7 @@
 """Does evaluation leave the model and the random numbers of training alone, and is it repeatable?
 
-While the job of a trial evaluates, the global random numbers are others than in the undisturbed
-trial. So a result that depends on them, as with dropout, is another one.
+While the job of a trial evaluates, the global random numbers differ from those in the undisturbed
+trial. So a result that depends on them, as with dropout, differs too.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,15 @@ OTHER_SEED = 2**31 - 1
 
 
 class Lines(NamedTuple):
-    """A line that evaluates, and the line that does something there; often the same."""
+    """A line that evaluates, and the line in the evaluation that does something; often the same
+    line."""
 
     outer: Place
     inner: Place
 
     @property
     def within(self) -> str:
-        """The inner one in words, if it is another."""
+        """The inner line in words, if it is a different one."""
         return f" (in {self.inner})" if self.inner != self.outer else ""
 
 
@@ -35,7 +36,7 @@ class Seen(NamedTuple):
 
     reads: Place
     changed: tuple[str, ...]
-    """What it changed of the state of parts, such as `model.layers.1.running_mean`."""
+    """The parts of the state that it changed, such as `model.layers.1.running_mean`."""
     changes: Lines | None
     drew: bool
     """Whether the global random numbers were used."""
@@ -50,8 +51,8 @@ class _Event(NamedTuple):
 class Evaluation:
     """One evaluation, from now until its `end`, that is called from a frame of the student's.
 
-    A function that this calls evaluates if it reads batches. What it does besides, such as updating
-    an average of weights, is not looked at.
+    A function that this calls evaluates if it reads batches. Other things that it does, such as
+    updating an average of weights, are ignored.
     """
 
     def __init__(self, parts: Mapping[str, Part], random: GlobalStreams, device: Any) -> None:

@@ -18,7 +18,7 @@ class Evidence:
 
     @property
     def bits_may_differ(self) -> bool:
-        """Whether the job runs on a device that is not made to have the same bits each time."""
+        """Whether the job runs on a device that may give different bits each time."""
         return self.whole.device != "cpu" and not self.job.runtime.deterministic
 
     @property

@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 
 class Kind(IntEnum):
-    """Kinds of facts, in the order in which those of a step come about."""
+    """Kinds of facts, in the order in which they occur in a step."""
 
     START = 0
     """The state of a part before training."""
@@ -37,7 +37,7 @@ class Kind(IntEnum):
 
 
 class Fact(NamedTuple):
-    """What is known of a trial under this name; facts are sorted in the order of a job."""
+    """Something recorded about a trial under this name; facts are sorted in the order of a job."""
 
     step: int
     kind: Kind
@@ -58,7 +58,7 @@ class Recorded(ShortJob[S]):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What job.save_spec() was given."""
+        """The argument of job.save_spec()."""
         return self._spec
 
     def resume(self, **training: Part) -> None:

@@ -70,8 +70,9 @@ class Gradients:
 
 
 def made_at(module: nn.Module, path: str) -> Place | None:
-    """Return where the student's code makes what a path such as `network.layers.0.weight` names:
-    the innermost attribute of a class of the student's; None if there is none."""
+    """Return where the student's code creates the object at a path such as
+    `network.layers.0.weight`: the innermost attribute of a class of the student's; None if there is
+    none."""
     found = None
     for name in path.split("."):
         found = places.of_attribute(type(module), name) or found

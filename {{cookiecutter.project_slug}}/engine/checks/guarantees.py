@@ -11,7 +11,7 @@ Guarantee = Callable[[Evidence], Answer]
 
 
 def seen(answer: Callable[[Seen], Answer]) -> Guarantee:
-    """Return a guarantee that is answered for by what was seen of a job alone."""
+    """Return a guarantee whose answer depends only on what was seen of a job."""
 
     def guarantee(evidence: Evidence) -> Answer:
         found = evidence.watched.seen

@@ -1,6 +1,7 @@
 """Do measurements have as many values as a batch has examples, tokens or pixels?
 
-A prediction (B, 1) minus a target (B,) is (B, B): a mean over it is no error of the predictions.
+A prediction (B, 1) minus a target (B,) has the shape (B, B); its mean is not the error of the
+predictions.
 """
 
 from collections import defaultdict
@@ -49,7 +50,7 @@ class Measurements:
                 self._logged[name] = places.here()
 
     def answer(self) -> Answer:
-        """Return which measurements have too many values, or the differences that they come of."""
+        """Return which measurements have too many values, or the differences that cause them."""
         if self._unlike:
             return Answer(tuple(Finding(*each) for each in self._unlike.items()))
         if not self._counts:
@@ -81,7 +82,7 @@ def _grows(counts: Mapping[int, int]) -> bool:
 
 
 def _crossed(shapes: list[tuple[int, ...]]) -> bool:
-    """Whether one is a column, and the other as many numbers in a row."""
+    """Whether one shape is a column, and the other a row with the same number of elements."""
     match sorted(shapes, key=len):
         case [(row,), (column, 1)]:
             return row == column and row > 1

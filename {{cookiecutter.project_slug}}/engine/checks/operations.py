@@ -1,4 +1,5 @@
-"""Operations of torch, seen as they are done: also those in the backward pass and in libraries."""
+"""Operations of torch, observed as they run, including those in the backward pass and in
+libraries."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from engine.stateful import Part
 
 Listener = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""Is told of an operation, its arguments and its result."""
+"""Receives each operation, with its arguments and its result."""
 
 
 class Operations(TorchDispatchMode):

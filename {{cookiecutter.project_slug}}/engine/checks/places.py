@@ -1,4 +1,4 @@
-"""Where in the student's own code something happens, or is made."""
+"""Where in the student's own code something happens or is created."""
 
 import ast
 import linecache
@@ -24,8 +24,8 @@ def here() -> Place | None:
 
 
 def asking(frame: FrameType | None) -> Place | None:
-    """Return the line of the student's code that a frame is called from, by libraries at most; None
-    if the engine is in between."""
+    """Return the line of the student's code that a frame is called from, directly or through
+    libraries; None if the engine is in between."""
     while frame and not is_engines(frame.f_code.co_filename):
         if is_students(frame.f_code.co_filename):
             return of(frame)

@@ -1,8 +1,8 @@
-"""The job of a trial: the student's own, but of few steps with few examples.
+"""The job of a trial: the student's own job, but with few steps and few examples.
 
-Its settings are those that were asked for. It is shorter by what the engine owns: job.epochs() and
-job.steps() end earlier, and job.batches() has fewer and smaller batches. An epoch's last batch has
-fewer examples than the others, and evaluations fall within epochs.
+Its settings are unchanged. It is shorter because of the engine: job.epochs() and job.steps() end
+earlier, and job.batches() has fewer and smaller batches. An epoch's last batch has fewer examples
+than the others, and evaluations fall within epochs.
 """
 
 import threading
@@ -27,7 +27,7 @@ STEPS, EVERY = 10, 5
 """Steps of a trial, and steps from one evaluation to the next."""
 
 EXAMPLES = 16
-"""Examples in a batch, at most."""
+"""The largest number of examples in a batch."""
 
 BATCHES = 3.5
 """Batches in an epoch."""
@@ -41,7 +41,7 @@ class Moment(NamedTuple):
 
 
 class ShortJob(Job[S]):
-    """A job that is short, and is interrupted at the first of some moments that it comes to."""
+    """A short job, which is interrupted at the first of the given moments that it reaches."""
 
     def __init__(self, folder: JobFolder[S], stops: Sequence[Moment] = ()) -> None:
         super().__init__(folder)
@@ -82,7 +82,7 @@ class ShortJob(Job[S]):
 
 
 class Few(Subset[Any]):
-    """Some examples of a dataset, which is not read as a whole for them."""
+    """Some examples of a dataset, obtained without reading all of it."""
 
 
 def few(part: Dataset[Any], count: int) -> Few:

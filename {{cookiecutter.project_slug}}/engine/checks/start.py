@@ -1,4 +1,4 @@
-"""Is a metric at the start what it should be, where METRICS declares it?"""
+"""Does a metric have the value at the start that METRICS declares?"""
 
 from engine.checks.answers import Answer, Finding
 from engine.checks.evidence import Evidence
@@ -6,7 +6,8 @@ from engine.checks.facts import Fact, Kind
 from engine.cli.metrics import Metric, value_at_start
 
 SLACK = 0.5
-"""How far it may be off, as a fraction: few examples are measured, by weights of any scale."""
+"""The allowed relative difference, since only a few examples are measured, with weights of any
+scale."""
 
 
 def loss_at_start(evidence: Evidence) -> Answer:

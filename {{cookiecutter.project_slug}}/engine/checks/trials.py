@@ -42,7 +42,7 @@ PLAIN = {
     "force": False,
     "continue_anyway": False,
 }
-"""The runtime flags of a trial, where they are not those of the command."""
+"""The runtime flags of a trial that differ from those of the command."""
 
 
 class Failure(NamedTuple):
@@ -56,7 +56,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a trial. `stops` are the moments at which it was interrupted."""
+    """The outcome of a trial. `stops` are the moments at which it was interrupted."""
 
     facts: dict[Fact, str] = field(default_factory=dict)
     stops: tuple[Moment, ...] = ()
@@ -82,7 +82,7 @@ class Trials(Generic[S]):
         import_module("torch._dynamo")  # as making an optimizer does: once, not in each process
 
     def whole(self) -> Outcome:
-        """Run the job without a disturbance."""
+        """Run the job without interruptions."""
         return _in_process(partial(self._recorded, "whole", ()))
 
     def interrupted(self) -> Outcome:
@@ -122,7 +122,7 @@ class Trials(Generic[S]):
         return Outcome(measured(folder.path, folder.metrics), seen=job.seen())
 
     def _folder_of(self, name: str) -> JobFolder[S]:
-        """Make the folder of a trial, and let it have what the process prints."""
+        """Make the folder of a trial, and write what the process prints into it."""
         root, mine = self._temporary / name, self._folder
         runtime = replace(mine.runtime, runs_root=root, **PLAIN)  # type: ignore[arg-type]
         folder = JobFolder(mine.settings, runtime, mine.metrics, mine.script)

@@ -1,7 +1,7 @@
 """Do training steps wait for the device, where the student's code reads a tensor's value?
 
-On a GPU the host waits then. On a CPU nothing waits, but the same lines are found: a tensor counts
-as on the device if it was made from a batch, from weights, or with `device=`.
+On a GPU, the host then waits. On a CPU, nothing waits, but the same lines are found: a tensor
+counts as being on the device if it was made from a batch, from weights, or with `device=`.
 """
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ class Waits:
         self._ignored = False
 
     def mark(self, tree: Any) -> None:
-        """Take the tensors in nested values for ones on the device."""
+        """Treat the tensors in nested values as being on the device."""
         for tensor in tensors(tree):
             self._marked[tensor] = True
 
@@ -69,7 +69,7 @@ class Waits:
             yield
 
     def answer(self) -> Answer:
-        """Return the lines that were found, but for those whose comment says that they wait."""
+        """Return the lines that were found, except those whose comment says that they wait."""
         found = {
             place: what for place, what in self._found.items() if DECLARED not in text_at(place)
         }
@@ -107,7 +107,7 @@ class Waits:
         )
 
     def _on_host(self, copy: Tensor) -> Tensor:
-        """Return what is a copy on the host, for a GPU's sake: on a CPU it is the tensor itself."""
+        """Return a copy that a GPU's host would have; on a CPU, it is the tensor itself."""
         other = copy.view_as(copy)
         self._marked.pop(other, None)
         return other

@@ -109,14 +109,14 @@ class Watched(ShortJob[S]):
         return super().batches(part, batch_size, shuffle, collate)
 
     def resume(self, **training: Part) -> None:
-        """Take note of what the student says has a state."""
+        """Note the parts that the student passes to job.resume()."""
         super().resume(**training)
         self._named = training
         self._waits.mark(weights(training.values()))
         self._gradients = Gradients(training)
 
     def epochs(self) -> Iterator[int]:
-        """Take note of what there is when the loop begins."""
+        """Note the variables that exist when the loop begins."""
         self._carried = Carried(self._named, self._datasets)
         yield from super().epochs()
 
@@ -159,7 +159,7 @@ class Watched(ShortJob[S]):
     def in_background(
         self, function: Callable[[nn.Module], Any], model: nn.Module, at_once: int = 1
     ) -> Iterator[tuple[Any, nn.Module]]:
-        """Leave an evaluation alone that another thread makes."""
+        """Ignore evaluations in other threads."""
         self._end_evaluation()
         self._in_background = True
         yield from super().in_background(function, model, at_once)

@@ -2,7 +2,7 @@
 
     fields      setting() and added(): what a field of Settings may say about itself
     spans       Span: a length in steps or in epochs
-    job_ids     JobId: another job, which a job is derived from; Weights: what that has learnt
+    job_ids     JobId: another job, which a job is derived from; Weights: that job's weights
     metrics     Metric: what a project measures
     values      reading a value from its text, and writing it
     registries  the names in a registry, read without importing its module
@@ -10,7 +10,7 @@
     flags       the fields of a dataclass as flags; what is wrong with one, in one line
     parser      from the words of a command to settings and runtime
 
-What settings.py needs of it can be imported from here.
+The names that settings.py needs can be imported from here.
 """
 
 from engine.cli.fields import added, setting

@@ -1,8 +1,8 @@
-"""Headings and help texts of a dataclass, as they stand in its source.
+"""Headings and help texts of a dataclass, read from its source.
 
-The docstring below a field is its help. A comment of one line that stands between two fields, such
-as `# Data`, is the heading of those that follow; it begins with a capital letter and has no full
-stop, other comments are comments.
+The docstring below a field is its help. A one-line comment between two fields, such as `# Data`, is
+the heading of the fields that follow, if it begins with a capital letter and has no full stop;
+other comments are ignored.
 """
 
 import ast
@@ -16,7 +16,7 @@ HEADING = re.compile(r"# ([A-Z][\w ,()/&'-]*)")
 
 @dataclass(frozen=True)
 class Doc:
-    """What stands about a field in the source."""
+    """What the source says about a field."""
 
     heading: str
     text: str
@@ -31,7 +31,7 @@ def of_fields(kind: type) -> dict[str, Doc]:
 
 
 def _of_class(kind: type) -> dict[str, Doc]:
-    """What stands in the body of one class; nothing if it has no source."""
+    """What the body of one class says about its fields; empty if the class has no source."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
         definition = ast.parse(source).body[0]

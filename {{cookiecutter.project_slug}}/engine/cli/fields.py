@@ -26,14 +26,15 @@ def setting(
 
     Args:
         default: Its value unless the command line names another.
-        above, at_least, below, at_most: The range of a number (of each one of a tuple).
+        above, at_least, below, at_most: The range of a number, or of each number in a tuple.
         names: A registry, such as "models.MODELS"; the value must be one of its names.
-        others: Which other values are right, in words; the project's own code checks them.
+        others: Which other values are allowed, in words; the project's own code checks them.
         metric: METRICS; the value must be "none" or "val_" and a name declared there.
-        replaces: Another setting, which does not count where this one is above 0.
+        replaces: Another setting, which does not count if this one is above 0.
         formerly: The name that this setting had when the first jobs ran.
-        alone: The value of a flag that is given without one.
-        only_with: For flags of the engine: settings of which a script must have one to have them.
+        alone: The value of the flag if it is given without a value.
+        only_with: For flags of the engine: a script has the flag only if it has one of these
+            settings.
     """
     metadata = {
         "above": above,
@@ -52,11 +53,10 @@ def setting(
 
 
 def added(default: Any, *, neutral: Any, **rules: Any) -> Any:
-    """Return a field for a setting that came after the first jobs had run.
+    """Return a field for a setting that was added after the first jobs had run.
 
-    `neutral` is the value that does what the code did before, such as 0.0 for a dropout. Jobs with
-    that value have the ids that they had before, so it must never change again. `rules` are those
-    of `setting`.
+    `neutral` is the value with which the code does what it did before, such as 0.0 for a dropout.
+    Jobs with that value keep their ids, so it must never change. `rules` are those of `setting`.
     """
     later = setting(default, **rules)
     return field(default=default, metadata={**later.metadata, "neutral": neutral})

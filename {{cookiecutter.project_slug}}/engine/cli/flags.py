@@ -1,6 +1,6 @@
 """The fields of a settings dataclass as flags: each with its reader and its rules.
 
-A mistake in settings.py raises SettingsError here, in one line that names the field.
+A mistake in settings.py raises SettingsError here, with a line that names the field.
 """
 
 import math
@@ -43,15 +43,16 @@ class Flag:
 
     reader: Reader
     names: tuple[str, ...]
-    """What the value can be; none if any text will do."""
+    """The allowed values; empty if any text is allowed."""
 
     @property
     def required(self) -> bool:
-        """Whether the command line must have it."""
+        """Whether the flag must be given."""
         return self.default is MISSING
 
     def read(self, text: str) -> Any:
-        """Return the value of a text. Raises SettingsError if it is none, or breaks a rule."""
+        """Return the value of a text. Raises SettingsError if it cannot be read, or breaks a
+        rule."""
         try:
             value = self.reader(text)
             self.check(value)
@@ -60,8 +61,8 @@ class Flag:
         return value
 
     def stored(self, text: str) -> Any:
-        """Return the value of a text that was right when it was stored; the names of today's
-        registries and today's limits do not matter. Raises SettingsError if it is no value."""
+        """Return the value of a text that was valid when it was stored; today's registries and
+        limits do not matter. Raises SettingsError if it cannot be read."""
         try:
             return self.reader(text)
         except ValueError as error:
@@ -96,13 +97,13 @@ class Flags(dict[str, Flag]):
     def __init__(self, flags: Mapping[str, Flag], former: Mapping[str, Any]) -> None:
         super().__init__(flags)
         self.former = former
-        """The deleted settings, with the value that today's code amounts to."""
+        """The deleted settings, with the values that match what the code does today."""
         self.neutral: dict[str, Any] = {}
         """What the code did before a setting was added, as plain values."""
         self.formerly: dict[str, str] = {}
-        """The former names of those that were renamed."""
+        """The former names of the renamed settings."""
         self.replacing: dict[str, list[str]] = {}
-        """The settings that take the place of another one, by its name."""
+        """The settings that replace another setting, by its name."""
         for name, flag in flags.items():
             if "neutral" in flag.rules:
                 self.neutral[name] = as_plain(flag.rules["neutral"])
@@ -115,7 +116,7 @@ class Flags(dict[str, Flag]):
 def of(kind: type) -> Flags:
     """Return the flags of a settings dataclass.
 
-    Raises SettingsError where the dataclass cannot be a command line.
+    Raises SettingsError if the dataclass cannot be turned into flags.
     """
     return _of(kind)
 
@@ -142,7 +143,7 @@ def _of(kind: type) -> Flags:
 
 
 def _without_type(kind: type, hints: Mapping[str, Any]) -> Iterator[str]:
-    """Attributes that look like settings, but are no fields for want of a type."""
+    """Attributes that look like settings, but are not fields because they have no type."""
     plain = (bool, int, float, str, tuple, Path)
     for base in kind.__mro__[:-1]:
         for name, value in vars(base).items():
@@ -172,7 +173,7 @@ def _in_words(bounds: Mapping[str, float]) -> str:
 
 
 def _names(rules: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a value can be, by METRICS or by a registry."""
+    """The allowed values, from METRICS or from a registry."""
     if (declared := rules.get("metric")) is not None:
         metrics.check(declared)
         return metrics.monitors(declared)
@@ -192,7 +193,7 @@ def _check_in_code(flag: Flag, what: str, value: object) -> None:
 
 
 def _check_together(kind: str, flags: Flags) -> None:
-    """Raise SettingsError for what settings say about each other."""
+    """Raise SettingsError if the rules of several settings contradict each other."""
     if not isinstance(flags.former, Mapping):
         raise SettingsError(f"{kind}.FORMER: must be a dict of deleted settings")
     for name in flags.keys() & flags.former.keys():

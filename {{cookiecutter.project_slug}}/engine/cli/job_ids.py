@@ -10,8 +10,8 @@ WEIGHTS_WANTED = f"{WANTED}, or such an id followed by {LAST}"
 
 
 class JobId(str):
-    """The id of a job, such as "1872aa178ea7". A job with such a setting is derived from that job:
-    it starts when that one has finished, and is stale when that one is.
+    """The id of a job, such as "1872aa178ea7". A job with such a setting is derived from the other
+    job: it starts when the other job has finished, and is stale when the other job is.
 
     Raises ValueError for any other text.
     """

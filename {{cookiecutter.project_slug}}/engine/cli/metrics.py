@@ -1,6 +1,6 @@
-"""What a project measures: a declaration for each metric, the one place that says which is better.
+"""What a project measures: a declaration for each metric, the only place that says what is better.
 
-Metrics are logged as `train_`, `val_` or `test_` and the name that they are declared by.
+Metrics are logged as `train_`, `val_` or `test_` followed by their declared name.
 """
 
 import math
@@ -19,18 +19,18 @@ AT_START = re.compile(r"ln\((\w+)\)")
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, as early stopping, figures and tables are to take it.
+    """A metric, as early stopping, figures and tables treat it.
 
     Args:
-        better: Which of two values is the better one, the "lower" or the "higher".
-        label: What it is called in figures, without its unit. Empty: its name.
+        better: Which of two values is better, the "lower" or the "higher".
+        label: Its name in figures, without the unit. Empty: the declared name.
         unit: Its unit, such as "nats" or "ms".
         range: The lowest and the highest value possible; None: no bound.
         scale: The axis of figures, "linear" or "log".
         target: The value that counts as reached, for figures of the time to it.
-        at_start: About what it is in the first training step, which --check tests: a number other
-            than 0, or "ln(classes)", the cross-entropy of equal chances for all `classes`. That is
-            an entry of the spec that the job saves, which has a length or is a number.
+        at_start: Its approximate value in the first training step, which --check tests: a number
+            other than 0, or "ln(classes)", the cross-entropy of equal chances for all `classes`.
+            That is an entry of the spec that the job saves, which has a length or is a number.
     """
 
     better: Literal["lower", "higher"] = ""  # type: ignore[assignment]  # check() wants one
@@ -46,7 +46,7 @@ def check(metrics: Mapping[str, Metric]) -> None:
     """Raise SettingsError for a declaration that cannot be right.
 
     Declarations are checked here and not when they are made, so that a mistake in settings.py is
-    said in one line.
+    reported in one line.
     """
     if not isinstance(metrics, Mapping):
         raise SettingsError("METRICS: must be a dict of names and Metric(…)")
@@ -76,15 +76,15 @@ def no_monitor(name: str, metrics: Mapping[str, Metric]) -> str:
 
 
 def outside(metric: Metric, value: float) -> bool:
-    """Return whether a value cannot be one of a metric, by more than a rounding error."""
+    """Return whether a value is outside a metric's range, by more than a rounding error."""
     low, high = metric.range
     slack = 1e-4 * max(abs(bound) for bound in (low or 0.0, high or 0.0, 1.0))
     return (low is not None and value < low - slack) or (high is not None and value > high + slack)
 
 
 def value_at_start(metric: Metric, spec: Mapping[str, Any]) -> float | None:
-    """Return the number that `at_start` means, with what a job's network has to know of the data;
-    None if that has no such entry."""
+    """Return the number that `at_start` means, given the spec of a job; None if the spec has no
+    such entry."""
     found = AT_START.fullmatch(metric.at_start) if isinstance(metric.at_start, str) else None
     if not found:
         return metric.at_start  # type: ignore[return-value]  # check() wants a number then

@@ -1,7 +1,7 @@
 """From the words of a command to settings and runtime, on the standard library's argparse.
 
-Not on tyro, the usual library for this: its errors are framed boxes where one line is wanted, and
-it takes milliseconds for a command line, of which a sweep reads thousands.
+It does not use tyro, the usual library for this, whose errors are framed boxes instead of one line,
+and which takes milliseconds for a command line, while a sweep reads thousands.
 """
 
 import argparse
@@ -52,15 +52,15 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
 
 
 class Parser(argparse.ArgumentParser):
-    """One that raises SettingsError instead of ending the process."""
+    """A parser that raises SettingsError instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print."""
+        """Raise the message that argparse would print."""
         raise SettingsError(message.removeprefix("argument "))
 
 
 def unknown_flag(word: str, known: Sequence[str]) -> str:
-    """Return what to say about a word that is no flag."""
+    """Return the error message for a word that is not a flag."""
     if not word.startswith("-"):
         return f"{word!r} is not a flag; see --help"
     name = word.split("=")[0]
@@ -69,7 +69,7 @@ def unknown_flag(word: str, known: Sequence[str]) -> str:
 
 
 def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
-    """What to say about a word that is no flag, but may have been one."""
+    """The error message for a word that is not a flag, but may have been one in the past."""
     name = word.split("=")[0]
     for now, before in flags.of(kind).formerly.items():
         if name == option(before):
@@ -80,7 +80,7 @@ def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """The words, with `--lr -1e-3` as `--lr=-1e-3`: argparse takes such numbers for flags."""
+    """The words, with `--lr -1e-3` as `--lr=-1e-3`: argparse would read such numbers as flags."""
     words: list[str] = []
     for word in argv:
         if NEGATIVE.match(word) and words and words[-1].startswith("--") and "=" not in words[-1]:
@@ -91,9 +91,8 @@ def _joined(argv: Sequence[str]) -> list[str]:
 
 
 def _choose_length(settings: Flags, values: dict[str, Any]) -> None:
-    """Turn off the settings that take the place of one that the command names.
-
-    Raises SettingsError if the command names two of which one replaces the other.
+    """Turn off the settings that would replace a setting named by the command. Raises SettingsError
+    if the command names two settings of which one replaces the other.
     """
     for replaced, names in settings.replacing.items():
         given = [name for name in (replaced, *names) if values.get(name)]
@@ -108,7 +107,7 @@ def _choose_length(settings: Flags, values: dict[str, Any]) -> None:
 def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
     """All flags and their parser, made once for the thousands of lines of a sweep.
 
-    Raises SettingsError for a setting that is called like a flag of the engine.
+    Raises SettingsError for a setting with the same name as a flag of the engine.
     """
     own, engines = flags.of(kind), flags.of(runtime)
     for name in own:

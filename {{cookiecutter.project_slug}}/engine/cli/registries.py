@@ -1,6 +1,6 @@
 """The names in a registry, read from its source: --help and wrong names need not wait for torch.
 
-A registry is a dict with its names written out, to which more may be added below:
+A registry is a dict with literal names, to which more can be added below it:
 
     MODELS = {"mlp": MLP, **OTHERS}      # OTHERS being another one in the same file
     MODELS["resnet"] = ResNet            # or MODELS |= {"resnet": ResNet}
@@ -22,7 +22,7 @@ WRITTEN_OUT = "must be a dict with literal names, which are read without importi
 def names(registry: str) -> tuple[str, ...]:
     """Return the names in a registry such as "models.MODELS", in the order of the source.
 
-    Raises SettingsError if the project has no such module or if the names are not written out.
+    Raises SettingsError if the project has no such module or if the names are not literal.
     """
     module, _, name = registry.rpartition(".")
     found = tuple(dict.fromkeys(_names(name, parsed(_file(registry, module)), registry)))

@@ -10,7 +10,7 @@ PATTERN = re.compile(r"0*([0-9]{1,12})|0*([0-9]{1,12})(?:\.([0-9]{1,12}))?e")
 class Span(str):
     """A number of optimizer steps, such as "500", or of epochs, such as "2e" or "0.5e".
 
-    It is its own text in canonical form ("2.0e" is "2e"), and false if it is 0. Raises ValueError
+    The text is kept in canonical form ("2.0e" is "2e"). A span of 0 is false. Raises ValueError
     for any other text; a number such as 1e3 is refused, since it looks like epochs.
     """
 

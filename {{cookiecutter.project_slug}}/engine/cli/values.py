@@ -1,4 +1,5 @@
-"""Values of settings and their texts: reading one by its annotation, writing it in one form."""
+"""Values of settings and their texts: values are read by their type annotation, and written in one
+form."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,10 +29,11 @@ SCALARS: dict[type, tuple[Callable[[str], Any], str]] = {  # in the order in whi
     Path: (lambda text: Path(_text(text)), "a path"),
     str: (_text, "text in UTF-8"),
 }
-"""The types that a setting may have: how each is read, and what it is called."""
+"""The types that a setting may have: how a value is read, and what the type is called in
+messages."""
 
 MANY = {int: "whole numbers", float: "numbers", JobId: "ids of jobs", str: "words"}
-"""The types that the elements of a tuple may have, and what several are called."""
+"""The types that the elements of a tuple may have, and what several such elements are called."""
 
 SUPPORTED = (
     "bool, int, float, str, Path, Span, JobId, Weights, Literal, tuple[int, ...], a union of these "
@@ -50,7 +52,7 @@ class Reader:
     """The other types, in the order in which they are tried."""
 
     def __call__(self, text: str) -> Any:
-        """Return the value. Raises ValueError if the text is none."""
+        """Return the value. Raises ValueError if the text cannot be read."""
         if text in self.words:
             return self.words[text]
         for kind in self.types:
@@ -73,7 +75,7 @@ class Reader:
 
 
 def reader(annotation: Any) -> Reader:
-    """Return the reader of an annotated field. Raises TypeError if it can have none."""
+    """Return the reader of an annotated field. Raises TypeError if the type is not supported."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     words: dict[str, Any] = {}
     types = []

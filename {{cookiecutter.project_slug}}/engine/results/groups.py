@@ -29,7 +29,7 @@ def repeated(jobs: "pd.DataFrame") -> list[str]:
 
 
 def varied(jobs: "pd.DataFrame") -> list[str]:
-    """Return the settings that the jobs differ in, but for those of repeats: those that vary most
+    """Return the settings that the jobs differ in, except those of repeats: those that vary most
     come first, numbers before words."""
     names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
     differing = [name for name in names if combinations(jobs, [name]) > 1]
@@ -45,7 +45,7 @@ def varied(jobs: "pd.DataFrame") -> list[str]:
 def apart(
     jobs: "pd.DataFrame", *most: int, but: Collection[str] = (), needed: int = 0
 ) -> list[list[str]]:
-    """Share out the settings that vary, but for some, over the parts of a figure.
+    """Share out the settings that vary, except some, over the parts of a figure.
 
     `most` is how many values each part can tell apart. Each takes one setting, and the last as many
     as have no more combinations than that. Raises NoResults where fewer parts than `needed` have

@@ -22,7 +22,7 @@ class Venue(NamedTuple):
     small: float = 9
     """Ticks and legends."""
     least: float = 8
-    """No text is smaller, but for scripts."""
+    """No text is smaller, except superscripts and subscripts."""
     font: str = "serif"
 
 

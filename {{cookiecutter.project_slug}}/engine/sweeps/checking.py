@@ -89,7 +89,7 @@ def _end_with_parent() -> None:
 
 
 def _libraries() -> list[str]:
-    """The modules that this process has imported, but for the project's own."""
+    """The modules that this process has imported, except the project's own."""
     engine = CODE / "engine"
     found = []
     for name, module in list(sys.modules.items()):
