@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 
 class SettingsError(Exception):
-    """A setting that cannot be right. Its text is one line: what is wrong and what to do."""
+    """A setting has an invalid value. Its text is one line: what is wrong and what to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__(" ".join(text.splitlines()))
 
 
 class JobError(Exception):
-    """Why a job cannot go on. Its text is one line: the cause and what to do."""
+    """A job cannot continue. Its text is one line: the cause and what to do."""
 
 
 class Diverged(JobError):
@@ -26,13 +26,14 @@ class PeerLost(JobError):
 
 
 def require(fine: bool, flag: str, value: object, wanted: str) -> None:
-    """Raise SettingsError unless the value of a flag is fine."""
+    """Raise SettingsError unless the value of a flag is valid."""
     if not fine:
         raise SettingsError(f"{flag} {value}: must be {wanted}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error line about an unknown word: the nearest known one, or all."""
+    """Return the end of an error message about an unknown word: the nearest known word, or all of
+    them."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
@@ -44,7 +45,8 @@ def first_line(error: BaseException) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """Return an error in one line; one from a loader's process comes with its trace before it."""
+    """Return an error in one line, without the trace that comes before an error from a loader's
+    process."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space and give the same command again"
     if isinstance(error, OSError) and error.filename and error.strerror:

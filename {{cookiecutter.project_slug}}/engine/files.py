@@ -1,7 +1,7 @@
-"""Small files that are written whole or not at all, and read whatever is in them.
+"""Small files that are written whole or not at all, and read without errors whatever they contain.
 
-What an attempt keeps of itself is sealed: the last field of its JSON, `crc`, is the CRC-32 of all
-the text before it. So a flipped bit is noticed, and people and json.loads read it as before.
+The records of an attempt are sealed: the last field of their JSON, `crc`, is the CRC-32 of all the
+text before it. So a flipped bit is noticed, and the files are still plain JSON.
 """
 
 import json
@@ -20,9 +20,9 @@ SEAL = b',\n  "crc": "%08x"\n}\n'
 def write(path: Path, fill: Callable[[BinaryIO], object], own: str = "") -> None:
     """Write a file whole or not at all: next to it, onto the disk, then renamed over it.
 
-    `fill` writes the content into an open binary file. Where several processes may write the same
-    file at once, each needs a word of its `own`. Raises OSError, and leaves the old file as it was,
-    if the new one cannot be written.
+    `fill` writes the content into an open binary file. If several processes may write the same file
+    at once, each needs its `own` word. Raises OSError, and leaves the old file as it was, if the
+    new one cannot be written.
     """
     part = path.with_name(f"{path.name}{own}.part")
     try:
@@ -39,7 +39,8 @@ def write(path: Path, fill: Callable[[BinaryIO], object], own: str = "") -> None
 
 def write_shared(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """Write a file that several processes may write at once, into a folder that is made if it is
-    not there: all may write in it who may in the folder around it. Raises OSError."""
+    not there: everyone who may write in the folder around it may write in this folder too. Raises
+    OSError."""
     with suppress(FileExistsError):
         path.parent.mkdir()
         path.parent.chmod(path.parent.parent.stat().st_mode)
@@ -90,6 +91,6 @@ def sealed(text: bytes, seal: bytes = SEAL, seed: int = 0) -> bytes:
 
 
 def opened(data: bytes, seal: bytes = SEAL, seed: int = 0) -> dict[str, Any]:
-    """Return the object that was sealed; an empty one if it is not as it was."""
+    """Return the object that was sealed; an empty one if the text was changed."""
     text = data[: -len(seal % 0)]
     return dict(json.loads(data)) if data and sealed(text, seal, seed) == data else {}

@@ -1,7 +1,8 @@
 """The attempt at a job of several processes, which torchrun has started.
 
-Process 0 makes it, as the only process of a job would: it has the lock, the folder, the journal and
-the courier, and prints what there is to say. The others train along and end as it does.
+Process 0 makes the attempt, as the only process of a job would: it has the lock, the folder, the
+journal and the courier, and prints all messages. The others train along and end with the same
+status.
 """
 
 import os
@@ -63,13 +64,14 @@ def _status(error: BaseException) -> Any:
 
 
 def _be_silent() -> None:
-    """Print nothing: process 0 says it. Errors that end Python itself still reach the terminal."""
+    """Print nothing, because process 0 does. Errors that end Python itself still reach the
+    terminal."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 # as long as the process
     warnings.simplefilter("ignore")
 
 
 class Together(Generic[S]):
-    """One process's side of an attempt that several processes make."""
+    """The side of one process in an attempt of several processes."""
 
     def __init__(self, attempt: Attempt[S], processes: "Processes") -> None:
         self._attempt, self._processes = attempt, processes

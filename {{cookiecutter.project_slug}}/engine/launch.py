@@ -1,7 +1,8 @@
-"""From a command line to what has to be done.
+"""From a command line to an attempt at a job.
 
 `begin` does what needs no torch: help, wrong settings, finished jobs, and the start of the courier,
-which imports MLflow while the script imports torch. The `run` of what it returns does the rest.
+which imports MLflow while the script imports torch. The `run` method of the object that it returns
+does the rest.
 """
 
 import os
@@ -31,11 +32,10 @@ S = TypeVar("S")
 
 
 def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S] | Together[S]":
-    """Read the command line of a job script; ends the process if that is all there is to do.
-
-    Returns what to call `run(main, check)` of: an attempt at the job, that of several processes, or
-    for --check, the test of its guarantees. The grid of run.sh reads from the script's source which
-    settings and metrics it gives here (job/scripts.py).
+    """Read the command line of a job script; ends the process if there is nothing else to do.
+    Returns an object with a method `run(main, check)`: an attempt at the job, an attempt of several
+    processes, or, for --check, the test of the guarantees. The grid of run.sh reads from the
+    script's source which settings and metrics it gives here (job/scripts.py).
     """
     interruption.handle(signal.SIG_DFL)
     script = Path(sys.argv[0]).name

@@ -21,11 +21,11 @@ from typing import TextIO
 def opened(
     path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o664, folder: int | None = None
 ) -> int:
-    """Return a descriptor of a lock's file, which nothing but a plain file can be.
+    """Return a descriptor of a lock file, which must be a plain file.
 
-    A symbolic link is not followed: others, where they can write in the folder, may have put it
-    there to have a file of this user's made, changed or locked. `folder` is the descriptor of the
-    folder that a relative path begins in. Raises OSError.
+    A symbolic link is not followed: other users who can write in the folder may have put it there
+    so that a file of this user is made, changed or locked. `folder` is the descriptor of the folder
+    that a relative path begins in. Raises OSError.
     """
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # which a pipe would wait for
     try:
@@ -57,7 +57,8 @@ def take(path: Path) -> TextIO | None:
 
 
 def held(path: Path) -> bool:
-    """Whether another process has a file's lock; asks for none itself, so it is in nobody's way."""
+    """Whether another process has a file's lock. This does not take the lock, so it does not
+    disturb other processes."""
     layout, kind = ("qqihh", 3) if sys.platform == "darwin" else ("hhqqi", 0)  # of struct flock
     wanted: list[int] = [0] * 5
     wanted[kind] = fcntl.F_WRLCK
@@ -71,9 +72,8 @@ def held(path: Path) -> bool:
 
 @contextmanager
 def waiting(path: Path, note: str = "") -> Iterator[TextIO]:
-    """The file, locked, once all others that have it or wait for it are done.
-
-    Those that have it can read meanwhile who waits: the note, which is all that is in the file.
+    """The file, locked, once all others that have or wait for the lock are done. In the meantime,
+    the holder can read who is waiting: the note, which is the content of the file.
     """
     with os.fdopen(opened(path), "r+") as file:
         if note:

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, which can be less than there are.
+"""The cores and the memory that this process may use, which can be less than the machine has.
 
 Affinity limits the cores (taskset, Slurm), a control group both (containers, systemd).
 Source: docs.kernel.org/admin-guide/cgroup-v2.html.

@@ -1,4 +1,4 @@
-"""The folders that everything else is found from."""
+"""The folders from which everything else is found."""
 
 import os
 from pathlib import Path
@@ -11,8 +11,8 @@ PROJECT = Path(os.environ.get("PROJECT_FOLDER", CODE))
 
 
 def portable(path: Path) -> str:
-    """Return an absolute path as it can be written down: `PROJECT / text` is the path again, also
-    where the project has been moved or copied with it."""
+    """Return an absolute path as a text to be stored: `PROJECT / text` is the path again, even if
+    the project has been moved or copied."""
     return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 

@@ -20,8 +20,8 @@ HARMLESS = (
     *("driver", "encrypt", "host", "options", "port", "sslcert", "sslkey", "sslmode"),
     *("sslrootcert", "target_session_attrs", "timeout", "trustservercertificate", "user"),
 )
-"""Parameters of an address whose values can be shown. Any other may be a password: drivers have
-many names for theirs."""
+"""Parameters of an address whose values can be shown. Any other parameter may be a password, since
+drivers use many names."""
 
 SECRET_FILES = (
     *(".env*", "*.env", "*netrc*", ".pypirc", ".npmrc", ".pgpass", ".my.cnf", ".htpasswd", ".boto"),
@@ -36,7 +36,7 @@ SECRET_FILES = (
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", "secrets", ".secrets")
 
 PUBLIC_FILES = ("*.pub", ".env.example", ".env.sample", ".env.template", ".env.dist")
-"""Names like theirs, of files that are meant to be passed on."""
+"""Similar names of files that are meant to be shared."""
 
 OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 
@@ -53,9 +53,8 @@ _SECRET_VARIABLE = re.compile(r"(PASSWORD|PASSWD|TOKEN|SECRET|API_?KEY|ACCESS_KE
 
 
 def printable(address: str) -> str:
-    """Return an address without its user, its password and whatever parameter may be a secret.
-
-    Where it is not clear which `@` ends the password, more is hidden rather than less.
+    """Return an address without its user, its password and any parameter that may be a secret. If
+    it is not clear which `@` ends the password, more is hidden rather than less.
     """
     parts = _parts(address)
     user = f"{HIDDEN}@" if parts["user"] else ""

@@ -24,19 +24,20 @@ class Place(NamedTuple):
 
 
 def place(file: str, line: int) -> Place:
-    """Return the place of a line of a file of the student's."""
+    """Return the place of a line in one of the student's files."""
     return Place(str(resolved(file).relative_to(CODE)), line)
 
 
 @cache
 def is_engines(file: str) -> bool:
-    """Return whether a file is the engine's."""
+    """Return whether a file belongs to the engine."""
     return resolved(file).is_relative_to(CODE / "engine")
 
 
 @cache
 def is_students(file: str) -> bool:
-    """Return whether a file is the student's: in the project, not of the engine, not installed."""
+    """Return whether a file is the student's: in the project, but neither part of the engine nor
+    installed."""
     path = resolved(file)
     inside = path.is_relative_to(CODE) and path.is_file()
     return inside and not is_engines(file) and "site-packages" not in path.parts
@@ -59,6 +60,6 @@ def reached(error: BaseException) -> Place | None:
 
 
 def fault(error: BaseException) -> Place | None:
-    """Return the line of the student's code that is at fault; None if an error's text says what to
-    do, and if there is no such line."""
+    """Return the line of the student's code that caused an error; None if the error's text already
+    says what to do, or if there is no such line."""
     return None if isinstance(error, SettingsError | JobError) else reached(error)

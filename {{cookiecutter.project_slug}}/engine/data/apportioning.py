@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 FREE = 20
-"""Groups that are chosen by their sizes: of their million subsets one is nearly always exact."""
+"""Number of groups that are chosen by their sizes: one of their million subsets nearly always fits
+exactly."""
 
 
 def apportioned(fraction: float, sizes: NDArray[Any], random: torch.Generator) -> Ints:
@@ -29,11 +30,12 @@ def apportioned(fraction: float, sizes: NDArray[Any], random: torch.Generator) -
 
 
 def nearest(sizes: Ints, wanted: int) -> list[int]:
-    """Return the places of the groups whose sizes, of all in `sizes` (G,), have the sum that is
-    nearest to a wanted one.
+    """Return the indices of groups whose sizes, taken from `sizes` (G,), add up to the wanted sum
+    as nearly as possible.
 
-    Earlier groups are preferred, so groups in a random order give a random choice. Where more than
-    FREE are needed, the first are taken whatever their sizes, and the last FREE by them.
+    Earlier groups are preferred, so groups in a random order give a random choice. If more than
+    FREE groups are needed, the first ones are taken whatever their sizes, and the last FREE are
+    chosen by size.
     """
     unit = int(np.gcd.reduce(sizes)) or 1
     wanted = unit * round(wanted / unit)
@@ -54,10 +56,10 @@ def nearest(sizes: Ints, wanted: int) -> list[int]:
 
 
 def dealt(sizes: Ints, totals: list[int]) -> tuple[Ints, list[int]]:
-    """Return the fold (G,) of each group, by their sizes (G,), and the examples then in each fold.
-
-    `totals` are those in it before. The largest group comes first, each into the fold with the
-    fewest examples of these groups, of equal ones into that with the smallest total.
+    """Return the fold (G,) of each group, given their sizes (G,), and the number of examples then
+    in each fold; `totals` are the numbers before. The groups are assigned by size, the largest
+    first, each to the fold with the fewest examples of these groups so far; in a tie, to the one
+    with the smallest total.
     """
     folds = np.zeros(len(sizes), dtype=int)
     smallest = sorted((0, total, number) for number, total in enumerate(totals))

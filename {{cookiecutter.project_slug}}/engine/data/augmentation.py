@@ -1,7 +1,6 @@
-"""Random changes to whole batches of images, each image its own.
-
-torchvision's transforms make one random choice for a whole batch. Random numbers come from torch's
-stream of the images' device, which the engine saves and restores with the job.
+"""Random changes to whole batches of images, drawn for each image. torchvision's transforms make
+one random choice for a whole batch. Random numbers come from torch's stream of the images' device,
+which the engine saves and restores with the job.
 """
 
 from functools import cache
@@ -47,8 +46,8 @@ def _picked(images: Tensor, sources: Tensor) -> Tensor:
 
 @cache
 def _sources(side: int, apart: int, device: torch.device) -> Tensor:
-    """Return where the pixels of a side come from, (shifts, side), for each shift by up to an
-    eighth; then the same mirrored. The pixels are so far `apart`."""
+    """Return the positions that the pixels along a side come from, (shifts, side), for each shift
+    by up to an eighth; then the same mirrored. Neighbouring pixels are `apart` indices apart."""
     most = side // 8
     larger = torch.arange(-most, side + most, device=device).abs()
     shifted = torch.minimum(larger, 2 * (side - 1) - larger).unfold(0, side, 1)

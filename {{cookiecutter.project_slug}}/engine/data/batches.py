@@ -28,15 +28,16 @@ from engine.machine import cores
 from engine.training.devices import free_memory
 
 RESIDENT_FRACTION = 0.25
-"""`auto` keeps a dataset on the device if it takes no more than this of its free memory."""
+"""`auto` keeps a dataset on the device if it takes at most this fraction of the device's free
+memory."""
 
 MOST_WORKERS = 8
-"""More reading processes than this mostly get in each other's way at the disk."""
+"""More reading processes than this usually slow each other down at the disk."""
 
 
 class Batches:
     """The batches of a dataset, a subset or a stream, on the device; `len` is their number in an
-    epoch, which those of a stream do not have.
+    epoch, except for a stream.
 
     Several threads may iterate at once. `loader` is `resident` or `workers`.
     """
@@ -59,13 +60,13 @@ class Batches:
 
     @property
     def indices(self) -> Tensor | None:
-        """Where the examples are in their dataset (N,), in the order in which `iter` has them; None
-        for a stream."""
+        """The indices of the examples in their dataset (N,), in the order in which `iter` yields
+        them; None for a stream."""
         return None if isinstance(self._source, Stream) else self._source.order.epoch(0)
 
     @property
     def positions(self) -> Tensor:
-        """Where the examples of this process are in the order of all processes (N,)."""
+        """The positions of this process's examples in the order of all processes (N,)."""
         order = self._ordered.order
         return order.positions if isinstance(order, Slices) else torch.arange(order.examples)
 
@@ -79,8 +80,8 @@ class Batches:
             yield batch
 
     def endless(self, epoch: int, batch: int, place: Place) -> Iterator[tuple[Any, int]]:
-        """Yield batches without end, with the number of examples in each: from a batch of an epoch
-        on, or of a stream from a place on, which moves along."""
+        """Yield batches without end, with the number of examples in each, starting at a batch of an
+        epoch, or at a place in a stream, which is updated."""
         if isinstance(self._source, Stream):
             yield from self._source.endless(place)
         for number in count(epoch):
@@ -88,7 +89,8 @@ class Batches:
             batch = 0
 
     def from_position(self, epoch: int, batch: int) -> Iterator[tuple[Any, int]]:
-        """Yield the batches of an epoch from one on, with the number of examples in each."""
+        """Yield the batches of an epoch, starting at one of them, with the number of examples in
+        each."""
         source = self._ordered
         return zip(source.epoch(epoch, batch), source.order.sizes(batch), strict=True)
 
@@ -113,12 +115,12 @@ def make(
     collate: Collate | None = None,
     rank: Rank = ALONE,
 ) -> Batches:
-    """Return the batches of a dataset, a subset or a stream, shuffled if there is a seed; of a job
-    with several processes what the one of this rank takes of each.
+    """Return the batches of a dataset, a subset or a stream, shuffled if there is a seed; in a job
+    with several processes, the slices of the process with this rank.
 
     `loader` is `resident`, `workers`, or `auto` (by size); `workers` a number of processes or
-    `auto` (by the job's cores). Raises SettingsError if there are no examples, or for `resident`
-    if they cannot lie on the device stacked, JobError for a stream that is to be shuffled.
+    `auto` (by the job's cores). Raises SettingsError if there are no examples, or for `resident` if
+    they cannot be stacked on the device, JobError for a stream that should be shuffled.
     """
     processes = workers if isinstance(workers, int) else _auto_workers()
     if loader == "resident" and (collate or is_stream(dataset)):

@@ -1,7 +1,7 @@
-"""CIFAR as torchvision reads it, from files that hold no code.
+"""CIFAR, read by torchvision from files that contain no code.
 
-The files are pickles, which can run code when they are opened. They are searched for it first, so
-that any files in the format can be taken, not only those whose checksums torchvision knows.
+The files are pickles, which can run code when they are opened. They are searched for code first, so
+that any files in this format can be used, not only those whose checksums torchvision knows.
 """
 
 import pickle
@@ -19,11 +19,11 @@ ARRAYS = {
     ("numpy._core.multiarray", "_reconstruct"),
     ("_codecs", "encode"),
 }
-"""All that a pickled array calls, in files of numpy 1 and 2."""
+"""Everything that a pickled array calls, in files of numpy 1 and 2."""
 
 
 class CIFAR10(datasets.CIFAR10):  # type: ignore[misc]
-    """torchvision's dataset, read from any files in the format that hold no code."""
+    """torchvision's dataset, read from any files in this format that contain no code."""
 
     train_list: list[list[Any]]
     test_list: list[list[Any]]

@@ -1,12 +1,13 @@
 """Examples decoded from files, kept on disk: decoding a photograph takes longer than copying it.
 
 A cache is one file in the project's `.cache/images`, or in the folder that IMAGE_CACHE names, which
-should be on a disk of the machine's own. It has a row of bytes for each example and, before the
-rows, a hash of each. All jobs of the machine read and fill it.
+should be on a local disk. It has a row of bytes for each example and, before the rows, a hash of
+each. All jobs of the machine read and fill it.
 
 A row is used if its hash is that of its bytes and of the sizes and times of the files that it was
-decoded from. Any other, such as one that was being written when a job was killed, is decoded again.
-Nothing is mapped into memory: a mapped page that the disk cannot supply kills the process.
+decoded from. Otherwise, for example if a job was killed while it was writing the row, the example
+is decoded again. Nothing is mapped into memory: a mapped page that the disk cannot supply kills the
+process.
 """
 
 import os
@@ -33,13 +34,12 @@ HASH = 8
 """Bytes of a row's hash."""
 
 GIB = 64.0
-"""Size of all caches together at most, unless IMAGE_CACHE_GIB says otherwise."""
+"""Largest size of all caches together, unless IMAGE_CACHE_GIB says otherwise."""
 
 
 class Decoded:
-    """What was decoded of each example: `size` bytes from its files.
-
-    `about` says all else that the bytes depend on, such as the size of images.
+    """The decoded form of each example: `size` bytes, made from its files. `about` names everything
+    else that the bytes depend on, such as the size of images.
     """
 
     def __init__(self, files: Sequence[Sequence[str]], size: int, about: str) -> None:
@@ -84,7 +84,7 @@ class _Cache:
         return index < self._rows
 
     def read(self, index: int, about: bytes) -> bytearray | None:
-        """Return a row; None if it is not there, or not whole, or about something else."""
+        """Return a row; None if it is missing, incomplete or made from something else."""
         row, wanted = bytearray(self._size), bytearray(HASH)
         try:
             os.preadv(self._file, [wanted], index * HASH)
@@ -130,7 +130,7 @@ def _opened(path: Path, rows: int, size: int) -> _Cache | None:
 
 
 def _make(path: Path, rows: int, size: int, limit: int) -> None:
-    """Make an empty cache, at the cost of those that were not used for longest.
+    """Make an empty cache; if necessary, remove the least recently used ones.
 
     It takes no space until it is filled. If another process makes it too, the last one stays.
     """

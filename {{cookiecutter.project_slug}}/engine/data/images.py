@@ -21,10 +21,10 @@ from engine.errors import JobError, SettingsError, first_line
 from engine.job.contents import of_text
 
 SIZE = 224
-"""Side of images from files, in pixels, unless another is asked for."""
+"""Default width and height of images from files, in pixels."""
 
 STATISTICS_FROM = 500
-"""Images, drawn by a seed, from which mean and standard deviation are taken."""
+"""Number of images, drawn at random, from which mean and standard deviation are computed."""
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):
@@ -82,8 +82,8 @@ def channel_statistics(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and standard deviation of each channel, with pixels in [0, 1].
 
-    They are taken from 500 images at random, the first part of their examples; empty if that is no
-    uint8 image (C, H, W).
+    They are computed from 500 random images, which are the first element of each example; empty if
+    that is not a uint8 image (C, H, W).
     """
     dataset, indices = whole(dataset)
     some = torch.randperm(len(indices), generator=generator(seed, "statistics"))[:STATISTICS_FROM]
@@ -96,16 +96,16 @@ def channel_statistics(
 
 @cache
 def decoders() -> str:
-    """Return what decoded pixels depend on besides the files: this code and its libraries."""
+    """Return what decoded pixels depend on in addition to the files: this code and its
+    libraries."""
     versions = [f"{name} {version(name)}" for name in ("pillow", "torch", "torchvision")]
     code = [Path(__file__).with_name(name).read_text() for name in ("images.py", "masks.py")]
     return " ".join([*versions, *map(of_text, code)])
 
 
 def in_colour(path: str | Path, upright: bool = True) -> Image.Image:
-    """Return an image in 8-bit colour; `upright`, the way up that it is to be looked at.
-
-    Raises ValueError for one of more bits.
+    """Return an image in 8-bit colour; with `upright`, rotated as its metadata says. Raises
+    ValueError for an image with more bits.
     """
     with Image.open(path) as image:
         if image.mode.startswith(("I", "F")) or any(map(_cut_off, image.tile)):

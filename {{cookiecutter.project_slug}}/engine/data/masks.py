@@ -1,4 +1,4 @@
-"""Images with a mask each, which has the class of every pixel."""
+"""Images, each with a mask that has the class of every pixel."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ from engine.data.images import SIZE, decoders, in_colour
 from engine.errors import JobError, SettingsError, first_line
 
 IGNORED = 255
-"""In a mask, a pixel of no class, as in Pascal VOC: it is neither trained nor evaluated on."""
+"""The number of pixels without a class in a mask, as in Pascal VOC: they are ignored in training
+and evaluation."""
 
 NUMBERS = ("1", "L", "P")
 """Pillow's modes of images with a single number a pixel, of 8 bits at most."""
@@ -25,9 +26,9 @@ class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
     """A dataset of (image, mask) from files: those of the images, and those of their masks.
 
     Images are uint8 (3, size, size), masks uint8 (size, size): scaled, then the middle square.
-    `classes` are those that the numbers from 0 on stand for in the files of masks, or IGNORED; 255
-    is always. When an example is read, JobError is raised for files that are no 8-bit image and its
-    mask.
+    `classes` are the classes of the numbers from 0 on in the mask files, or IGNORED for numbers
+    without a class; 255 always means no class. When an example is read, JobError is raised for
+    files that are no 8-bit image and its mask.
     """
 
     def __init__(
@@ -105,8 +106,8 @@ def read_folder(root: Path, size: int | None = None) -> tuple[MaskedImages, list
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the files in a folder by their names without suffix, in order; hidden ones are not
-    meant."""
+    """Return the files in a folder by their names without suffix, in order, without hidden
+    files."""
     found = sorted(folder.glob("[!.]*"), key=lambda path: path.stem)
     return {path.stem: path for path in found}
 

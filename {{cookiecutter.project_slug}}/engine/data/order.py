@@ -13,14 +13,14 @@ from engine.errors import SettingsError
 from engine.job.ranks import Rank
 
 Collate = Callable[[list[Any]], Any]
-"""From examples to a batch of them, as torch's DataLoader takes it."""
+"""Makes a batch from examples, like the collate_fn of torch's DataLoader."""
 
 
 class Order:
     """Which examples make up which batch, epoch by epoch; `examples` is how many an epoch has.
 
-    With a seed, each epoch is shuffled in its own way; without, the order is the dataset's. A last
-    batch of one example is left out while shuffling: batch norm cannot take it.
+    With a seed, each epoch is shuffled in its own way; without, the order is the dataset's. When
+    shuffling, a last batch with a single example is left out, because batch norm cannot handle it.
     """
 
     def __init__(self, indices: Tensor, batch_size: int, seed: int | None) -> None:
@@ -53,11 +53,10 @@ class Order:
 
 
 class Slices(Order):
-    """What one process of a job takes of each batch: a slice of consecutive examples.
-
-    Training, a process with no example of an epoch's small last batch gets one, which it must not
-    count: it has as many batches as the others. In evaluation it has one batch less. Raises
-    SettingsError if there are more processes than examples in a batch.
+    """The part of each batch that one process of a job takes: a slice of consecutive examples. In
+    training, a process without an example of an epoch's small last batch gets one that it must not
+    count, so that all processes have the same number of batches. In evaluation, it has one batch
+    less. Raises SettingsError if there are more processes than examples in a batch.
     """
 
     def __init__(self, indices: Tensor, batch_size: int, seed: int | None, rank: Rank) -> None:
@@ -69,7 +68,7 @@ class Slices(Order):
         self._rank, self._whole_batch = rank, batch_size
         self.batch_size = len(slice_of(batch_size, rank))
         self.positions = self._positions()
-        """Where the examples are in the order of all processes (N,)."""
+        """The positions of the examples in the order of all processes (N,)."""
 
     def __len__(self) -> int:
         return -(-len(self.positions) // self.batch_size)
@@ -79,7 +78,7 @@ class Slices(Order):
         return super().epoch(number)[self.positions]
 
     def sizes(self, done: int) -> Iterator[int]:
-        """Yield the number of examples that all processes have of each batch."""
+        """Yield the number of examples that all processes together have of each batch."""
         for first in range(done * self._whole_batch, self.examples, self._whole_batch):
             yield min(self._whole_batch, self.examples - first)
 
@@ -102,7 +101,8 @@ def slice_of(size: int, rank: Rank) -> range:
 
 
 def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
-    """Return the dataset that a subset (of a subset) is of, and the indices (N,) into it."""
+    """Return the dataset that a subset (or a subset of a subset) belongs to, and the indices (N,)
+    into it."""
     indices = torch.arange(len(cast(Sized, dataset)))
     while type(dataset) is Subset:  # a class derived from it may change the examples
         indices = torch.as_tensor(dataset.indices)[indices]
@@ -111,7 +111,8 @@ def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
 
 
 def tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
-    """Return the tensors whose rows are a dataset's examples; None if it is not made of such."""
+    """Return the tensors whose rows are a dataset's examples; None if it is not made of such
+    tensors."""
     if not isinstance(dataset, TensorDataset):
         return None
     as_they_are = type(dataset).__getitem__ is TensorDataset.__getitem__
@@ -119,9 +120,8 @@ def tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
 
 
 def fetch(dataset: Dataset[Any], indices: Tensor, collate: Collate | None = None) -> Any:
-    """Return the batch of the examples at indices (B,), by default stacked.
-
-    A dataset that has `__getitems__`, for a list of indices, is asked for all of them at once.
+    """Return the batch of the examples at indices (B,), by default stacked. If the dataset has
+    `__getitems__`, which takes a list of indices, it is called once for all of them.
     """
     if tensors(dataset) and not collate:
         return dataset[indices]

@@ -49,7 +49,7 @@ class Readers(Generic[R]):
 
     @contextmanager
     def one(self) -> Iterator[R]:
-        """A reader that no other thread has meanwhile."""
+        """A reader that no other thread uses in the meantime."""
         try:
             reader = self._idle.pop()
         except IndexError:  # also if another thread was faster
@@ -71,9 +71,8 @@ def _close(readers: list[R]) -> None:
 
 
 class Read:
-    """A batch as a DataLoader hands it on, with what else is known `about` it.
-
-    The DataLoader would make lists of the tuples in the batch itself.
+    """A batch as a DataLoader passes it on, with further information `about` it. Without this
+    class, the DataLoader would turn the tuples in the batch into lists.
     """
 
     def __init__(self, batch: Any, about: Any = None) -> None:
@@ -124,7 +123,7 @@ class Processes:
 
     def next(self) -> Read:
         """Return what was read for the next key, with the batch on the device; a GPU copies it
-        while it works on the one before."""
+        while it works on the previous batch."""
         read = next(self._read)
         ahead = runs_ahead(self._device)
         with self._copies:
@@ -175,14 +174,15 @@ def _moved(leaf: Any, device: torch.device, ahead: bool) -> Any:
 
 
 def _moved_otherwise(leaf: Any, device: torch.device) -> Any:
-    """What is no tensor, but has some, such as a PackedSequence, on the device; texts and the like
-    as they are. What is in it cannot be handed over, so the current stream copies it."""
+    """A value that is not a tensor but contains some, such as a PackedSequence, on the device;
+    texts and the like unchanged. Its contents cannot be handed over to another stream, so the
+    current stream copies it."""
     return leaf.to(device) if hasattr(leaf, "to") and not isinstance(leaf, Tensor) else leaf
 
 
 def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
-    """Note what is read, for the job, and leave signals to it. Ctrl-C and Slurm's reach all its
-    processes, but it needs this one until it has come to the end of a step."""
+    """Record what is read, for the job, and ignore signals. Ctrl-C and Slurm's signals reach all
+    processes of the job, but the job needs this one until the end of a step."""
     reads.join(job)
     interruption.handle(signal.SIG_IGN)
     sys.excepthook = _say_what_went_wrong
@@ -191,7 +191,8 @@ def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
 def _say_what_went_wrong(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print an error, unless the job was killed: then it is that a pipe to the job has broken.
+    """Print an error, unless the job was killed, in which case the error is that a pipe to the job
+    has broken.
 
     Such errors come from the thread of multiprocessing that hands over shared memory.
     """

@@ -1,4 +1,4 @@
-"""Published datasets, as torchvision fetches and reads them; what is wrong is said in one line."""
+"""Published datasets, downloaded and read by torchvision; problems are reported in one line."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ def published(name: str, root: Path) -> tuple[TensorDataset, list[str], TensorDa
 
 @contextmanager
 def fetching(root: Path) -> Iterator[None]:
-    """Raise SettingsError, in one line, for whatever goes wrong as torchvision fetches or reads a
+    """Raise SettingsError, in one line, for any error while torchvision downloads or reads a
     dataset in a folder."""
     try:
         yield

@@ -1,4 +1,5 @@
-"""Functions of a dataset that work only once for the same one."""
+"""Functions of a dataset that remember their results, so that they work only once for each
+dataset."""
 
 from collections.abc import Callable, Hashable
 from functools import wraps
@@ -28,5 +29,5 @@ def remembered(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatena
 
 
 def _key(value: Any) -> Hashable:
-    """Numbers and texts are known by what they are, all else by its address."""
+    """Numbers and texts are identified by their value, everything else by its address."""
     return value if isinstance(value, int | float | str) else id(value)

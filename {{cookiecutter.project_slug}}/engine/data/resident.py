@@ -1,4 +1,4 @@
-"""Batches picked by index from a dataset that lies on the device, whole."""
+"""Batches picked by index from a dataset of which all examples are on the device."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,8 @@ from engine.data.order import Order
 from engine.training.devices import runs_ahead
 
 GATHERED = 2**22
-"""Bytes of the batches that are picked at once: small ones cost less together than each alone."""
+"""Bytes of the batches that are picked at once: several small batches cost less together than
+separately."""
 
 
 class Stored:
@@ -25,11 +26,12 @@ class Stored:
 
 
 _STORED: WeakValueDictionary[tuple[int, torch.device], Stored] = WeakValueDictionary()
-"""By dataset and device, as long as batches of them are in use: all subsets share one copy."""
+"""The data by dataset and device, as long as batches of it are in use: all subsets share one
+copy."""
 
 
 def is_stored(dataset: Dataset[Any], device: torch.device) -> bool:
-    """Return whether a dataset lies on the device already."""
+    """Return whether a dataset is on the device already."""
     return (id(dataset), device) in _STORED
 
 
@@ -43,7 +45,7 @@ def store(dataset: Dataset[Any], device: torch.device, read: Callable[[], Any]) 
 
 
 class Resident:
-    """Picks batches by index from what lies on the device: nothing is copied while training."""
+    """Picks batches by index from data on the device: nothing is copied during training."""
 
     def __init__(self, stored: Stored, order: Order, device: torch.device) -> None:
         self.order, self._device = order, device

@@ -44,7 +44,7 @@ def split(
 
     With labels, the number of examples held out of each label is within one of that fraction. With
     groups, whole groups are held out, and their number of examples is as near to the fraction as
-    groups allow. Raises SettingsError if one of the two parts would be empty, or lack a label.
+    the groups allow. Raises SettingsError if one of the two parts would be empty, or lack a label.
     """
     units = _units(dataset, labels, groups)
     random = generator(seed, "split", len(units.sizes))
@@ -73,9 +73,10 @@ def fold(
     """Return the dataset without one of its folds, and that fold; they are numbered from 1.
 
     Each example is in one fold. The folds have the same number of examples, within one; with
-    labels, also of each label. With groups, each group is in one fold, and the largest is what
-    folds differ by at most; with both, in their examples of each label. Raises SettingsError for a
-    number that no fold has, or if a fold would be empty, or lack a label.
+    labels, also the same number of each label. With groups, each group is in one fold, and folds
+    differ by at most the size of the largest group; with both, this holds for the examples of each
+    label. Raises SettingsError if there is no fold with this number, or if a fold would be empty,
+    or lack a label.
     """
     require(count > 1, "folds", count, "at least 2")
     require(1 <= number <= count, "--fold", number, f"from 1 to {count}")
@@ -85,7 +86,8 @@ def fold(
 def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
     """Raise SettingsError if examples of a group are in more than one part.
 
-    A part may also be given as the groups of its examples, as for one from another dataset.
+    A part may also be given as the groups of its examples, for example if it comes from another
+    dataset.
     """
     first: dict[Any, str] = {}
     twice: dict[Any, str] = {}
@@ -109,7 +111,7 @@ def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
 
 
 class _Units(NamedTuple):
-    """What is held out as a whole: groups of examples, or single ones."""
+    """The units that are held out as a whole: groups of examples, or single examples."""
 
     of: Ints  # (N,): the unit of each example
     sizes: Ints  # (U,): its examples
@@ -163,7 +165,7 @@ def _parts(dataset: Dataset[Any], held_out: NDArray[np.bool_]) -> tuple[Subset[A
 
 
 def _values(part: Dataset[Any], values: Values, what: str) -> list[Any]:
-    """The values of a part's examples, of those of the whole dataset."""
+    """The values of a part's examples, taken from the values of the whole dataset."""
     dataset, indices = whole(part)
     listed, count = _listed(values), len(cast(Sized, dataset))
     if len(listed) != count:
@@ -176,7 +178,8 @@ def _listed(values: Values) -> list[Any]:
 
 
 def _numbered(values: list[Any], what: str) -> tuple[Ints, list[Any]]:
-    """Return the number of each value, and the values by number, in the order they appear in."""
+    """Return a number for each value, and the values by number, in the order in which they
+    appear."""
     numbers: dict[Any, int] = {}
     try:
         found = [numbers.setdefault(value, len(numbers)) for value in values]

@@ -13,21 +13,22 @@ from engine.errors import JobError
 
 
 class Opening(NamedTuple):
-    """How a part is to be read: from its beginning or from a state on, once or without end."""
+    """How to read a part: from its beginning or from a state, once or without end."""
 
     state: bytes | None
     endless: bool
 
 
 class About(NamedTuple):
-    """What is known about a batch: its number of examples, and the state of its part after it."""
+    """Information about a batch: its number of examples, and the state of its part after the
+    batch."""
 
     examples: int
     state: bytes | None
 
 
 def has_state(source: Any) -> bool:
-    """Return whether a stream can go on where it was."""
+    """Return whether a stream can continue where it was."""
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
@@ -41,8 +42,8 @@ class Parts(Dataset[Read]):
         self._open: dict[int, Part] = {}
 
     def __getitem__(self, turn: tuple[int, Opening | None]) -> Read:
-        """Return the next batch of the part whose turn it is; one about which nothing is known if
-        the part has ended. A turn is the batch's number and, to open the part, from where."""
+        """Return the next batch of the part whose turn it is, or a batch without information if the
+        part has ended. A turn has the batch's number and, to open the part, where to start."""
         number, opening = turn
         index = number % self._count
         if opening:
@@ -53,7 +54,7 @@ class Parts(Dataset[Read]):
         return Read(None)
 
     def _part(self, index: int) -> Any:
-        """A part as it was before it was read from."""
+        """A part before anything was read from it."""
         if self._count > 1:
             return self._source.shard(self._count, index)
         if self._initial:  # a pass may have been broken off
@@ -71,7 +72,7 @@ class Part:
         self.examples = self._all(state)
 
     def state(self) -> bytes | None:
-        """Return the state after the last example, pickled; None where there is one pass only.
+        """Return the state after the last example, pickled; None if there is only one pass.
 
         It is pickled since tensors would go to the job through shared memory, batch by batch.
         """

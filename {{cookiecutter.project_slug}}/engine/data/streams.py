@@ -1,4 +1,4 @@
-"""Batches of a stream: of examples that come one after another, without numbers.
+"""Batches of a stream, whose examples come one after another, without an index.
 
 A stream is a torch IterableDataset. It may have
 
@@ -33,7 +33,7 @@ MOST_PARTS = 8
 
 
 def is_stream(dataset: Any) -> bool:
-    """Return whether the examples of a dataset have no numbers."""
+    """Return whether the examples of a dataset have no index."""
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
@@ -46,7 +46,7 @@ class Place:
         """The state of each part, pickled by the process that reads it; None before the first."""
 
     def passed(self, state: bytes, parts: int) -> None:
-        """Take note that the next batch was handed over, after which its part has this state.
+        """Record that the next batch was handed over, and the state of its part after it.
 
         `parts` is the number of parts that take turns.
         """
@@ -106,7 +106,8 @@ class Stream:
 
     def endless(self, place: Place) -> Iterator[tuple[Any, int]]:
         """Yield batches from a place on, pass after pass, with the number of examples in each;
-        `place` moves along. Raises JobError if it is a place in another stream, or in none."""
+        `place` is updated. Raises JobError if it is a place in another stream, or not in a
+        stream."""
         states = place.parts or [None] * self._parts
         if len(states) != self._parts:
             raise JobError(
@@ -125,7 +126,8 @@ class Stream:
 
 
 def _telling_skipped(reads: Iterator[Read], states: Sequence[bytes | None]) -> Iterator[Read]:
-    """Yield what is read; once all parts were, log how much had to be skipped for that."""
+    """Yield what is read; after every part has been opened, log how many examples had to be
+    skipped."""
     known = [pickle.loads(state) for state in states if state]
     skipped = sum(state["read"] for state in known if "source" not in state)
     began = time.monotonic()
@@ -147,7 +149,7 @@ class _Reader:
         self._processes = Processes(parts, self._turns, device, processes)
 
     def read(self, begin: int, states: Sequence[bytes | None], endless: bool) -> Iterator[Read]:
-        """Yield batches from number `begin` on, at which the parts had these states."""
+        """Yield batches from number `begin` on, where the parts had these states."""
         self._turns.begin = begin
         self._turns.openings = [Opening(state, endless) for state in states]
         self._processes.begin()
@@ -160,7 +162,8 @@ class _Reader:
 
 
 class _Turns(Sampler[Any]):
-    """Hands a DataLoader the number of each batch; the first of a part comes with how to open it.
+    """Gives a DataLoader the number of each batch; the first batch of a part comes with how to open
+    the part.
 
     Batch by batch the DataLoader's processes take turns, and so do the parts, whose number is a
     multiple of theirs: each part is read by the same process all the time.

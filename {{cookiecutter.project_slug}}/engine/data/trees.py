@@ -12,9 +12,9 @@ from torch import Tensor
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Return a tree of the same shape, of what the function makes of each leaf.
 
-    With several trees of one shape, the function takes a leaf of each. Whatever is no tuple, list,
-    mapping (which becomes a dict) or dataclass is a leaf, and so is a tuple that gets to a device
-    by itself, such as torch's PackedSequence.
+    With several trees of one shape, the function takes a leaf of each. Anything other than a tuple,
+    list, mapping (which becomes a dict) or dataclass is a leaf, and so is a tuple with its own way
+    to move to a device, such as torch's PackedSequence.
     """
     trees = (tree, *others)
     if isinstance(tree, Mapping):
@@ -59,8 +59,8 @@ def stacked(examples: Sequence[Any]) -> Any:
 
 
 def rows(batch: Any) -> int | None:
-    """Return the length of the first dimension that all tensors of a batch have in common; None if
-    they have not, or something else is in it."""
+    """Return the length of the first dimension, if it is the same for all tensors of a batch; None
+    if it is not, or if the batch contains something else."""
     found = {
         leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in leaves(batch)
     }

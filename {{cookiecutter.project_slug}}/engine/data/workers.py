@@ -40,8 +40,8 @@ class Workers:
 
 
 class _Reader:
-    """The processes that read a dataset for one thread. While a shuffled epoch is worked on to its
-    end, and the model evaluated, they read on into the next."""
+    """The processes that read a dataset for one thread. Towards the end of a shuffled epoch, and
+    while the model is evaluated, they already read the next epoch."""
 
     def __init__(
         self, dataset: Dataset[Read], order: Order, device: torch.device, processes: int
@@ -67,7 +67,7 @@ class _Reader:
 
 
 class _Sampler(Sampler[Any]):
-    """Hands a DataLoader one array of indices a batch; of a shuffled order without end.
+    """Gives a DataLoader one array of indices per batch; for a shuffled order, without end.
 
     A tensor would go to the reading process through shared memory, which that process would ask for
     in vain, with a trace, if the job was killed meanwhile.
@@ -87,7 +87,7 @@ class _Sampler(Sampler[Any]):
 
 
 class _Whole(Dataset[Read]):
-    """A dataset asked for whole batches."""
+    """A dataset that returns whole batches."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate | None) -> None:
         self._dataset, self._collate = dataset, collate

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable
 
 SCHEME = 1
-"""Number of the scheme, to be raised if the same code would get another text."""
+"""Number of the scheme; raise it if the same code would get a different text."""
 
 IGNORED_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}
 
@@ -46,7 +46,7 @@ class Canonical:
         self.out.append(";")
 
     def value(self, value: object) -> None:
-        """Write what a field holds: a node, a list or a plain value."""
+        """Write the content of a field: a node, a list or a plain value."""
         if isinstance(value, ast.AST):
             self.write(value)
         elif isinstance(value, list):
@@ -59,7 +59,7 @@ class Canonical:
             self.out.append(constant(value))
 
     def block(self, statements: Iterable[ast.stmt]) -> None:
-        """Write statements, without those that do nothing."""
+        """Write statements, except those that do nothing."""
         self.out.append("[")
         for statement in statements:
             if not does_nothing(statement):
@@ -99,7 +99,7 @@ def constant(value: object) -> str:
 
 
 def whole(tree: ast.Module) -> str:
-    """Return the canonical text of a module, with every name as it stands there."""
+    """Return the canonical text of a module, with every name as it is written there."""
     writer = Canonical()
     writer.block(tree.body)
     return writer.text()

@@ -1,4 +1,4 @@
-"""Everything that a job's results can depend on in the project's code, from the entry on."""
+"""Everything in the project's code that a job's results can depend on, starting from the entry."""
 
 import ast
 import sys
@@ -17,12 +17,12 @@ from engine.evidence.wanted import Wanted
 from engine.evidence.writer import Writer
 
 Cache = dict[ast.AST, list[Written]]
-"""What was written of a statement or expression for other jobs."""
+"""The texts written for a statement or expression for other jobs."""
 
 Place = tuple[Module, ast.AST]
 
 WHOLE = "<file>"
-"""In place of a definition: all of a module."""
+"""Stands for all of a module, instead of one definition."""
 
 EVERY_LINE = range(sys.maxsize)
 
@@ -30,9 +30,9 @@ EVERY_LINE = range(sys.maxsize)
 class Closure:
     """The parts of the code that one job reaches.
 
-    `texts` has the canonical text of each part, or a hash where there is no text; `sources` what a
-    person would read; `reached_from` the part by which each was reached first; `lines` which lines
-    of each module are in a part, counted from 0.
+    `texts` has the canonical text of each part, or a hash if it has no text; `sources` has the
+    source code for people to read; `reached_from` has the part through which each part was reached
+    first; `lines` has the lines of each module that are in a part, counted from 0.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Closure:
         self._take_engine()
 
     def take_input(self, job: str, code: str) -> None:
-        """Take the code of a job that this one is derived from, as its digest."""
+        """Take the code of an input, a job that this one is derived from, as its digest."""
         self._put(f"input:{job}", code, lambda: f"code {code}", "")
 
     def _add(self, name: str, definition: str) -> None:
-        """Take a definition that has run, as far as it is still there."""
+        """Take a definition that has run, if it still exists."""
         module = self._code.modules.get(name)
         if definition == WHOLE:
             self._take_whole(name, "", "code has run there that no definition has")
@@ -123,7 +123,7 @@ class Closure:
         self.lines[name] = [EVERY_LINE]
 
     def _take_whole(self, name: str, by: str, why: str) -> None:
-        """Take all that a module defines, since nobody can say what is used of it."""
+        """Take everything that a module defines, if it cannot be known what is used."""
         self._import(name, by)
         module = self._code.modules.get(name)
         self.lines.setdefault(name, []).append(EVERY_LINE)
@@ -149,7 +149,7 @@ class Closure:
             self._take_registry(module, use, by)
 
     def _take_registry(self, module: Module, use: Use, by: str) -> None:
-        """Take what there is to a registry besides its entries."""
+        """Take everything about a registry except its entries."""
         registries, name = self._code.registries, (use.module, use.name)
         if registries.has_code(name):
             self._take(f"{use.module}:{use.name}", [(module, module.definitions[use.name][0])], by)
@@ -178,7 +178,8 @@ class Closure:
             self.texts[part], self.sources[part], self.reached_from[part] = text, source, by
 
     def _written(self, module: Module, node: ast.AST) -> Written:
-        """Return what is written of a node, perhaps for a job whose settings decide the same."""
+        """Return the text of a node, reused from another job if its settings lead to the same
+        text."""
         known = self._cache.setdefault(node, [])
         for written in known:
             if all(self._has(name, value) for name, value in written.asked.items()):
@@ -197,7 +198,7 @@ class Closure:
     # Registries and subclasses
 
     def _take_entries(self) -> bool:
-        """Take the entries that are asked for by now; returns whether any was new."""
+        """Take the entries that have been asked for so far; returns whether any was new."""
         before = len(self.texts)
         words = {word.removeprefix("val_") for word in self._words}  # val_loss is the metric loss
         for part, (entries, by) in self._wanted.entries(self._words | words).items():
@@ -205,7 +206,7 @@ class Closure:
         return len(self.texts) > before
 
     def _take_subclasses(self) -> bool:
-        """Take the subclasses of classes that may know them; returns whether any was new."""
+        """Take the subclasses of classes that may use them; returns whether any was new."""
         before = len(self.texts)
         for name in sorted(self._entered) if self._bases else []:
             module = self._code.modules.get(name)

@@ -24,14 +24,14 @@ class Undecided(Exception):
 
 
 class Conditions:
-    """The conditions of one job; `asked` notes the settings that any of them asked for."""
+    """The conditions of one job; `asked` collects the settings that they asked for."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self.asked: dict[str, Any] = {}
 
     def truth(self, test: ast.expr) -> bool | None:
-        """Return what a condition amounts to; None if that depends on more than settings."""
+        """Return the value of a condition; None if it depends on more than settings."""
         try:
             return bool(self._value(test))
         except (Undecided, TypeError):

@@ -18,7 +18,7 @@ class Effects:
         self._found: dict[str, list[ast.stmt]] = {}
 
     def of(self, module: Module) -> list[ast.stmt]:
-        """Return them in their order, with those that bind a name once more."""
+        """Return these statements in their order, with those that bind a name again."""
         if module.name not in self._found:
             self._found[module.name] = self._find(module)
         return self._found[module.name]
@@ -84,14 +84,14 @@ class Effects:
         return False
 
     def _body(self, module: Module, node: Definition) -> bool:
-        """Whether defaults, bases and the body of a class do something."""
+        """Whether the defaults, bases or body of a class do something."""
         parts = [p for p in scopes.outside(node) if p not in node.decorator_list]
         if any(self._acts(module, part) for part in parts):
             return True
         return isinstance(node, ast.ClassDef) and self._any(module, iter(node.body))
 
     def _decorates(self, module: Module, decorator: ast.expr) -> bool:
-        """Whether a decorator does more than to return something else in place of a function."""
+        """Whether a decorator does more than replace a function."""
         function = decorator.func if isinstance(decorator, ast.Call) else decorator
         path = self._resolver.path(module, function)
         if not path and _tail(function) in ("setter", "getter", "deleter"):
@@ -99,7 +99,7 @@ class Effects:
         return not path or "regist" in path or path.startswith(("torch.library.", "atexit."))
 
     def _acts(self, module: Module, node: ast.AST) -> bool:
-        """Whether to evaluate an expression may change something."""
+        """Whether evaluating an expression may change something."""
         for inner in scopes.here(node):
             if isinstance(inner, ast.NamedExpr | ast.Await):
                 return True
@@ -130,7 +130,7 @@ class Effects:
 
 
 def acts_on_subclasses(node: ast.ClassDef) -> bool:
-    """Return whether a class does something when a subclass is defined, such as to note it."""
+    """Return whether a class does something when a subclass is defined, such as registering it."""
     hook = any(getattr(s, "name", "") == "__init_subclass__" for s in node.body)
     return hook or any(
         keyword.arg == "metaclass" and (chain_of(keyword.value) or [""])[-1] != "ABCMeta"

@@ -24,14 +24,15 @@ CAN_CHANGE_RESULTS = (
     *("engine.launch", "engine.attempt", "engine.loop"),
     *("engine.cli.spans", "engine.cli.metrics"),  # lengths, and which of two values is better
 )
-"""All others never do: the command line, identity, tracking, sweeps, results, profiling, …"""
+"""All other modules (the command line, identity, tracking, sweeps, results, profiling, …) never
+change results."""
 
 FACADES = ("engine.loop", "engine.cli")
 """Modules that pass names on."""
 
 FIRST = "v1"
-"""The results version of a module whose results never changed. It counts for nothing: a new engine
-that has more modules, or fewer, gives the same results."""
+"""The results version of a module whose results never changed. Such modules are left out, because
+adding or removing a module does not change results."""
 
 MANIFEST = Path(__file__).with_name("versions.json")
 
@@ -42,7 +43,7 @@ def counts(module: str) -> bool:
 
 
 def text_hash(data: bytes) -> str:
-    """Return the hash of a file, whichever way its lines end."""
+    """Return the hash of a file, regardless of its line endings."""
     return short(b"\n".join(data.splitlines()))
 
 
@@ -65,7 +66,7 @@ class EngineCode:
 
     @cached_property
     def known(self) -> dict[str, dict[str, Any]]:
-        """What versions.json holds of each module."""
+        """The content of versions.json for each module."""
         held = json.loads(MANIFEST.read_bytes()) if MANIFEST.exists() else {}
         modules: dict[str, dict[str, Any]] = held.get("modules", {})
         return modules
@@ -116,11 +117,12 @@ class EngineCode:
         return self._hashes[module]
 
     def is_edited(self, module: str) -> bool:
-        """Return whether a module's code is other than the template's."""
+        """Return whether a module's code differs from the template's."""
         return not self._evidence(module).startswith("v")
 
     def source(self, module: str) -> str:
-        """Return the source of a module that was edited, else a line with its results version."""
+        """Return the source of a module if it was edited, otherwise a line with its results
+        version."""
         if self.is_edited(module):
             return self._data(module).decode(errors="replace")
         return f"{module}: results version {self._evidence(module)[1:]}\n"

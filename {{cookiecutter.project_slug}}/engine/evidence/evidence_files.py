@@ -1,5 +1,6 @@
 """Files that a job depends on and Python does not open for it: those that comments name, and the
-sources of other programs that constants name. What Python opens is noted by engine.job.reads.
+sources of other programs that constants name. Files that Python opens are recorded by
+engine.job.reads.
 
 # depends: kernels/*.cu, config.yaml
 """
@@ -38,7 +39,7 @@ class Files:
         self._hashes: dict[str, str] = {}
 
     def hash(self, name: str) -> str:
-        """Return the hash of a file's bytes; of a missing one, nothing."""
+        """Return the hash of a file's bytes; empty if the file is missing."""
         if name not in self._hashes:
             try:
                 self._hashes[name] = short((self._folder / name).read_bytes())
@@ -47,8 +48,8 @@ class Files:
         return self._hashes[name]
 
     def named(self, text: str) -> str:
-        """Return the name of the program's source that a constant names; nothing if it names
-        none."""
+        """Return the name of the program source that a constant names; empty if it does not name
+        one."""
         if len(text) > 200 or not text.lower().endswith(SOURCES) or text.startswith(("/", "..")):
             return ""
         try:

@@ -30,8 +30,8 @@ class Fingerprint:
     """
 
     digest: str
-    """SHA-256 over the scheme's number and the parts, without the modules that they stand in; after
-    it the names of what the fingerprint was widened by."""
+    """SHA-256 over the scheme's number and the parts, without the names of their modules; followed
+    by the names of the definitions that the fingerprint was widened by."""
 
     parts: Mapping[str, str]
     """The hash of each part."""
@@ -55,12 +55,13 @@ class Fingerprint:
 
     def widened(self, also: Iterable[str]) -> "Fingerprint":
         """Return the fingerprint of the same job with more definitions, such as "models:block", and
-        what these depend on; without those that are gone."""
+        what these depend on; definitions that no longer exist are left out."""
         names = tuple(sorted({*also, *self.digest.split()[1:]}))
         return self._widened(names) if names else self
 
     def why(self, part: str) -> str:
-        """Return by what a part was reached: "models:block <- models:ConvNet <- run:main"."""
+        """Return the way by which a part was reached: "models:block <- models:ConvNet <-
+        run:main"."""
         path = [part]
         while (by := self._reached_from.get(path[-1])) and by not in path:
             path.append(by)
@@ -70,8 +71,8 @@ class Fingerprint:
 class Project:
     """A project's code, read once; answers for thousands of jobs.
 
-    `folder` is the project's, `entry` the module whose `main` does the job. Never raises for what
-    it finds there: what cannot be read counts as a whole file.
+    `folder` is the project's, `entry` the module whose `main` does the job. Never raises an error
+    about the code: a file that cannot be read counts as a whole.
     """
 
     def __init__(self, folder: Path, entry: str = "run") -> None:
@@ -89,9 +90,9 @@ class Project:
     ) -> Fingerprint:
         """Return the fingerprint of the job with these settings, as plain values by their names.
 
-        They are all that its identity has; settings that were added later have their neutral
-        values there. `also` are definitions that count besides, such as "models:block". `inputs`
-        are the digests of the jobs that this one is derived from, by their ids.
+        They are all settings in its identity; settings that were added later have their neutral
+        values. `also` are further definitions to include, such as "models:block". `inputs` are the
+        digests of the jobs that this one is derived from, by their ids.
         """
         key = self._key(settings), also, tuple(inputs.items())
         if key not in self._known:
@@ -103,7 +104,8 @@ class Project:
         return sorted({name for each in ran if (name := self._outside(code, each))})
 
     def _outside(self, code: Fingerprint, ran: CodeType) -> str:
-        """The definition that has some code, if that is in no part of a fingerprint."""
+        """The definition that contains some code, if the code is not in any part of a
+        fingerprint."""
         name, line = self._code.modules.name_of(Path(ran.co_filename)), ran.co_firstlineno - 1
         if not name or any(line in lines for lines in code.lines.get(name, ())):
             return ""
@@ -120,7 +122,8 @@ class Project:
         return self._code.registries.keys()
 
     def _key(self, settings: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return what matters of the settings: two jobs with the same have one fingerprint."""
+        """Return the settings that matter: two jobs with the same values have the same
+        fingerprint."""
         values = [repr(settings.get(name, KeyError)) for name in self._conditions]
         words = [f"{name}={value}" for name, value in settings.items() if self._is_word(value)]
         return (*values, *sorted(words), *sorted(self._code.use.fields - settings.keys()))
@@ -159,7 +162,7 @@ class Project:
 
 
 def _labels(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return how parts are called in what is hashed: without their module, so that moving a
+    """Return the names of parts for the hash: without their module, so that moving a
     definition changes nothing, unless another one that the job reaches has the same name."""
     named = {name for text in texts.values() for name in TOKEN.findall(text)}
     modules: dict[str, set[str]] = {}

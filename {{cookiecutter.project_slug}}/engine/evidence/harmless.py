@@ -31,7 +31,7 @@ HARMLESS_MODULES = ("math.", "operator.", "itertools.", "collections.", "fractio
 METRIC = {"engine.cli.Metric", "engine.cli.metrics.Metric"}
 
 TAKES_NAMES = {"sorted", "list", "tuple", "set", "frozenset", "len", "iter", "enumerate", "bool"}
-"""These take the names of a registry and not what stands under them."""
+"""These use only the names in a registry, not its values."""
 
 REFLECTIVE = {
     *("eval", "exec", "importlib.reload", "importlib.util.spec_from_file_location"),
@@ -53,12 +53,12 @@ READS = {
 
 
 def to_call(path: str) -> bool:
-    """Return whether a call of what stands outside of the project changes nothing."""
+    """Return whether a call of something outside the project changes nothing."""
     return path in HARMLESS or path.startswith(HARMLESS_MODULES)
 
 
 def is_pure(node: ast.AST) -> bool:
-    """Return whether an expression changes nothing, as far as can be seen."""
+    """Return whether an expression visibly changes nothing."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
             return False
@@ -68,9 +68,8 @@ def is_pure(node: ast.AST) -> bool:
 
 
 def only_prints(statement: ast.stmt, path: Callable[[ast.expr], str]) -> bool:
-    """Return whether a statement is `print(…)` or `log.info(…)` of what changes nothing.
-
-    `path` returns what a name stands for, such as "print" or "logging.info".
+    """Return whether a statement is `print(…)` or `log.info(…)` with arguments that change nothing.
+    `path` returns what a name refers to, such as "print" or "logging.info".
     """
     match statement:
         case ast.Expr(value=ast.Call(func=function, args=args, keywords=keywords)):

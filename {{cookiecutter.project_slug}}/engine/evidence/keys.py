@@ -1,7 +1,6 @@
-"""The keys that a registry can be asked for: `MODELS[settings.model]`.
-
-They are known if the key is a setting or a constant, or a variable or parameter that is never given
-anything else. Only then do the registry's other entries not count.
+"""The keys with which a registry can be used, as in `MODELS[settings.model]`. They are known if the
+key is a setting or a constant, or a variable or parameter that never has another value. Only then
+are the registry's other entries left out.
 """
 
 import ast
@@ -29,7 +28,7 @@ Keys = frozenset[Key] | None
 NO_KEY: frozenset[Key] = frozenset()
 
 DEPTH = 5
-"""Calls that a parameter is followed back through."""
+"""The number of calls through which a parameter is traced back."""
 
 SCOPES = (*get_args(Function), ast.ClassDef, *get_args(Comprehension))
 
@@ -38,7 +37,8 @@ TRANSPARENT = {"cache", "lru_cache", "no_grad", "inference_mode", "staticmethod"
 
 
 class Call(NamedTuple):
-    """A call in the project's code, and the functions and classes around it, outermost first."""
+    """A call in the project's code, and the functions and classes that contain it, outermost
+    first."""
 
     node: ast.Call
     around: tuple[ast.AST, ...]
@@ -94,7 +94,7 @@ class KeyFinder:
         return _united(found)
 
     def _parameter(self, name: str, owner: Scope, module: Module, depth: int) -> Keys:
-        """Return what all that call a function pass."""
+        """Return what all callers of a function pass."""
         function = owner.node
         if not isinstance(function, ast.FunctionDef):
             return None
@@ -122,7 +122,7 @@ class KeyFinder:
         return self.of(passed[0], call.scope(), call.module, depth)
 
     def _constant(self, name: str, module: Module) -> Keys:
-        """Return the constant that a name at a module's top level stands for."""
+        """Return the constant that a name at a module's top level refers to."""
         match module.definitions.get(name):
             case [ast.Assign(targets=[ast.Name()], value=ast.Constant(value=value))]:
                 if name not in self._set_or_renamed:
@@ -190,7 +190,8 @@ def _united(parts: Iterable[Keys]) -> Keys:
 
 
 def _values(name: str, node: ast.AST) -> Iterator[list[ast.expr]]:
-    """Yield what a statement gives a name, as far as that can be said; a loop gives several."""
+    """Yield the values that a statement assigns to a name, if they can be known; a loop assigns
+    several."""
     match node:
         case ast.Assign(targets=[target], value=value) | ast.NamedExpr(target=target, value=value):
             yield from _matched(name, target, value)

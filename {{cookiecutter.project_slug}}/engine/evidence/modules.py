@@ -1,4 +1,4 @@
-"""A module of the project, taken apart into what its names stand for."""
+"""A module of the project, analysed into what its names refer to."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Alias(NamedTuple):
-    """What an imported name stands for: a module, or a name in one."""
+    """What an imported name refers to: a module, or a name in one."""
 
     module: str
     name: str | None
@@ -51,7 +51,7 @@ class Module:
         return True
 
     def _alias(self, name: str, bound: dict[str, list[ast.stmt]]) -> Alias | None:
-        """Return what a name stands for if all that binds it is an import of the same."""
+        """Return what a name refers to, if it is bound only by imports of the same thing."""
         found = {self.imported(s).get(name) for s in bound[name]}
         return found.pop() if len(found) == 1 else None
 
@@ -79,7 +79,7 @@ class Module:
         return ".".join([*parents, statement.module] if statement.module else parents)
 
     def stars(self) -> list[str]:
-        """Return the modules of `from … import *`, the one that wins first."""
+        """Return the modules of `from … import *`, the one with precedence first."""
         return [
             self.absolute(s)
             for s in reversed(self.statements)
@@ -138,7 +138,7 @@ class Module:
 
     @cached_property
     def lines_outside(self) -> list[int]:
-        """The lines, counted from 0, that are in no definition."""
+        """The lines, counted from 0, that are outside all definitions."""
         inside = {
             line
             for statements in self.definitions.values()

@@ -1,4 +1,4 @@
-"""Canonical text in which each name stands for what it means."""
+"""Canonical text in which each name is replaced by what it refers to."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class NameWriter(Canonical):
         self.uses.setdefault(use)
 
     def target(self, node: ast.AST) -> Target | None:
-        """Return what `a.b.c` stands for; None for anything else and for what is local."""
+        """Return what `a.b.c` refers to; None for local names and for other expressions."""
         chain = chain_of(node)
         return self.code.resolver.within(self.module, self.scope, chain) if chain else None
 
@@ -67,7 +67,7 @@ class NameWriter(Canonical):
             self.use(Use("definition", self.module.name, name))  # before the class binds it
 
     def _write(self, target: Target, chain: Sequence[str]) -> None:
-        """Write what a chain of names stands for, and note that it is used."""
+        """Write what a chain of names refers to, and note that it is used."""
         shown, here = ".".join(chain), f"{self.module.name}.py"
         match target.kind:
             case "definition":
@@ -97,7 +97,7 @@ class NameWriter(Canonical):
             self.use(Use("everything", why=why))
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        """Write an import, unless its names stand for the same everywhere."""
+        """Write an import, unless its names refer to the same thing everywhere."""
         for name in self.module.modules_of(node):
             self.use(Use("import", name))
         for local, alias in self.module.imported(node).items():

@@ -1,4 +1,4 @@
-"""What is known of a project's code as a whole, whichever job is asked for."""
+"""What is known about a project's code as a whole, independent of the job."""
 
 import ast
 from functools import cached_property
@@ -76,12 +76,12 @@ class ProjectCode:
         return bool(READS_ANNOTATIONS & self._mentioned) or not plain
 
     def is_own(self, module: Module, node: ast.expr) -> bool:
-        """Return whether a name stands for something of the student's."""
+        """Return whether a name refers to something in the student's code."""
         chain = chain_of(node)
         return bool(chain) and self.resolver.resolve(module, chain).kind == "definition"
 
     def is_registry(self, target: Target, node: ast.AST) -> bool:
-        """Return whether `a.b`, which stands for the target, is a registry."""
+        """Return whether `a.b`, which refers to the target, is a registry."""
         return target.used == len(chain_of(node)) and (
             target.kind == "definition" and (target.module, target.name) in self.registries
         )
@@ -97,14 +97,15 @@ class ProjectCode:
         return ""
 
     def body_of(self, module: Module, node: ast.ClassDef) -> list[ast.stmt]:
-        """Return what counts of a class: of one of settings, its fields are the identity."""
+        """Return the parts of a class that count; the fields of a settings class belong to the
+        identity."""
         if module.name != SETTINGS or not is_dataclass(node):
             return node.body
         return [s for s in node.body if not isinstance(s, ast.AnnAssign) or _is_class_variable(s)]
 
     def without_check(self, guard: ast.If) -> ast.If:
         """Return `if __name__ == "__main__":` without the check of run(main, check): it decides
-        whether a job starts, not what comes out."""
+        whether a job starts, not what its results are."""
         return ast.If(guard.test, [_without_check(s) for s in guard.body], guard.orelse)
 
 

@@ -18,7 +18,7 @@ from engine.evidence.resolution import Resolver, Target, chain_of
 
 
 class Entry(NamedTuple):
-    """What stands under a key, and the module in which it is written."""
+    """The value of a key, and the module in which it is written."""
 
     key: str
     module: Module
@@ -39,7 +39,7 @@ class Registries:
             self._read(module)
 
     def __contains__(self, name: tuple[str, str]) -> bool:
-        """Whether the name of a module stands for a registry."""
+        """Whether a name in a module refers to a registry."""
         return name in self._entries
 
     def of(self, name: tuple[str, str]) -> list[Entry]:
@@ -47,7 +47,7 @@ class Registries:
         return self._entries.get(name, [])
 
     def has_code(self, name: tuple[str, str]) -> bool:
-        """Return whether a registry is more than a dict: an object of a class, say."""
+        """Return whether a registry is more than a dict, such as an instance of a class."""
         module = self._resolver.modules.get(name[0])
         first = module.definitions[name[1]][0] if module else None
         return not isinstance(getattr(first, "value", None), ast.Dict)
@@ -99,7 +99,7 @@ class Registries:
     def _written_later(
         self, module: Module, statement: ast.stmt
     ) -> Iterator[tuple[Target, list[tuple[str, ast.AST]]]]:
-        """Yield the registry that a statement adds to, with keys and what they stand for."""
+        """Yield the registry that a statement adds to, with keys and values."""
         match statement:
             case ast.Assign(
                 targets=[ast.Subscript(value=owner, slice=ast.Constant(value=str(key)))],
@@ -122,7 +122,7 @@ class Registries:
             yield target, pairs
 
     def _is_dict(self, target: Target) -> bool:
-        """Whether a name stands for a dict that is a registry, or empty at first."""
+        """Whether a name refers to a dict that is a registry, or empty at first."""
         if (target.module, target.name) in self._entries:
             return True
         module = self._resolver.modules.get(target.module)
@@ -173,7 +173,7 @@ class Registries:
 
 
 def is_registry(value: ast.Dict) -> bool:
-    """Return whether a dict has keys of text, or `**OTHER`, and code under them."""
+    """Return whether a dict has text keys or `**OTHER`, and code as values."""
     names = (ast.Lambda, ast.Name, ast.Attribute)
     return all(
         isinstance(key, ast.Constant) and isinstance(key.value, str) if key else chain_of(part)

@@ -1,4 +1,4 @@
-"""Canonical text of the uses of registries: which of their entries count."""
+"""Canonical text of code that uses registries, and which of their entries count."""
 
 import ast
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from engine.evidence.uses import TOKEN, Use
 
 
 class RegistryWriter(NameWriter):
-    """Writes code; a registry that is asked for a key that can be known gives one entry."""
+    """Writes code; using a registry with a key that is known counts as using one entry."""
 
     def _registry(self, node: ast.AST) -> Target | None:
         """Return the registry that an expression names."""
@@ -19,7 +19,7 @@ class RegistryWriter(NameWriter):
         return target if target and self.code.is_registry(target, node) else None
 
     def _by_key(self, target: Target, key: ast.expr) -> bool:
-        """Write a registry that is asked for a key; returns whether the key can be known."""
+        """Write the use of a registry with a key; returns whether the key is known."""
         keys = self.code.keys.of(key, self.scope, self.module)
         if keys is None:
             return False
@@ -29,7 +29,7 @@ class RegistryWriter(NameWriter):
         return True
 
     def _names(self, target: Target, how: str) -> None:
-        """Write a registry of which only the names are looked at."""
+        """Write the use of only the names in a registry."""
         self.out.append(TOKEN.format(target.module, target.name))
         if how:
             self.use(Use(how, target.module, target.name))
@@ -75,7 +75,7 @@ class RegistryWriter(NameWriter):
             self.out.append(")")
 
     def _passed(self, arguments: Sequence[ast.expr | ast.keyword], path: str) -> None:
-        """Write arguments; some functions look at the names alone of a registry."""
+        """Write arguments; some functions use only the names in a registry."""
         for argument in arguments:
             target = self._registry(getattr(argument, "value", argument))
             if target and path.startswith("engine."):
@@ -107,7 +107,7 @@ class RegistryWriter(NameWriter):
             self.use(Use("whole", name, why=why))
 
     def _metric(self, node: ast.Call) -> None:
-        """Write a declaration of a metric: which of two values is better decides on weights."""
+        """Write the declaration of a metric: its direction decides which weights are kept."""
         self.out.append("Metric(")
         for better in [*node.args[:1], *(k.value for k in node.keywords if k.arg == "better")]:
             self.write(better)

@@ -1,6 +1,5 @@
-"""What a name stands for, wherever it was imported from.
-
-`data.load`, `load` after `from data import load` and `load` within data.py are one and the same.
+"""What a name refers to, wherever it was imported from. `data.load`, `load` after `from data import
+load` and `load` within data.py are the same.
 """
 
 import ast
@@ -13,7 +12,7 @@ from engine.evidence.project_files import ENGINE, Modules, parents
 from engine.evidence.scopes import Scope
 
 DEPTH = 20
-"""Imports that a name is followed through."""
+"""The number of imports through which a name is followed."""
 
 
 class Target(NamedTuple):
@@ -31,12 +30,12 @@ class Target(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its dotted path, if it is outside of the project, else nothing."""
+        """Its dotted path, if it is outside the project; otherwise empty."""
         return self.name if self.kind == "outside" else ""
 
 
 def chain_of(node: ast.AST) -> list[str]:
-    """Return ["a", "b", "c"] of `a.b.c`; nothing of what does not begin with a name."""
+    """Return ["a", "b", "c"] for `a.b.c`; empty if the expression does not begin with a name."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -45,7 +44,7 @@ def chain_of(node: ast.AST) -> list[str]:
 
 
 def imported_as(module: Module, owner: Scope, name: str) -> Alias | None:
-    """Return what a local name stands for that is imported and has no other meaning."""
+    """Return what a local name refers to, if it is only bound by an import."""
     found = {module.imported(node).get(name) for node in owner.bound[name]}
     return found.pop() if len(found) == 1 else None
 
@@ -58,7 +57,7 @@ class Resolver:
         self.modules, self._facades = modules, facades
 
     def resolve(self, module: Module, chain: Sequence[str], depth: int = 0) -> Target:
-        """Return what a chain of names stands for at the top level of a module."""
+        """Return what a chain of names refers to at the top level of a module."""
         first = chain[0]
         if depth > DEPTH:
             return Target("nothing", module.name, first, 1)
@@ -88,7 +87,7 @@ class Resolver:
                 yield from filter(other.exports, every)
 
     def within(self, module: Module, scope: Scope | None, chain: Sequence[str]) -> Target | None:
-        """Return what a chain of names stands for in a function or class; None if it begins with a
+        """Return what a chain of names refers to in a function or class; None if it begins with a
         local variable."""
         owner = scope.owner(chain[0]) if scope else None
         if owner is None:
@@ -97,7 +96,7 @@ class Resolver:
         return self.imported(*alias, chain) if alias else None
 
     def imported(self, base: str, name: str | None, chain: Sequence[str], depth: int = 0) -> Target:
-        """Return what a chain stands for whose first name is a module, or `name` in it."""
+        """Return what a chain refers to whose first name is a module, or `name` in that module."""
         rest = list(chain[1:])
         if base not in self.modules:
             return self._outside(f"{base}.{name}" if name else base, rest)
@@ -117,7 +116,7 @@ class Resolver:
     def _unknown(
         self, base: str, module: Module | None, chain: Sequence[str], rest: list[str], depth: int
     ) -> Target:
-        """Return what a name stands for that its module gets by a star, or from nowhere."""
+        """Return what a name refers to that its module imports by a star, or does not have."""
         used = max(len(chain) - len(rest), 0)
         if module and any(self._of_star(star, rest[0], depth) for star in module.stars()):
             found = self.resolve(module, rest, depth + 1)
@@ -125,7 +124,7 @@ class Resolver:
         return Target("nothing", base, rest[0], used + 1)
 
     def _of_star(self, star: str, name: str, depth: int) -> Target | None:
-        """Return what `from star import *` makes of a name, if that may be where it is from."""
+        """Return what a name from `from star import *` refers to, if it may come from there."""
         if star not in self.modules:
             return Target("outside", "", f"{star}.{name}", 1)
         module = self.modules.get(star)

@@ -14,11 +14,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 TOOLS = (4, 3)
-"""Numbers under which Python reports to tools, and that no kind of tool has a claim to."""
+"""Tool ids for Python's monitoring that are not reserved for any kind of tool."""
 
 
 class Watch:
-    """Notes of the functions below a folder that have run, in all threads of this process."""
+    """Collects the functions below a folder that have run, in all threads of this process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = os.path.join(folder, "")
@@ -43,8 +43,8 @@ class Watch:
 def begin(folder: Path, on_any_python: bool = False) -> Watch:
     """Note from now on which functions below a folder run, and return the notes.
 
-    On Python 3.11 they stay empty unless the first call has `on_any_python`, which slows the
-    process down.
+    On Python 3.11, the collection stays empty unless the first call has `on_any_python`, which
+    slows the process down.
     """
     global _watch
     if _watch is None:

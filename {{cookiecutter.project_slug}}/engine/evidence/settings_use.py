@@ -1,7 +1,7 @@
 """What the project's code does with the settings of its job.
 
-A condition such as `if settings.ema:` can be decided for a job if `settings` is nothing but the
-job's own settings, everywhere. Where code replaces settings or makes others, no condition is.
+A condition such as `if settings.ema:` can be evaluated for a job if `settings` is always the job's
+own settings. If code replaces settings or makes new ones, no condition is evaluated.
 """
 
 import ast
@@ -19,11 +19,11 @@ BINDS = (
     *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.comprehension),
     *(ast.withitem, ast.MatchAs, ast.MatchStar, ast.arg),
 )
-"""What may give `settings` another value."""
+"""Statements that may give `settings` another value."""
 
 
 def setting(node: ast.AST) -> str:
-    """Return the name x of `settings.x` or `job.settings.x`; nothing for anything else."""
+    """Return the name x of `settings.x` or `job.settings.x`; empty for anything else."""
     return node.attr if isinstance(node, ast.Attribute) and is_settings(node.value) else ""
 
 
@@ -61,8 +61,8 @@ def is_dataclass(node: ast.AST) -> bool:
 class SettingsUse:
     """Whether conditions on settings can be decided, and whether their values can be known.
 
-    `own`: `settings` is the job's own everywhere. `known`: other settings that are made, if any,
-    have values that are written out.
+    `own`: `settings` is the job's own everywhere. `known`: if the code makes other settings, their
+    values are literals.
     """
 
     def __init__(self, modules: list[Module], resolver: Resolver) -> None:
@@ -75,8 +75,8 @@ class SettingsUse:
         self.known = all(others)
 
     def _others(self, module: Module) -> Iterator[bool]:
-        """Yield, for each place where settings may not be the job's own, whether the values that
-        they have are written out there."""
+        """Yield, for each place where settings may not be the job's own, whether their values are
+        literals."""
         if module.name != MODULE and SETS_ATTRIBUTES & module.mentioned:
             yield False
         for node in module.nodes:
@@ -86,7 +86,7 @@ class SettingsUse:
                 yield False
 
     def _made(self, module: Module, call: ast.Call) -> Iterator[bool]:
-        """Yield whether the values of the settings that a call makes are written out."""
+        """Yield whether the values of the settings that a call makes are literals."""
         values = [keyword.value for keyword in call.keywords]
         names = {keyword.arg for keyword in call.keywords}
         if self._makes(module, call, names):

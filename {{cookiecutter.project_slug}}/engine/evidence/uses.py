@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from engine.evidence.keys import Key
 
 TOKEN = "\x01{}:{}\x02"
-"""Stands in a text for a definition of the project, until it is known how to call it."""
+"""Placeholder in a text for a definition of the project, until its name in the digest is known."""
 
 
 class Use(NamedTuple):

@@ -4,8 +4,8 @@
     python -m engine.evidence.versions --raise engine.data.order  # after one that changes results
 
 Raise the results version of a module if the same job would give other results: jobs that use the
-module are then stale in all projects that take the new engine over. Nothing else has to be done for
-a change that leaves results as they are.
+module are then stale in all projects that take the new engine over. For a change that leaves
+results as they are, run it without --raise.
 """
 
 import argparse
@@ -45,7 +45,8 @@ def record(folder: Path, raised: list[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write versions.json; refused in a project, where an edited engine counts as its code."""
+    """Write versions.json; refused in a project, where an edited engine counts as the project's
+    code."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--raise", dest="raised", nargs="+", default=[], metavar="MODULE")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Which entries of the registries a job takes."""
+"""Which entries of registries a job uses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Name = tuple[str, str]
 
 @dataclass
 class Taken:
-    """What is known of the keys that a job asks one registry for."""
+    """What is known about the keys with which a job uses a registry."""
 
     by: str
     """The part that used the registry first."""
@@ -24,14 +24,14 @@ class Taken:
 
 
 class Wanted:
-    """The registries that a job uses, and the keys that it asks for."""
+    """The registries that a job uses, and the keys with which it uses them."""
 
     def __init__(self, registries: Registries, settings: Mapping[str, Any]) -> None:
         self._registries, self._settings = registries, settings
         self._taken: dict[Name, Taken] = {}
 
     def add(self, use: Use, by: str) -> None:
-        """Note that a registry is used, and so are those that it takes in by `**`."""
+        """Note that a registry is used, and with it the registries that it includes by `**`."""
         name = (use.module, use.name)
         taken = self._taken.setdefault(name, Taken(by))
         before = (taken.everything, taken.words, len(taken.keys))
@@ -56,8 +56,8 @@ class Wanted:
             taken.everything = True
 
     def entries(self, words: set[str]) -> dict[str, tuple[list[Entry], str]]:
-        """Return the entries that are taken, by the names of their parts, and by what they are
-        reached."""
+        """Return the entries that are used, by the names of their parts, and the parts from which
+        they are reached."""
         found: dict[str, tuple[list[Entry], str]] = {}
         for (module, name), taken in self._taken.items():
             keys = taken.keys | (words if taken.words else set())

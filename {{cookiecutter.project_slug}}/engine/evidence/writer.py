@@ -34,7 +34,7 @@ class Writer(RegistryWriter):
         return Written(self.text(), list(self.uses), frozenset(self._words), asked)
 
     def block(self, statements: Iterable[ast.stmt]) -> None:
-        """Write statements, without those that do nothing and branches that are not taken."""
+        """Write statements, except those that do nothing and branches that are not taken."""
         self.out.append("[")
         self._statements(statements)
         self.out.append("]")
@@ -56,7 +56,7 @@ class Writer(RegistryWriter):
         return self._conditions.truth(node.test) if self.code.use.own else None
 
     def _path(self, node: ast.expr) -> str:
-        """Return the dotted path of what a name stands for outside of the project."""
+        """Return the dotted path of what a name refers to outside the project."""
         target = self.target(node)
         return self.code.logger(target, node) or target.path if target else ""
 

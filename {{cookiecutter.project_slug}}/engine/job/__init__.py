@@ -1,4 +1,4 @@
 """A job from the command to its exit status: identity, folder, journal, signals, terminal.
 
-Standard library and tqdm; may import cli, and tracking and sweeps where those answer for a job.
+Standard library and tqdm; may import cli, and tracking and sweeps where these report on a job.
 """

@@ -1,4 +1,4 @@
-"""Changes of code that somebody has accepted as changing no results.
+"""Code changes that somebody has accepted because they do not change results.
 
 They are in `accepted.json` in the project's folder, to be committed with the change:
 
@@ -8,8 +8,8 @@ They are in `accepted.json` in the project's folder, to be committed with the ch
      "codes": [["90b5…", "e31f…"]]}
 
 `old` and `new` are the hashes of definitions, by their names without a module: for people, and for
-messages that name what else has changed. `codes` are the fingerprints of whole jobs before and
-after, of which thousands of jobs have the same: by them the store's runs count again.
+messages that name further changes. `codes` are the fingerprints of whole jobs before and after the
+change, which thousands of jobs can share: with them, runs in the store count again.
 """
 
 import json
@@ -30,7 +30,7 @@ Hashes = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Change:
-    """Definitions before and after a change; the reason, who says so and when; whether a job was
+    """Definitions before and after a change; the reason, by whom and when; whether a job was
     replayed and gave the same bits."""
 
     old: Hashes
@@ -49,7 +49,7 @@ class Accepted:
     codes: list[tuple[str, str]] = field(default_factory=list)
 
     def same(self, digest: str) -> set[str]:
-        """Return the fingerprints that count as one, itself among them."""
+        """Return the fingerprints that count as the same, including this one."""
         found = {digest}
         for _ in self.codes:  # one change may have followed another; no more than there are
             found |= {each for pair in self.codes if found & {*pair} for each in pair}
@@ -99,10 +99,10 @@ def accept(changes: Iterable[Change], codes: Iterable[tuple[str, str]], folder: 
 
 
 def between(old: Hashes, new: Hashes) -> Sequence[tuple[Hashes, Hashes]]:
-    """Return the changes from one code to another, each as what was there before and after.
-
-    They are one for each definition, so that they hold for other jobs too. If definitions came or
-    went, all are one change: nobody can say which of the others they belong to.
+    """Return the changes from one code to another, each with the definitions before and after.
+    There is one change for each definition, so that it also applies to other jobs. If definitions
+    were added or removed, everything is one change, since nobody can say which other definitions
+    they belong to.
     """
     before = {name: found for name, found in old.items() if new.get(name) != found}
     after = {name: found for name, found in new.items() if old.get(name) != found}

@@ -1,7 +1,8 @@
-"""The attempts at a job: `runs/<job id>/<attempt>/`, one for each code that the job was run with.
+"""The attempts at a job: `runs/<job id>/<attempt>/`, one for each version of the code that the job
+was run with.
 
-An attempt's folder has the first digits of its code's fingerprint for a name. So going back to
-older code finds that code's results again.
+An attempt's folder is named after the first digits of its code's fingerprint, so going back to
+older code finds its results again.
 """
 
 import os
@@ -22,20 +23,21 @@ TRAINED = "trained.json"
 """The record of how long an attempt has trained, written when its training has ended."""
 
 GOES_ON = "goes_on"
-"""Its field that says whether a longer job could continue from the last checkpoint."""
+"""The field of this record that says whether a longer job could continue from the last
+checkpoint."""
 
 BEGUN = (lines.FILE, "last.pt")
-"""Files of which an attempt that has begun has one."""
+"""An attempt that has begun has one of these files."""
 
 BEFORE = "before"
 """Where --force puts an attempt aside, until the new one has finished."""
 
 STAY = ("lock", "courier.lock", "output.txt", "log.txt", reads.FILE, BEFORE)
-"""What --force leaves in its place."""
+"""The files that --force leaves where they are."""
 
 
 def name(digest: str) -> str:
-    """Return the name of the folder of the attempt with some code."""
+    """Return the name of the folder of the attempt with this code."""
     return digest[:DIGITS]
 
 
@@ -49,20 +51,19 @@ def all_of(job: Path) -> list[Path]:
 
 
 def begun(attempt: Path) -> bool:
-    """Whether an attempt has left something to go on from, or its results.
-
-    It has not where the folder is not ours to read.
+    """Whether an attempt has left results or something to continue from; false if we may not read
+    its folder.
     """
     return any(os.path.exists(attempt / file) for file in BEGUN)
 
 
 def status(attempt: Path) -> str:
-    """Return how an attempt ended; empty if it has not, or that cannot be read."""
+    """Return how an attempt ended; empty if it has not ended, or if the record cannot be read."""
     return str(lines.record_of(attempt, "outcome.json").get("status", ""))
 
 
 def can_go_on(attempt: Path) -> bool:
-    """Whether an attempt was stopped, and has a checkpoint to go on from."""
+    """Whether an attempt was stopped and has a checkpoint to continue from."""
     stopped = status(attempt) not in ("finished", "failed", "diverged")
     return stopped and has_checkpoint(attempt)
 
@@ -75,7 +76,7 @@ def has_checkpoint(attempt: Path) -> bool:
 def drop_checkpoints(attempt: Path) -> None:
     """Remove the checkpoints of a finished attempt, unless a longer job could continue from them.
 
-    Only for attempts whose results are in the store: the others need their last checkpoint to
+    Call this only for attempts whose results are in the store: others need their last checkpoint to
     repair a journal that is damaged later.
     """
     if not lines.record_of(attempt, TRAINED).get(GOES_ON, True):
@@ -84,14 +85,15 @@ def drop_checkpoints(attempt: Path) -> None:
 
 
 def free(own: Path) -> Path:
-    """Return the folder for an attempt with other data than those that have begun with its code:
-    `1f0a3c44`, `1f0a3c44-2`, …"""
+    """Return the folder for an attempt with data that differs from that of earlier attempts with
+    the same code: `1f0a3c44`, `1f0a3c44-2`, …"""
     numbered = (own.with_name(f"{own.name}-{number}") for number in count(2))
     return own if not begun(own) else next(each for each in numbered if not begun(each))
 
 
 def replace(old: Path, new: Path) -> None:
-    """Let a new attempt begin in the folder of one that came to nothing, unless that is running."""
+    """Let a new attempt begin in the folder of one that left nothing, unless that one is
+    running."""
     lock = locks.take(old / "lock")
     if lock is None:
         return
@@ -100,8 +102,8 @@ def replace(old: Path, new: Path) -> None:
 
 
 def put_aside(attempt: Path) -> None:
-    """Move what an attempt has left into a folder of its own, for it starts over; if it did so
-    before and has not finished since, remove it."""
+    """Move the files of an attempt that starts over into a folder of their own; remove them if it
+    already started over before and has not finished since."""
     aside, left = attempt / BEFORE, [p for p in attempt.iterdir() if p.name not in STAY]
     if aside.exists():
         for path in left:

@@ -1,8 +1,8 @@
-"""The code that a job's results are from: as its folder has it, and as it is now.
+"""The code that produced a job's results, as recorded in its folder, and the present code.
 
 `code.json` holds the fingerprint of the code that began the job: each definition that its results
-depend on, with its hash and its source (engine.evidence). By it a job whose code has changed since
-is told from one that was only moved, reformatted or explained.
+depend on, with its hash and its source (engine.evidence). It distinguishes a change of the code
+from code that was only moved, reformatted or commented.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,13 +23,13 @@ from engine.privacy import scrub
 FILE = "code.json"
 
 MIXED = "mixed"
-"""In place of a digest, for a job that was continued with changed code."""
+"""Takes the place of a digest if a job was continued with changed code."""
 
 INPUT = "input"
-"""How the names of parts begin that are jobs."""
+"""Prefix of the names of parts that are jobs."""
 
 NAMED = 3
-"""Changed definitions that a message names at most."""
+"""The largest number of changed definitions that a message names."""
 
 
 @cache
@@ -38,18 +38,18 @@ def _project(script: str) -> Project:
 
 
 def present(settings: Any, script: str, inputs: Mapping[str, str]) -> Fingerprint:
-    """Return the fingerprint of the code as it is, for a job with these settings; `inputs` are the
+    """Return the fingerprint of the present code, for a job with these settings; `inputs` are the
     digests of the jobs that it is derived from, by their ids (inputs.py finds them)."""
     return _project(script).fingerprint(identity(settings), inputs=inputs)
 
 
 def fits(digest: str, code: Fingerprint) -> bool:
-    """Return whether results with the digest of their code count as results of some code."""
+    """Return whether results whose code has this digest count as results of the given code."""
     return digest in accepted().same(code.widened(_widened_by(digest)).digest)
 
 
 def present_as_in(folder: Path, code: Fingerprint) -> Fingerprint:
-    """Return the present code of a job, widened as that of an attempt was."""
+    """Return the present code of a job, widened in the same way as the code of an attempt."""
     return code.widened(_widened_by(digest(folder)))
 
 
@@ -58,8 +58,8 @@ def _widened_by(digest: str) -> list[str]:
 
 
 def widen(folder: Path, code: Fingerprint, script: str, ran: Iterable[CodeType]) -> list[str]:
-    """Add to the code of an attempt what has run in it besides, with all that this depends on;
-    returns the names of what was added."""
+    """Add further definitions that have run to the code of an attempt, with everything that they
+    depend on; returns the names of what was added."""
     if digest(folder) == MIXED:
         return []
     code = present_as_in(folder, code)
@@ -69,12 +69,13 @@ def widen(folder: Path, code: Fingerprint, script: str, ran: Iterable[CodeType])
 
 
 def lacking(code: Fingerprint, script: str, ran: Iterable[CodeType]) -> list[str]:
-    """Return what has run in a job that some code lacks, with names as in Python."""
+    """Return the definitions that have run in a job and that its code lacks, with names as in
+    Python."""
     return [in_python(name) for name in _project(script).lacking(code, ran)]
 
 
 def keep(folder: Path, code: Fingerprint) -> None:
-    """Write down which code a job is from, without secrets; of other files only the hashes."""
+    """Record a job's code, without secrets; for other files, only their hashes."""
     parts = {}
     for name, found in code.parts.items():
         parts[name] = {"hash": found, "label": code.labels[name]}
@@ -89,16 +90,15 @@ def keep_mixed(folder: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """Return the digest of the code that a job is from; empty if that is not recorded.
-
-    If code.json is damaged, settings.json has it too.
+    """Return the digest of a job's code; empty if it is not recorded. If code.json is damaged,
+    settings.json has the digest too.
     """
     about = _kept(folder) or {"digest": record_of(folder, "settings.json").get("code", "")}
     return str(about["digest"])
 
 
 def recorded(folder: Path) -> bool:
-    """Return whether code.json is there and whole."""
+    """Return whether code.json exists and is undamaged."""
     return bool(_kept(folder))
 
 
@@ -123,7 +123,7 @@ def changed(folder: Path, code: Fingerprint) -> list[str]:
 
 
 def difference(folder: Path, code: Fingerprint) -> str:
-    """Return how some code differs from that which a job is from, in a few words, with the names of
+    """Return how the given code differs from a job's code, in a few words, with the names of
     definitions as in Python: `models.ConvNet changed`. Empty if it is the same."""
     known = digest(folder)
     if fits(known, code):

@@ -1,5 +1,5 @@
-"""Which files are the project's code: in git those that it tracks, and new ones that it does not
-ignore; elsewhere the files beside the scripts and the folders with Python in them."""
+"""Which files are the project's code: in a git repository, the tracked files and new files that are
+not ignored; otherwise, the files next to the scripts and the folders that contain Python files."""
 
 from collections.abc import Iterator
 from pathlib import Path

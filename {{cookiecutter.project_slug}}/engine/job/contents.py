@@ -1,4 +1,4 @@
-"""What is in files and folders, in a few digits."""
+"""Hashes of the contents of files and folders."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ DIGITS = 32
 """Hexadecimal digits of a hash, of SHA-256's 64."""
 
 LARGE = 10**10
-"""Bytes of a file above which reading it takes so long that the log says what for."""
+"""Bytes of a file above which reading it takes so long that the log says why."""
 
 
 class Entry(NamedTuple):
@@ -24,17 +24,17 @@ class Entry(NamedTuple):
     """Bytes; of a folder, names."""
 
     time: int
-    """When the file system last noted a change of it (st_ctime), in nanoseconds since 1970."""
+    """When the file system last recorded a change (st_ctime), in nanoseconds since 1970."""
 
     hash: str
-    """Of the content; of a folder, of the names in it. Hidden ones do not count."""
+    """Hash of the content; for a folder, of the names in it except hidden ones."""
 
 
 def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
     """Return the entry of a file, or of a folder if the name ends with a slash; None if there is no
     such file or folder that can be read.
 
-    What has the size and the time of the known entry is not read again.
+    If size and time are the same as in the known entry, the file is not read again.
     """
     try:
         about = path.stat()
@@ -54,7 +54,7 @@ def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
 
 
 def digest(entries: Iterable[Entry]) -> str:
-    """Return a hash of names and contents; empty for no entries. Times do not count."""
+    """Return a hash of names and contents, without times; empty if there are no entries."""
     found = sorted((entry.name, entry.hash) for entry in entries)
     return of_text("\n".join(map("\0".join, found))) if found else ""
 
@@ -68,5 +68,5 @@ def _folder(path: Path, name: str, about: os.stat_result, known: Entry | None) -
 
 
 def of_text(text: str) -> str:
-    """Return the hash of a text, which may have parts that are none, as names of files do."""
+    """Return the hash of a text, which may contain bytes that are not text, as file names can."""
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:DIGITS]

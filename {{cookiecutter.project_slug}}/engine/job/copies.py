@@ -1,8 +1,8 @@
-"""Whole copies of what jobs ran with, so that they can be run again years later.
+"""Complete copies of what jobs ran with, so that they can be run again years later.
 
 In the folder of runs, `.code/<digest>.tar.gz` has the project's code, engine included, as it was;
 `.installed/<digest>.txt` has the versions of Python and of all packages, as pip and uv read them.
-Jobs that ran with the same share one file.
+Jobs that ran with the same code or versions share one file.
 """
 
 import io
@@ -25,8 +25,8 @@ CODE_COPY, INSTALLED = "code_copy", "installed"
 
 
 def keep(runs_root: Path) -> dict[str, str]:
-    """Keep what this process runs with; returns the paths of the two copies from the folder of
-    runs, as settings.json is to have them."""
+    """Keep the code and the versions of this process; returns the paths of the two copies, relative
+    to the folder of runs, for settings.json."""
     paths = {}
     for name, (path, content) in _copies().items():
         if not (runs_root / path).exists():
@@ -37,7 +37,8 @@ def keep(runs_root: Path) -> dict[str, str]:
 
 @cache
 def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
-    """The path of each copy, and what writes it; of the code as it is when this is first asked."""
+    """The path of each copy, and the function that writes it; the code is that of the first
+    call."""
     with reads.aside():
         code, installed = dict(_code()), "".join(_installed())
     return {
@@ -50,7 +51,8 @@ def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
 
 
 def _code() -> Iterator[tuple[str, str]]:
-    """The names and contents of the code's files: texts that are not large, without secrets."""
+    """The names and contents of the code's files: text files that are not large and hold no
+    secrets."""
     for path in sorted(code_files.paths()):
         file = CODE / path
         if file.is_file() and not file.is_symlink() and not provenance.is_closed(path.as_posix()):
@@ -69,8 +71,8 @@ def _pack(code: Mapping[str, str], file: BinaryIO) -> None:
 
 
 def _installed() -> Iterator[str]:
-    """The lines of a requirements file. Reading names of folders takes a millisecond; to ask each
-    package takes a fifth of a second."""
+    """The lines of a requirements file. Reading the names of folders takes a millisecond; asking
+    each package would take a fifth of a second."""
     yield f"# Python {platform.python_version()}\n"
     found = {path.name for entry in sys.path for path in Path(entry).glob("*.dist-info")}
     for name in sorted(found):

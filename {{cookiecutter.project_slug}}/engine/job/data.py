@@ -1,8 +1,8 @@
-"""The data that a job's results are from: as an attempt at it has read it, and as it is now.
+"""The data behind a job's results, as an attempt has read it, and the present data.
 
-While an attempt runs, what it reads is noted in its folder (reads.py). When it ends, it refers by a
-digest to the list of all that it has read, which it shares with the jobs that have read the same:
-`.data/<digest>.jsonl` in the folder of runs.
+While an attempt runs, the files that it reads are recorded in its folder (reads.py). When it ends,
+it stores the digest of the list of these files, which it shares with other jobs that have read the
+same files: `.data/<digest>.jsonl` in the folder of runs.
 """
 
 import os
@@ -21,14 +21,14 @@ from engine.paths import PROJECT, shown
 LISTS = ".data"
 
 MIXED = "mixed"
-"""In place of a digest, for a job that was continued with changed data."""
+"""Takes the place of a digest if a job was continued with changed data."""
 
 NAMED = 2
-"""Changed files that a message names at most."""
+"""The largest number of changed files that a message names."""
 
 
 def begin(attempt: Path, places: Places) -> reads.Reads:
-    """Return what notes the files that an attempt reads from now on."""
+    """Return an object that records the files that an attempt reads from now on."""
     known: dict[str, Entry] = {}
     for path in (places.runs_root / LISTS).glob("*.jsonl"):
         known |= reads.read(path)
@@ -36,8 +36,8 @@ def begin(attempt: Path, places: Places) -> reads.Reads:
 
 
 def keep(attempt: Path, places: Places, before: str) -> str:
-    """Write the list of what an attempt has read, beside what it had read `before`; returns its
-    digest, empty if that is nothing."""
+    """Write the list of files that an attempt has read, including those read `before`; returns its
+    digest, or an empty text if there are none."""
     found = {**_listed(_list(before, places)), **reads.read(attempt / reads.FILE)}
     new = contents.digest(found.values())
     if not new or before == MIXED:
@@ -52,13 +52,13 @@ def keep(attempt: Path, places: Places, before: str) -> str:
 
 
 def read_by(found: Iterable[Path]) -> Iterator[Entry]:
-    """Yield what attempts had read when they last ended."""
+    """Yield the files that attempts had read when they last ended."""
     for attempt in found:
         yield from _listed(_list(digest(attempt), last_places(attempt))).values()
 
 
 def forget_notes(attempt: Path) -> None:
-    """Forget the attempt's own notes: its records have the digest of the list."""
+    """Delete the attempt's own notes: its records have the digest of the list."""
     (attempt / reads.FILE).unlink(missing_ok=True)
 
 
@@ -70,7 +70,8 @@ def digest(attempt: Path) -> str:
 
 
 class Summary(NamedTuple):
-    """What an attempt has read, in short: the folder that all of it is in, or the one file."""
+    """Where the files are that an attempt has read, in short: the common folder, or the single
+    file."""
 
     name: str
     path: Path
@@ -80,7 +81,8 @@ class Summary(NamedTuple):
 
 
 def summary(attempt: Path) -> Summary | None:
-    """Return what an attempt had read when it last ended; None if that is nothing, or not known."""
+    """Return the files that an attempt had read when it last ended; None if there are none, or if
+    they are not known."""
     places, known = last_places(attempt), digest(attempt)
     listed = _listed(_list(known, places))
     if not listed:
@@ -93,7 +95,7 @@ def summary(attempt: Path) -> Summary | None:
 
 def difference(attempt: Path, places: Places) -> str:
     """Return which of the files that an attempt has read are different now, in a few words:
-    `data/train/cat changed`. Empty if none is, or they cannot be checked."""
+    `data/train/cat changed`. Empty if none is different, or if they cannot be checked."""
     known = digest(attempt)
     if known == MIXED:
         return "it was continued with changed data"
@@ -123,12 +125,14 @@ def unchecked(attempt: Path, places: Places) -> str:
 
 
 def fits(digest: str, places: Places) -> bool:
-    """Return whether the data is that with a digest; if it cannot be checked it counts as that."""
+    """Return whether the data is the same as the data with a digest; if this cannot be checked, it
+    counts as the same."""
     return digest != MIXED and not _changed(_list(digest, places), places)
 
 
 def conflict(attempts: Iterable[Path]) -> str:
-    """Return a name under which some attempts have read different contents; empty if none."""
+    """Return the name of a file that attempts have read with different contents; empty if there is
+    none."""
     hashes: dict[str, str] = {}
     for entry in read_by(attempts):
         if hashes.setdefault(entry.name, entry.hash) != entry.hash:
@@ -158,9 +162,8 @@ def _listed(path: Path) -> Mapping[str, Entry]:
 
 @cache
 def _changed(path: Path, places: Places) -> frozenset[str]:
-    """The names in a list whose content is another now.
-
-    If only times are, as in a copy, they are noted, so that the files are not read the next time.
+    """The names in a list whose content has changed. If only times have changed, as in a copy, the
+    new times are recorded, so that the files need not be read the next time.
     """
     listed = _listed(path)
     present = _present(listed, places)
@@ -173,7 +176,7 @@ def _changed(path: Path, places: Places) -> frozenset[str]:
 
 
 def _present(found: Mapping[str, Entry], places: Places) -> dict[str, Entry | None]:
-    """What is there now of files that were read, as far as their folders are at hand."""
+    """The present state of the files that were read, if their folders are available."""
     with reads.aside():
         return {
             name: contents.look(places.path(name), name, entry)

@@ -10,9 +10,9 @@ used, as seen by its courier), `predictions.npz`, `logged/` (images, texts, tabl
 courier has come), `outcome.json`, which is written last, and after --force `before/`, what there
 was until then.
 
-The lock is held by the process that trains, so an attempt has one owner on this disk and a dead
-owner is known at once. The `owner` in the lock file tells the tracking store which folder a run is
-from.
+The lock is held by the process that trains, so an attempt has one owner on this disk, and a dead
+owner is noticed immediately. The `owner` in the lock file tells the tracking store which folder a
+run is from.
 """
 
 import logging
@@ -45,7 +45,7 @@ WIDTH = 512
 """Bytes of a lock file."""
 
 RECORDS = ("settings.json", "outcome.json")
-"""Sealed files that say what the journal must hold."""
+"""Sealed files that say what the journal must contain."""
 
 STATUS = {
     "finished": "FINISHED",
@@ -91,8 +91,8 @@ class JobFolder(Generic[S]):
     @cached_property
     def path(self) -> Path:
         """The folder of the attempt with the present data and the present code, or code accepted as
-        the same; with --continue-anyway that of the last one that was stopped, if there is no
-        other."""
+        the same; with --continue-anyway, the folder of the last attempt that was stopped, if there
+        is no other."""
         own = self.root / attempts.name(self.code.digest)
         if not self.root.exists():
             return own
@@ -106,12 +106,12 @@ class JobFolder(Generic[S]):
 
     @property
     def begun(self) -> bool:
-        """Whether the attempt has left something to go on from, or its results."""
+        """Whether the attempt has left results or something to continue from."""
         return attempts.begun(self.path)
 
     @property
     def latest(self) -> Path | None:
-        """The folder of the attempt, or if that has not begun, of the last one."""
+        """The folder of the attempt or, if it has not begun, of the last one."""
         return self.path if self.begun else next(iter(attempts.all_of(self.root)[::-1]), None)
 
     @cached_property
@@ -120,14 +120,14 @@ class JobFolder(Generic[S]):
         return Places(self.runtime.data_root.expanduser().absolute(), self.root.parent)
 
     def change_since(self, attempt: Path) -> str:
-        """Return how the code has changed since an attempt, or else the data, in a few words; empty
-        if they have not."""
+        """Return how the code, or else the data, has changed since an attempt, in a few words;
+        empty if neither has."""
         return code.difference(attempt, self.code) or data.difference(attempt, self.places)
 
     @property
     def change(self) -> str:
-        """How the code or the data has changed since the latest attempt began; empty if they have
-        not."""
+        """How the code or the data has changed since the latest attempt began; empty if neither
+        has."""
         return self.change_since(self.latest) if self.latest else ""
 
     @property
@@ -137,7 +137,8 @@ class JobFolder(Generic[S]):
         return "code" if code_has else "data"
 
     def fits(self, code_digest: str, data_digest: str) -> bool:
-        """Return whether results of some code and data are those of the present code and data."""
+        """Return whether results of the given code and data count as results of the present code
+        and data."""
         fits = not data_digest or data.fits(data_digest, self.places)
         return fits and code.fits(code_digest, self.code)
 
@@ -158,7 +159,7 @@ class JobFolder(Generic[S]):
 
     @property
     def pause_after(self) -> str:
-        """Where the job is to pause; empty if it is not."""
+        """Where the job should pause; empty if it should not."""
         return str(self.runtime.pause_after or "")
 
     def make(self) -> None:
@@ -175,7 +176,8 @@ class JobFolder(Generic[S]):
             ) from error
 
     def note_reads(self) -> None:
-        """Note from now on which files this process reads, beside what the attempt has read."""
+        """From now on, record which files this process reads, in addition to those that the attempt
+        has read."""
         if self.runtime.force or self.starts_over or self.finished():
             (self.path / reads.FILE).unlink(missing_ok=True)
         notes = data.begin(self.path, self.places)
@@ -194,7 +196,7 @@ class JobFolder(Generic[S]):
         self._since_the_last = self.change, self.changed, self.starts_over
 
     def discard(self) -> None:
-        """Remove the folders again if there is nothing in them."""
+        """Remove the folders again if they are empty."""
         if {file.name for file in self.path.iterdir()} <= {"lock", reads.FILE}:
             (self.path / "lock").unlink()
             (self.path / reads.FILE).unlink(missing_ok=True)
@@ -205,7 +207,7 @@ class JobFolder(Generic[S]):
     def open(self) -> None:
         """Begin, or continue what an earlier attempt left; with --force, start over.
 
-        What is damaged is mended, and said in the log.
+        Damaged files are repaired, and the log says so.
         """
         self._open_log()
         change, changed, anew = self._since_the_last
@@ -304,7 +306,7 @@ class JobFolder(Generic[S]):
             shutil.rmtree(self.path / attempts.BEFORE, ignore_errors=True)
 
     def _widen_code(self) -> None:
-        """Count functions as the job's code that have run although its fingerprint lacks them."""
+        """Add functions to the job's code that have run although its fingerprint lacks them."""
         names = code.widen(self.path, self.code, self.script, self._watch.ran)
         if names:
             line = "added to the job's fingerprint, since it ran: %s; see docs/evidence.md"
@@ -320,12 +322,13 @@ class JobFolder(Generic[S]):
         return data.keep(self.path, self.places, self._data)
 
     def outcome(self) -> dict[str, Any]:
-        """How the latest attempt ended; empty if it has not, or that cannot be read."""
+        """How the latest attempt ended; empty if it has not ended, or if the record cannot be
+        read."""
         latest = self.latest
         return lines.record_of(latest, "outcome.json") if latest else {}
 
     def finished(self) -> bool:
-        """Whether the attempt finished the job, and what is sent of it is whole."""
+        """Whether the attempt finished the job, and its journal and records are undamaged."""
         if not self.begun:
             return False
         outcome = self.outcome()
@@ -350,14 +353,15 @@ def _absolute(runs_root: Path) -> Path:
 
 
 def owner_of(folder: Path) -> str:
-    """The word for itself of an attempt's folder whose lock this process does not hold; empty if it
-    has none yet."""
+    """The word that identifies an attempt's folder whose lock this process does not hold; empty if
+    there is none yet."""
     records = (lines.record_of(folder, name) for name in ("lock", "settings.json"))
     return next((str(each["owner"]) for each in records if each), "")
 
 
 def _owner(lock: TextIO, folder: Path) -> str:
-    """The folder's word for itself, made once; notes in the lock file who holds it now.
+    """The word that identifies the folder, made once; records in the lock file who holds the lock
+    now.
 
     If the lock file is damaged, settings.json has the word too.
     """

@@ -1,4 +1,4 @@
-"""What makes a job the job it is: its id, from its settings and its script.
+"""A job's identity: its id, computed from its settings and its script.
 
 Settings that came later do not change the ids of older jobs, nor do renamed and deleted ones:
 docs/settings.md says what to write for each kind of change.
@@ -21,9 +21,8 @@ LONGEST_NAME = 200
 
 
 def identity(settings: Any) -> dict[str, Any]:
-    """Return the settings as plain values, each in one form, without those that do not count.
-
-    A setting does not count where another one that `replaces` it is above 0.
+    """Return the settings that count as plain values, each in one form. A setting does not count if
+    another one that `replaces` it is above 0.
     """
     known = flags.of(type(settings))
     plain = {name: as_plain(getattr(settings, name)) for name in known}
@@ -67,8 +66,8 @@ def can_have_inputs(kind: type) -> bool:
 
 
 def neutral(settings: Any) -> dict[str, Any]:
-    """Return what jobs did that do not have a setting, by its name: older ones, if it was added
-    later, and newer ones, if it was deleted."""
+    """Return, by name, the value to assume for a setting that a job does not have: an older job, if
+    the setting was added later, or a newer job, if it was deleted."""
     known = flags.of(type(settings))
     return {**known.neutral, **known.former}
 
@@ -92,11 +91,11 @@ def as_command(settings: Any, script: str) -> str:
 
 
 def as_words(settings: Any) -> str:
-    """Return a job's name, one line of what tells it from others: `convnet seed=2 lr=0.01`.
+    """Return a job's name, one line that distinguishes it from others: `convnet seed=2 lr=0.01`.
 
-    The model and the seed, where there are such settings, come first, since lists of runs and
-    legends of charts cut long names; then what differs from the defaults. What is too long for
-    LONGEST_NAME is left out.
+    The model and the seed, where there are such settings, come first, because lists of runs and
+    legends of charts cut off long names; then come the settings that differ from their defaults, as
+    far as LONGEST_NAME allows.
     """
     first, rest = _first(settings), changed(settings)
     words = [f"{key}={value}" for key, value in rest.items() if key not in ("model", "seed")]
@@ -116,7 +115,7 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
     """Return the settings of an identity that was stored, perhaps by older code.
 
     Settings that were added later have their neutral values. Raises SettingsError if today's
-    settings cannot say the same.
+    settings cannot express them.
     """
     known = flags.of(kind)
     left = {name: as_plain(value) for name, value in stored.items()}

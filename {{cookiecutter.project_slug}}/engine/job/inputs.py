@@ -2,7 +2,7 @@
 Weights name.
 
 A derived job depends on the code and the data of its inputs as on its own, so it is stale when they
-are. Their code is part of its fingerprint; what they have read counts as read by it.
+are. Their code is part of its fingerprint, and the files that they have read count as read by it.
 """
 
 from collections.abc import Collection, Iterator
@@ -16,7 +16,7 @@ from engine.job import acceptance, attempts, code, data, identity, lines, script
 from engine.job.runtime import Runtime
 
 UNKNOWN = "unknown"
-"""In place of a digest, for a job that is not there."""
+"""Takes the place of a digest if a job does not exist."""
 
 Known = tuple[Any, str]
 """The settings and the script of a job."""
@@ -26,12 +26,13 @@ _of_this_job: tuple[set[str], Path] | None = None
 
 
 def name(job_id: str, settings: Any, script: str) -> None:
-    """Take note of a job that may be an input before it has begun, as in a grid."""
+    """Register a job that may be an input before it has begun, as in a grid."""
     _named[job_id] = settings, script
 
 
 def begin(settings: Any, runs_root: Path) -> None:
-    """From here on this process does the job with these settings; raises as `check` does."""
+    """From here on, this process runs the job with these settings; raises the same errors as
+    `check`."""
     global _of_this_job
     check(settings, runs_root)
     _of_this_job = {*identity.inputs(settings)}, runs_root
@@ -57,8 +58,8 @@ def present(settings: Any, script: str, runs_root: Path) -> Fingerprint:
 
 
 def check(settings: Any, runs_root: Path, coming: Collection[str] = ()) -> None:
-    """Raise SettingsError if an input is no job, JobError if it has not finished with the present
-    code and data; those that are `coming` are left out."""
+    """Raise SettingsError if an input is not a job, JobError if it has not finished with the
+    present code and data; jobs that are `coming` are not checked."""
     for job, flag in identity.inputs(settings).items():
         if job in coming:
             continue
@@ -87,7 +88,8 @@ def attempt_at(job: str, runs_root: Path) -> Path | None:
 
 
 def _digest(job: str, runs_root: Path) -> str:
-    """The digest of an input's present code; of code that was accepted as the same, the oldest."""
+    """The digest of an input's present code, or of the oldest code that was accepted as the
+    same."""
     try:
         known = settings_of(job, runs_root)
     except SettingsError:
@@ -118,7 +120,7 @@ def settings_of(job: str, runs_root: Path) -> Known | None:
 
 
 def _problem(job: str, runs_root: Path) -> str:
-    """Why a job cannot be an input now, in a few words; empty if it can."""
+    """Why a job cannot be an input at the moment, in a few words; empty if it can."""
     fitting, found = _fitting(job, runs_root), attempts.all_of(runs_root / job)
     if any(_finished(fitting)):
         return ""

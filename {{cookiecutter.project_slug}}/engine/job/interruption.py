@@ -1,9 +1,8 @@
-"""What signals do to a job: they end it at once or, while it trains, between two steps.
-
-They are Ctrl-C (INT), a closed terminal (HUP), TERM, and USR1, by which Slurm warns of the end.
+"""How signals end a job: immediately or, while it trains, between two steps. The signals are Ctrl-C
+(INT), a closed terminal (HUP), TERM, and USR1, with which Slurm warns that a job is about to end.
 
 A training loop that ended anywhere would leave a half-done step behind, which no checkpoint could
-hold. So it holds signals back, and asks for them where everything is whole.
+hold. So it holds signals back, and checks for them where the state is consistent.
 """
 
 import signal
@@ -14,7 +13,8 @@ SIGNALS = [
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
     if signal.getsignal(number) is not signal.SIG_IGN
 ]
-"""Those that are not ignored from the start, as Ctrl-C is under run.sh and HUP under nohup."""
+"""The signals that are not ignored from the start, as Ctrl-C is under run.sh and HUP under
+nohup."""
 
 
 class Stopped(BaseException):
@@ -30,7 +30,7 @@ class Interrupted(Stopped):
 
 
 class Paused(Stopped):
-    """The job has come to its --pause-after."""
+    """The job has reached its --pause-after."""
 
 
 class Interruption:
@@ -45,11 +45,12 @@ class Interruption:
         handle(self._stop)
 
     def hold(self) -> None:
-        """From here on a signal is only noted, for `check` to raise Interrupted."""
+        """From here on, a signal is only recorded, for `check` to raise Interrupted."""
         self._held = True
 
     def release(self) -> None:
-        """From here on a signal raises Interrupted again; at once if one was noted."""
+        """From here on, a signal raises Interrupted again; a recorded signal does so
+        immediately."""
         self._held = False
         self.check()
 

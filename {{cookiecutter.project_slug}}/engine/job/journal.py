@@ -1,4 +1,5 @@
-"""A job's journal: every metric and tag, one JSON line each, on disk before anything else sees it.
+"""A job's journal: every metric and tag, one JSON line each, written to disk before it goes
+anywhere else.
 
 `metrics.jsonl` is only ever added to, by one attempt at the job after another:
 
@@ -10,13 +11,13 @@
     {"line": 5, "cost": {"process": "…", "cpu_seconds": 8.1, …}, "crc": "…"}
     {"line": 6, "end": "FINISHED", "crc": "…"}
 
-`code` is the fingerprint of the code that the attempt began with, `after` the journal of the one
-before it. Each line has a number and a checksum (lines.py), by which damaged lines are recognised;
-mending.py says what is done about them.
+`code` is the fingerprint of the code that the attempt began with, `after` the journal of the
+previous attempt. Each line has a number and a checksum (lines.py), by which damaged lines are
+recognised; mending.py repairs them.
 
-Times are milliseconds since 1970. They make a replay harmless: MLflow stores a point that it
-already has, same step, value and time, only once. What an attempt does over again, because the one
-before it was killed after its last checkpoint, is in the journal already and not written twice.
+Times are milliseconds since 1970. Thanks to them, sending a point again is harmless: MLflow stores
+a point with the same step, value and time only once. Steps that are repeated, because the job was
+killed after its last checkpoint, are in the journal already and are not written twice.
 """
 
 import json
@@ -40,7 +41,7 @@ def now() -> int:
 class Journal:
     """The writing end, in the training process; several threads may write at once.
 
-    What is there already is mended; `damage` says in one line what was wrong with it. `log_every`
+    An existing journal is repaired; `damage` says in one line what was wrong with it. `log_every`
     is that of the first attempt, so that the curve stays one curve. `lines` is the last number,
     `tags_before` the tags of the processes before this one.
     """
@@ -75,8 +76,8 @@ class Journal:
     ) -> None:
         """Add the metrics of an optimizer step, at a time if not now; `of` so many steps in all.
 
-        A metric's steps only ever rise, but where lines were lost: a point that is there is left
-        out.
+        The steps of a metric only increase, except where lines were lost; a point that exists
+        already is left out.
         """
         new = {name: value for name, value in values.items() if self._is_new(name, step)}
         if new:
@@ -88,7 +89,7 @@ class Journal:
         self._write({"tags": values})
 
     def files(self, names: list[str]) -> None:
-        """Add files in the job's folder that the run is to have as well."""
+        """Add files in the job's folder that should also be copied to the run."""
         self._write({"files": names})
 
     def cost(self, process: str, reading: Reading) -> None:
@@ -96,7 +97,7 @@ class Journal:
         self._write({"cost": {"process": process, **reading}})
 
     def go_on_from(self, count: int) -> str:
-        """Say, in the run too, what becomes of lines that were lost; empty if none were.
+        """Report, in the run too, what happens about lost lines; empty if none were lost.
 
         Training goes on from a checkpoint that was made when there were `count` lines.
         """
@@ -111,16 +112,16 @@ class Journal:
         return about
 
     def flush(self) -> None:
-        """Hand what was added to the operating system; from then on it outlives this process.
+        """Pass what was added to the operating system; from then on it outlives this process.
 
-        Raises OSError if the disk is full; the next flush goes on where this one came to.
+        Raises OSError if the disk is full; the next flush continues where this one stopped.
         """
         with self._one_thread:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def sync(self) -> None:
-        """See what was flushed onto the disk; from then on it outlives a power cut."""
+        """Make sure that what was flushed is on the disk; from then on it outlives a power cut."""
         os.fsync(self._file.fileno())
 
     def close(self, status: str) -> None:

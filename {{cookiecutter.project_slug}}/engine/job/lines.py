@@ -2,9 +2,9 @@
 
     {"line": 3, "time": 1767225600000, "step": 12, "metrics": {"lr": 0.1}, "crc": "0c85d0bb"}
 
-`crc` is the CRC-32 of the line before it, begun with the journal's id. So a changed line is
-noticed, and one of another journal; by the numbers, one that is gone, there twice or out of place.
-It comes last, so that a line is plain JSON to whatever reads it, and costs a microsecond.
+`crc` is the CRC-32 of the journal's id and the line before the field. So changed lines and lines of
+other journals are noticed; the numbers reveal lines that are missing, duplicated or out of place.
+The field comes last, so that a line is plain JSON for every reader, and costs a microsecond.
 """
 
 import json
@@ -23,11 +23,11 @@ SEAL = b', "crc": "%08x"}\n'
 
 
 class Damaged(JobError):
-    """A file of a job is not as it was written."""
+    """A file of a job was damaged after it was written."""
 
 
 def seed_of(journal: str) -> int:
-    """Return what the checksums of a journal's lines begin with."""
+    """Return the start value for the checksums of a journal's lines."""
     return zlib.crc32(journal.encode())
 
 
@@ -37,12 +37,12 @@ def encoded(number: int, line: str, seed: int) -> bytes:
 
 
 def decoded(line: bytes, seed: int) -> dict[str, Any]:
-    """Return what a line says; nothing if it is damaged, or of another journal."""
+    """Return the content of a line; empty if it is damaged or belongs to another journal."""
     return opened(line, SEAL, seed)
 
 
 def start_in(line: bytes) -> dict[str, Any]:
-    """Return how a journal starts, if the line says so and is whole."""
+    """Return the start of a journal, if the line is an undamaged first line."""
     try:
         start = json.loads(line)["start"]
         return dict(start) if decoded(line, seed_of(start["journal"])) else {}
@@ -64,8 +64,8 @@ def expected(folder: Path, journal: str) -> int:
 
 
 def count(path: Path) -> int:
-    """Return the number of lines in a journal that is whole. Raises Damaged for another, and
-    OSError."""
+    """Return the number of lines in a journal that is whole. Raises Damaged for any other journal,
+    and OSError."""
     with path.open("rb") as file:
         reader = Reader(file)
         reader.read()
@@ -82,7 +82,8 @@ class Reader:
         self.line = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the whole lines that have come since. Raises Damaged at one that is not right."""
+        """Return the whole lines that have come since. Raises Damaged at a line that is not
+        valid."""
         lines = []
         self._file.seek(self._end)
         while (line := self._file.readline()).endswith(b"\n"):

@@ -1,13 +1,12 @@
-"""A damaged journal is mended before a job goes on with it, and the damage is said.
-
-Whole lines are put in order, and each is kept once. What is no whole line of this journal goes to
-`metrics.damaged`. In the place of lines that are gone comes one with the number of the last of
-them, so that the numbers stay what they were:
+"""A damaged journal is repaired before a job continues with it, and the damage is reported. Whole
+lines are put in order, and each is kept once. Everything else goes to `metrics.damaged`. Missing
+lines are replaced by one line with the number of the last of them, so that the numbers of the other
+lines do not change:
 
     {"line": 7, "lost": 3, "crc": "…"}
 
-How a journal starts is in settings.json too, and how many lines there must be in what was written
-after them. Half a line at the end is no damage: a process was killed while it wrote.
+The start of a journal is in settings.json too, and the number of lines is in the files that were
+written later. Half a line at the end is not damage: a process was killed while it was writing.
 """
 
 import json
@@ -25,10 +24,9 @@ ASIDE = "metrics.damaged"
 
 
 class Mended(NamedTuple):
-    """A journal that is whole: how it starts, and the number of its last line.
-
-    `lost` are the first and last number of lines that are gone, `damage` says what was wrong just
-    now. The last step of each metric, and if lines are gone, (name, step) of each point; the tags.
+    """A journal that is whole: its start, and the number of its last line. `lost` has the first and
+    last numbers of missing lines; `damage` says what has just been repaired. The last step of each
+    metric, and if lines are gone, (name, step) of each point; the tags.
     """
 
     start: dict[str, Any]
@@ -51,7 +49,8 @@ class _Sorted(NamedTuple):
 
 
 def mend(folder: Path, **begins: Any) -> Mended:
-    """Make a job's journal whole; `begins` is what a new one says of itself, besides its id.
+    """Make a job's journal whole; `begins` is what the first line of a new journal says, besides
+    its id.
 
     Raises OSError if it cannot be read or written.
     """
@@ -80,7 +79,7 @@ def _tags(said: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _start(folder: Path, ended: Sequence[bytes]) -> dict[str, Any]:
-    """How the journal starts: as noted with the settings, else in one of its lines."""
+    """The start of the journal, from settings.json or else from one of its lines."""
     noted = lines.record_of(folder, "settings.json").get("journal")
     return noted or next(filter(None, (lines.start_in(line + b"\n") for line in ended)), {})
 

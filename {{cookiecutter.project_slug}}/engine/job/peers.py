@@ -1,9 +1,8 @@
 """How the processes of a job learn that one of them has ended, within seconds and with one line.
-
-Each process is connected to process 0. A process that fails says so there; one that is killed
-says nothing, and its connection is closed. A thread of each process listens. If the process waits
-for something that will never come, such as a GPU that waits for another process's, then the thread
-ends it.
+Each process is connected to process 0. A process that fails reports that to process 0; if a process
+is killed, its connection is closed without a message. A thread of each process listens. If the
+process waits for something that will never happen, such as a GPU that waits for another process's
+GPU, the thread ends the process.
 """
 
 import os
@@ -15,20 +14,20 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 GRACE = 5.0
-"""Seconds after which a process ends although it still waits for one that is gone."""
+"""Seconds after which a process ends although it still waits for a process that has ended."""
 
 LOST = 1
-"""The exit status of processes whose process 0 is gone."""
+"""The exit status of processes if process 0 has ended."""
 
 STOPPED = "stopped"
-"""How the words of a process begin that a signal has ended."""
+"""Prefix of the message of a process that was ended by a signal."""
 
 Say = Callable[[str], object]
 """Prints a line for a process that has to end without doing so itself."""
 
 
 class First:
-    """Process 0, which all others are connected to."""
+    """Process 0, to which all others are connected."""
 
     def __init__(self, host: str, key: bytes) -> None:
         self._listener = Listener((host, 0), authkey=key)
@@ -36,7 +35,7 @@ class First:
         self._lost = self.fault = ""
         self._noticed = threading.Event()
         self.ending = False
-        """Whether this process ends by itself, whatever becomes of the others."""
+        """Whether this process ends on its own, whatever happens to the others."""
 
     @property
     def address(self) -> Any:
@@ -52,8 +51,8 @@ class First:
         threading.Thread(target=self._listen, args=(say,), daemon=True).start()
 
     def lost(self, seconds: float) -> str:
-        """Return in one line which other process has ended, and why if it said so; empty if none
-        has within so many seconds."""
+        """Return in one line which other process has ended, and why if known; empty if none ends
+        within this many seconds."""
         self.ending = True
         self._noticed.wait(seconds)
         return self._lost
@@ -116,7 +115,7 @@ def _send(connection: Connection, value: Any) -> None:
 
 
 def _received(connection: Connection) -> Any:
-    """What a process has sent; None if it has ended without a word."""
+    """The message that a process has sent; None if it has ended without one."""
     try:
         return connection.recv()
     except (EOFError, OSError):

@@ -1,7 +1,7 @@
-"""Where the files lie that count as a job's data: below --data-root, and in the project's folder.
+"""Where the files are that count as a job's data: below --data-root, and in the project's folder.
 
-An entry's name says which and where in it, such as `data/train/cat/1.png` or `project/words.txt`:
-the same wherever the data is copied to.
+The name of an entry says which of the two, and the path within it, such as `data/train/cat/1.png`
+or `project/words.txt`; it stays the same wherever the data is copied to.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.paths import CODE, PROJECT
 
 DATA, PROJECTS = "data", "project"
-"""How names begin."""
+"""The beginnings of names."""
 
 NOT_DATA = (
     "accepted.json",
@@ -25,15 +25,15 @@ NOT_DATA = (
     "runs/",
     "tests/",
 )
-"""What the project's folder has for other uses."""
+"""Folders in the project that are not data."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of a job's data, and what in them does not count.
+    """The folders of a job's data, and what is ignored in them.
 
-    Not data are Python's files, which are code (engine.evidence), hidden files, installed packages,
-    and what jobs write.
+    Python files, which are code (engine.evidence), hidden files, installed packages and files that
+    jobs write are not data.
     """
 
     data_root: Path
@@ -62,7 +62,7 @@ class Places:
         return ""
 
     def path(self, name: str) -> Path:
-        """Return where a file or folder of some name is, or would be."""
+        """Return the path at which a file or folder with this name is, or would be."""
         word, _, below = name.partition("/")
         if word == DATA:
             return self.data_root / below
@@ -70,7 +70,7 @@ class Places:
         return frozen if frozen.exists() else PROJECT / below
 
     def at_hand(self, name: str) -> bool:
-        """Whether the folder is there that the file should be in."""
+        """Whether the folder that should contain the file exists."""
         return not name.startswith(f"{DATA}/") or self.data_root.is_dir()
 
 

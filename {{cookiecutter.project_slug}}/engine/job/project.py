@@ -1,8 +1,8 @@
-"""What makes a project itself, whatever its name and wherever it lies: an id, made once.
+"""A project's identity, independent of its name and its place: an id, made once.
 
-It is in the file `.project-id`, which belongs into version control: clones of a project have the
-same, so they share results. A tracking store's experiment notes whose it is; so two projects that
-happen to have the same name never take each other's jobs for their own.
+The id is in the file `.project-id`, which should be committed: clones of a project have the same
+id, so they share results. An experiment in a tracking store records the id of its project, so two
+projects that happen to have the same name never mix up their jobs.
 """
 
 import os
@@ -23,13 +23,14 @@ FILE = PROJECT / ".project-id"
 def project_id() -> str:
     """Return the project's id, 32 hex digits; the first job of a project makes it.
 
-    Raises SettingsError if the file holds something else or cannot be written.
+    Raises SettingsError if the file contains something else or cannot be written.
     """
     return existing_id() or _made()
 
 
 def existing_id() -> str:
-    """Return the project's id; nothing if no job has made it yet. Raises as `project_id` does."""
+    """Return the project's id; empty if no job has made it yet. Raises the same errors as
+    `project_id`."""
     try:
         text = FILE.read_text().strip()
     except FileNotFoundError:
@@ -42,8 +43,8 @@ def existing_id() -> str:
 
 
 def share_with_group(folder: Path) -> None:
-    """Let the group write what this process makes, if it may write in a folder that the group
-    shares; so the members of a lab can go on with each other's jobs."""
+    """Let the group write the files that this process makes, if they are in a folder that the group
+    can write to, so that the members of a lab can continue each other's jobs."""
     with suppress(OSError):  # a folder that is not there yet, or cannot be
         if folder.stat().st_mode & stat.S_IWGRP:
             os.umask(os.umask(0o077) & ~stat.S_IRWXG)

@@ -1,4 +1,4 @@
-"""Where a result comes from: the code's commit, the machine, the versions of what it stands on."""
+"""Where a result comes from: the code's commit, the machine, the versions of the libraries."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from engine import privacy, template
 from engine.paths import CODE
 
 FROZEN = ".version.json"
-"""Where a copy of the code says what it is a copy of."""
+"""The file in a copy of the code that says what was copied."""
 
 PACKAGES = ("torch", "torchvision", "mlflow", "numpy")
 
@@ -63,7 +63,8 @@ def names(*words: str, index: Path | None = None) -> list[str]:
 
 
 def _changes() -> str:
-    """What differs from the commit; made with a copy of git's index, which stays as it is.
+    """The differences from the commit, computed with a copy of git's index, so that the index does
+    not change.
 
     Files that may hold secrets and those that are large are named at the top, but not shown.
     """
@@ -88,8 +89,8 @@ def _changes() -> str:
 
 
 def is_closed(name: str) -> bool:
-    """Return whether what is in a file, named from the code's folder, must not be written down, or
-    cannot be."""
+    """Return whether the content of a file, named from the code's folder, must not or cannot be
+    recorded."""
     file = CODE / name
     if privacy.is_secret(Path(name)) or privacy.is_private(file):
         return True
@@ -109,7 +110,7 @@ def _named(why: str, files: list[str]) -> str:
 
 
 def _git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
-    """What a git command prints; nothing where there is no git or no repository."""
+    """What a git command prints; empty if there is no git or no repository."""
     env = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
     try:
         done = subprocess.run(["git", *words], cwd=CODE, env=env, input=given, capture_output=True)

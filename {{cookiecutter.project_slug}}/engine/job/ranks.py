@@ -1,4 +1,4 @@
-"""Which of a job's processes this one is, as torchrun says in the environment.
+"""Which of a job's processes this one is, according to torchrun's environment variables.
 
 Source: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables.
 """
@@ -22,8 +22,8 @@ ALONE = Rank(0, 1, 0)
 def mine() -> Rank:
     """Return this process's rank; ALONE if the job has no other processes.
 
-    Variables that a cluster's software has left, without the address where the processes meet, do
-    not count.
+    Variables left over from a cluster's software, without the address where the processes meet, are
+    ignored.
     """
     found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
     if not all(each.isdecimal() for each in found) or "MASTER_ADDR" not in os.environ:

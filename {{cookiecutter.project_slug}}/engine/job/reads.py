@@ -35,9 +35,8 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Reads:
-    """Notes of what a process reads; those of all processes of a job go into one file.
-
-    What has the size and the time of a known entry is not hashed again.
+    """Records the files that a process reads; all processes of a job write to one file. A file with
+    the size and the time of a known entry is not hashed again.
     """
 
     def __init__(
@@ -49,12 +48,12 @@ class Reads:
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Count files as read that others have read."""
+        """Count files that other jobs have read as read by this one."""
         for entry in entries:
             os.write(self._file, encoded(entry))
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
-        """Note what Python reports. Raises OSError if that cannot be written down."""
+        """Record what Python reports. Raises OSError if it cannot be written."""
         if getattr(_thread, "aside", False):
             return
         with aside(), suppress(TypeError, ValueError):  # not the name of a file
@@ -78,7 +77,7 @@ class Reads:
 
 
 def note_from_now_on(notes: Reads | None) -> None:
-    """Have what this process and those that it forks read noted, in place of earlier notes."""
+    """Record what this process and its forks read, instead of earlier recordings."""
     global _notes
     if _notes is None:
         sys.addaudithook(_noted)  # for good: it cannot be removed
@@ -86,19 +85,20 @@ def note_from_now_on(notes: Reads | None) -> None:
 
 
 def of_job() -> tuple[Path, Places] | None:
-    """Return by what another process of the job can join its notes; None if there are none."""
+    """Return what another process of the job needs to join the recording; None if nothing is
+    recorded."""
     return _notes.joined_by if _notes else None
 
 
 def join(of_job: tuple[Path, Places] | None) -> None:
-    """Have what this process reads noted for a job; a forked process does so already."""
+    """Record what this process reads for a job; a forked process does so already."""
     if of_job and not _notes:
         note_from_now_on(Reads(*of_job))
 
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Leave out what this thread reads meanwhile: it is not for the job."""
+    """Do not record what this thread reads in the meantime, because it is not for the job."""
     before, _thread.aside = getattr(_thread, "aside", False), True
     try:
         yield
@@ -116,14 +116,14 @@ def _noted(event: str, args: tuple[Any, ...]) -> None:
 
 
 def read(file: Path) -> dict[str, Entry]:
-    """Return what is noted in a file, by name; without lines that are damaged."""
+    """Return the recorded entries of a file, by name, without damaged lines."""
     with suppress(OSError), file.open("rb") as noted:
         return {entry.name: entry for line in noted if (entry := decoded(line))}
     return {}
 
 
 def damaged(file: Path) -> bool:
-    """Return whether a line is not as it was written; half a line at the end is no damage."""
+    """Return whether a line was damaged; half a line at the end is not damage."""
     with suppress(OSError), file.open("rb") as noted:
         return any(line.endswith(b"\n") and not decoded(line) for line in noted)
     return False

@@ -1,4 +1,5 @@
-"""How a job runs: flags of the engine that change no result, and so are no part of a job's id."""
+"""How a job runs: flags of the engine that do not change results, so they are not part of a job's
+id."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,12 @@ Compile = Literal[
 ]
 
 LENGTHS = ("epochs", "steps", "minutes")
-"""Settings of jobs that train: others are not offered the flags of a training loop."""
+"""Settings of jobs that train: scripts without any of these do not get the flags of a training
+loop."""
 
 BATCHES = (*LENGTHS, "batch_size")
-"""Settings of jobs that read batches: others are not offered the flags of a loader."""
+"""Settings of jobs that read batches: scripts without any of these do not get the flags of a
+loader."""
 
 MATTER = ("compile", "deterministic", "loader", "workers")
 """Flags that can change the last bits of a result on some device. settings.json records them, so

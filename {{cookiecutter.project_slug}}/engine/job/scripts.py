@@ -1,6 +1,6 @@
 """Job scripts, such as run.py: which settings and metrics their jobs have.
 
-That stands in their source, and is read from there, since to run a script means to import torch:
+Both are read from the script's source, because running a script would import torch:
 
     from settings import METRICS, Settings
     command = launch.begin(Settings, METRICS)
@@ -20,7 +20,7 @@ from engine.errors import SettingsError, did_you_mean
 from engine.paths import CODE
 
 DEFAULT = "run"
-"""The script of jobs whose script is not named."""
+"""The default script."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def read(name: str) -> Script:
 
 
 def _declared(tree: ast.Module) -> tuple[str, str, str] | None:
-    """What a script calls its class of settings, its metrics and its check."""
+    """The names that a script uses for its class of settings, its metrics and its check."""
     begun: dict[str, tuple[str, str]] = {}
     for node in ast.walk(tree):
         match node:

@@ -1,4 +1,4 @@
-"""What a process and its children have used of the machine, by the counters of Linux.
+"""What a process and its children have used, according to Linux's counters.
 
 Sources: docs.kernel.org/filesystems/proc.html, man7.org/linux/man-pages/man5/proc_pid_stat.5.html.
 """

@@ -1,4 +1,4 @@
-"""`accept`: stale jobs whose results the present code would give as well count again."""
+"""`accept`: makes stale jobs count again if the present code would give the same results."""
 
 import getpass
 import os
@@ -23,10 +23,9 @@ Changes = tuple[tuple[Hashes, Hashes], ...]
 
 
 def accept(project: Project, because: str, verify: bool) -> int:
-    """Accept what has changed in the code of stale jobs as changing no results; the exit status.
-
-    With `verify` one job for each set of changes is replayed first. What gives other bits is not
-    accepted, and the status is 1. Raises SettingsError without a reason.
+    """Accept that the changes in the code of stale jobs do not change results; return the exit
+    status. With `verify`, one job for each set of changes is replayed first. Changes that give
+    different bits are not accepted, and the status is 1. Raises SettingsError without a reason.
     """
     if not because.strip():
         raise SettingsError("--because: say why results do not change")
@@ -50,7 +49,7 @@ def accept(project: Project, because: str, verify: bool) -> int:
 
 
 def _is_by_inputs(job: Job) -> bool:
-    """Whether a job is stale only since its inputs are, with which it counts again."""
+    """Whether a job is stale only because its inputs are, so that it counts again when they do."""
     if not (job.folder and job.latest):
         return False
     names = code.changed(job.latest, job.folder.code)
@@ -58,7 +57,7 @@ def _is_by_inputs(job: Job) -> bool:
 
 
 def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
-    """The jobs whose changes give the same bits, as far as one of each kind tells."""
+    """The jobs whose changes give the same bits, judging by one job of each kind."""
     alike: dict[str, list[JobFolder[Any]]] = {}
     for job in stale:
         alike.setdefault(repr(_changes(job)), []).append(job)
@@ -106,7 +105,7 @@ def _say(names: Counter[str], count: int, verified: bool) -> None:
 
 
 def _changes(job: JobFolder[Any]) -> Changes:
-    """The definitions of a job's code before and after, without those of its inputs alone."""
+    """The definitions of a job's code before and after, without those that only its inputs have."""
     assert job.latest
     parts, present = code.parts(job.latest), _present(job)
     before = {part["label"]: part["hash"] for name, part in parts.items() if not _is_input(name)}
@@ -146,7 +145,7 @@ def _counted(jobs: Sequence[object]) -> str:
 
 
 def _user() -> str:
-    """Who accepts: git's user, or else the system's."""
+    """The person who accepts: git's user, or else the system's."""
     words = ["git", "config", "user.name"]
     try:
         named = subprocess.run(words, cwd=CODE, capture_output=True, text=True).stdout.strip()

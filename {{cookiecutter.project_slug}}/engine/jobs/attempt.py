@@ -28,7 +28,7 @@ RESULTS = ("test_", "best_")
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a job; what is not known is empty."""
+    """An attempt at a job; unknown values are empty."""
 
     state: str
     change: str
@@ -45,25 +45,25 @@ class Attempt:
 
     tags: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Test results, validation results of the best evaluation, and what a script that does not
-    train has measured."""
+    """Test results, validation results of the best evaluation, and measurements of a script that
+    does not train."""
 
     cost: dict[str, float] = field(default_factory=dict)
     """Time, memory, disk and energy (engine.job.costs)."""
 
     code_copy: str = ""
     installed: str = ""
-    """Where the copies lie of what it ran with (engine.job.copies)."""
+    """The paths of the copies of its code and versions (engine.job.copies)."""
 
     split: str = ""
-    """Where it is written which examples it trained, validated and tested on."""
+    """The file that lists the examples that it trained, validated and tested on."""
 
     folder: Path | None = None
     run_id: str = ""
-    """Of its run in MLflow."""
+    """The id of its run in MLflow."""
 
     problem: str = ""
-    """What could not be read."""
+    """The parts that could not be read."""
 
     def as_plain(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
@@ -72,7 +72,8 @@ class Attempt:
 
 
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
-    """Return the attempt in a folder; `job` is today's, if there can be one."""
+    """Return the attempt in a folder; `job` is the job with today's settings, if there can be
+    one."""
     outcome = lines.record_of(path, "outcome.json")
     running = locks.held(path / "lock")
     sent = read_record(path / "sent.json")
@@ -107,13 +108,14 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
 
 
 def _kept(attempt: Path, record: str, name: str) -> str:
-    """Where a file lies that attempts share; empty if it is not known."""
+    """The path of a file that attempts share; empty if it is not known."""
     kept = lines.record_of(attempt, record).get(name)
     return shown(attempt.parent.parent / kept) if kept else ""
 
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
-    """Return an attempt that the store alone has; `job` is today's, if there can be one."""
+    """Return an attempt that is only in the store; `job` is the job with today's settings, if there
+    can be one."""
     digest, data = (stored["tags"].get(name, "") for name in ("code", "data"))
     return Attempt(
         state="diverged" if stored["diverged"] else "finished",
@@ -137,7 +139,8 @@ def _results(metrics: dict[str, float], declared: Collection[str]) -> dict[str, 
 
 
 def last_logged(attempt: Path) -> float:
-    """Return when an attempt last logged something, in seconds since 1970; 0 if nobody can say."""
+    """Return when an attempt last logged something, in seconds since 1970; 0 if that is not
+    known."""
     try:
         with (attempt / lines.FILE).open("rb") as file:
             size = file.seek(0, 2)
@@ -156,5 +159,5 @@ def iso(seconds: float) -> str | None:
 
 
 def local(seconds: float) -> str:
-    """Return a time as people here write it: `2026-11-22 20:14`; a dash for 0."""
+    """Return a time in local form: `2026-11-22 20:14`; a dash for 0."""
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds else "-"

@@ -31,7 +31,7 @@ from engine.tracking import address
 from engine.tracking.sync import sync
 
 Arguments = dict[str, dict[str, Any]]
-"""What a command takes, as for argparse's add_argument, by name."""
+"""The arguments of a command by name, as argparse's add_argument takes them."""
 
 SWITCH: dict[str, Any] = {"action": "store_true"}
 JOB: Arguments = {"job": {"help": "a job's id, or the beginning of one", "metavar": "JOB"}}
@@ -46,7 +46,8 @@ RUNS_ROOT: Arguments = {
 
 
 class Command(NamedTuple):
-    """A command: its help, what it takes, and what does it and returns the exit status."""
+    """A command: its help, its arguments, and the function that runs it and returns the exit
+    status."""
 
     help: str
     takes: Arguments
@@ -115,8 +116,8 @@ COMMANDS = {
 
 
 def run(**kinds: type) -> int:
-    """Do what the command line says; returns the exit status. `kinds` are classes of settings, by
-    job script, for scripts that are gone: `former=FormerSettings`."""
+    """Run the command line; returns the exit status. `kinds` are classes of settings, by job
+    script, for scripts that no longer exist: `former=FormerSettings`."""
     interruption.handle(signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `list | head` no trace
     os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started

@@ -1,4 +1,4 @@
-"""`python jobs.py why JOB DEFINITION`: by which way a job's code reaches a definition."""
+"""`python jobs.py why JOB DEFINITION`: how a job's code reaches a definition."""
 
 import difflib
 import json
@@ -11,7 +11,7 @@ from engine.job.terminal import leave
 from engine.jobs.project import Job
 
 NEAR = 3
-"""Names that are proposed at most."""
+"""The largest number of names that are suggested."""
 
 
 def print_why(job: Job, definition: str, as_json: bool) -> int:
@@ -33,8 +33,9 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
 
 
 def _chain(found: Fingerprint, definition: str) -> list[str]:
-    """The parts from a definition to the entry; none if the job does not reach it. What stands in
-    a definition, such as a method, belongs to that; a name without its module may do."""
+    """The parts from a definition to the entry; none if the job does not reach it. Something inside
+    a definition, such as a method, belongs to that definition; a name without its module is
+    allowed."""
     named = {code.in_python(part): part for part in found.parts}
     if len(same := _called(definition, named)) == 1:
         (definition,) = same

@@ -52,7 +52,7 @@ def attempts_of(job: Job) -> list[Attempt]:
 
 
 def command(job: Job) -> str:
-    """Return the command line that runs the job; empty if today's settings cannot say it."""
+    """Return the command line that runs the job; empty if today's settings cannot express it."""
     return as_command(job.folder.settings, job.script) if job.folder else ""
 
 
@@ -61,7 +61,7 @@ def _settings(job: Job) -> dict[str, Any]:
 
 
 def _print_settings(job: Job) -> None:
-    """A line for each setting, with its default where that is another value."""
+    """A line for each setting, with its default if the value differs from it."""
     settings = _settings(job)
     known = flags.of(type(job.folder.settings)) if job.folder else {}
     defaults = {name: as_plain(flag.default) for name, flag in known.items() if not flag.required}

@@ -21,7 +21,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "--onnx": {"help": "also write the network as ONNX", "action": "store_true"},
 }
-"""What the command takes besides a job, as in command.py."""
+"""The arguments of the command besides a job, as in command.py."""
 
 
 def export(project: Project, given: argparse.Namespace) -> int:

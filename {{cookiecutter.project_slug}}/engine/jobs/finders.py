@@ -11,7 +11,7 @@ Arguments = dict[str, dict[str, Any]]
 """Arguments of a command, as in command.py."""
 
 LARGEST = 1_000_000
-"""Batch size that is tried at most, if none is given."""
+"""The default of the largest batch size to try."""
 
 
 def number(flag: str, about: str, default: int | None = None) -> Arguments:

@@ -29,11 +29,11 @@ STATES = (
 
 
 class Row(NamedTuple):
-    """What is listed of a job; `ended` is in seconds since 1970, 0 if nobody knows."""
+    """The information listed for a job; `ended` is in seconds since 1970, 0 if it is not known."""
 
     job: Job
     folder: Path | None
-    """The attempt's that counts, if it is on this disk."""
+    """The folder of the attempt that counts, if it is on this disk."""
     state: str
     about: str
     ended: float
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def print_list(project: Project, state: str, as_json: bool) -> int:
-    """Print the jobs, those that are in one state if one is given; returns 0.
+    """Print the jobs, or only those in one state; returns 0.
 
     Raises SettingsError if there is no such state.
     """
@@ -74,7 +74,7 @@ def _row(project: Project, job: Job) -> Row:
 
 
 def _shortened(said: str) -> str:
-    """A job's last line, without the results of its best evaluation if it has any on test data."""
+    """A job's last line, without the results of its best evaluation if it has test results."""
     parts = said.split(", ")
     return ", ".join(part for part in parts if not part.startswith("best_")) or said
 

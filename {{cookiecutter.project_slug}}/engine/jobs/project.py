@@ -1,7 +1,7 @@
 """The project's jobs, found on this disk and in the tracking store.
 
-A job is on this disk if an attempt at it has begun there. Of the store's, those count that
-finished or diverged.
+A job is on this disk if an attempt at it has begun there. Jobs in the store count if they finished
+or diverged.
 """
 
 import os
@@ -32,22 +32,22 @@ JOB_ID = re.compile("[0-9a-f]{12}")
 
 @dataclass
 class Job:
-    """A job, as far as it is known."""
+    """What is known about a job."""
 
     id: str
     script: str = scripts.DEFAULT
     settings: dict[str, Any] = field(default_factory=dict)
-    """As they are recorded; empty if they cannot be read."""
+    """The recorded settings; empty if they cannot be read."""
 
     attempts: list[Path] = field(default_factory=list)
-    """The folders of its attempts on this disk, the last one last."""
+    """The folders of its attempts on this disk, the latest last."""
 
     stored: list[StoredJob] = field(default_factory=list)
     """Its attempts in the store that finished or diverged, the last one last; of a job on this disk
     only for `Project.one`."""
 
     folder: JobFolder[Any] | None = None
-    """Its folder by today's settings; None if they cannot say the same."""
+    """Its folder according to today's settings; None if they cannot express the job."""
 
     problem: str = ""
     """Why there is no such folder."""
@@ -98,7 +98,7 @@ class Project:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be asked, of what was to be."""
+        """Problems in asking the store or Slurm."""
         return self.view.problems if "view" in vars(self) else []
 
     def all(self) -> list[Job]:
@@ -111,7 +111,8 @@ class Project:
         return [self._restored(job) for job in found.values()]
 
     def one(self, prefix: str) -> Job:
-        """Return the job whose id begins so. Raises SettingsError if there is none, or several."""
+        """Return the job whose id begins with these digits. Raises SettingsError if there is none,
+        or several."""
         found = {job.id: job for job in self._on_disk(prefix)}
         for stored in self._stored:
             if stored["job_id"].startswith(prefix):
@@ -159,7 +160,7 @@ class Project:
         found.setdefault(stored["job_id"], Job(stored["job_id"])).stored.append(stored)
 
     def _restored(self, job: Job) -> Job:
-        """Return the job with its settings and its folder, as far as they can be known."""
+        """Return the job with its settings and its folder, if they are known."""
         try:
             self._read_settings(job)
             kind = self._kinds.get(job.script) or scripts.read(job.script).settings
@@ -185,7 +186,7 @@ class Project:
             raise SettingsError(f"cannot be read: {why}")
 
     def _runtime(self, job: Job) -> Runtime:
-        """The flags with which the job was last run, as far as its state depends on them."""
+        """Those flags of the job's last run on which its state depends."""
         outcome = lines.record_of(job.attempts[-1], "outcome.json") if job.attempts else {}
         pause = outcome.get("pause_after") if outcome.get("status") == "paused" else None
         return Runtime(

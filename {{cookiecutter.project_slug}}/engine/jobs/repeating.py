@@ -1,4 +1,4 @@
-"""`repeat`: are the results of jobs still what their stored code gives, bit for bit?"""
+"""`repeat`: does the stored code of jobs still give the same results, bit for bit?"""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ from engine.repeating.workplace import Workplace
 from engine.results import provenance
 
 VERSIONS = ("recorded", "present")
-"""Of Python and of packages, the default first."""
+"""The versions of Python and of packages to use, the default first."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "what": {
@@ -36,11 +36,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "default": VERSIONS[0],
     },
 }
-"""What the command takes, as in command.py."""
+"""The arguments of the command, as in command.py."""
 
 
 def repeat(project: Project, given: argparse.Namespace) -> int:
-    """Repeat jobs and say of each what came of it; return the exit status, 0 if all are the same.
+    """Repeat jobs and print the outcome of each; return the exit status, 0 if all are the same.
 
     Raises SettingsError if a job or a figure does not exist.
     """
@@ -103,7 +103,7 @@ def _repeated(job: Job | None, workplace: Workplace) -> Repeated:
 
 
 def _attempt(job: Job | None) -> Recorded:
-    """The finished attempt that counts: that of the present code, or else the last one."""
+    """The finished attempt that counts: the one with the present code, or else the latest."""
     if not job or not job.attempts:
         raise JobError("it has not run in this folder of runs")
     finished = [path for path in job.attempts if attempts.status(path) == "finished"]

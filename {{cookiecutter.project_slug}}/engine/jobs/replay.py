@@ -1,4 +1,4 @@
-"""The first steps and the first evaluation of a job, once more: are they the same, bit for bit?"""
+"""Repeats the first steps and the first evaluation of a job: are they the same, bit for bit?"""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ Points = dict[tuple[str, int], float]
 """Values by the name of a metric and the step."""
 
 FIRST = 100
-"""Steps to replay of a job that is not evaluated earlier."""
+"""The number of steps to replay, unless the job is evaluated earlier."""
 
 
 def difference(job: JobFolder[Any]) -> str:

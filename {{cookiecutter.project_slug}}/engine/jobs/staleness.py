@@ -1,6 +1,7 @@
 """`python jobs.py stale`: the jobs that the present code no longer fits, by what has changed.
 
-A line says which definition it was, and for how many jobs; with --diff, what was changed in it.
+Each line names a changed definition and the number of jobs that it affects; with --diff, the change
+too.
 """
 
 import difflib
@@ -14,13 +15,13 @@ from engine.jobs.project import Job, Project
 from engine.privacy import scrub
 
 NAMED = 4
-"""Jobs that a line names at most."""
+"""The largest number of jobs that a line names."""
 
 
 @dataclass
 class Change:
-    """What makes jobs stale. `name` is that of a definition, as in Python, or empty where no
-    definition can be named: then `what` says why."""
+    """What makes jobs stale. `name` is the name of a definition, as in Python, or empty if no
+    definition can be named; then `what` says why."""
 
     name: str
     what: str
@@ -28,7 +29,7 @@ class Change:
 
     jobs: list[str] = field(default_factory=list)
     diffs: list[str] = field(default_factory=list)
-    """One for each source that the definition had when one of these jobs ran."""
+    """One diff for each version of the definition with which one of these jobs ran."""
 
     def line(self, total: int) -> str:
         """Return the change in one line; `total` is the number of all jobs."""

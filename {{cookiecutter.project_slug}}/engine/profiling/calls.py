@@ -12,7 +12,8 @@ from engine.training.forward import Prepared
 
 
 class Calls:
-    """The calls in training: in what number format, and what they cost; of shapes, not of data."""
+    """The calls in training, with their number formats and costs; only shapes are kept, not
+    data."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Prepared, nn.Module, Any, Any]] = []
@@ -48,7 +49,8 @@ class Calls:
         return any(prepared.compiled for prepared, *_ in self._calls)
 
     def flops(self, examples: int) -> float | None:
-        """Return the operations for each of so many examples; None if they cannot be counted."""
+        """Return the operations per example, for this many examples; None if they cannot be
+        counted."""
         known: dict[Any, int | None] = {}
         total = 0
         for prepared, model, batch, settings in self._calls:

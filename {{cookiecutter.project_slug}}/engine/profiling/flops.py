@@ -24,8 +24,8 @@ def without_data(values: Any) -> Any:
 def of_call(forward: Callable[..., Any], model: nn.Module, batch: Any, settings: Any) -> int | None:
     """Return the operations of forward(model, batch, settings) and of its loss's backward pass.
 
-    It runs on shapes alone, so neither the model nor any random number changes. None where that is
-    not possible: where values are looked at, or tensors come from elsewhere than these arguments.
+    It runs only on shapes, so neither the model nor any random number changes. Returns None if that
+    is not possible, because the code looks at values or uses tensors other than these arguments.
     """
     whole = _Call(forward, model, settings)
     state = without_data({**dict(whole.named_parameters()), **dict(whole.named_buffers())})

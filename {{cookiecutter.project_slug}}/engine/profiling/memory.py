@@ -1,4 +1,4 @@
-"""What the memory holds while a job trains."""
+"""What uses the memory while a job trains."""
 
 import resource
 import sys
@@ -13,8 +13,8 @@ from engine.training import devices
 def by_kind(parts: Sequence[object], device: torch.device) -> dict[str, int]:
     """Return bytes by kind, of the models and optimizers among a loop's parts.
 
-    Gradients are as large as the weights that are trained. What else was on the device at its
-    fullest is activations, data and the rest; of a CPU the whole process is known.
+    Gradients are as large as the weights that are trained. The rest of the device's peak memory is
+    activations, data and other things; on a CPU, only the memory of the whole process is known.
     """
     models = [part for part in parts if isinstance(part, nn.Module)]
     optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]

@@ -46,12 +46,13 @@ PARTS = {
     "engine/data/augmentation.py": "augmentation",
     "engine/training/training_loop.py": "logging",
 }
-"""The part of a step that a line is, by the first of these files that it calls."""
+"""The part of a step to which a line belongs, determined by the first of these files that it
+calls."""
 
 
 class Step(NamedTuple):
-    """A step as it is when nobody looks: its seconds, those of them spent waiting for the batch,
-    and its examples."""
+    """A step without the profiler: its seconds, the part of them spent waiting for the batch, and
+    its examples."""
 
     seconds: float
     waited: float
@@ -105,7 +106,7 @@ class Profile:
             self._loop.evaluating = True
 
     def close(self) -> None:
-        """Stop watching; say so if the job had fewer steps than were to be watched."""
+        """Stop watching; report if the job had too few steps."""
         self._watching.close()
         if not self._is_over:
             wanted = WARM_UP + 2 * self._count
@@ -185,7 +186,8 @@ class Profile:
         )
 
     def _lines(self, events: Events) -> list[Line]:
-        """Return the lines of the loop; of the one that asks for the next batch, what it waits."""
+        """Return the lines of the loop; for the line that asks for the next batch, the time that it
+        waits."""
         loop = self._loop
         lines = []
         for number, (host, gpu) in events.by_line().items():

@@ -1,7 +1,7 @@
 """The report of `--profile`: where the time of a step goes, and what to change first.
 
-Advice is ordered by the fraction of the time that what it is about takes up. It saves at most that;
-how much, only trying it tells.
+Advice is ordered by the fraction of the time that the problem takes. That is the most that a change
+can save; only trying it shows how much it does save.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 WORTH = 0.03
-"""Fraction of the time from which something is worth a change."""
+"""Smallest fraction of the time that is worth a change."""
 
 
 class Line(NamedTuple):
-    """A line of the training loop: its place, its text, the part of a step that it is, and its
-    seconds on the host and on the GPU over all watched steps."""
+    """A line of the training loop: its place, its text, the part of a step to which it belongs, and
+    its seconds on the host and on the GPU over all watched steps."""
 
     place: str
     text: str
@@ -41,12 +41,11 @@ class Advice(NamedTuple):
 
 @dataclass(frozen=True)
 class Watched:
-    """What was seen of so many steps. Times are in seconds, memory in bytes.
-
-    `plain` is the time of as many steps that are not watched, with `examples` in them, `waiting`
-    the fraction of it spent waiting for data; `seconds` is the time of the watched ones. A GPU is
-    not slowed by being watched, so what it does is a fraction of `plain`: `busy` computing or
-    copying, `copying` from the host. `flops` are an example's operations.
+    """What was seen in the watched steps. Times are in seconds, memory in bytes. `plain` is the
+    time of the same number of steps without watching, with `examples` in them, `waiting` the
+    fraction of it spent waiting for data; `seconds` is the time of the watched ones. A GPU is not
+    slowed by being watched, so what it does is a fraction of `plain`: `busy` computing or copying,
+    `copying` from the host. `flops` are an example's operations.
     """
 
     steps: int

@@ -1,4 +1,4 @@
-"""What a training loop does while it runs, line by line, and where it reads tensors.
+"""What a running training loop does, line by line, and where it reads tensors.
 
 Both slow the loop, so they are for `--profile` alone.
 """
@@ -152,7 +152,7 @@ class Reads:
 
 
 class Events:
-    """What torch's profiler wrote down while a Loop of this name ran. Times are in seconds."""
+    """What torch's profiler recorded while a Loop with this name ran. Times are in seconds."""
 
     def __init__(self, profiler: profile, name: str) -> None:
         events = profiler.events() or []
@@ -203,7 +203,7 @@ class Events:
 
 
 def frame_outside() -> FrameType:
-    """The nearest frame, from here outwards, that is not of this project's engine."""
+    """The nearest frame, from here outwards, that is not in this project's engine."""
     frame = sys._getframe()
     while frame.f_back and Path(frame.f_code.co_filename).is_relative_to(CODE / "engine"):
         frame = frame.f_back

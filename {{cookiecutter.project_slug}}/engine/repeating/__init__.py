@@ -1,5 +1,6 @@
-"""What `python jobs.py repeat` does: it runs jobs again from what is stored of them, in a temporary
-folder, and compares the bits. May import job and tracking; `outputs` alone NumPy and torch.
+"""What `python jobs.py repeat` does: it runs jobs again from their stored code and settings, in a
+temporary folder, and compares the bits. May import job and tracking; `outputs` alone NumPy and
+torch.
 
     recorded      an attempt as it was recorded, and why it cannot be repeated
     workplace     the temporary folder: code, inputs, environments, runs, a store

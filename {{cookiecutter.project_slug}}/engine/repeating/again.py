@@ -1,4 +1,4 @@
-"""Runs an attempt again, and compares what it leaves."""
+"""Runs an attempt again, and compares the results."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ FINE = (0, 3)
 """Exit statuses of a job that has finished, even if its store does not have everything."""
 
 NOT_PASSED_ON = (parquet.VARIABLE, purpose.VARIABLE)
-"""Variables that would have the job write elsewhere, or log something else."""
+"""Variables that would make the job write elsewhere, or log something else."""
 
 NAMED = 5
-"""Packages of other versions that are named at most."""
+"""The largest number of packages with different versions that are named."""
 
 
 @dataclass
 class Repeated:
-    """What came of repeating an attempt: `same`, `different` or `not repeated`."""
+    """The outcome of repeating an attempt: `same`, `different` or `not repeated`."""
 
     status: str
     reason: str = ""
@@ -37,7 +37,7 @@ class Repeated:
     """Numbers of values that are the same, by what they are."""
 
     conditions: dict[str, str] = field(default_factory=dict)
-    """What was not as recorded: versions, device, threads."""
+    """What differed from the record: versions, device, threads."""
 
 
 def repeat(attempt: Recorded, workplace: Workplace) -> Repeated:
@@ -75,7 +75,7 @@ def _compared(before: Recorded, after: Recorded) -> Repeated:
 
 
 def _conditions(before: Recorded, after: Recorded) -> Iterator[tuple[str, str]]:
-    """What was not the same, in a few words."""
+    """The differences, in a few words."""
     for name in ("device", "gpu", "threads", "precision"):
         was, now = (each.journal.tag(name) for each in (before, after))
         if was != now:

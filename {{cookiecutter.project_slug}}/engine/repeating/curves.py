@@ -13,17 +13,17 @@ OTHER_EACH_TIME = (
     "system/",
     *costs.NAMES,
 )
-"""How the names of metrics begin that measure time or the machine."""
+"""Beginnings of the names of metrics that measure time or the machine."""
 
 SPEED = "_per_second"
-"""How the names of speeds end."""
+"""Endings of the names of speeds."""
 
 Point = tuple[int, str]
 """A step and the name of a metric."""
 
 
 class Difference(NamedTuple):
-    """The first value that is not the same: of what, at which step if it has one."""
+    """The first value that differs: its name, and its step if it has one."""
 
     what: str
     step: int | None
@@ -38,8 +38,8 @@ class Difference(NamedTuple):
 
 
 def points(journal: Journal) -> dict[Point, str]:
-    """Return the points of all metrics but those that are not the same each time, in the order in
-    which they were logged; each value as a text that tells all floats apart."""
+    """Return the points of all metrics that are the same each time, in the order in which they were
+    logged; each value is a text that is different for different floats."""
     return {
         (line["step"], name): repr(value)
         for line in journal.said

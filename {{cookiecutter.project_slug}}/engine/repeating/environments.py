@@ -1,5 +1,5 @@
-"""Python with the versions of all packages that an attempt ran with: installed by uv in a temporary
-folder, from the index that uv is configured for; or the Python that runs this."""
+"""Python with the packages that an attempt ran with, installed by uv in a temporary folder, from
+the index that uv is configured for; or the Python that runs this code."""
 
 import os
 import platform
@@ -16,13 +16,13 @@ from engine.paths import PROJECT
 from engine.repeating import processes
 
 PYTHON = "# Python "
-"""How the first line of a list of packages begins."""
+"""Beginning of the first line of a list of packages."""
 
 LONGEST = 300
 """Characters of uv's reason."""
 
 NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME")
-"""Variables by which another environment's packages would be found."""
+"""Variables that would make Python find another environment's packages."""
 
 
 class Environment(NamedTuple):
@@ -33,7 +33,7 @@ class Environment(NamedTuple):
 
 
 def present() -> Environment:
-    """Return the interpreter that runs this, with its packages."""
+    """Return the interpreter that runs this code, with its packages."""
     return Environment(Path(sys.executable), dict(os.environ))
 
 

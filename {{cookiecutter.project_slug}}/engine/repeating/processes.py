@@ -1,4 +1,5 @@
-"""Runs commands that end, with all that they have started, when this process is interrupted."""
+"""Runs commands that end, with everything that they have started, when this process is
+interrupted."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""An attempt at a job as it was recorded: what it takes to run it again."""
+"""An attempt at a job as it was recorded, with everything that is needed to run it again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

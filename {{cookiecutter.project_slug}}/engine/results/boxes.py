@@ -22,7 +22,7 @@ def beyond(corners: NDArray[Any], box: NDArray[Any]) -> float:
 
 
 def outside(corners: NDArray[Any], box: NDArray[Any]) -> bool:
-    """Return whether nothing of corners (4, 2) lies in a box of two corners (2, 2)."""
+    """Return whether corners (4, 2) lie completely outside a box of two corners (2, 2)."""
     return bool((corners.max(0) < box[0]).any() or (corners.min(0) > box[1]).any())
 
 

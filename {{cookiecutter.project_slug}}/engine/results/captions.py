@@ -1,6 +1,7 @@
-"""What captions say of the jobs in a figure: what means stand on, what is missing, what is better.
+"""What captions say about the jobs in a figure: what means are based on, what is missing, what is
+better.
 
-Sentences begin with a space and are empty where there is nothing to say.
+Sentences begin with a space, and are empty if there is nothing to say.
 """
 
 from collections.abc import Sequence
@@ -24,14 +25,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST = 6
-"""Settings that are named; more are counted."""
+"""The largest number of settings that are named; further ones are only counted."""
 
 
 def repeats(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> str:
-    """Return what the means over jobs of the same settings stand on: `mean of 3 seeds`.
-
-    Raises NoResults where jobs differ in more than these settings, the seed and the fold, so that a
-    mean over them would be of different things.
+    """Return what the means over jobs with the same settings are based on: `mean of 3 seeds`.
+    Raises NoResults if jobs differ in more than these settings, the seed and the fold, because a
+    mean over them would mix different things.
     """
     known = having(jobs, metric.result)
     more = [name for name in varied(known) if name not in by]
@@ -46,7 +46,7 @@ def repeats(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> str:
 
 
 def interval(jobs: "pd.DataFrame", metric: Measured) -> str:
-    """Return what the intervals of such means are."""
+    """Return what kind of intervals these means have."""
     scale = " of the logarithm" if metric.log else ""
     # They share most of their training examples: Bengio and Grandvalet 2004,
     # jmlr.org/papers/v5/grandvalet04a.html.
@@ -65,7 +65,8 @@ def _varying(jobs: "pd.DataFrame") -> list[str]:
 
 
 def left_out(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> str:
-    """Say which jobs are in no mean: those that diverged, and those without a finite result."""
+    """Say which jobs are left out of the means: those that diverged, and those without a finite
+    result."""
     parts = [
         text
         for name, alike in groups(jobs, by).items()
@@ -84,7 +85,7 @@ def _missing(jobs: "pd.DataFrame", metric: Measured, whose: str) -> list[str]:
 
 
 def compared(samples: "Sequence[pd.Series[float]]", metric: Measured) -> str:
-    """Say how the first two samples differ, by seed and fold; nothing where they share none."""
+    """Say how the first two samples differ, by seed and fold; empty if they have none in common."""
     if len(samples) < 2 or not (pairs := len((samples[0] - samples[1]).dropna())):
         return ""
     what = "First over second" if metric.log else "First minus second"

@@ -1,7 +1,8 @@
-"""Jobs as a figure compares them: what it tells apart, and what its caption says of them.
+"""Jobs as a figure compares them: which settings it distinguishes, and what its caption says about
+them.
 
-What varies among the jobs is shared out over a figure's panels, lines and axes; of what is left
-after that, the values with the best validation results are chosen.
+The settings that vary among the jobs are distributed over a figure's panels, lines and axes; for
+the remaining settings, the values with the best validation results are chosen.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The jobs of a figure, its metric, and the settings that each of its parts tells apart."""
+    """The jobs of a figure, its metric, and the settings that each of its parts distinguishes."""
 
     jobs: "pd.DataFrame"
     metric: Measured
@@ -31,21 +32,22 @@ class Comparison:
     """Settings that are an axis."""
 
     chosen: str
-    """A sentence on the settings that were chosen, empty where none was."""
+    """A sentence about the settings that were chosen; empty if none was."""
 
     @property
     def by(self) -> list[str]:
-        """All settings that are told apart."""
+        """All settings that are distinguished."""
         return [*self.along, *(name for part in self.parts for name in part)]
 
     @cached_property
     def lines(self) -> "dict[str, pd.DataFrame]":
-        """The jobs by what the first part tells apart: `mlp, learning rate 0.001`."""
+        """The jobs by the settings that the first part distinguishes: `mlp, learning rate
+        0.001`."""
         return groups(self.jobs, self.parts[0])
 
     @cached_property
     def rows(self) -> "dict[str, pd.DataFrame]":
-        """The jobs by what the last part tells apart."""
+        """The jobs by the settings that the last part distinguishes."""
         return groups(self.jobs, self.parts[-1])
 
     @cached_property
@@ -55,23 +57,24 @@ class Comparison:
 
     @cached_property
     def means(self) -> str:
-        """What means stand on: `mean of 3 seeds`."""
+        """What means are based on: `mean of 3 seeds`."""
         return captions.repeats(self.jobs, self.by, self.metric)
 
     @property
     def repeats(self) -> str:
-        """What means and intervals stand on: `mean of 3 seeds, 95% t interval`."""
+        """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
         if "mean" not in self.means:
             return self.means
         return f"{self.means}, {captions.interval(self.jobs, self.metric)}"
 
     @property
     def notes(self) -> str:
-        """Sentences on what was chosen, and on the jobs that are in no mean."""
+        """Sentences about the chosen settings, and about the jobs that are left out of the
+        means."""
         return self.chosen + captions.left_out(self.jobs, self.by, self.metric)
 
     def curves(self) -> "Curves":
-        """Return the metric's curves by panel, which the last part tells apart, and line."""
+        """Return the metric's curves by panel, which the last part distinguishes, and line."""
         curves = tables.curves(self.jobs, self.metric.key)
         found: Curves = {}
         for panel, of_panel in self.rows.items():
@@ -85,8 +88,8 @@ class Comparison:
     def results(
         self, most: int | None = None, part: Part | None = None
     ) -> "dict[str, pd.Series[Any]]":
-        """Return the results of the jobs with the same settings, by seed: the best first, and so
-        many at most. They are of the metric's part of the data, or of another one."""
+        """Return the results of the jobs with the same settings, by seed: the best first, and at
+        most this many. They are results on the metric's part of the data, or on another part."""
         metric = self.metric.of(part) if part else self.metric
         return dict(list(samples(self.jobs, self.by, metric).items())[:most])
 
@@ -110,13 +113,13 @@ def compare(
 ) -> Comparison:
     """Return the jobs as a figure compares them.
 
-    `most` is how many values each part of the figure can tell apart: each takes one of the settings
-    that vary, the last one several. Of the settings left over the values with the best validation
-    results are chosen. Settings `along` an axis are told apart by it. The metric is by default the
-    monitored one, on validation data.
+    `most` is how many values each part of the figure can distinguish: each takes one of the
+    settings that vary, the last one several. For the remaining settings, the values with the best
+    validation results are chosen. Settings `along` an axis are distinguished by it. The metric is
+    by default the monitored one, on validation data.
 
-    Raises NoResults where fewer parts than `needed` have a setting, and where something must be
-    chosen, but there are no validation results.
+    Raises NoResults if fewer parts than `needed` have a setting, or if values must be chosen but
+    there are no validation results.
     """
     parts = apart(jobs, *most, but=along, needed=needed)
     by = [*along, *(name for part in parts for name in part)]
@@ -125,7 +128,7 @@ def compare(
 
 
 def numeric(jobs: "pd.DataFrame") -> str:
-    """Return the setting that is a number in all jobs and varies most. Raises NoResults where no
+    """Return the setting that is a number in all jobs and varies most. Raises NoResults if no
     number varies."""
     for name in varied(jobs):
         if is_numeric(jobs, name):
@@ -134,8 +137,8 @@ def numeric(jobs: "pd.DataFrame") -> str:
 
 
 def _best_of_rest(jobs: "pd.DataFrame", by: Sequence[str]) -> tuple["pd.DataFrame", str]:
-    """The jobs that differ in nothing but these settings and the seed, and a sentence on how the
-    others were chosen."""
+    """The jobs that differ only in these settings and the seed, and a sentence about how the other
+    settings were chosen."""
     rest = [name for name in varied(jobs) if name not in by]
     if not rest:
         return jobs, ""

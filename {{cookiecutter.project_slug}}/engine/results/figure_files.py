@@ -42,14 +42,14 @@ LATEX = {
     **{character: f"${character}$" for character in "<>|"},
     **{character: f"$\\{name}$" for character, name in (GREEK | {"λ": "lambda"}).items()},
 }
-"""How characters are written in LaTeX that mean something there or may be missing."""
+"""How to write characters in LaTeX that have a special meaning there or may be missing."""
 
 TIMES = {"pdf": "CreationDate", "svg": "Date"}
-"""The time of drawing, which would make other bytes of the same figure."""
+"""The time of drawing, which would change the bytes of the same figure."""
 
 
 class Misprint(Exception):
-    """A figure would not print right. Each line of its text is one thing that is wrong."""
+    """A figure would not print correctly. Each line of its text is one problem."""
 
 
 class Saved(NamedTuple):
@@ -72,8 +72,8 @@ def save(
     """Write a figure in some formats, with its caption and provenance, to a path without suffix.
 
     The same figure gives the same bytes; a file is whole or absent. Raises Misprint, and writes
-    nothing, if it is `checked` and would not print right; OSError where the folder cannot be
-    written.
+    nothing, if the figure is `checked` and would not print correctly; OSError if the folder cannot
+    be written.
     """
     width, height = (float(side) for side in fig.get_size_inches())
     problems = print_check.check(fig, venue) if checked else []

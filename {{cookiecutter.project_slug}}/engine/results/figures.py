@@ -5,8 +5,8 @@
     plots.bands(ax, curves, "adam", metric)
     figure_files.save(fig, Path("figures/loss"), ...)
 
-Widths are those of the venue's page and text is as large as it should be there: include the PDF at
-its natural size, without `width=`, and it stays so. Figures are not pyplot's: nothing is held open
+Figures have the widths of the venue's page and the text sizes that it should have: include the PDF
+at its natural size, without `width=`, to keep them. Figures are not pyplot's: nothing is held open
 and no display is needed. matplotlib is imported when the first is made.
 """
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEADING = 1.2
-"""Height of a line of text to its size."""
+"""Ratio of the height of a line of text to its size."""
 
 LINES = 3
-"""Lines of a row's name at most, if a wider figure makes them fewer."""
+"""The largest number of lines of a row's name, if a wider figure can avoid more."""
 
 LABEL = 0.62
 """Fraction of a panel's width or height that a line of its label may take."""
@@ -76,8 +76,8 @@ def panels(
     across: int = 3,
     height: float = 1.9,
 ) -> tuple["Figure", list[Any]]:
-    """Return a figure with a lettered and titled panel for each name, up to `across` in a row, that
-    share an axis of values, a metric's or one with this label; and its panels.
+    """Return a figure and its panels: one for each name, with a letter and a title, up to `across`
+    in a row. They share an axis of values, for a metric or with this label.
 
     Page-wide, or a column for one panel; the height is in inches, for each row.
     """
@@ -106,8 +106,9 @@ def panels(
 
 
 def rows(names: Sequence[str], height: float) -> tuple["Figure", Any]:
-    """Return a figure for rows with these names, and its axes: each row so many inches high, or as
-    its name needs it, and a column wide unless that takes names of many lines."""
+    """Return a figure for rows with these names, and its axes. Each row is this many inches high,
+    or higher if its name needs it; the figure is a column wide, unless names would take too many
+    lines."""
     width, inches = "column", _venue.column
     if _lines(names, inches) > LINES:
         width, inches = "full", _venue.full
@@ -116,12 +117,13 @@ def rows(names: Sequence[str], height: float) -> tuple["Figure", Any]:
 
 
 def _lines(names: Sequence[str], inches: float) -> int:
-    """Lines of the longest name of a row in a figure so many inches wide."""
+    """Lines of the longest row name in a figure that is this many inches wide."""
     return max(name.count("\n") + 1 for name in text.row_names(names, inches))
 
 
 def value_axis(axis: "Axis", values: Measured | str) -> None:
-    """Label an axis with a metric, and scale it as declared, or with a text; in lines that fit."""
+    """Label an axis with a metric, and scale it as declared, or label it with a text; in lines that
+    fit."""
     place, fig = axis.axes.get_subplotspec(), axis.get_figure(root=True)
     assert place and fig
     rows, columns, *_ = place.get_geometry()
@@ -164,7 +166,7 @@ def letters(axes: Iterable["Axes"]) -> None:
 def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
     """Set ticks at these values of the x axis, labelled where labels do not touch.
 
-    To be called last: it goes by the axes' limits and size.
+    Call this last: it depends on the axes' limits and size.
     """
     from matplotlib.ticker import NullFormatter
 

@@ -1,6 +1,6 @@
-"""Whether stored results are from the present code, and of which attempt a job's row in a table is.
-
-A job whose code is not known, as of one that was stored by other means, counts as fresh.
+"""Whether stored results come from the present code, and which attempt a job's row in a table
+shows. A job whose code is not known, for example because it was stored by other means, counts as
+fresh.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +20,9 @@ WORDS = {"True": True, "False": False, "None": None}
 def chosen(
     attempts: Sequence[StoredJob], kind: type[Any] | None
 ) -> tuple[list[StoredJob], set[str]]:
-    """Return one attempt of each job, and the ids of those runs that are from other code or data
-    than the present.
-
-    With the class of the project's settings it is the attempt with the present code and data, where
-    there is one; else, and without that class, the last one.
+    """Return one attempt of each job, and the ids of those runs whose code or data differs from the
+    present. With the class of the project's settings, it is the attempt with the present code and
+    data, if there is one; otherwise, it is the latest.
     """
     found, stale = [], set()
     for _, of_job in groupby(attempts, key=lambda attempt: attempt["job_id"]):
@@ -40,7 +38,8 @@ def chosen(
 
 
 def name_all(attempts: Iterable[StoredJob]) -> None:
-    """Take note of all jobs, of which any may be an input of others, though not on this disk."""
+    """Register all jobs, since any of them may be an input of others, even if it is not on this
+    disk."""
     for job_id, job in {attempt["job_id"]: attempt for attempt in attempts}.items():
         with suppress(SettingsError, ValueError):  # of older code; a rule in __post_init__
             kind = scripts.read(script_of(job)).settings
@@ -53,7 +52,7 @@ def script_of(job: StoredJob) -> str:
 
 
 def _present(job: StoredJob, kind: type[Any]) -> Fingerprint | None:
-    """The present code of a job; None if today's settings cannot say the job's."""
+    """The present code of a job; None if today's settings cannot express the job."""
     with suppress(SettingsError):
         runs_root = folder_of(job["tags"].get("job_folder", "")).parent.parent
         return inputs.present(_settings(job, kind), script_of(job), runs_root)
@@ -65,7 +64,7 @@ def _settings(job: StoredJob, kind: type[Any]) -> Any:
 
 
 def _is_fresh(tags: Mapping[str, str], present: Fingerprint | None) -> bool:
-    """Whether an attempt has the present code and data, as far as they are known."""
+    """Whether an attempt has the present code and data, if they are known."""
     known = tags.get("code")
     if known and not (present and code.fits(known, present)):
         return False

@@ -1,7 +1,7 @@
-"""What jobs differ in: groups of jobs with the same settings, and the best of them.
+"""How jobs differ: groups of jobs with the same settings, and the best of them.
 
-Jobs that differ in nothing but the setting `seed` are repeats of one another. So are jobs that
-differ in `fold`, if all of them are of a cross-validation: of a fold from 1 on.
+Jobs that differ only in the setting `seed` are repeats of one another. So are jobs that differ in
+`fold`, if all of them belong to a cross-validation, with a fold of at least 1.
 """
 
 from collections.abc import Collection, Sequence
@@ -45,11 +45,11 @@ def varied(jobs: "pd.DataFrame") -> list[str]:
 def apart(
     jobs: "pd.DataFrame", *most: int, but: Collection[str] = (), needed: int = 0
 ) -> list[list[str]]:
-    """Share out the settings that vary, except some, over the parts of a figure.
+    """Distribute the settings that vary, except some, over the parts of a figure.
 
-    `most` is how many values each part can tell apart. Each takes one setting, and the last as many
-    as have no more combinations than that. Raises NoResults where fewer parts than `needed` have
-    one.
+    `most` is how many values each part can distinguish. Each part takes one setting, and the last
+    one several, as long as they have at most that many combinations. Raises NoResults if fewer
+    parts than `needed` have a setting.
     """
     left = [name for name in varied(jobs) if name not in but]
     if len(left) < needed:
@@ -99,14 +99,14 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
 
 
 def described(job: "pd.DataFrame", jobs: "pd.DataFrame") -> str:
-    """Return what tells the one job in a table apart from others: `mlp, seed 2`."""
+    """Return what distinguishes the single job in a table from others: `mlp, seed 2`."""
     names = [*varied(jobs), *repeated(jobs)]
     return str(label(jobs, names)[jobs["job_id"] == job["job_id"].item()].item())
 
 
 def of_mixed_evidence(jobs: "pd.DataFrame") -> list[str]:
     """Return the ids of the repeats that differ in their code or their data: a mean over them would
-    be of several programs."""
+    mix several programs."""
     if "code" not in jobs:
         return []
     names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
@@ -139,9 +139,8 @@ def ranked(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> "dict[s
 
 
 def best(jobs: "pd.DataFrame") -> str:
-    """Return the id of the job with the best validation result, of several the first.
-
-    Raises NoResults where the jobs have none.
+    """Return the id of the job with the best validation result, the first in a tie. Raises
+    NoResults if the jobs have none.
     """
     metric = chooser(jobs)
     results = finite(having(jobs, metric.result).set_index("job_id"), metric.result)
@@ -166,7 +165,7 @@ def finite(jobs: "pd.DataFrame", key: str) -> "pd.Series[float]":
 
 
 def having(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
-    """Return the jobs that have a finite value in a column. Raises NoResults where none has."""
+    """Return the jobs that have a finite value in a column. Raises NoResults if no job has one."""
     found = jobs.loc[finite(jobs, key).index]
     if found.empty:
         raise NoResults(f"no finished job has a finite {key}")

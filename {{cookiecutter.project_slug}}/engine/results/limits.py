@@ -1,4 +1,4 @@
-"""Limits of axes: chosen by what is worth seeing; captions say what lies beyond them."""
+"""Limits of axes, chosen to show what is worth seeing; captions say what lies beyond them."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ CUT = " Intervals are cut off at the edges of the axes."
 def of_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
     """Set the limits of the y axis that panels share, by their curves and not by the intervals. On
     a linear axis, the worst values, such as those of the first steps, are left out. Return what the
-    caption has to say about it."""
+    caption has to say about this."""
     each = [line["value"] for lines in curves.values() for line in lines.values()]
     values = metric.checked(np.concatenate(each))
     finite = values[np.isfinite(values)]
@@ -49,7 +49,7 @@ def of_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
 
 def of_intervals(axis: "Axis", results: "Iterable[pd.Series[Any]]", metric: Measured) -> str:
     """Set the limits of an axis so that intervals do not crowd the results out. Return what the
-    caption has to say about it."""
+    caption has to say about this."""
     values = metric.checked([value for each in results for value in each])
     values = values[np.isfinite(values)]
     if not len(values):

@@ -17,10 +17,9 @@ FOLDER = "logged"
 
 
 def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "pd.DataFrame":
-    """Return the rows of the tables that each job that finished has logged by a name.
-
-    The columns are `job_id`, these settings (or other columns of the jobs), `step`, which is that
-    of the optimizer, and those of the tables, which keep theirs where names are the same.
+    """Return the rows of the tables that finished jobs have logged under a name. The columns are
+    `job_id`, these settings (or other columns of the jobs), `step` (the optimizer step), and the
+    columns of the tables, which take precedence if names are the same.
 
     Raises NoResults if a job has logged no such table or it cannot be read, SettingsError for an
     unknown setting.

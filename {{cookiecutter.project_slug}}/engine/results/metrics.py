@@ -20,15 +20,16 @@ Part = Literal["train", "val", "test"]
 WORDS = {"train": "training", "val": "validation", "test": "test"}
 
 DECLARED = "declared metrics"
-"""The column of a table of jobs that has them, as JSON. No setting can have a name with a space."""
+"""The column of a table of jobs that has the declarations, as JSON. No setting can have a name with
+a space."""
 
 
 CURE = "name the values to draw in ONLY of plot.py"
-"""What to do about jobs that differ in too much for a figure."""
+"""What to do if jobs differ in too many settings for a figure."""
 
 
 class NoResults(Exception):
-    """There is nothing true to draw. Its text is one line: the cause and the cure."""
+    """There is nothing correct to draw. Its text is one line: the cause and what to do."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Measured:
 
     @property
     def result(self) -> str:
-        """The name of a job's one result: on validation data that of its best weights."""
+        """The name of a job's single result: on validation data, the result of its best weights."""
         return f"best_{self.key}" if self.part == "val" else self.key
 
     @property
@@ -72,12 +73,12 @@ class Measured:
 
     @property
     def log(self) -> bool:
-        """Whether axes, means and intervals are of the logarithm."""
+        """Whether axes, means and intervals are logarithmic."""
         return self.declared.scale == "log"
 
     @property
     def sign(self) -> int:
-        """1 where higher is better, else -1."""
+        """1 if higher is better, else -1."""
         return 1 if self.declared.better == "higher" else -1
 
     @property
@@ -91,7 +92,7 @@ class Measured:
         return Measured(self.name, self.declared, part)
 
     def checked(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Return values as an array. Raises NoResults where its scale cannot show them."""
+        """Return values as an array. Raises NoResults if its scale cannot show them."""
         each = np.asarray(values, dtype=float)
         if self.log and (each <= 0).any():
             cure = 'declare scale="linear" in METRICS'
@@ -107,9 +108,8 @@ THROUGHPUT = Measured(
 
 
 def declared(jobs: "pd.DataFrame") -> dict[str, Metric]:
-    """Return the metrics that the jobs declare, by name; of several declarations the newest.
-
-    Raises NoResults where one name has two directions.
+    """Return the metrics that the jobs declare, by name; if there are several declarations, the
+    newest. Raises NoResults if one name has two directions.
     """
     metrics: dict[str, Metric] = {}
     directions: dict[tuple[str, str], list[str]] = {}
@@ -124,12 +124,10 @@ def declared(jobs: "pd.DataFrame") -> dict[str, Metric]:
 
 
 def monitored(jobs: "pd.DataFrame") -> Measured:
-    """Return the metric that the jobs are chosen by: that of most jobs' `monitor` on validation
-    data.
-
-    Where that is `none`, the first declared metric that they have validation values of, else
-    training values, else values on no part of the data, as of a script that does not train. Raises
-    NoResults where they have none.
+    """Return the metric by which jobs are chosen: the one that most jobs monitor on validation
+    data. If `monitor` is `none`, it is the first declared metric with validation values, else with
+    training values, else with values that belong to no part of the data, as for a script that does
+    not train. Raises NoResults if the jobs have no such values.
     """
     metrics = declared(jobs)
     monitors = jobs.get("monitor", jobs["job_id"].map(lambda _: "none"))
@@ -147,7 +145,7 @@ def monitored(jobs: "pd.DataFrame") -> Measured:
 def chooser(jobs: "pd.DataFrame") -> Measured:
     """Return the monitored metric, by which settings are chosen and ranked.
 
-    Raises NoResults where it is not one on validation data.
+    Raises NoResults if it is not measured on validation data.
     """
     metric = monitored(jobs)
     if metric.part != "val":
@@ -156,8 +154,8 @@ def chooser(jobs: "pd.DataFrame") -> Measured:
 
 
 def with_target(jobs: "pd.DataFrame") -> Measured:
-    """Return the metric, on validation data, whose target jobs race to: the monitored one, else the
-    first with a target. Raises NoResults where none has one."""
+    """Return the metric on validation data for the time to its target: the monitored metric, else
+    the first one with a target. Raises NoResults if no metric has a target."""
     metric = monitored(jobs)
     others = [Measured(name, each, "val") for name, each in declared(jobs).items()]
     for each in (metric, *others):

@@ -1,4 +1,4 @@
-"""What jobs have kept of each test example, by `job.keep_outputs` in run.py."""
+"""The values that jobs have kept for each test example, by `job.keep_outputs` in run.py."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,16 +16,15 @@ FILE = "predictions.npz"
 
 INDEX = "index"
 LENGTHS = ".lengths"
-"""How the name ends of the lengths of arrays that are kept one after another."""
+"""Ending of the name of the lengths of arrays that are stored one after another."""
 
 
 def outputs(jobs: "pd.DataFrame", *names: str, settings: Collection[str] = ()) -> "pd.DataFrame":
-    """Return a row for each test example of each job that finished, with what was kept of it.
-
-    The columns are `job_id`, these settings (or other columns of the jobs), `index`, which is where
-    the example is in its dataset, as far as that is certain, and the outputs with these names, by
-    default all. Where an example has several numbers, as in an embedding (D,), its value is an
-    array: `np.stack(table["embedding"])` is (N, D).
+    """Return a row for each test example of each finished job, with the values kept for it. The
+    columns are `job_id`, these settings (or other columns of the jobs), `index` (the example's
+    index in its dataset, if it is certain), and the outputs with these names, by default all. If an
+    example has several numbers, as in an embedding (D,), its value is an array:
+    `np.stack(table["embedding"])` is (N, D).
 
     Raises NoResults if a job has not kept these outputs or they cannot be read, SettingsError for
     an unknown setting.
@@ -72,7 +71,7 @@ def kept(job: Mapping[Any, Any], what: str = "outputs") -> Iterator[Mapping[str,
 
 
 def _columns(job: Mapping[Any, Any], names: Collection[str]) -> dict[str, Any]:
-    """What a job has kept, as columns of a table."""
+    """The values that a job has kept, as columns of a table."""
     with kept(job) as arrays:
         own = [name for name in arrays if name != INDEX and not name.endswith(LENGTHS)]
         index = [INDEX] if INDEX in arrays else []

@@ -1,4 +1,4 @@
-"""What a printer gets: a PDF's page, its fonts and their sizes."""
+"""Checks of a PDF: its page, its fonts and their sizes."""
 
 import re
 import zlib
@@ -6,18 +6,18 @@ import zlib
 import numpy as np
 
 SCRIPT = 0.7
-"""Size of a script in mathtext to its base, as in TeX."""
+"""Ratio of the size of a superscript or subscript in mathtext to its base, as in TeX."""
 
 EXACT = 0.005
-"""Inches by which a page may seem to be of another size."""
+"""Inches by which a page may differ from its size."""
 
 INCH = 72
 """Points of an inch."""
 
 
 def check(data: bytes, width: float, height: float, least: float) -> list[str]:
-    """Return what is wrong with a PDF that matplotlib wrote; sizes in inches, the least text in
-    points."""
+    """Return what is wrong with a PDF that matplotlib wrote; sizes are in inches, the smallest
+    allowed text in points."""
     found = []
     boxes = [box.split() for box in re.findall(rb"/MediaBox\s*\[([^]]+)\]", data)]
     pages = [[float(side) / INCH for side in box] for box in boxes]

@@ -1,7 +1,7 @@
 """What is drawn on axes, from tables of jobs and their curves.
 
-Every function shows all there is to see: each seed beside the mean, its interval, jobs that
-diverged or never reached a target. Metrics of a logarithmic scale have geometric means.
+Every function shows all results: each seed in addition to the mean, its interval, and jobs that
+diverged or never reached a target. Metrics with a logarithmic scale have geometric means.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 OPEN: dict[str, Any] = {"markersize": 3, "markerfacecolor": "white", "markeredgewidth": 0.6}
 
 MANY = 10_000
-"""Points of faint curves from which they are kept in a PDF as an image: it stays small."""
+"""Number of points from which faint curves are stored in a PDF as an image, so that it stays
+small."""
 
 SLOTS = 0.5
-"""Fraction of the way from a place to the next that the series around it take."""
+"""Fraction of the distance between two positions that the series around a position take."""
 
 WIDEST = 0.1
-"""Fraction of the axis that a series takes at most, so that none seems to have another value."""
+"""Largest fraction of the axis that a series takes, so that none seems to have another value."""
 
 DECADE = 10
-"""How many times the least the largest value of a setting is for a logarithmic axis."""
+"""Ratio of the largest to the smallest value of a setting from which its axis is logarithmic."""
 
 FILLED = 0.5
 """Fraction of a map's cells that must have a value."""
@@ -44,9 +45,9 @@ def bands(
 ) -> None:
     """Draw repeated curves faintly, their mean over them, and its 95 % t interval as a band.
 
-    curves: columns job_id, step (whole numbers) and value. Mean and band go as far as all curves
-    do, and the band no further than the metric's range. One curve alone has no band. Raises
-    NoResults where no step is one of all curves, as of folds of different sizes.
+    curves: columns job_id, step (whole numbers) and value. Mean and band end where the first curve
+    ends, and the band stays within the metric's range. A single curve has no band. Raises NoResults
+    if the curves have no step in common, as with folds of different sizes.
     """
     from matplotlib.collections import LineCollection
 
@@ -74,7 +75,7 @@ def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measu
     point, and the means of a series joined by a line with 95 % t intervals.
 
     Series stand side by side around their place, and the points of a mean to its right, so that
-    nothing hides another. The axis is logarithmic where values are above 0 and span a decade. A job
+    nothing hides another. The axis is logarithmic if values are above 0 and span a decade. A job
     that diverged is a cross on the worse edge.
     """
     values = np.unique([value for own in jobs.values() for value in own[x]])
@@ -94,17 +95,17 @@ def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measu
 
 
 class _Place(NamedTuple):
-    """Where marks stand on an axis: in steps from a value, or factors on a logarithmic one."""
+    """Positions of marks on an axis: offsets from a value, or factors on a logarithmic axis."""
 
     log: bool
     step: float
 
     def at(self, value: float, aside: Any) -> Any:
-        """The place aside of a value."""
+        """The position next to a value."""
         return value * 10.0**aside if self.log else value + aside
 
     def right_of(self, value: float, aside: float, count: int) -> Any:
-        """Places for so many marks to the right of the mean."""
+        """Positions for this many marks to the right of the mean."""
         return self.at(value, aside + self.step * np.linspace(0.25, 0.7, count))
 
 
@@ -136,10 +137,8 @@ def _one_series(
 
 def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Measured) -> None:
     """Draw the mean result for each row of jobs, by their names, and each value of a setting `x` as
-    a map of colours: the better the brighter, with the number in each cell that is wide enough. A
-    cell without a result is a dash.
-
-    Raises NoResults where most cells are.
+    a map of colours: better is brighter, with the number in each cell that is wide enough. A cell
+    without a result has a dash. Raises NoResults if most cells have none.
     """
     columns = names(value for row in rows.values() for value in row[x])
     grid = np.full((len(rows), len(columns)), np.nan)
@@ -169,7 +168,7 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
 
 
 def _on(image: Any, value: float) -> str:
-    """The colour of text on that of a value, by its luminance (Rec. 709)."""
+    """The colour of text on the colour of a value, chosen by luminance (Rec. 709)."""
     luminance = np.dot(image.cmap(image.norm(value))[:3], (0.2126, 0.7152, 0.0722))
     return "white" if luminance < 0.5 else "black"
 
@@ -203,8 +202,8 @@ def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Lo
     """Draw a Kaplan–Meier curve: the fraction of jobs that has reached a target, by time, with its
     95 % interval.
 
-    `times` (n,) is when each reached it, NaN if it never did: those are upright ticks at the time
-    they ended, `ended` (n,). Lines end a little after the last of both.
+    `times` (n,) is when each job reached it, NaN if it never did: such jobs are vertical ticks at
+    the time at which they ended, `ended` (n,). Lines end a little after the last of these times.
     """
     came, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
     curve, never = kaplan_meier(came, last), np.isnan(came)

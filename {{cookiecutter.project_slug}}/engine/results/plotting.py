@@ -29,12 +29,12 @@ def main(
     labels: Mapping[str, str],
     script: str = DEFAULT,
 ) -> int:
-    """Draw figures, by their names: those `of_all` jobs that have the settings of `only`, and those
-    `of_one` of them, by default the best on validation data.
+    """Draw figures, by their names: figures `of_all` jobs that have the settings of `only`, and
+    figures `of_one` of these jobs, by default the best on validation data.
 
-    The jobs are those of one script, `run` for run.py; `kind` is the class of their settings.
+    The jobs all belong to one script, `run` for run.py; `kind` is the class of their settings.
     `labels` are what settings are called in figures.
-    Returns the exit status: 1 if a figure would not print right, or none could be drawn.
+    Returns the exit status: 1 if a figure would not print correctly, or none could be drawn.
     """
     args = _parser().parse_args()
     try:
@@ -96,8 +96,8 @@ def _draw(
     venue: venues.Venue,
     kinds: Sequence[str],
 ) -> bool:
-    """Write a figure and print the path and the printed size of its files; whether it prints
-    right."""
+    """Write a figure, and print the path and the printed size of its files; return whether it
+    prints correctly."""
     checked = not args.unchecked
     try:
         files = figure_files.save(drawn[0], args.out / name, drawn[1], about, venue, checked, kinds)
@@ -145,10 +145,9 @@ def _kinds(text: str) -> list[str]:
 
 
 def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
-    """The sentence for captions where jobs are from different code.
-
-    Raises NoResults unless they are to be drawn all the same. That all are from older code is a
-    warning: they may well be from the same.
+    """The sentence for captions if jobs come from different code. Raises NoResults unless such jobs
+    should be drawn anyway. If all jobs are from older code, there is only a warning, since they may
+    all be from the same code.
     """
     stale, n = jobs.loc[jobs["stale"], "job_id"], len(jobs)
     mixed = [*stale] if len(stale) < n else groups.of_mixed_evidence(jobs)
@@ -174,7 +173,7 @@ def _check_job(job_id: str, jobs: "pd.DataFrame") -> None:
 
 
 def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFrame":
-    """The job of an id, or the best of some; `attrs["about"]` says which."""
+    """The job with an id, or the best of some jobs; `attrs["about"]` says which."""
     why = "" if job_id else f", the best of {len(jobs)} by {chooser(jobs)}"
     job = every[every["job_id"] == (job_id or groups.best(jobs))]
     told = groups.described(job, every)

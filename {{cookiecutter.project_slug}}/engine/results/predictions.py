@@ -1,4 +1,4 @@
-"""The classes that a job predicted for the test examples, where it has kept them: the arrays
+"""The classes that a job predicted for the test examples, if it has kept them: the arrays
 `label` and `predicted` in `predictions.npz`, by `job.keep_outputs` in run.py."""
 
 import json
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_CLASSES = 1000
-"""Classes of which a figure could show anything."""
+"""Largest number of classes that a figure can show."""
 
 
 class Predictions(NamedTuple):
-    """Of each test example its class and the predicted one, as numbers (N,), and the names of all
+    """The true and the predicted class of each test example, as numbers (N,), and the names of all
     classes (K,)."""
 
     label: Any
@@ -25,9 +25,8 @@ class Predictions(NamedTuple):
 
 
 def predictions(job: "pd.DataFrame") -> Predictions:
-    """Return the predictions of the one job in a table.
-
-    Raises NoResults if it has kept none that can be read, or not of classes.
+    """Return the predictions of the single job in a table. Raises NoResults if it has kept none, or
+    if they cannot be read or are not classes.
     """
     (row,) = job.to_dict("records")
     with kept(row, "predicted classes") as arrays:
@@ -43,8 +42,8 @@ def predictions(job: "pd.DataFrame") -> Predictions:
 
 
 def classes(job: "pd.DataFrame", count: int) -> list[str]:
-    """Return the names of at least so many classes, as the spec of the one job in a table has them;
-    else their numbers."""
+    """Return the names of at least this many classes, from the spec of the single job in a table,
+    or else their numbers."""
     (row,) = job.to_dict("records")
     try:
         spec = stored_jobs.file(row["run_id"], row["job_folder"], "spec.json")

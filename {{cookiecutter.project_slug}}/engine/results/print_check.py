@@ -1,9 +1,10 @@
-"""Whether a figure prints right: its text large enough, whole and apart, its page the venue's.
+"""Whether a figure prints correctly: its text must be large enough, complete and not overlap, and
+its page must have the venue's size.
 
-It is drawn once more, and each piece of text recorded, so that what is wrong can be named. The PDF
-is checked as well (pdf_check.py). Not seen, by design: text over lines and images, text within
-images, lines that end beyond the axes, and what a document does to the figure (include it without a
-width).
+The figure is drawn once more, and each piece of text is recorded, so that problems can be named.
+The PDF is checked as well (pdf_check.py). By design, the check does not detect text over lines and
+images, text within images, lines that end beyond the axes, and what a document does to the figure
+(include it without a width).
 """
 
 import warnings
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 SLACK = 0.5
-"""Points by which text may seem to be cut or to overlap: renderers differ by less."""
+"""Points by which text may seem to be cut off or to overlap, since renderers differ a little."""
 
 INTERLOCKED = 0.2
-"""How far a text may reach into another's box, to its size, if their ink stays apart."""
+"""How far a text may reach into another text's box, relative to its size, if their ink does not
+overlap."""
 
 WARNINGS = ("Glyph", "constrained_layout")
-"""How matplotlib's warnings begin that concern print: missing characters, axes without a size."""
+"""Beginnings of matplotlib's warnings that matter for printing: missing characters, axes without a
+size."""
 
 DPI = 300
 """Dots per inch at which the figure is drawn for the check."""
@@ -51,7 +54,7 @@ class _Piece(NamedTuple):
 
 
 def check(figure: "Figure", venue: Venue) -> list[str]:
-    """Return what would not print right, each problem in one line; empty if all is well."""
+    """Return what would not print correctly, each problem in one line; empty if there is none."""
     pieces, missing = _pieces(figure)
     width, height = figure.get_size_inches()
     found = [problem for piece in pieces for problem in _too_small(piece, venue.least)]
@@ -81,7 +84,8 @@ def _too_small(piece: _Piece, least: float) -> list[str]:
 
 
 def _cut(piece: _Piece, width: float, height: float) -> list[str]:
-    """Cut by the page's edge, or by the axes that it is clipped to; hidden by those is not cut."""
+    """Text that is cut off by the page's edge or by the axes to which it is clipped; text that
+    these hide completely does not count."""
     edges = {"the page's edge": np.array([[0, 0], [INCH * width, INCH * height]])}
     if piece.clip is not None:
         edges["the edge of its axes"] = piece.clip
@@ -105,8 +109,8 @@ def _overlap(one: _Piece, other: _Piece) -> list[str]:
 
 
 def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
-    """Every line of text that is drawn, as any renderer is asked to draw it; and matplotlib's
-    warnings of characters that are missing in the font."""
+    """Every line of text that a renderer is asked to draw, and matplotlib's warnings about
+    characters that are missing in the font."""
     from matplotlib.backend_bases import RendererBase
     from matplotlib.transforms import Affine2D
 
@@ -214,7 +218,7 @@ def _smallest(s: str, prop: Any) -> float:
 
 
 def _places(figure: "Figure") -> "dict[Text | None, str]":
-    """Where each text stands: `x axis of "mlp"`."""
+    """The place of each text: `x axis of "mlp"`."""
     from matplotlib.text import Text
 
     places: dict[Text | None, str] = {}
@@ -230,6 +234,6 @@ def _places(figure: "Figure") -> "dict[Text | None, str]":
 
 
 def _short(s: str, most: int = 30) -> str:
-    """Text in quotes, its beginning if it is long."""
+    """The text in quotes; only its beginning if it is long."""
     line = " ".join(s.split())
     return f'"{line if len(line) <= most else line[: most - 1] + "…"}"'

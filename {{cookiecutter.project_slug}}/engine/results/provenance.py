@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 METADATA = {"pdf": "Subject", "png": "Description", "svg": "Description", "tiff": "description"}
-"""Where it stands in the metadata of a file, by matplotlib's name, for TIFF by Pillow's."""
+"""The field in the metadata of a file, by matplotlib's name, or Pillow's for TIFF."""
 
 TIFF_TAG = 270
 """ImageDescription (TIFF 6.0, page 34)."""
 
 
 def provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
-    """Return where a figure of these jobs comes from, as JSON has it: their ids, the commits of
-    their code and whether it was changed since, the settings that they share and those they differ
-    in, and when the newest of them ended."""
+    """Return where a figure of these jobs comes from, as JSON: their ids, the commits of their code
+    and whether it differed from the commit, the settings that they share and those that vary, and
+    when the newest job ended."""
     names = jobs.attrs["settings"]
     varied = [name for name in names if jobs[name].nunique(dropna=False) > 1]
     newest = datetime.fromtimestamp(int(jobs["ended"].max()) / 1000, UTC)
@@ -36,7 +36,7 @@ def provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return where a figure comes from, by any of its files.
+    """Return where a figure comes from, read from any of its files.
 
     Raises SettingsError if the file does not say, OSError if it cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What repeated jobs allow to say: intervals over seeds, differences, many tasks, times.
+"""Statistics of repeated jobs: intervals over seeds, differences, many tasks, times.
 
 mean, low, high = mean_interval(accuracies)         # a 95 % t interval
 mean, low, high = mean_interval(losses, log=True)   # of the logarithm: of the geometric mean
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEVEL = 0.95
-"""How often an interval should hold what it estimates."""
+"""The confidence level: how often an interval should contain the true value."""
 
 Floats = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its t interval, NaN where one sample has none."""
+    """A mean and the ends of its t interval, which are NaN for a single sample."""
 
     mean: Any
     low: Any
@@ -42,9 +42,9 @@ class Curve(NamedTuple):
 def mean_interval(samples: ArrayLike, log: bool = False) -> Interval:
     """Return the mean over the last axis with its 95 % t interval.
 
-    With `log` both are taken of the logarithm and turned back: a geometric mean, for samples above
-    0 that differ by factors. A t interval holds its 95 % down to two samples, where a percentile
-    bootstrap of three holds 75 % (measured by simulation).
+    With `log`, both are computed from logarithms and transformed back: a geometric mean, for
+    samples above 0 that differ by factors. A t interval has its 95 % coverage down to two samples,
+    while a percentile bootstrap of three samples covers 75 % (measured by simulation).
     """
     from scipy.stats import t
 
@@ -64,8 +64,8 @@ def paired_difference(
     """Return the mean of first minus second over the seeds that both have, with its t interval;
     with `log` the geometric mean of first over second.
 
-    Jobs of the same seed share their first weights and their order of batches: what these add to
-    both drops out. NaN where they share no seed.
+    Jobs with the same seed share their initial weights and their order of batches, so the effects
+    of these cancel out. NaN if they have no seed in common.
     """
     paired = (first / second if log else first - second).dropna()
     return mean_interval(paired, log) if len(paired) else Interval(np.nan, np.nan, np.nan)
@@ -108,8 +108,8 @@ def iqm(scores: ArrayLike) -> float:
 def iqm_interval(scores: ArrayLike, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
     """Return the ends of a percentile interval of the interquartile mean of scores (seeds, tasks).
 
-    A stratified bootstrap: seeds are drawn anew within each task. Made for many tasks of a few
-    seeds each; for one task take mean_interval. Source: as for iqm.
+    A stratified bootstrap: seeds are drawn anew within each task. Made for many tasks with a few
+    seeds each; for a single task, use mean_interval. Source: as for iqm.
     """
     from scipy.stats import trim_mean
 
@@ -125,8 +125,8 @@ def kaplan_meier(times: ArrayLike, ended: ArrayLike) -> Curve:
     """Return the fraction of jobs that has reached a target, by time.
 
     `times` (n,) is when each job reached it, NaN if it never did; `ended` (n,) is when each job
-    ended: of one that never reached it, it is known that it takes longer. The interval is
-    Greenwood's on a log-log scale. Source: Kaplan and Meier 1958, doi.org/10.2307/2281868.
+    ended: a job that never reached the target would have needed longer. The interval is Greenwood's
+    on a log-log scale. Source: Kaplan and Meier 1958, doi.org/10.2307/2281868.
     """
     from scipy.stats import CensoredData, ecdf
 

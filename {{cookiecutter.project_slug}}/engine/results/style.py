@@ -1,5 +1,5 @@
-"""How figures look: matplotlib's rcParams for a venue's text, colours that everyone can tell apart,
-settings and numbers as they are written."""
+"""How figures look: matplotlib's rcParams for a venue's text, colours that everyone can
+distinguish, and how settings and numbers are written."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,8 @@ LINES_AND_AXES: dict[str, Any] = {
 """In points; the rest are matplotlib's own defaults, whatever a matplotlibrc says."""
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Told apart with any colour vision: Okabe and Ito's (jfly.uni-koeln.de/color) without yellow."""
+"""Distinguishable with any colour vision: Okabe and Ito's (jfly.uni-koeln.de/color) without
+yellow."""
 GREY = "#666666"
 LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
 MARKERS = "osD^v"
@@ -48,16 +49,16 @@ DIGITS = range(3, 7)
 """Significant digits of results, from the fewest to the most."""
 
 SMALL, LARGE = 1e-3, 1e5
-"""Ends of the range in which results are written without an exponent."""
+"""The range in which results are written without an exponent."""
 
 ALIKE = 100
-"""How many times the smallest the largest of results is that have the same number of decimals."""
+"""Largest ratio between results that are written with the same number of decimals."""
 
 _labels: dict[str, str] = {}
 
 
 class Look(NamedTuple):
-    """How one series is drawn; its line and marker tell it apart without its colour too."""
+    """How a series is drawn; its line and marker distinguish it even without colour."""
 
     colour: str = COLOURS[0]
     line: Any = LINES[0]
@@ -95,7 +96,7 @@ def setting(name: str) -> str:
 
 
 def settings(names: Sequence[str]) -> str:
-    """Return settings as a sentence has them: `model, seed and learning rate`."""
+    """Return settings as part of a sentence: `model, seed and learning rate`."""
     *most, last = map(setting, names)
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -106,7 +107,7 @@ def sentence(text: str) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Return a number in few characters and no small script: 0.001, 1e-5."""
+    """Return a number in few characters, without superscripts: 0.001, 1e-5."""
     return _short(f"{value:.{digits}g}")
 
 
@@ -115,8 +116,8 @@ def _short(text: str) -> str:
 
 
 def numbers(values: Iterable[float]) -> list[str]:
-    """Return results in as few digits as tell them apart, all with the same number of decimals
-    where their sizes are alike; NaN is a dash."""
+    """Return results in as few digits as distinguish them, all with the same number of decimals if
+    their sizes are similar; NaN is a dash."""
     each = [float(value) for value in values]
     finite = {value for value in each if math.isfinite(value)}
     sizes = [abs(value) for value in finite if value]
@@ -145,8 +146,8 @@ def signed(text: str) -> str:
 
 
 def with_interval(middle: float, low: float, high: float) -> str:
-    """Return a result with its 95 % interval, as exact as the interval allows: 0.912 (0.905 to
-    0.919)."""
+    """Return a result with its 95 % interval, in as many digits as the interval justifies: 0.912
+    (0.905 to 0.919)."""
     half = (high - low) / 2
     if not half > 0:
         return numbers([middle])[0]
@@ -164,8 +165,8 @@ def written(value: Any, digits: int = 3) -> str:
 
 
 def names(values: Iterable[Any]) -> dict[Any, str]:
-    """Return each distinct value, None first, as it is written: in as few digits as tell them
-    apart."""
+    """Return each distinct value, None first, as it is written: in as few digits as distinguish
+    them."""
     each = sorted(set(values), key=lambda value: (value is not None, value))
     texts: list[str] = []
     for digits in (3, 6, 17):

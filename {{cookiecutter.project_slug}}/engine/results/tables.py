@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 __all__ = ["classes", "curves", "jobs", "logged", "only", "outputs", "predictions", "times_to"]
 
 OWN = ("job_id", "run_id", "ended", "diverged")
-"""What a table of jobs has besides their settings, metrics and tags."""
+"""The columns of a table of jobs besides their settings, metrics and tags."""
 
 
 def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) -> "pd.DataFrame":
     """Return one row per job of a script, such as `run` for run.py, by job id: its settings, last
     metrics and tags, each a column.
 
-    With the class of the project's settings (`kind`), a job's row is that of its attempt with the
-    present code, if it has one; without, that of its last one. Whether it is of other code than the
-    present is in the column `stale`.
+    With the class of the project's settings (`kind`), a job's row shows its attempt with the
+    present code, if it has one; otherwise, its latest attempt. The column `stale` says whether that
+    attempt's code differs from the present code.
 
-    The jobs are those that finished, and those that `diverged`, as that column says: they have
-    settings, but no metrics. Those that `jobs.py find` has run are left out. Settings have today's
-    names; one that a job is older than has its neutral value. Of a setting, a metric and a tag with
-    the same name the setting is kept (`lr`); `hardware` is the tag that tells which device it was.
-    The names of the settings are in `attrs["settings"]`. Raises NoResults where no job has
-    finished, ConnectionError where the store cannot be read.
+    The table has the jobs that finished and those that diverged (column `diverged`), which have
+    settings but no metrics. Jobs that `jobs.py find` has run are left out. Settings have today's
+    names; if a job is older than a setting, the setting has its neutral value. If a setting, a
+    metric and a tag have the same name, the setting is kept (`lr`); the tag `hardware` is the
+    device. The names of the settings are in `attrs["settings"]`. Raises NoResults if no job has
+    finished, ConnectionError if the store cannot be read.
     """
     every = [job for job in stored_jobs.jobs(experiment) if purpose.TAG not in job["tags"]]
     if kind and can_have_inputs(kind):
@@ -69,9 +69,9 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
 
 
 def only(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
-    """Return the jobs whose settings have these values; of a list of values, any.
+    """Return the jobs whose settings have these values; a list means any of its values.
 
-    Raises SettingsError for an unknown setting, NoResults where no finished job is left.
+    Raises SettingsError for an unknown setting, NoResults if no finished job is left.
     """
     for name, value in wanted.items():
         if name not in jobs.attrs["settings"]:
@@ -85,10 +85,9 @@ def only(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
 
 
 def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
-    """Return the history of a metric in the jobs that finished: settings, `job_id`, `step` (that of
-    the optimizer) and `value`.
-
-    A step logged twice counts once, as last logged. Raises NoResults where no job has the metric.
+    """Return the history of a metric in the finished jobs: settings, `job_id`, `step` (the
+    optimizer step) and `value`. If a step was logged twice, the last value counts. Raises NoResults
+    where no job has the metric.
     """
     import pandas as pd
 
@@ -102,12 +101,11 @@ def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
 
 
 def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
-    """Return the jobs with the seconds of training and evaluation until a metric first had its
-    target (`reached`, NaN if it never had) and until the job's end (`lasted`).
-
-    One that diverged would never have reached it: its end is that of the longest. Those that go on
-    where a shorter job has ended are left out: their curves do not say when they had the target
-    first. Raises NoResults where none has reached it.
+    """Return the jobs with the seconds of training and evaluation until a metric first reached its
+    target (`reached`, NaN if it never did) and until the job's end (`lasted`). A diverged job would
+    never have reached the target: its end is the end of the longest job. Jobs that continue a
+    shorter job are left out, because their curves do not say when they first reached the target.
+    Raises NoResults if none has reached it.
     """
     if "init_from" in jobs:
         jobs = jobs[~jobs["init_from"].map(str).str.endswith(LAST)]
@@ -127,7 +125,7 @@ def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
 
 @cache
 def _points(runs: tuple[str, ...], key: str) -> "pd.DataFrame":
-    """A metric's history in runs that are over, so it is read but once."""
+    """A metric's history in runs that have ended, so it is read only once."""
     import pandas as pd
 
     points = pd.DataFrame(stored_jobs.histories(runs, key), columns=["run_id", "step", "value"])
@@ -145,7 +143,8 @@ def _row(job: stored_jobs.StoredJob) -> dict[str, Any]:
 
 
 def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
-    """Each setting's values: as they were before they were stored as text, if that goes for all."""
+    """The values of a setting, converted back from the stored text if that works for all of
+    them."""
     older, renamed = _merged(found, "neutral"), _merged(found, "former")
     params = [
         {_today(name, renamed): text for name, text in job["params"].items()} for job in found
@@ -164,7 +163,7 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
 
 
 def _merged(found: Iterable[stored_jobs.StoredJob], tag: str) -> dict[str, Any]:
-    """What the jobs say in a tag of JSON, the newest last."""
+    """The values of a JSON tag of the jobs, the newest last."""
     said: dict[str, Any] = {}
     for job in sorted(found, key=lambda job: job["ended"]):
         said |= json.loads(job["tags"].get(tag, "{}"))
@@ -172,7 +171,7 @@ def _merged(found: Iterable[stored_jobs.StoredJob], tag: str) -> dict[str, Any]:
 
 
 def _today(name: str, renamed: Mapping[str, str]) -> str:
-    """The name that a setting has now, after any number of others."""
+    """The present name of a setting that may have been renamed several times."""
     seen = {name}
     while (name := renamed.get(name, name)) not in seen:
         seen.add(name)

@@ -1,4 +1,4 @@
-"""Text that fits where it stands: labels in lines, names of rows and columns, numbers in cells."""
+"""Text that fits its place: labels in lines, names of rows and columns, numbers in cells."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMED = 20
-"""Columns and rows of an image that are named at most."""
+"""Largest number of columns or rows of an image that are named."""
 
 ROW_NAMES = 0.42
 """Fraction of a figure's width that the names of rows may take."""
 
 LINES = 6
-"""Lines of a row's name at most."""
+"""Largest number of lines of a row's name."""
 
 IN_CELL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
-"""How a number stands in its cell."""
+"""How a number is placed in its cell."""
 
 MARGIN = 3
 """Points beside a text in its cell."""
@@ -37,8 +37,8 @@ def width(text: str, size: float | str) -> float:
 
 
 def wrapped(text: str, points: float, size: float | str) -> str:
-    """Return a text in lines no longer than so many points, where words allow it: broken at commas
-    if that is enough."""
+    """Return a text in lines no longer than this many points, if its words allow it; broken at
+    commas if that is enough."""
     lines: list[str] = []
     for parts in (text.replace(", ", ",\n").split("\n"), text.split(" ")):
         lines = parts[:1]
@@ -54,7 +54,7 @@ def wrapped(text: str, points: float, size: float | str) -> str:
 
 
 def row_names(names: Sequence[str], inches: float) -> list[str]:
-    """Return the names of rows, in lines, for a figure so many inches wide.
+    """Return the names of rows, in lines, for a figure that is this many inches wide.
 
     Raises NoResults for names that take too many lines, or lines that are too long.
     """
@@ -75,13 +75,13 @@ def name_rows(ax: "Axes", names: Sequence[str]) -> None:
 
 
 def named(count: int) -> range:
-    """Return the columns or rows of an image that are named: all, or every second, third, …"""
+    """Return which columns or rows of an image are named: all, or every second, third, …"""
     return range(0, count, -(-count // NAMED))
 
 
 def name_columns(ax: "Axes", texts: Sequence[str]) -> float:
-    """Name the columns of an image, upright where they are too long, and not each where they are
-    too many; return the points that a column has."""
+    """Name the columns of an image, vertically if names are too long, and only some of them if
+    there are too many; return the points that a column has."""
     fig, shown = _figure(ax), named(len(texts))
     ax.set_xticks(shown, [texts[column] for column in shown])
     fig.draw_without_rendering()
@@ -92,7 +92,7 @@ def name_columns(ax: "Axes", texts: Sequence[str]) -> float:
 
 
 def fits(text: str, points: float) -> bool:
-    """Return whether a text fits in a cell so many points wide."""
+    """Return whether a text fits in a cell that is this many points wide."""
     return width(text, IN_CELL["fontsize"]) + MARGIN <= points
 
 

@@ -1,4 +1,4 @@
-"""Ticks in plain numbers. Imports matplotlib, so it is imported late."""
+"""Ticks in plain numbers. This module imports matplotlib, so it is imported late."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ MOST, LEAST = 6, 3
 
 
 class PlainTicks(ScalarFormatter):
-    """Labels of a linear axis; very small and very large numbers have their own exponents, so that
-    none stands at the axis' end, where it could be missed."""
+    """Labels of a linear axis; very small and very large numbers have their own exponents, rather
+    than one at the end of the axis, which could be missed."""
 
     def format_ticks(self, values: Any) -> list[str]:
         """Return the labels of all ticks."""
@@ -29,8 +29,8 @@ class PlainTicks(ScalarFormatter):
 
 
 class LogTicks(LogLocator):
-    """Few ticks on a logarithmic axis: 1, 2, 3 and 5 in each decade, only powers of ten where that
-    is too many, and steps of equal size where it is too few."""
+    """Few ticks on a logarithmic axis: 1, 2, 3 and 5 in each decade, only powers of ten if there
+    would be too many, and steps of equal size if there would be too few."""
 
     def tick_values(self, vmin: float, vmax: float) -> Any:
         """Return the places of ticks between two ends."""

@@ -9,8 +9,8 @@ from engine.errors import SettingsError, did_you_mean
 class Venue(NamedTuple):
     """A venue's page in inches, and the text of its figures in points.
 
-    Where a page has one column, that is as wide as the page. No figure is higher than `height`,
-    where that is known.
+    If a page has one column, it is as wide as the page. No figure is higher than `height`, if that
+    is known.
     """
 
     name: str

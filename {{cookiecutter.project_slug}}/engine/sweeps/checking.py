@@ -1,8 +1,8 @@
 """Checks a sweep's jobs before any of them starts, in a process of its own, which imports torch.
 
-`python -m engine.sweeps.checking FOLDER` reads in `left.json` which they are, names those that are
-wrong and exits with 2 if there are any. Otherwise it writes into `checked.json` how many jobs the
-CPU serves at once, and the names of the modules that it has imported.
+`python -m engine.sweeps.checking FOLDER` reads the jobs from `left.json`, names those that are
+wrong and exits with 2 if there are any. Otherwise it writes into `checked.json` how many jobs can
+run on the CPU at once, and the names of the modules that it has imported.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ def main(folder: Path) -> int:
 
 
 def _check(entries: list[Entry], count: int, on_slurm: bool) -> int:
-    """Check each job; returns how many at once the CPU serves. Raises SettingsError."""
+    """Check each job; returns how many can run on the CPU at once. Raises SettingsError."""
     modules = {script: _imported(script) for script in {entry.script for entry in entries}}
     import torch
 
@@ -54,7 +54,7 @@ def _check(entries: list[Entry], count: int, on_slurm: bool) -> int:
     checked: set[tuple[object, ...]] = set()
 
     def act(entry: Entry) -> None:
-        """Check a job, unless one that differs by its seed alone was checked."""
+        """Check a job, unless one that differs only in its seed was checked already."""
         settings, runtime = entry.job.settings, entry.job.runtime
         job = Job(entry.job, device)
         unseeded = identity(settings) | {"seed": None}  # a job can run whatever its seed is
@@ -69,7 +69,7 @@ def _check(entries: list[Entry], count: int, on_slurm: bool) -> int:
 
 
 def _imported(script: str) -> ModuleType:
-    """Import a job script. Raises SettingsError where that fails."""
+    """Import a job script. Raises SettingsError if that fails."""
     try:
         return import_module(script)
     except Exception as error:

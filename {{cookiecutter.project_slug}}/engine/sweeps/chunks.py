@@ -33,11 +33,10 @@ class Chunk(NamedTuple):
 
 
 def divide(jobs: Sequence[Given], inputs: Sequence[Inputs], most: int) -> list[Chunk]:
-    """Return the jobs in chunks of `most` or fewer, each behind the chunks that it waits for.
-
-    A job comes behind its inputs. Jobs share a chunk if they wait for the same chunks, so that none
-    waits for more than its inputs and what runs with them; and they join these inputs if there is
-    space for all of them.
+    """Return the jobs in chunks of `most` or fewer, each after the chunks that it waits for. A job
+    comes after its inputs. Jobs share a chunk if they wait for the same chunks, so that no job
+    waits for more than its inputs and the jobs that run with them; and they join these inputs if
+    there is space for all of them.
     """
     chunks: list[Chunk] = []
     home: dict[int | str, int | str] = {}
@@ -85,6 +84,7 @@ def write(folder: Path, chunks: Sequence[Chunk], since: int) -> None:
 
 def read(folder: Path) -> tuple[list[list[Given]], int]:
     """Return the jobs of each chunk, and when they were checked, in ns: anything written before
-    that belongs to an earlier sweep. Raises FileNotFoundError for a sweep that was cleared away."""
+    that time belongs to an earlier sweep. Raises FileNotFoundError for a sweep whose folder was
+    removed."""
     found = json.loads((folder / FILE).read_bytes())
     return [[Given(*job) for job in jobs] for jobs in found["chunks"]], found["since"]

@@ -53,9 +53,8 @@ FLAGS: dict[str, dict[str, Any]] = {
 
 
 def read(words: list[str]) -> argparse.Namespace:
-    """Return run.sh's flags, and as `sbatch` what follows `--`.
-
-    Raises SettingsError where they are wrong; `--help` ends the process.
+    """Return run.sh's flags, with the words after `--` as `sbatch`. Raises SettingsError if they
+    are wrong; `--help` ends the process.
     """
     cut = words.index("--") if "--" in words else len(words)
     reader = parser.Parser(

@@ -1,8 +1,8 @@
-"""Takes a GPU for a job, so that no other sweep of any user's runs one there.
+"""Takes a GPU for a job, so that no other sweep, of any user, runs a job there.
 
-The job inherits the locks, so they are held until the job itself ends, whatever becomes of run.sh.
-A process that takes no part in the locks is known by the memory that it takes on the GPU.
-Source: man7.org/linux/man-pages/man2/flock.2.html.
+The job inherits the locks, so they are held until the job itself ends, whatever happens to run.sh.
+A process that does not use these locks is noticed by the memory that it uses on the GPU. Source:
+man7.org/linux/man-pages/man2/flock.2.html.
 """
 
 import fcntl
@@ -16,13 +16,12 @@ from engine import locks
 from engine.sweeps.slots import Slot, nvidia_smi
 
 LOOK = 2.0
-"""Seconds between two looks at what nvidia-smi says."""
+"""Seconds between two calls of nvidia-smi."""
 
 
 class Gpu:
-    """A slot's GPU, or the CPU, which needs no lock. `shared` says whether others share it.
-
-    `files` are the locks, while it is held; `why` says why it is not available.
+    """The GPU of a slot, or the CPU, which needs no lock. `shared` says whether other jobs share
+    the GPU. `files` are the locks while it is held; `why` says why it is not available.
     """
 
     def __init__(self, slot: Slot, shared: bool) -> None:
@@ -56,8 +55,8 @@ class Gpu:
         self.files = []
 
     def used(self) -> str:
-        """Return how other processes use it, as a message; empty if they do not, or if jobs share
-        it."""
+        """Return a message about other processes that use the GPU; empty if there are none, or if
+        jobs share it."""
         if self._shared or self.device == "cpu":
             return ""
         if time.monotonic() >= self._next_look:
@@ -66,7 +65,7 @@ class Gpu:
         return self.why
 
     def _take(self) -> str:
-        """Take the locks; returns why that cannot be."""
+        """Take the locks; returns why that is not possible, or an empty text."""
         lost = f"has lost its lock {self._lock}; the next run.sh makes it again"
         kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
         try:
@@ -87,7 +86,7 @@ class Gpu:
         self._next_look = time.monotonic() + LOOK
 
     def _are_in_place(self) -> bool:
-        """Whether the files that are locked are those that others would lock."""
+        """Whether the locked files are the ones that other sweeps would lock."""
         with suppress(OSError):
             return all(
                 os.path.samestat(os.fstat(file), path.lstat())
@@ -96,7 +95,7 @@ class Gpu:
         return False
 
     def _used(self) -> str:
-        """How it is used, as a message; empty if a display could be all that uses it."""
+        """A message about how the GPU is used; empty if only a display may be using it."""
         query = "--query-gpu=memory.used,utilization.gpu"
         said = nvidia_smi(query, "--format=csv,noheader,nounits", f"--id={self.device}")
         numbers = said.strip().split(", ")
@@ -146,12 +145,13 @@ class Gpus:
             gpu.release()
 
     def used(self) -> str:
-        """Return how other processes use one of them, as a message; empty if they do not."""
+        """Return a message about other processes that use one of them; empty if there are none."""
         return next((why for gpu in self._gpus if (why := gpu.used())), "")
 
 
 def places(slots: Sequence[Slot], per_gpu: int, per_job: int) -> Sequence[Gpu | Gpus]:
-    """Return the places for a job each: as many GPUs as it needs, or a part of one, or the CPU."""
+    """Return the places, each for one job: as many GPUs as a job needs, or a part of a GPU, or the
+    CPU."""
     each = [Gpu(slot, shared=per_gpu > 1) for slot in slots]
     if per_job == 1 or all(gpu.device == "cpu" for gpu in each):
         return each
@@ -167,7 +167,7 @@ def _lock(file: int, kind: int) -> bool:
 
 
 def _keep_young(files: list[int]) -> None:
-    """Read and touch locks: systems clear away what is old."""
+    """Read and touch the locks, because systems remove old files from temporary folders."""
     for file in files:
         os.read(file, 1)
         with suppress(PermissionError):  # another user's

@@ -1,9 +1,9 @@
 """The jobs that run.sh's grid names: from words such as `analyse.py --lr 1` to jobs.
 
-Words without a script are those of run.py. In the sweep's folder the file `grid` has all jobs: for
-each the number of its words, then the words, each ended by NUL. While the grid is being named, jobs
-that are captured, as in `id=$(job …)`, come in the same form through the pipe `asked`; through the
-other, `answered`, goes the id of each in a line, which is empty if the words are wrong.
+Words without a script are for run.py. In the sweep's folder, the file `grid` has all jobs: for
+each, the number of its words, then the words, each ended by NUL. While the grid runs, captured
+jobs, as in `id=$(job …)`, come in the same form through the pipe `asked`; their ids are returned
+through the pipe `answered`, a line each, which is empty if the words are wrong.
 """
 
 import shlex
@@ -24,10 +24,10 @@ from engine.job.terminal import leave
 from engine.sources import fault
 
 NO_JOB = {"-h", "--help", "--check", "--scratch"}
-"""Flags of a script with which it does something other than a job."""
+"""Flags with which a script does not run a job."""
 
 END = "end"
-"""In place of a number of words, once the grid is complete."""
+"""Sent instead of a number of words when the grid is complete."""
 
 
 @dataclass
@@ -43,7 +43,8 @@ class Entry:
 
     @property
     def words(self) -> list[str]:
-        """The command line, after `python`; by --force a stale job starts over."""
+        """The command line, after `python`; with --force for a stale job, so that it starts
+        over."""
         return [f"{self.script}.py", *self.flags, *(["--force"] if self.state == "stale" else [])]
 
     @property
@@ -52,11 +53,11 @@ class Entry:
         return [*identity.inputs(self.job.settings)]
 
     def declared(self) -> Script:
-        """Return what its script says of its jobs. Raises SettingsError if there is none."""
+        """Return what its script declares about its jobs. Raises SettingsError if there is none."""
         return scripts.read(self.script)
 
     def read(self) -> None:
-        """Find out which job it is. Raises SettingsError if it can be none."""
+        """Find out which job it is. Raises SettingsError if the words do not describe a job."""
         if found := NO_JOB & set(self.flags):
             raise SettingsError(f"{min(found)}: cannot be used in a grid")
         script = self.declared()
@@ -71,8 +72,8 @@ def entries(grid: Path) -> list[Entry]:
 
 
 def answer(folder: Path) -> None:
-    """Answer with the ids of the jobs that are captured, until the grid is complete. Ends the
-    process if run.sh is gone."""
+    """Answer with the ids of captured jobs until the grid is complete. Ends the process if run.sh
+    has ended."""
     with (folder / "asked").open("rb") as asked, (folder / "answered").open("w") as answered:
         for entry in _entries(iter(lambda: _word(asked), None)):
             with suppress(SettingsError):  # which is said once all jobs are known
@@ -81,7 +82,7 @@ def answer(folder: Path) -> None:
 
 
 def each(entries: Iterable[Entry], act: Callable[[Entry], object], of: int) -> None:
-    """Call `act` with each entry, and name all for which it fails; the grid has `of` jobs.
+    """Call `act` with each entry, and print the entries for which it fails; the grid has `of` jobs.
 
     Raises SettingsError if it failed for any.
     """

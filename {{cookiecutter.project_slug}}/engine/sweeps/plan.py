@@ -1,4 +1,4 @@
-"""What a sweep is to do and, in the end, has done.
+"""What a sweep has to do and, at the end, has done.
 
 A job's number is its place in the grid, from 1.
 """
@@ -20,14 +20,14 @@ MOST_NAMED = 10
 """Largest number of jobs with the same change that are named one by one."""
 
 LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
-"""States in which something is left to do."""
+"""States of jobs in which something is left to do."""
 
 ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
 """Exit statuses of jobs, by how they have ended."""
 
 
 class Row(NamedTuple):
-    """A job of a sweep: its state before it, and more about that."""
+    """A job of a sweep: its state before the sweep, and details about that state."""
 
     state: str
     about: str
@@ -36,7 +36,8 @@ class Row(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A job that is left to run: its number, its words, and the numbers of its inputs that are."""
+    """A job that is left to run: its number, its words, and the numbers of those inputs that are
+    left to run too."""
 
     number: int
     words: Sequence[str]
@@ -44,7 +45,8 @@ class Task(NamedTuple):
 
 
 def ended(folder: str, since: int) -> int | None:
-    """Return the exit status that a job's outcome stands for, if it was written since then."""
+    """Return the exit status that corresponds to a job's outcome, if the outcome was written since
+    then."""
     path = Path(folder) / "outcome.json"
     with suppress(OSError):
         if path.stat().st_mtime_ns > since:
@@ -53,10 +55,10 @@ def ended(folder: str, since: int) -> int | None:
 
 
 def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> int:
-    """Print what became of the jobs; returns the sweep's exit status.
+    """Print the results of the sweep; returns its exit status.
 
     `codes` has the exit statuses of the jobs that have run, by number; `stopped` is the status of a
-    sweep that was stopped, jobs and all.
+    sweep that was stopped together with its jobs.
     """
     states = [state_after(row, codes.get(index)) for index, row in enumerate(rows, start=1)]
     named = {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"})
@@ -101,7 +103,7 @@ def state_after(row: Row, code: int | None) -> str:
 
 
 def _ending(row: Row, code: int | None) -> str:
-    """How a job has ended that has not finished: its last line, and where the others are."""
+    """How an unfinished job ended: the last line of its output, and the path of the output."""
     if code is None and row.state == "stale":
         return f"job {row.id} is stale: {row.about}; --redo-stale runs it again"
     if code is None:

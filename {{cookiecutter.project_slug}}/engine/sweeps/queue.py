@@ -1,7 +1,7 @@
 """The queue of run.sh: each slot of the machine takes jobs in their order, one after another.
 
-That no job runs twice is run.py's promise: one that another sweep runs ends with status 4, is
-waited for, and its outcome is taken.
+run.py guarantees that no job runs twice: a job that another sweep is running ends with status 4;
+the queue then waits for it and uses its outcome.
 """
 
 import os
@@ -28,7 +28,7 @@ ELSEWHERE = 4
 
 
 class Stop:
-    """Whether a sweep is to stop: `status` is its exit status then, and 0 until it is asked.
+    """Whether a sweep should stop: `status` is its exit status in that case, and 0 before.
 
     run.sh forwards the signals that it receives: Ctrl-C as USR1, since the terminal sends INT to
     all processes, and the others as TERM.
@@ -42,7 +42,7 @@ class Stop:
         signal.signal(signal.SIGTERM, lambda *_: self.ask(143, "a signal"))
 
     def ask(self, status: int, why: str) -> None:
-        """Ask the sweep to stop; by Ctrl-C after that, to kill the jobs."""
+        """Ask the sweep to stop; a later Ctrl-C asks it to kill the jobs."""
         if self.status:
             self.kill |= why == "Ctrl-C"
         else:
@@ -51,8 +51,8 @@ class Stop:
 
 @dataclass
 class Worker:
-    """A place on a GPU or on the CPU. `job` runs there, or is to be tried again if it has `failed`
-    with that status; `said` is what keeps it waiting."""
+    """A place on a GPU or on the CPU. `job` runs there, or will be tried again if it has `failed`
+    with that status; `said` is the last message about why it waits."""
 
     gpu: Gpu | Gpus
     job: Running | None = None
@@ -61,7 +61,7 @@ class Worker:
 
 
 class Queue:
-    """The jobs that are left of a sweep. `codes` has the exit statuses of those that are over."""
+    """The remaining jobs of a sweep. `codes` has the exit statuses of those that have ended."""
 
     def __init__(
         self,
@@ -85,7 +85,8 @@ class Queue:
         self._run_sh = os.getppid()
 
     def run(self) -> None:
-        """Run all jobs; asked to stop, only those that run already, which are asked to stop too."""
+        """Run all jobs. When asked to stop, start no more jobs, and ask the running ones to
+        stop."""
         while self._goes_on() or self._running():
             self._stop_jobs()
             for worker in self._workers:
@@ -94,7 +95,7 @@ class Queue:
             time.sleep(PAUSE)
 
     def _goes_on(self) -> bool:
-        """Whether jobs are to be started: not once run.sh is gone."""
+        """Whether more jobs should be started; not after run.sh has ended."""
         stops = self.stop.status or os.getppid() != self._run_sh
         return not stops and bool(self._left or self._elsewhere)
 
@@ -102,7 +103,7 @@ class Queue:
         return [worker.job for worker in self._workers if worker.job]
 
     def _attend(self, worker: Worker) -> None:
-        """See to the job of a slot, or else start the next one there."""
+        """Look after the job of a slot, or else start the next one there."""
         if worker.job and worker.failed is not None:
             self._retry(worker, worker.job, worker.failed)
         elif worker.job:
@@ -113,7 +114,8 @@ class Queue:
             self._begin(worker, task)
 
     def _next(self) -> Task | None:
-        """The first job whose inputs are over, in whichever way: it says itself if one failed."""
+        """The first job whose inputs have ended, whether or not they failed: the job itself reports
+        a failed input."""
         return next((task for task in self._left if self.codes.keys() >= {*task.inputs}), None)
 
     def _begin(self, worker: Worker, task: Task) -> None:
@@ -135,7 +137,7 @@ class Queue:
             self._cannot_start(worker, task, error)
 
     def _end(self, worker: Worker, job: Running, status: int) -> None:
-        """Note how a job has ended, unless it is to be tried again."""
+        """Record how a job has ended, unless it will be tried again."""
         self._say(job.task, job.ending(status))
         if job.may_do_better(status, self._retries) and not self.stop.status:
             worker.failed = status
@@ -153,7 +155,8 @@ class Queue:
             self.codes[task.number] = status
 
     def _retry(self, worker: Worker, job: Running, status: int) -> None:
-        """Start a job again, once no other process uses its GPU, which may have had the memory."""
+        """Start a job again, once no other process uses its GPU, because that process may have used
+        the memory."""
         if self.stop.status:
             self._leave(worker, job.task, status)
         elif used := worker.gpu.used():
@@ -171,7 +174,7 @@ class Queue:
         self._leave(worker, task, 1)
 
     def _look_elsewhere(self) -> None:
-        """Put the jobs that no other process trains any more into the queue again."""
+        """Put jobs back into the queue that no other process is training any more."""
         if self._elsewhere and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK
             is_trained = [states.is_trained(Path(self._row(t).folder)) for t in self._elsewhere]
@@ -180,7 +183,7 @@ class Queue:
             self._left += [task for task, trained in pairs if not trained]
 
     def _stop_jobs(self) -> None:
-        """Ask the jobs that run to stop, and later kill them, if that is asked."""
+        """Ask the running jobs to stop, and later kill them, if that is requested."""
         asked = signal.SIGKILL if self.stop.kill else signal.SIGTERM if self.stop.status else 0
         if asked != self._sent:
             self._sent = asked

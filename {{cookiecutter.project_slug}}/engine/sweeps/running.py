@@ -18,14 +18,14 @@ PAUSE = 0.05
 """Seconds between two checks of a job."""
 
 KILLED = 137
-"""The exit status of a process that was killed, perhaps for want of memory."""
+"""The exit status of a process that was killed, perhaps because memory ran out."""
 
 TAIL = 65_536
 """Bytes at an output's end that surely hold its last line."""
 
 
 class Running:
-    """A job in its place, such as a GPU, whose locks it holds as long as it runs.
+    """A job in its place, such as a GPU, whose locks it holds while it runs.
 
     Raises OSError if it cannot be started.
     """
@@ -62,7 +62,8 @@ class Running:
         self._process.send_signal(signal)
 
     def status(self) -> int | None:
-        """Return its exit status as a shell has it, 128 + n for signal n; None while it runs."""
+        """Return its exit status as a shell reports it, 128 + n for signal n; None while it
+        runs."""
         status = self._process.poll()
         if status == LOST:  # its folder may know more
             known = plan.ended(self._row.folder, since=self._begun)
@@ -70,12 +71,13 @@ class Running:
         return 128 - status if status is not None and status < 0 else status
 
     def may_do_better(self, status: int, retries: int) -> bool:
-        """Whether it is to be tried again: for want of memory, which is no fault in the code."""
+        """Whether it should be tried again, because it ran out of memory, which is not a mistake in
+        the code."""
         memory = status == KILLED or (status == 1 and "out of memory" in self._last_line())
         return memory and self._tries <= retries
 
     def ending(self, status: int) -> str:
-        """Return the line that it has ended with; one is added if it was killed, or crashed."""
+        """Return the last line of its output; a line is added if it was killed or crashed."""
         line = self._last_line()
         if not line.startswith(f"job {self._row.id} "):
             line = f"job {self._row.id} ended with status {status}: {line}"

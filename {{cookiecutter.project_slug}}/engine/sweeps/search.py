@@ -6,8 +6,8 @@
 draws 20 jobs; what follows `--` is the same for all. The draws are the first points of a sequence
 that fills the ranges evenly, so 20 of them stay the same when 40 are asked for later: a Halton
 sequence with a random start (X. Wang, F. J. Hickernell, Randomized Halton sequences, Mathematical
-and Computer Modelling 32, 2000). It is written out here, since a library's may change with its
-version, and the jobs with it.
+and Computer Modelling 32, 2000). It is implemented here because a library's sequence may change
+with its version, which would change the jobs.
 """
 
 import random
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from engine.errors import SettingsError, did_you_mean
 
 Draw = Callable[[float], str]
-"""From a number in [0, 1) to a value, as a word of a command."""
+"""Maps a number in [0, 1) to a value, as a word of a command."""
 
 
 PRIMES = [n for n in range(2, 100) if all(n % k for k in range(2, n))]
@@ -34,7 +34,7 @@ def points(count: int, seed: int, dimensions: int) -> Iterator[list[float]]:
 
 
 def _radical_inverse(number: int, base: int) -> float:
-    """The number's digits mirrored at the point: 6 is 110 in base 2, and 0.011 is 3/8."""
+    """The number's digits mirrored at the decimal point: 6 is 110 in base 2, and 0.011 is 3/8."""
     inverse, weight = 0.0, 1.0
     while number:
         number, digit = divmod(number, base)
@@ -44,7 +44,8 @@ def _radical_inverse(number: int, base: int) -> float:
 
 
 def draw(flag: str, text: str) -> Draw:
-    """What `log 1e-4 1e-1` and the like mean. Raises SettingsError where they mean nothing."""
+    """The meaning of ranges such as `log 1e-4 1e-1`. Raises SettingsError if a range is not
+    valid."""
     kind = text.split(" ")[0]
     try:
         words = shlex.split(text)[1:]

@@ -1,8 +1,8 @@
-"""The places that jobs of a sweep run on: GPUs, parts of GPUs (MIG), or the CPU.
+"""The places where jobs of a sweep run: GPUs, parts of GPUs (MIG), or the CPU.
 
 A GPU's locks are files that all users of the machine share: one for the GPU and one for each job
-that shares it. gpus.py takes them, and keeps them from looking old. Nobody but the user who made a
-lock can change it: to take one it need only be opened.
+that shares it. gpus.py takes the locks, and touches them so that they do not look old. Only the
+user who made a lock can change the file; taking the lock only requires opening it.
 """
 
 import errno
@@ -19,8 +19,8 @@ from engine import locks, machine
 from engine.errors import SettingsError
 
 LOCKS = "/tmp/gpu-locks"
-"""Where the locks are, unless GPU_LOCKS says otherwise. Not in /dev/shm: there systemd clears away
-what is a user's when that user logs out (RemoveIPC in logind.conf)."""
+"""Where the locks are, unless GPU_LOCKS says otherwise. They are not in /dev/shm, where systemd
+removes a user's files when the user logs out (RemoveIPC in logind.conf)."""
 
 MEMORY = 2 * 2**30
 """Bytes for each job on the CPU: libraries and courier take one GB, the rest is for its data."""
@@ -39,7 +39,7 @@ class Slot(NamedTuple):
 def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
     """Return the slots on the GPUs named, else on what CUDA_VISIBLE_DEVICES allows, else on all.
 
-    Raises SettingsError for a GPU that is not there.
+    Raises SettingsError for a GPU that does not exist.
     """
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus is not None:
@@ -56,16 +56,16 @@ def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
 
 
 def on_cpu(count: int) -> list[Slot]:
-    """Return so many slots where there is no GPU that nvidia-smi knows."""
+    """Return this many slots on the CPU, for a machine without GPUs that nvidia-smi knows."""
     return [Slot("cpu", "-", k) for k in range(1, count + 1)]
 
 
 def at_once(device: str, threads: int | str) -> int:
-    """Return how many jobs like one of so many threads (or `auto`) the CPU serves best at once.
+    """Return how many jobs, each with this many threads (or `auto`), run best on the CPU at once.
 
     One for each core: the threads of one small network wait for each other more than they compute,
-    and much of a short job (imports, evaluation) has only one, as benchmarks/sweeps.py measures.
-    One in all where the job's device is a GPU that nvidia-smi does not know.
+    and much of a short job (imports, evaluation) uses only one thread, as benchmarks/sweeps.py
+    measures. Only one job if its device is a GPU that nvidia-smi does not know.
     """
     if device != "cpu":
         return 1
@@ -74,7 +74,7 @@ def at_once(device: str, threads: int | str) -> int:
 
 
 def _listed() -> list[str]:
-    """All GPUs, by UUID; in the place of one that is split, its parts."""
+    """All GPUs, by UUID; a GPU that is split is replaced by its parts."""
     devices: list[str] = []
     for line in nvidia_smi("-L").splitlines():
         uuid = re.search(r"UUID: ([^)]+)", line)
@@ -92,7 +92,8 @@ def _uuids(gpus: str) -> list[str]:
 
 
 def _make_locks(device: str, per_gpu: int) -> str:
-    """The path that a GPU's locks begin with; all users may take them. Raises SettingsError."""
+    """The path with which the names of a GPU's locks begin; all users may take them. Raises
+    SettingsError."""
     uuid = "".join(_uuids(device)[:1]) or device
     folder = Path(os.environ.get("GPU_LOCKS") or LOCKS).absolute()
     lock = folder / uuid.replace("/", "-")  # a part's name, in old drivers, has slashes
@@ -112,8 +113,8 @@ def _make_locks(device: str, per_gpu: int) -> str:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """A descriptor of the locks' folder, made if need be. Raises OSError where another user could
-    have put it there, or could put something else in a lock's place."""
+    """A descriptor of the locks' folder, which is made if necessary. Raises OSError if another user
+    could have put it there, or could replace a lock."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o1777)
     if folder.is_symlink():
@@ -131,7 +132,8 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _make(name: Path, folder: int) -> None:
-    """Make a lock that all may open and nobody else may change; one that is there is looked at."""
+    """Make a lock that all users may open but only its owner may change; an existing lock is
+    checked."""
     for flags in (os.O_CREAT | os.O_EXCL, 0):
         with suppress(FileExistsError):
             os.close(locks.opened(name, os.O_RDONLY | flags, 0o644, folder))
@@ -139,7 +141,7 @@ def _make(name: Path, folder: int) -> None:
 
 
 def nvidia_smi(*words: str) -> str:
-    """Return what nvidia-smi prints; nothing where it fails or is not there."""
+    """Return what nvidia-smi prints; empty if it fails or is not installed."""
     try:
         done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True)
     except OSError:

@@ -1,8 +1,8 @@
 """A sweep's jobs as Slurm arrays: submitted, looked up in its queue, and put back there.
 
-A task of an array runs the jobs of a chunk (chunks.py), as slurm_task.py says. The sweep's folder
-notes in `slurm` the arrays made from it: an id and the number of the first chunk, a line each.
-Sources: slurm.schedmd.com/sbatch.html, squeue.html, scontrol.html.
+A task of an array runs the jobs of a chunk (chunks.py), as slurm_task.py says. The file `slurm` in
+the sweep's folder lists its arrays: an id and the number of the first chunk, a line each. Sources:
+slurm.schedmd.com/sbatch.html, squeue.html, scontrol.html.
 """
 
 import os
@@ -23,7 +23,7 @@ from engine.sweeps import chunks, plan
 from engine.sweeps.chunks import Chunk, Inputs
 
 OPTIONS = ("--gres=gpu:1", "--signal=B:USR1@60", "--requeue", "--open-mode=append")
-"""What sbatch is told unless the user says otherwise: USR1, 60 s before the end, is the warning."""
+"""Default options of sbatch: USR1 is sent 60 s before the end, as a warning."""
 
 
 class Queued(NamedTuple):
@@ -34,7 +34,7 @@ class Queued(NamedTuple):
 
 
 def require() -> None:
-    """Raise SettingsError where there is no Slurm."""
+    """Raise SettingsError if there is no Slurm."""
     if not shutil.which("sbatch"):
         raise SettingsError("--slurm: there is no sbatch on this machine")
 
@@ -91,7 +91,8 @@ def _condition(waited_for: int | str, given: Sequence[Chunk], tasks: Sequence[st
 
 
 def _script(folder: Path, start: int) -> str:
-    """The script of an array's tasks. A signal that comes before Python listens must not end it."""
+    """The script of an array's tasks. A signal that arrives before Python handles it must not end
+    the script."""
     module = [sys.executable, "-m", "engine.sweeps.slurm_task", str(folder), str(start)]
     command = shlex.join(["env", f"PROJECT_FOLDER={PROJECT}", *module])
     return f"trap '' USR1 TERM; cd {shlex.quote(str(folder / 'code'))} && exec {command}"
@@ -109,7 +110,7 @@ def was_given(folder: Path) -> bool:
 
 
 def has(folder: Path) -> bool:
-    """Whether Slurm has any of a sweep's jobs still, or cannot say."""
+    """Whether Slurm still has any of a sweep's jobs, or cannot be asked."""
     try:
         tasks = _tasks()
         return any(array in tasks for array, _ in _arrays(folder))
@@ -118,8 +119,8 @@ def has(folder: Path) -> bool:
 
 
 def queued(sweeps: Path) -> dict[str, Queued]:
-    """What Slurm says of the jobs in its queue that are not over, by job id. Raises SettingsError
-    where it says nothing."""
+    """The jobs in Slurm's queue that have not ended, by job id. Raises SettingsError if Slurm does
+    not answer."""
     found: dict[str, Queued] = {}
     folders = [path.parent for path in sorted(sweeps.glob("*/slurm"))]
     tasks = _tasks() if folders else {}

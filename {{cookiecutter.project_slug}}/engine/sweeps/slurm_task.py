@@ -1,11 +1,12 @@
-"""A task of Slurm: runs the jobs of a chunk one after another, forked from servers if several.
+"""A Slurm task: runs the jobs of a chunk one after another; if there are several, as forks of
+servers.
 
 Slurm starts `python -m engine.sweeps.slurm_task FOLDER FIRST` in the sweep's copy of the code, with
 the sweep's folder and the number of the array's first chunk. Slurm's warning (USR1, before the
 time limit or preemption) or TERM makes the running job write a checkpoint and stop. The task then
 goes back into Slurm's queue; when it starts again, it skips the jobs that have ended.
 
-Exit status: 0 if all jobs have finished, or else that of the first job that has not.
+Exit status: 0 if all jobs have finished, or else the status of the first job that has not.
 """
 
 import os

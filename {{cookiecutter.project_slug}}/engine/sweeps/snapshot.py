@@ -1,7 +1,5 @@
-"""The code that a sweep runs is the code that it was started with: a copy in the sweep's folder.
-
-What is large is linked, not copied, and so are files that may hold secrets; the copy is for its
-owner alone.
+"""A sweep runs the code with which it was started, a copy in the sweep's folder. Large files and
+files that may hold secrets are linked, not copied; only the owner can read the copy.
 """
 
 import fcntl
@@ -22,7 +20,7 @@ LARGEST = 10_000_000
 """Bytes of a file above which it is linked."""
 
 YOUNG = 60.0
-"""Seconds in which a sweep has surely locked its folder."""
+"""Seconds within which a sweep has certainly locked its folder."""
 
 
 def take(target: Path) -> None:
@@ -50,7 +48,8 @@ def _copy(target: Path) -> None:
 
 
 def _is_to_be_linked(path: Path) -> bool:
-    """Whether a file is large, or it or what it leads to may hold secrets; folders always are."""
+    """Whether a path must be linked: folders, large files, and files that may hold secrets,
+    directly or through a link."""
     source = PROJECT / path
     if source.is_dir() or source.stat().st_size > LARGEST:
         return True
@@ -58,15 +57,15 @@ def _is_to_be_linked(path: Path) -> bool:
 
 
 def lock(folder: Path) -> int:
-    """Return the lock of a sweep's folder, which all that the sweep starts inherits: the folder is
-    cleared away by another sweep once nobody holds it."""
+    """Return the lock of a sweep's folder, which all processes of the sweep inherit: once nobody
+    holds the lock, another sweep removes the folder."""
     file = locks.opened(folder / "lock", mode=0o600)
     fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 
 def clear(mine: Path) -> None:
-    """Remove the folders of the sweeps of which nothing is alive."""
+    """Remove the folders of sweeps that have no running process and no job in Slurm."""
     for folder in mine.parent.iterdir():
         with suppress(FileNotFoundError):  # another sweep has removed it meanwhile
             if folder != mine and not _alive(folder):
@@ -74,13 +73,15 @@ def clear(mine: Path) -> None:
 
 
 def _files() -> set[Path]:
-    """Paths in the project, from its root; with the root's secrets, which git ignores as a rule."""
+    """Paths of the code's files, relative to the project; including files with secrets in the root,
+    which git usually ignores."""
     files = {Path(path.name) for path in PROJECT.iterdir() if path.is_file()}
     return code_files.paths() | {path for path in files if privacy.is_secret(path)}
 
 
 def _alive(folder: Path) -> bool:
-    """Whether anything that a sweep has started goes on: it holds the lock, or Slurm has it."""
+    """Whether anything that a sweep has started is still running: it holds the lock, or is in
+    Slurm's queue."""
     if slurm.was_given(folder):
         if slurm.has(folder):
             return True

@@ -1,8 +1,8 @@
 """Starts a sweep's programs, from its copy of the code: jobs, their check, the store's preparation.
 
-They are forks of two servers, which import once what each of them would import: one for jobs has
-the libraries of their scripts, one for couriers MLflow. A job asks for its courier itself, through
-a socket that it inherits. Programs start cold if there can or should be no server.
+They are forks of two servers, which import libraries once for all of them: one server, for jobs,
+imports the libraries of their scripts, the other, for couriers, imports MLflow. A job asks for its
+courier itself, through a socket that it inherits. Without a server, programs start cold.
 """
 
 import ast
@@ -19,16 +19,16 @@ from engine.warm import client
 from engine.warm.client import Process
 
 LATER = {"torch": ["torch._dynamo"]}
-"""What a library imports by itself as soon as it is used: torch for an optimizer."""
+"""Modules that a library imports later, when it is used: torch does so for an optimizer."""
 
 
 class Starter:
     """Starts programs from a sweep's copy of the code; `at_once` jobs share the cores.
 
-    The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) size their
-    pools of threads when they are loaded, before run.py could tell them anything, so the
-    environment does. Everything that is started holds the files of `keep` too. For a single job
-    there need be no servers, so it need not be `warm`. Jobs of several `processes` start cold.
+    The cores are divided among the jobs, as threads. Libraries (OpenMP's, OpenBLAS, MKL) set their
+    number of threads when they are loaded, before run.py could set it, so it is set in the
+    environment. Everything that is started also holds the files of `keep`. A single job needs no
+    servers, so it need not be `warm`. Jobs of several `processes` start cold.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Starter:
             self._serve(scripts)
 
     def _serve(self, scripts: Iterable[str]) -> None:
-        """Start the servers, if there can be any."""
+        """Start the servers, if the system supports them."""
         env, code = ENVIRONMENT | self._env, self._code
         self._couriers = client.serve(courier.MODULES, code, env, self._inherited)
         if self._couriers:
@@ -80,7 +80,8 @@ class Starter:
         return status
 
     def prepare_store(self, errors: int) -> Process:
-        """Make the store ready, once: many jobs that open a new one together would crash it."""
+        """Prepare the store once, because many jobs that open a new store at the same time would
+        crash it."""
         words = ("-m", "engine.tracking.experiment")
         return self._start(self._couriers, words, self._code, (1, errors))
 
@@ -110,7 +111,8 @@ class Starter:
             )
 
     def _libraries(self, scripts: Iterable[str]) -> list[str]:
-        """What the scripts import at their top and is not the project's."""
+        """The modules that the scripts import at their top and that do not belong to the
+        project."""
         names = {name: None for script in scripts for name in _imported(self._code / script)}
         found = [name for name in names if not self._is_the_projects(name)]
         return found + [each for name in found for each in LATER.get(name, ())]

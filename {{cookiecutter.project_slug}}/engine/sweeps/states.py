@@ -40,13 +40,14 @@ TAIL = 65_536
 """Bytes at a journal's end that surely hold the last evaluation's line."""
 
 OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused"}
-"""States of jobs that nobody will train unless a sweep is started again."""
+"""States of jobs that no running sweep will train."""
 
 SWEEPS = PROJECT / ".sweeps"
 
 
 class State(NamedTuple):
-    """A job's state, more about it, and for how many seconds it will train, if that is known."""
+    """A job's state, details about it, and for how many seconds it will still train, if that is
+    known."""
 
     word: str
     about: str = ""
@@ -54,7 +55,7 @@ class State(NamedTuple):
 
 
 class View:
-    """What the store and Slurm know of the project's jobs at one time."""
+    """What the store and Slurm know about the project's jobs at one moment."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -73,7 +74,7 @@ class View:
 
     @property
     def over(self) -> Set[str]:
-        """The ids of the jobs that the store has as finished or diverged, with whichever code."""
+        """The ids of the jobs that are finished or diverged in the store, with any code."""
         return self._known.finished.keys() | self._known.diverged.keys()
 
     def state(self, job: JobFolder[Any]) -> State:
@@ -97,16 +98,17 @@ class View:
         return State("pending") if job.runtime.force else self._by_folder(job)
 
     def warn(self) -> None:
-        """Print what could not be asked."""
+        """Print the problems in asking the store or Slurm."""
         for problem in self.problems:
             leave(1, f"run.sh: {problem}")
 
     def seconds(self, jobs: Iterable[JobFolder[Any]]) -> list[float]:
-        """Return how long the finished ones among the jobs have taken."""
+        """Return how many seconds each finished job among these has taken."""
         return [each.seconds for job in jobs for each in self._known.finished.get(job.id, [])]
 
     def _by_folder(self, job: JobFolder[Any]) -> State:
-        """The state of a job that nobody trains and that the store does not have."""
+        """The state of a job that no process trains and that is not in the store, from its
+        folder."""
         if not job.latest:
             return State("pending")
         outcome, change = job.outcome(), job.change
@@ -155,7 +157,8 @@ def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
 
 
 def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
-    """Print a line a job (brief: only if it runs, failed or diverged) and the sum of all."""
+    """Print a line for each job (brief: only for jobs that run, failed or diverged), and the
+    totals."""
     view = View()
     unlike = {job.id: job for job in jobs}
     states = {job_id: view.state(job) for job_id, job in unlike.items()}
@@ -172,7 +175,7 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
 
 
 def _print_left(states: Sequence[State], each: float) -> None:
-    """Print how long it will be if a job takes so many seconds that does not say itself."""
+    """Print the time left, assuming this many seconds for jobs that do not report it themselves."""
     running = [
         each if state.left is None else state.left for state in states if state.word == "running"
     ]
@@ -183,7 +186,7 @@ def _print_left(states: Sequence[State], each: float) -> None:
 
 
 def watch(jobs: Sequence[JobFolder[Any]]) -> None:
-    """Show the states in short, again and again, until nothing is left to run."""
+    """Keep showing the states in short, until nothing is left to run."""
     while True:
         if sys.stdout.isatty():
             print("\033[H\033[2J", end="")
@@ -193,7 +196,7 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
 
 
 def _last_evaluation(folder: Path) -> dict[str, Any]:
-    """The journal's last line of an evaluation; empty if it has none or that is damaged."""
+    """The journal's last line of an evaluation; empty if there is none or it is damaged."""
     start = lines.record_of(folder, "settings.json").get("journal", {})
     seed = lines.seed_of(start.get("journal", ""))
     try:
@@ -206,8 +209,8 @@ def _last_evaluation(folder: Path) -> dict[str, Any]:
 
 
 def is_trained(folder: Path) -> bool:
-    """Whether a process has the lock of an attempt or of another one at the job, or another folder
-    has its lease."""
+    """Whether a process holds the lock of this attempt or of another attempt at the same job, or
+    another folder has its lease."""
     if any(map(locks.held, folder.parent.glob("*/lock"))):
         return True
     try:

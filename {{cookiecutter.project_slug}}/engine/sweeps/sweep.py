@@ -1,9 +1,9 @@
-"""A sweep's jobs, looked at together before any of them starts.
+"""Plans a sweep: looks at all jobs together before any of them starts.
 
 run.sh starts `python -m engine.sweeps.sweep FOLDER FLAGS`, with the sweep's folder and its own
-flags. Once the grid is complete (grid.py), every job is read, the code frozen and the jobs that are
-left are checked; then they run (queue.py), or Slurm has them. This process imports neither torch
-nor anything of the project's but settings.py.
+flags. Once the grid is complete (grid.py), every job is read, the code is copied, and the jobs that
+are left are checked; then they run (queue.py) or are submitted to Slurm. Of the project, this
+process imports only settings.py, and it does not import torch.
 """
 
 import os
@@ -72,7 +72,7 @@ class Sweep:
             return self._submit() if self._flags.slurm else self._run(starter)
 
     def _check_scripts(self) -> None:
-        """Raise SettingsError for a mistake in settings.py, once and not for each job."""
+        """Raise SettingsError for a mistake in settings.py, only once instead of for each job."""
         for entry in {entry.script: entry for entry in self._entries}.values():
             try:
                 script = entry.declared()
@@ -82,7 +82,7 @@ class Sweep:
             metrics.check(script.metrics)
 
     def _check_inputs(self) -> None:
-        """Look for the inputs of the jobs that are left: in the grid, or finished before."""
+        """Check that the inputs of the jobs that are left are in the grid or have finished."""
         named = {entry.job.id for entry in self._entries}
 
         def act(entry: Entry) -> None:
@@ -91,7 +91,7 @@ class Sweep:
         self._each(self._left, act)
 
     def _most_on_cpu(self) -> int:
-        """How many jobs the CPU serves at once."""
+        """How many jobs can run on the CPU at once."""
         wanted = {entry.job.runtime.threads for entry in self._left}
         most = min(slots.at_once("cpu", threads) for threads in wanted)
         processes: int = self._flags.gpus_per_job
@@ -109,7 +109,7 @@ class Sweep:
         return Starter(code, scripts, at_once, keep=keep, processes=processes)
 
     def _check(self, starter: Starter) -> bool:
-        """Whether each job that is left can run; what cannot has been said."""
+        """Whether each job that is left can run; messages about the others have been printed."""
         numbers = [entry.number for entry in self._left]
         files.write_json(
             self._folder / "left.json", {"numbers": numbers, "on_slurm": self._flags.slurm}
@@ -147,7 +147,7 @@ class Sweep:
         sys.exit(plan.summary(self._rows, {}))
 
     def _look(self) -> None:
-        """If that is all there is to do, show the jobs' states and end the process."""
+        """With --list or --watch, show the jobs' states and end the process."""
         if not (self._flags.list or self._flags.watch):
             return
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `--list | head` no trace
@@ -164,8 +164,8 @@ class Sweep:
         grid.each(entries, act, of=len(self._entries))
 
     def _ask_states(self) -> None:
-        """Find the state of each job (`repeated` if it is in the grid before, `skipped` by --only)
-        and which of them are left to run."""
+        """Find the state of each job (`repeated` if it is earlier in the grid too, `skipped`
+        because of --only), and the jobs that are left to run."""
         self._view = view = states.View()
         view.warn()
         to_run = {*plan.STARTED}
@@ -208,13 +208,13 @@ class Sweep:
 
 
 def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
-    """How many jobs must run one after another before a job can, of those that are left."""
+    """How many of the remaining jobs must run one after another before this job can run."""
     depths = (_depth(left[job], left) for job in entry.inputs if job in left)
     return 1 + max(depths, default=-1)
 
 
 def _has_store() -> bool:
-    """Whether the store is a file that knows the project."""
+    """Whether the store is a file that already contains the project's experiment."""
     with suppress(ConnectionError):
         return database.kind() == "sqlite" and experiment_name() in reading.experiments()
     return False
@@ -222,8 +222,9 @@ def _has_store() -> bool:
 
 @contextmanager
 def _store_made_ready(starter: Starter) -> Iterator[None]:
-    """Prepare the store in the background, unless it is ready. Jobs train meanwhile: their couriers
-    wait for it, and try again if it is not available, which is said in the end."""
+    """Prepare the store in the background, unless it is ready. Jobs train in the meantime: their
+    couriers wait for the store and try again if it is not available, which is reported at the
+    end."""
     if _has_store():
         yield
         return

@@ -1,9 +1,9 @@
-"""Starts a job of several processes, each with a GPU of its own, and becomes the first of them.
+"""Starts a job of several processes, each with its own GPU, and becomes the first of them.
 
     python -m engine.sweeps.together 2 run.py --lr 1e-3
 
-So signals and exit statuses are those of process 0, which answers for the job; the others end when
-it does. The environment is what torchrun would give.
+So signals reach process 0, which also determines the exit status; the other processes end when it
+does. The environment variables are those that torchrun would set.
 """
 
 import os
