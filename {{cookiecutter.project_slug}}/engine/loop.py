@@ -1,4 +1,4 @@
-"""The names that run.py and further job scripts may use of the engine.
+"""The engine's names that run.py and other job scripts may use.
 
 Job             the job: its settings, its position, its checkpoints, what it logs
 Batches         batches on the device

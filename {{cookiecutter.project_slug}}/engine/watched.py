@@ -1,10 +1,10 @@
-"""A job that is watched: does its fingerprint have all functions of the project that run in it?
+"""Watches a job: does its fingerprint have all functions of the project that run in it?
 
     python -m engine.watched run.py FLAGS
 
 does what `python run.py FLAGS` does. If a function of the project has run that the fingerprint
-lacked, the last line names it, and the exit status is 6. A job by itself finds that out only on
-Python 3.12 and later (engine.evidence.running).
+lacked, the last line names it, and the exit status is 6. Without this command, a job finds that out
+only on Python 3.12 and later (engine.evidence.running).
 """
 
 import runpy
@@ -22,7 +22,7 @@ LACKING = 6
 
 
 def main() -> int:
-    """Do the job, and say what its fingerprint lacked; returns the exit status."""
+    """Run the job, and report what its fingerprint lacked; returns the exit status."""
     script = (CODE / sys.argv[1]).resolve()
     sys.argv = [str(script), *sys.argv[2:]]
     sys.path[0] = str(CODE)

@@ -283,7 +283,7 @@ def parsed(line: str, features: int | None, place: str) -> Graph:
     if edges.dtype != torch.int64 or edges.shape != (len(edges), 2):
         raise JobError(f"{place}: each edge must be a pair of whole numbers")
     if len(edges) and not 0 <= edges.min() <= edges.max() < len(nodes):
-        raise JobError(f"{place}: an edge leads to a node that is not one of the {len(nodes)}")
+        raise JobError(f"{place}: an edge leads to a node that is not among the {len(nodes)}")
     return Graph(nodes, torch.cat([edges, edges.flip(1)]).T, target)
 
 

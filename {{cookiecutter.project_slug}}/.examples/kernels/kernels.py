@@ -129,7 +129,9 @@ def _compile(source: Path, library: Path) -> None:
             build_directory=str(folder),
             is_python_module=False,
         )
-        folder.chmod(library.parent.parent.stat().st_mode)  # the same users may read it
+        folder.chmod(
+            library.parent.parent.stat().st_mode
+        )  # readable by the users who may read other new files
         folder.rename(library.parent)
     except (RuntimeError, OSError) as error:
         shutil.rmtree(folder, ignore_errors=True)

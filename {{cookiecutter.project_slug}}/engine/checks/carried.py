@@ -65,7 +65,7 @@ class Carried:
         self._changes: dict[tuple[int, str], Change] = {}
 
     def look(self) -> None:
-        """Take note of what has changed."""
+        """Record what has changed."""
         known, addresses = _within(self._parts.values()), storages(self._parts.values())
         for key, (name, value, place) in self._variables():
             before, now = self._before.get(key), _state(value)

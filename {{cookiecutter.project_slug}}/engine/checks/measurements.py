@@ -43,7 +43,7 @@ class Measurements:
             yield
 
     def log(self, measured: Mapping[str, Any], examples: int) -> None:
-        """Take note of what was measured on a number of examples."""
+        """Record what was measured on a number of examples."""
         for name, value in measured.items():
             if found := tensors(value):
                 self._counts[name][examples] = found[0].numel()

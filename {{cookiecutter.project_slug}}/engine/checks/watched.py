@@ -131,7 +131,7 @@ class Watched(ShortJob[S]):
                 yield batch
 
     def parts(self, batch: Any, elements: Count | None = None) -> Iterator[tuple[Any, Tensor]]:
-        """Take note of how many examples a part has."""
+        """Record how many examples a part has."""
         for part, fraction in super().parts(batch, elements):
             self._examples = trees.rows(part) or 0
             yield part, fraction

@@ -37,7 +37,7 @@ class Fingerprint:
     """The hash of each part."""
 
     labels: Mapping[str, str]
-    """What each part is called in the digest: its name without the module, where that is unique."""
+    """The name of each part in the digest: without the module, if it is then unique."""
 
     advice: Sequence[str]
     """A line for each module that had to be taken whole, with the reason."""

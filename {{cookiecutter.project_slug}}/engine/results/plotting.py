@@ -118,19 +118,23 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         default=PROJECT / "figures",
-        help="folder for the figures; default: figures",
+        help="folder for the figures (default: figures)",
     )
-    add("--experiment", default=experiment_name(), help="default: %(default)s")
+    add(
+        "--experiment",
+        default=experiment_name(),
+        help="experiment in the store (default: %(default)s)",
+    )
     add(
         "--venue",
         default=venues.DEFAULT,
         help="venue to draw for; `list` shows all with their sizes",
     )
     known = ", ".join(provenance.METADATA)
-    add("--format", default="pdf,png", help=f"of {known}, with commas; default: %(default)s")
-    add("--job", default="", metavar="ID", help="for figures of one job; default: the best")
+    add("--format", default="pdf,png", help=f"{known}; several with commas (default: %(default)s)")
+    add("--job", default="", metavar="ID", help="job for figures of one job (default: the best)")
     add("--unchecked", action="store_true", help="write figures even if the print check fails")
-    add("--any-code", action="store_true", help="draw jobs with different code or data, too")
+    add("--any-code", action="store_true", help="also draw jobs with other code or data")
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     return parser
 

@@ -1,4 +1,4 @@
-"""The tracking store's address, and what can be said of it: only `uri` gives passwords away.
+"""The tracking store's address, and forms of it that can be printed: only `uri` contains passwords.
 
 The store is `MLFLOW_TRACKING_URI`, else `mlflow.db` in the project.
 """
@@ -13,8 +13,8 @@ from engine.paths import PROJECT
 from engine.privacy import printable, scrub
 
 KINDS = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
-"""What the address of a store begins with (mlflow.org/docs, tracking URIs). MLflow has given up its
-file stores."""
+"""What the address of a store begins with (mlflow.org/docs, tracking URIs). MLflow no longer
+supports file stores."""
 
 SERVER = re.compile(
     r"(?P<scheme>[\w+.-]+://)(?P<user>[^/?#]*@)?(?P<host>[^/?#@]*)(?P<rest>.*)", re.DOTALL
@@ -22,8 +22,8 @@ SERVER = re.compile(
 
 
 def uri() -> str:
-    """Return the address as MLflow takes it: absolute, since its own default depends on the folder,
-    and with `%40` for each `@` but the last one, which databases would take for that."""
+    """Return the address for MLflow: absolute, since MLflow's default depends on the current
+    folder, and with `%40` for each `@` except the last one, which databases would misread."""
     given = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{PROJECT / 'mlflow.db'}"
     path = _path(given)
     if path:
@@ -41,7 +41,7 @@ def sqlite_path() -> Path | None:
 
 
 def check() -> None:
-    """Raise SettingsError if there can be no store at the address."""
+    """Raise SettingsError if the address is not a valid one for a store."""
     path = sqlite_path()
     if path and "'" in f"{path}{PROJECT}":
         raise _wrong("MLflow cannot work in a folder with a ' in its path; rename the folder")
@@ -64,12 +64,12 @@ def shown() -> str:
 
 
 def fingerprint() -> str:
-    """Return what tells stores apart; a password that is changed does not change it."""
+    """Return what distinguishes stores; it stays the same if the password changes."""
     return hashlib.sha256(shown().encode()).hexdigest()[:12]
 
 
 def reason(error: BaseException) -> str:
-    """Return why the store cannot be had, in one line that can be printed: the system's or the
+    """Return why the store is unavailable, in one line that can be printed: in the system's or the
     database's own words, if there are any."""
     causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
@@ -86,7 +86,7 @@ def reason(error: BaseException) -> str:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that a process has printed, as it can be printed again."""
+    """Return the last line that a process has printed, without secrets."""
     return scrub(text).strip().splitlines()[-1]
 
 

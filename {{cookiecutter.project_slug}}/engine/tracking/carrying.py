@@ -1,5 +1,5 @@
-"""How a courier's time goes: each target gets its lines when it wants them, and is tried again
-while it is unavailable, which does not delay the others.
+"""A courier's main loop: each target gets its lines when it wants them. An unavailable target is
+tried again, without delaying the others.
 """
 
 import signal
@@ -15,14 +15,14 @@ INTERVAL = 1.0
 """Seconds between two checks of the journal."""
 
 LONGEST = 10.0
-"""Most seconds between two attempts to reach a target that is unavailable."""
+"""Largest number of seconds between two attempts to reach an unavailable target."""
 
 DELIVERY = 120.0
 """Seconds that a courier keeps trying after its job has ended."""
 
 
 class Upload:
-    """A journal's way to one target, with what was wrong at the last attempt: `problem`."""
+    """The delivery of a journal to one target, with the problem of the last attempt: `problem`."""
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery, self.problem, self.done = delivery, "", False
@@ -50,7 +50,8 @@ def carry(
     job_ended: Callable[[float], bool],
     next_waits: Callable[[], bool],
 ) -> None:
-    """Deliver until the job's end and all is sent, or the job's next courier can do it.
+    """Deliver until the job has ended and everything is sent, or until the job's next courier can
+    take over.
 
     `job_ended` waits up to the given number of seconds for the end. Raises Elsewhere if the job
     belongs to another process.

@@ -1,4 +1,4 @@
-"""MLflow's client, patient for seconds and quiet. To import MLflow takes 2 s."""
+"""MLflow's client, set to be quiet and to give up after seconds. Importing MLflow takes 2 s."""
 
 import os
 from typing import TYPE_CHECKING
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ATTEMPTS = 3
-"""Times that MLflow tries to reach a database in one call, for 0.4 s in all; its own 10 take 100 s,
-in which nothing else is tried."""
+"""Number of times that MLflow tries to reach a database in one call, which takes 0.4 s. Its default
+of 10 takes 100 s, during which nothing else can be tried."""
 
 ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it raises what it would print
@@ -19,11 +19,11 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # its own 7 take four minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
-"""Variables that MLflow reads, where the user has not set them; some when it is imported."""
+"""Defaults of variables that MLflow reads, some of them when it is imported."""
 
 
 def client(uri: str = "") -> "MlflowClient":
-    """MLflow's client, with a patience of seconds: whoever calls it tries again by itself."""
+    """MLflow's client, which gives up after seconds: callers try again themselves."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient

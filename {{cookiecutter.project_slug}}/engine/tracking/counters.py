@@ -1,10 +1,10 @@
-"""What the machine itself counts: its cores and memory, and the job's GPU as its driver has it.
+"""Counters of the machine: its cores and memory, and the job's GPU according to its driver.
 
-Read by the courier alone. They are samples of the machine, not of training, so they are not in the
-journal: what cannot be sent at once is dropped. The names are MLflow's own, by which its tab
-"System metrics" knows them (mlflow.org/docs, system metrics); its monitor would list all GPUs of
-the machine for each job, and stops for good at the first failed call. `gpu_0` is always the job's
-own GPU. Sources: docs.nvidia.com/deploy/nvml-api, docs.kernel.org/filesystems/proc.html.
+Only the courier reads them. They are samples of the machine, not of training, so they are not in
+the journal: samples that cannot be sent immediately are dropped. The names are those of MLflow's
+tab "System metrics" (mlflow.org/docs, system metrics). MLflow's own monitor would list all GPUs of
+the machine for each job, and stops permanently at the first failed call. `gpu_0` is always the
+job's own GPU. Sources: docs.nvidia.com/deploy/nvml-api, docs.kernel.org/filesystems/proc.html.
 """
 
 import time
@@ -21,20 +21,20 @@ INTERVAL = 10.0
 """Seconds between two samples."""
 
 PREFIX = "system/"
-"""What the names begin with."""
+"""Prefix of the names."""
 
 MEGABYTE = 1e6
 
 STAT, MEMORY = Path("/proc/stat"), Path("/proc/meminfo")
-"""Linux's counters; where they are not there, nothing is sampled of the machine."""
+"""Linux's counters; on other systems, the machine is not sampled."""
 
 
 class Counters:
     """The counters of the machine and, by its UUID, of one GPU, if the driver knows it.
 
     A sample is utilization in per cent of the time, memory in megabytes and in per cent, power in
-    watts and in per cent of its limit, as far as there are such counters: a part of a GPU (MIG) has
-    memory alone.
+    watts and in per cent of its limit, if these counters exist: a part of a GPU (MIG) has only
+    memory.
     """
 
     def __init__(self, uuid: str = "") -> None:
@@ -74,7 +74,7 @@ def gpu_of(uuid: str) -> Any:
 
 
 def _times() -> list[int]:
-    """How long the machine's cores have been in each state; nothing where that is not known."""
+    """How long the machine's cores have been in each state; empty if that is not known."""
     with suppress(OSError, ValueError):
         return [int(word) for word in STAT.read_text().split("\n")[0].split()[1:9]]
     return []

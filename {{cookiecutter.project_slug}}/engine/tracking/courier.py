@@ -1,11 +1,9 @@
-"""The courier: a process of its own that carries a job's journal to its targets, such as MLflow.
-
-It alone imports MLflow. In the training process MLflow's threads would fight the loop for the
-interpreter's lock, and its import would nearly double the start. So the job starts the courier
-before it imports torch and hands it the job's folder on a pipe.
-
-While a target is unavailable, the courier tries again as long as the job lives and DELIVERY seconds
-more (carrying.py). What is not sent by then, the job's next courier sends.
+"""The courier: a separate process that copies a job's journal to its targets, such as MLflow. Only
+the courier imports MLflow. In the training process, MLflow's threads would compete with the loop
+for the interpreter's lock, and importing it would nearly double the time to start. So the job
+starts the courier before it imports torch, and passes it the job's folder through a pipe. While a
+target is unavailable, the courier keeps trying as long as the job runs and for DELIVERY more
+seconds (carrying.py). The job's next courier sends the rest.
 """
 
 import gc
@@ -34,13 +32,13 @@ from engine.tracking.store import Elsewhere
 from engine.warm import client
 
 PATIENCE = 30.0
-"""Seconds that a job waits, when it has finished, for its targets to take the rest."""
+"""Seconds that a finished job waits until its targets have everything."""
 
 IMPATIENCE = 5.0
-"""Seconds that it waits when it goes on later anyhow."""
+"""Seconds that a job waits if it will be continued later anyway."""
 
 DISPLACED = 4
-"""Its exit status if the job is trained from another folder."""
+"""The courier's exit status if the job is trained from another folder."""
 
 SERVER = "COURIERS"
 """The variable with the number of the socket of a server that starts couriers, in a sweep."""
@@ -50,13 +48,12 @@ MODULES = [
     "mlflow.store.tracking.rest_store",
     "mlflow.store.tracking.sqlalchemy_store",
 ]
-"""What that server has imported, for every kind of store."""
+"""The modules that this server imports, for every kind of store."""
 
 
 class Courier:
-    """The job's side: starts the process, gives it its work, hears how it went.
-
-    `displaced` says, once it has ended, that the job is trained from another folder.
+    """The job's side: starts the process, gives it its work and receives the outcome. After the
+    end, `displaced` says whether the job is trained from another folder.
     """
 
     def __init__(self) -> None:
@@ -65,15 +62,14 @@ class Courier:
         self._start()
 
     def carry(self, folder: Path) -> None:
-        """Begin to carry the journal in a job's folder."""
+        """Begin to deliver the journal in a job's folder."""
         self._folder = folder
         with suppress(BrokenPipeError):  # it has ended already; `finish` sees to that
             print(folder, file=self._words, flush=True)
 
     def finish(self, seconds: float) -> str:
-        """Wait until all is delivered; what went wrong, as one line, empty if nothing did.
-
-        A courier that needs longer than these seconds goes on by itself.
+        """Wait until everything is delivered; return the problem in one line, empty if there is
+        none. A courier that needs longer than these seconds continues on its own.
         """
         code = self._wait(seconds)
         if code is not None and code < 0:  # it was killed: another one does its work
@@ -86,7 +82,8 @@ class Courier:
         return "" if code == 0 else address.last_line(said)
 
     def _wait(self, seconds: float) -> int | None:
-        """Tell the courier that the job has ended; its exit status, None if it goes on sending."""
+        """Tell the courier that the job has ended; return its exit status, None if it is still
+        sending."""
         with suppress(BrokenPipeError):
             self._words.close()
         try:
@@ -111,8 +108,9 @@ class Courier:
 class Trainer:
     """The process that trains, seen from its courier, which reads from its pipe.
 
-    The pipe can stay open after its end, in processes of a loader. The courier is a child of the
-    trainer or, in a sweep, of a server; a pidfd works for both, where the system has them.
+    The pipe can stay open after the trainer's end, in the processes of a loader. The courier is a
+    child of the trainer or, in a sweep, of a server; a pidfd works for both, where the system has
+    them.
     """
 
     def __init__(self, pid: int) -> None:
@@ -127,7 +125,7 @@ class Trainer:
             self._over = not self._is_parent()
 
     def has_ended(self, seconds: float) -> bool:
-        """Wait up to so many seconds for its end; return whether it has ended."""
+        """Wait up to this many seconds for its end; return whether it has ended."""
         if self._over:
             time.sleep(seconds)
             return True
@@ -136,7 +134,7 @@ class Trainer:
         return self._over or (self._end is None and not self._is_parent())
 
     def interrupt(self) -> None:
-        """Send it TERM, if it runs still."""
+        """Send it TERM, if it is still running."""
         with suppress(ProcessLookupError):
             if self._end is not None:
                 signal.pidfd_send_signal(self._end, signal.SIGTERM)
@@ -149,9 +147,8 @@ class Trainer:
 
 @contextmanager
 def turn(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Be the one courier of a job, once the one of an earlier attempt has made way.
-
-    What it gives says whether the next one waits for its turn.
+    """Become the only courier of a job, after the courier of an earlier attempt has ended. Yields a
+    function that says whether another courier is waiting.
     """
     path, me = folder / "courier.lock", f"{platform.node()} {os.getpid()}".encode()
     with locks.waiting(path, note=me.decode()) as file:
@@ -159,7 +156,7 @@ def turn(folder: Path) -> Iterator[Callable[[], bool]]:
 
 
 def main() -> None:
-    """Carry one journal, named by the pipe's first line, until its job ends."""
+    """Deliver one journal, named by the pipe's first line, until its job ends."""
     trainer = Trainer(int(sys.argv[1]))
     with suppress(Exception):  # that the store is away is said later, if it still is
         prepare()

@@ -1,7 +1,6 @@
-"""The tracking store's database, asked by SQL where it can be: a sqlite file, PostgreSQL.
-
-Thousands of jobs take milliseconds, where MLflow's import alone takes 2 s. Queries are written for
-both, with values by name (`:experiment`).
+"""The tracking store's database, queried by SQL if possible (a sqlite file, PostgreSQL). Thousands
+of jobs take milliseconds, while importing MLflow takes 2 s. Queries work for both, with values by
+name (`:experiment`).
 """
 
 import sqlite3
@@ -21,11 +20,11 @@ LISTED = {
     "sqlite": "(SELECT value FROM json_each(:{}))",
     "postgresql": "(SELECT json_array_elements_text(CAST(:{} AS json)))",
 }
-"""How to write that a value is one of many, handed over as a JSON array of text."""
+"""SQL for "is one of these values", which are passed as a JSON array of texts."""
 
 
 def kind() -> str:
-    """`sqlite`, `postgresql`, or nothing where the store is to be asked in another way."""
+    """`sqlite`, `postgresql`, or empty if the store cannot be queried by SQL."""
     if address.sqlite_path():
         return "sqlite"
     return "postgresql" if address.uri().startswith(("postgresql:", "postgresql+")) else ""
@@ -37,9 +36,8 @@ def listed(name: str) -> str:
 
 
 def select(query: str, timeout: float = 60, **values: str) -> list[tuple[Any, ...]]:
-    """All rows of one query; none where the store has not been made yet.
-
-    Raises ConnectionError where the database cannot be read.
+    """All rows of a query; empty if the store does not exist yet. Raises ConnectionError if the
+    database cannot be read.
     """
     path = address.sqlite_path()
     return _from_file(path, query, timeout, values) if path else _from_server(query, values)
@@ -48,8 +46,8 @@ def select(query: str, timeout: float = 60, **values: str) -> list[tuple[Any, ..
 def _from_file(
     path: Path, query: str, timeout: float, values: dict[str, str]
 ) -> list[tuple[Any, ...]]:
-    """The file is opened for writing and then bound to reading: a connection that is read-only from
-    the start cannot roll back what a killed writer left, and fails."""
+    """The file is opened for writing and then restricted to reading: a connection that is read-only
+    from the start cannot roll back the changes of a killed writer, and fails."""
     if not path.exists():
         return []
     try:
@@ -64,7 +62,8 @@ def _from_file(
 
 
 def _from_server(query: str, values: dict[str, str]) -> list[tuple[Any, ...]]:
-    """SQLAlchemy, which MLflow needs as well, knows the driver that the address names."""
+    """Uses SQLAlchemy, which MLflow needs as well and which knows the driver that the address
+    names."""
     from sqlalchemy import NullPool, create_engine, text
     from sqlalchemy.exc import SQLAlchemyError
 

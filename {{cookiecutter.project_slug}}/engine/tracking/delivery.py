@@ -1,8 +1,8 @@
 """A job's journal on its way to a target, such as MLflow.
 
-A file in the job's folder, for MLflow `sent.json`, says how far it has come: into which run, up to
-which line of which journal. It saves work and no more: what is sent twice is stored once. A damaged
-journal is not sent: the job's next attempt mends it.
+A file in the job's folder (`sent.json` for MLflow) says how far the delivery has come: to which
+run, and up to which line of which journal. The file only saves work, because lines that are sent
+twice are stored once. A damaged journal is not sent: the job's next attempt repairs it.
 """
 
 import os
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """A journal on its way to a target. `status` is its word for how the job ended, if it has.
-
-    Raises Damaged if the journal or the settings beside it are.
+    """A journal on its way to a target. `status` is the journal's word for how the job ended, if it
+    has ended. Raises Damaged if the journal or settings.json is damaged.
     """
 
     def __init__(self, folder: Path, kind: type[Target]) -> None:
@@ -52,7 +51,7 @@ class Delivery:
         return self._target.interval
 
     def read(self) -> None:
-        """Take in what the job has written since. Raises Damaged for what is not as it was."""
+        """Read what the job has written since. Raises Damaged for damaged lines."""
         new = self._reader.read()
         self._unsent += new
         for line in new:
@@ -63,9 +62,8 @@ class Delivery:
             self.status = line.get("end", "" if "start" in line else self.status)
 
     def send(self, running: bool = False) -> None:
-        """Send what has been read; while the job is running, the machine's counters too.
-
-        Raises whatever the target raises; nothing is lost by that.
+        """Send what has been read; while the job is running, also the machine's counters. Raises
+        whatever the target raises, without losing anything.
         """
         try:
             if not self._is_open:
@@ -85,8 +83,8 @@ class Delivery:
             raise
 
     def end(self, status: str) -> None:
-        """Say how the run ended, once all of it is sent; then add the files that its users look
-        for. Results count as stored from then on, whatever becomes of the files."""
+        """Store how the run ended, after everything else is sent; then add the files that users
+        look for. From then on, results count as stored, whatever happens to the files."""
         if read := data.summary(self._folder):
             self._target.has_read(read)
         beyond = {"line": self._reader.line + 1}  # of no journal: what the courier has seen
@@ -107,7 +105,7 @@ class Delivery:
         self._is_open = True
 
     def _sampled(self, since: int) -> list[Line]:
-        """The counters, if it is time for them; none if they cannot be read."""
+        """The counters, if it is time for them; empty if they cannot be read."""
         with suppress(Exception):  # whatever a driver does, metrics are not to wait for it
             from engine.tracking.counters import Counters
 

@@ -1,7 +1,8 @@
-"""The project's experiment in the tracking store: made, known for its own, renamed, moved.
+"""The project's experiment in the tracking store: making, recognizing, renaming and moving it.
 
-An experiment has the project's name and, as a tag, the project's id. Many processes that open a new
-store at once crash it, so `python -m engine.tracking.experiment` makes it ready under a lock.
+An experiment has the project's name and, as a tag, the project's id. If many processes open a new
+store at the same time, they crash it, so `python -m engine.tracking.experiment` prepares the store
+under a lock.
 """
 
 import sqlite3
@@ -24,21 +25,22 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment
 
 PROJECT_ID = "project_id"
-"""The tag of an experiment that says whose it is."""
+"""The tag of an experiment that has the id of its project."""
 
 ARTIFACTS = PROJECT / "mlruns"
-"""Where files go that belong to runs, unless a server keeps them."""
+"""The folder for the files of runs, unless a server keeps them."""
 
 
 @cache
 def experiment_name() -> str:
-    """The project's name, from pyproject.toml: all its jobs lie in the experiment of that name."""
+    """The project's name, from pyproject.toml: all its jobs are in the experiment with that
+    name."""
     with (CODE / "pyproject.toml").open("rb") as file:
         return str(tomllib.load(file)["project"]["name"])
 
 
 def prepare() -> str:
-    """Return the id of the project's experiment, which is made or renamed if need be.
+    """Return the id of the project's experiment, which is made or renamed if necessary.
 
     Raises SettingsError if an experiment of this name belongs to another project.
     """
@@ -59,7 +61,7 @@ def prepare() -> str:
 
 
 def belongs_to_another(experiment: str) -> SettingsError:
-    """Return what to tell a project whose name is another one's in the store."""
+    """Return the message for a project whose name belongs to another project in the store."""
     return SettingsError(
         f"the experiment {experiment!r} in the tracking store belongs to another project; change "
         "the name in pyproject.toml, or if this is a copy of that project, give it the same "
@@ -68,7 +70,7 @@ def belongs_to_another(experiment: str) -> SettingsError:
 
 
 def _renamed() -> "Experiment | None":
-    """The project's experiment under a former name of the project; it gets the present one."""
+    """Find the project's experiment under a former name, and give it the present name."""
     query = f"tags.{PROJECT_ID} = '{project_id()}'"
     for found in client().search_experiments(filter_string=query):
         client().rename_experiment(found.experiment_id, experiment_name())
@@ -77,10 +79,9 @@ def _renamed() -> "Experiment | None":
 
 
 def _follow_move(experiment: "Experiment") -> None:
-    """Have files go to, and be looked for in, the folder that the project now lies in.
-
-    MLflow notes absolute paths, and has no call to change them. They are changed in a sqlite store
-    that lies in the project itself, and so was moved or copied with it.
+    """Make MLflow use the project's present folder for files. MLflow records absolute paths, and
+    has no call to change them. They are changed only in a sqlite store inside the project, which
+    was moved or copied with it.
     """
     path, old, new = address.sqlite_path(), experiment.artifact_location, ARTIFACTS.as_uri()
     if not path or path.parent != PROJECT or not old.startswith("file:") or old.startswith(new):
@@ -96,7 +97,8 @@ def _follow_move(experiment: "Experiment") -> None:
 
 
 def _make_whole(path: Path | None) -> None:
-    """Make a sqlite store beside its place: killed meanwhile, MLflow leaves a broken one."""
+    """Make a sqlite store next to its final place, because MLflow leaves a broken store if it is
+    killed in the meantime."""
     if path and not path.exists():
         with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
             part = Path(folder) / path.name
@@ -105,7 +107,7 @@ def _make_whole(path: Path | None) -> None:
 
 
 def _alone() -> AbstractContextManager[TextIO]:
-    """Keep other processes of this machine from opening the store meanwhile."""
+    """Keep other processes on this machine from opening the store in the meantime."""
     file = address.sqlite_path() or PROJECT / f"mlflow-{address.fingerprint()}"
     return locks.waiting(file.with_name(file.name + ".lock"))
 

@@ -1,7 +1,7 @@
-"""What MLflow's own pages show of a run: who ran what, from which commit, in which sweep.
+"""What MLflow's own pages show about a run: who ran what, from which commit, in which sweep.
 
-MLflow fills these fields in by itself only where a training process calls `mlflow.start_run()`. The
-names that begin with `mlflow.` are its own (mlflow.org/docs, tracking, system tags).
+MLflow fills in these fields itself only if a training process calls `mlflow.start_run()`. Names
+that begin with `mlflow.` are reserved for MLflow (mlflow.org/docs, tracking, system tags).
 """
 
 import getpass
@@ -23,7 +23,7 @@ LONGEST = 1000
 
 
 def tags(folder: JobFolder[Any]) -> dict[str, str]:
-    """Return the fields of a run's page, as tags: what is not known is left out."""
+    """Return the fields of a run's page as tags; unknown ones are left out."""
     version = provenance.version()
     found = {
         "mlflow.user": _user(),
@@ -40,8 +40,8 @@ def tags(folder: JobFolder[Any]) -> dict[str, str]:
 
 
 def sweep() -> str:
-    """Return the name of the sweep that runs this job, which is the time it began; empty if the job
-    was started by hand."""
+    """Return the name of the sweep that runs this job, which contains the time when it began; empty
+    if the job was started by hand."""
     return "" if CODE == PROJECT else CODE.parent.name
 
 

@@ -4,7 +4,7 @@ They are written if the environment variable PARQUET_FOLDER names a folder. Each
 folder there, with a file for each attempt in `metrics/` and one in `jobs/`. Only an attempt's own
 courier writes its files, and always replaces them as a whole, so many machines can write into one
 folder and a reader never sees half a file. A file is rewritten when there is something new, but
-less often if that takes long.
+less often if writing takes long.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ FRACTION = 0.01
 """Largest fraction of the time that may be spent writing."""
 
 UNFINISHED = ".unfinished"
-"""Where files are written, before they are moved to their tables: libraries read a folder with all
-that is in it."""
+"""The folder in which files are written before they are moved to their tables, because libraries
+read everything in a table's folder."""
 
 
 def root() -> Path | None:

@@ -1,9 +1,9 @@
 """Reading the tracking store: which jobs are finished or diverged, and which are being trained.
 
 A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`,
-which its courier writes last: the status alone can lie. One that diverged has the status FAILED and
-the mark `diverged`. A lease is a run that is being written. All functions raise ConnectionError
-when the store cannot be read.
+which its courier writes last, because the status alone is not reliable. A diverged job has the
+status FAILED and the mark `diverged`. A lease is a run that is being written. All functions raise
+ConnectionError when the store cannot be read.
 """
 
 import json
@@ -60,14 +60,15 @@ MARKED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
 DIVERGED = "attributes.status = 'FAILED' AND tags.diverged = 'true'"
 
 WRONG = 2
-"""Exit status of the process that asks MLflow's client, if the experiment is another project's."""
+"""Exit status of the process that asks MLflow's client, if the experiment belongs to another
+project."""
 
 LONGEST_QUERY = 20.0
-"""Seconds after which a store that a job asks counts as away."""
+"""Seconds after which a store that does not answer a job counts as unavailable."""
 
 
 class Lease(NamedTuple):
-    """Who trains a job and with which code, by the store's account."""
+    """Who trains a job, and with which code, according to the store."""
 
     code: str
     owner: str
@@ -83,7 +84,7 @@ class Ended(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the store knows of jobs, by their ids."""
+    """What the store knows about jobs, by their ids."""
 
     finished: dict[str, list[Ended]]
     diverged: dict[str, list[Ended]]
@@ -104,7 +105,7 @@ def experiments() -> list[str]:
 
 
 def settle(experiment: str) -> None:
-    """Make sure that the project's experiment is its own and has its present name.
+    """Make sure that the experiment belongs to the project and has its present name.
 
     Raises SettingsError if it belongs to another project.
     """
@@ -117,7 +118,8 @@ def settle(experiment: str) -> None:
 
 
 def _owners(experiment: str) -> dict[str, str | None]:
-    """The ids of projects by experiment: of this one, and of those that are this project's."""
+    """The project id of each experiment: of the one with this name, and of those that belong to
+    this project."""
     own = existing_id() or "none"
     if database.kind():
         return dict(select(OWNERS, LONGEST_QUERY, experiment=experiment, project=own))
@@ -128,11 +130,10 @@ def _owners(experiment: str) -> dict[str, str | None]:
 
 
 def known(experiment: str) -> Known:
-    """What the store knows of all jobs; nothing where the experiment or the store is not there yet.
-
-    MLflow's client, where it is needed, is kept to a process of its own: a job that asks this goes
-    on to train. Raises SettingsError where there can be no store, or the experiment is another
-    project's.
+    """What the store knows about all jobs; empty if the experiment or the store does not exist yet.
+    If MLflow's client is needed, it runs in a separate process, because the calling job goes on to
+    train. Raises SettingsError if the store's address is not valid, or if the experiment belongs to
+    another project.
     """
     targets.check()
     if database.kind() == "sqlite":
@@ -156,8 +157,8 @@ def known(experiment: str) -> Known:
 
 
 def _known(ended: Iterable[Sequence[Any]], running: Iterable[Sequence[Any]]) -> Known:
-    """From rows of (status, job id, digests of code and data, end, start) of runs that are over,
-    and of (job id, code, owner, host, heartbeat) of those that are RUNNING."""
+    """Combine rows of (status, job id, digests of code and data, end, start) of runs that have
+    ended, and rows of (job id, code, owner, host, heartbeat) of those that are RUNNING."""
     found = Known({}, {}, {})
     for status, job_id, code, data, end, start in ended:
         jobs = found.finished if status == "FINISHED" else found.diverged
@@ -192,7 +193,7 @@ def _rows_by_client(experiment: str) -> tuple[list[list[Any]], list[list[str]]]:
 
 
 def all_runs(client: "MlflowClient", experiment: str, query: str) -> "list[Run]":
-    """All runs of an experiment that a query asks for, page by page."""
+    """All runs of an experiment that match a query, fetched page by page."""
     named = client.get_experiment_by_name(experiment)
     runs: list[Run] = []
     page = None
@@ -205,7 +206,7 @@ def all_runs(client: "MlflowClient", experiment: str, query: str) -> "list[Run]"
 
 @contextmanager
 def asked() -> Iterator["MlflowClient"]:
-    """MLflow's client, whose errors become ConnectionErrors of one line."""
+    """MLflow's client, whose errors are turned into ConnectionErrors of one line."""
     try:
         yield client()
     except Exception as error:

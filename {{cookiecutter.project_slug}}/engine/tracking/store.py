@@ -1,11 +1,11 @@
-"""The tracking store, as written to: MLflow's client, used by the courier's process alone.
+"""Writing to the tracking store with MLflow's client, which only the courier's process uses.
 
 Reading is in reading.py.
 
-An attempt has one run. Its tags say whose it is: `owner` (the attempt's folder), `journal` (what it
-is written from) and `heartbeat`, the time at which its courier was last alive. A run that is
-RUNNING with a young heartbeat and belongs to another folder is a lease: someone else trains that
-job with the same code.
+An attempt has one run. Its tags identify it: `owner` (the attempt's folder), `journal` (the journal
+from which it is written) and `heartbeat`, the time at which its courier was last alive. A run that
+is RUNNING, has a recent heartbeat and belongs to another folder is a lease: someone else is
+training that job with the same code.
 """
 
 import json
@@ -32,26 +32,25 @@ BEAT = 20.0
 """Seconds between two heartbeats."""
 
 LEASE = 120.0
-"""Seconds after its last heartbeat for which a run is its owner's."""
+"""Seconds after its last heartbeat for which a run belongs to its owner."""
 
 
 class Elsewhere(Exception):
-    """The job is trained from another folder, by this store's account. Its text says where."""
+    """The job is trained from another folder, according to this store. Its text says where."""
 
 
 def fresh(status: str, heartbeat: str) -> bool:
-    """Whether a run with this status and this heartbeat is still its owner's."""
+    """Whether a run with this status and this heartbeat still belongs to its owner."""
     with suppress(ValueError):  # others may have written it
         return status == "RUNNING" and time.time() - float(heartbeat) < LEASE
     return False
 
 
 class Run(Target):
-    """The one run of an attempt, made or gone on with; `begun` is when, in milliseconds since 1970.
-
-    Of the job's other runs with the same code, those that ended unfinished are deleted at once, and
-    those that finished with the same data when this one has. Raises Elsewhere if one of them is a
-    lease.
+    """The single run of an attempt, new or continued; `begun` is its start in milliseconds since
+    1970. Other runs of the job with the same code are deleted: unfinished ones immediately, and
+    those that finished with the same data when this run has finished. Raises Elsewhere if one of
+    them is a lease.
     """
 
     NAME, NOTED_IN, COUNTERS = "the tracking store", "sent.json", True
@@ -84,7 +83,8 @@ class Run(Target):
         self.beat()
 
     def beat(self) -> None:
-        """Say that the job is alive, if it is time to. Raises Elsewhere if it is not this one's."""
+        """Send a heartbeat, if it is time for one. Raises Elsewhere if the job belongs to another
+        folder."""
         if time.monotonic() - self._beaten > BEAT:
             self._settle()
             self._client.set_tag(self.id, "heartbeat", str(time.time()))
@@ -93,8 +93,8 @@ class Run(Target):
     def log(self, lines: Sequence[Line], mended: bool = False) -> None:
         """Send journal lines: metrics with the journal's own times, and tags.
 
-        Of a journal that was `mended`, steps that the store has already are left out: what the disk
-        had lost was measured again, at another time.
+        If the journal was `mended`, steps that the store already has are left out, because lost
+        points were measured again, at another time.
         """
         from mlflow.entities import Metric, RunTag
 
@@ -113,8 +113,8 @@ class Run(Target):
     def add(self, folder: Path, names: Iterable[str]) -> None:
         """Copy files in a job's folder to the run, into folders of the same names.
 
-        Where that fails a tag says why, and no other file is tried: nothing else is to wait for it,
-        and the job has the files.
+        If that fails, a tag says why, and no further files are tried: nothing else should wait for
+            them, and they are in the job's folder.
         """
         for name in names:
             if not (folder / name).exists():
@@ -133,7 +133,7 @@ class Run(Target):
             self._client.log_artifact(self.id, str(folder / name), None if below == "." else below)
 
     def has_read(self, data: Summary) -> None:
-        """Say which data the attempt has read, in the field that MLflow has for it."""
+        """Store which data the attempt has read, in MLflow's field for it."""
         from mlflow.entities import Dataset, DatasetInput
 
         source = json.dumps({"uri": str(data.path)})
@@ -142,7 +142,8 @@ class Run(Target):
         self._client.log_inputs(self.id, datasets=[DatasetInput(read)])
 
     def end(self, status: str) -> None:
-        """Say how the run ended; one that finished is marked last, since the status can lie."""
+        """Store how the run ended; the mark of a finished run is written last, since the status
+        alone is not reliable."""
         self._client.set_terminated(self.id, status)
         if status == "FINISHED":
             self._client.set_tag(self.id, "finished", "true")
@@ -153,7 +154,7 @@ class Run(Target):
                     self._client.delete_run(run_id)
 
     def _steps(self, name: str) -> set[int]:
-        """The steps of a metric that the store had when this was first asked."""
+        """The steps of a metric that the store had at the first call."""
         if name not in self._stored:
             history = self._client.get_metric_history(self.id, name)
             self._stored[name] = {point.step for point in history}
@@ -172,7 +173,7 @@ class Run(Target):
     def _settle(self) -> None:
         """Find the run that is written from this journal; clear away the job's dead ones.
 
-        Of two leases the older one stands: this one's run gives way to it.
+        If there are two leases, the older one is valid, and this run gives way.
         """
         runs = self._all()
         same = [run for run in runs if run.data.tags.get("journal") == self._journal]
@@ -200,7 +201,7 @@ class Run(Target):
         raise Elsewhere(f"is running already (on {tags.get('host')}, in {tags.get('job_folder')})")
 
     def _complete(self) -> None:
-        """Add the params that the run has not got: those it has cannot be changed."""
+        """Add the missing params of the run: existing ones cannot be changed."""
         from mlflow.entities import Param, RunTag
 
         run = self._client.get_run(self.id)

@@ -1,9 +1,9 @@
 """The finished jobs in the tracking store, those that diverged, and the curves of both.
 
 A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`;
-one that diverged has the status FAILED and the mark `diverged`. Databases are asked by SQL, in one
-query for each table; a server through MLflow's client, which has no call for many histories at
-once: several are asked for at a time. All functions raise ConnectionError when the store cannot be
+one that diverged has the status FAILED and the mark `diverged`. Databases are queried by SQL, once
+for each table. A server is asked through MLflow's client, which has no call for many histories, so
+several requests are made at a time. All functions raise ConnectionError when the store cannot be
 read.
 """
 
@@ -42,7 +42,7 @@ ORDER BY run_uuid, step, timestamp
 """
 
 AT_ONCE = 8
-"""Histories that a server is asked for at a time."""
+"""Number of histories that are requested from a server at a time."""
 
 
 class StoredJob(TypedDict):
@@ -60,8 +60,8 @@ class StoredJob(TypedDict):
 
 
 def jobs(experiment: str) -> list[StoredJob]:
-    """Return the attempts at jobs, by job id; of runs with the same job id and code one that
-    finished, the last to end."""
+    """Return the attempts at jobs, by job id; of several runs with the same job id and code, a
+    finished one, or the last to end."""
     found = _by_sql(experiment) if database.kind() else _by_client(experiment)
     found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
     return list({(job["job_id"], job["tags"].get("code")): job for job in found}.values())
@@ -84,7 +84,7 @@ def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
 
 
 def folder_of(job_folder: str) -> Path:
-    """Return an attempt's folder, by its run's tag: in the project, which may have been moved or
+    """Return an attempt's folder, from its run's tag: in the project, which may have been moved or
     copied, if it is there."""
     written = Path(job_folder)
     moved = PROJECT / "runs" / written.parent.name / written.name
@@ -92,8 +92,8 @@ def folder_of(job_folder: str) -> Path:
 
 
 def file(run_id: str, folder: str, name: str) -> bytes:
-    """Return what is in a file that a job has kept: in its folder, or if that is not on this
-    machine, with its run. Raises OSError if it cannot be read."""
+    """Return the content of a file that a job has kept, from its folder or, if that is not on this
+    machine, from its run. Raises OSError if it cannot be read."""
     place = folder_of(folder)
     if place.is_dir():
         return (place / name).read_bytes()
@@ -112,7 +112,8 @@ def files(run_id: str, folder: str, below: str) -> list[str]:
 
 
 def _number(value: float | None) -> float:
-    """A metric as it was logged: SQL has none for NaN, and MLflow the largest for infinity."""
+    """A metric as it was logged: in SQL, NaN is NULL, and MLflow stores the largest number for
+    infinity."""
     if value is None:
         return math.nan
     return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value

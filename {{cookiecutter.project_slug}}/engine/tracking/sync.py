@@ -1,4 +1,4 @@
-"""`python jobs.py sync`: send what the targets lack of the jobs on this disk."""
+"""`python jobs.py sync`: send the results of jobs on this disk that are missing in the targets."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,9 +17,8 @@ from engine.tracking.target import Target
 
 
 def sync(runs_root: Path) -> int:
-    """Send what is left of every job that is not running; the exit status.
-
-    Raises SettingsError if there is no such folder, or there can be no such target.
+    """Send the missing results of every job that is not running; return the exit status. Raises
+    SettingsError if there is no such folder, or a target is not valid.
     """
     targets.check()
     if not runs_root.expanduser().is_dir():

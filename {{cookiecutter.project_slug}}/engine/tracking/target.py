@@ -19,7 +19,7 @@ class Target(ABC):
 
     Any method may raise any exception, which means that the place is unavailable. The courier then
     waits, calls `open` again, and sends again everything that was not acknowledged. So a target
-    must store only once what it is sent twice.
+    must store lines only once, even if they are sent twice.
     """
 
     NAME: ClassVar[str]
@@ -43,7 +43,7 @@ class Target(ABC):
 
     @abstractmethod
     def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
-        """Take note of an attempt's folder, the content of its settings.json and its journal's id.
+        """Remember an attempt's folder, the content of its settings.json and its journal's id.
         Does not contact the place yet."""
 
     @staticmethod
@@ -54,7 +54,7 @@ class Target(ABC):
     @staticmethod
     @abstractmethod
     def check() -> None:
-        """Raise SettingsError if there cannot be such a place."""
+        """Raise SettingsError if the place cannot be used."""
 
     @staticmethod
     @abstractmethod
@@ -82,8 +82,8 @@ class Target(ABC):
         return
 
     def add(self, folder: Path, names: Iterable[str]) -> None:
-        """Store files in an attempt's folder. They are no part of what "finished" promises, so
-        nothing is raised."""
+        """Store files in an attempt's folder. "Finished" does not promise that the files are
+        stored, so nothing is raised."""
         return
 
     def has_read(self, data: Summary) -> None:

@@ -1,4 +1,4 @@
-"""The targets of couriers: the tracking store, which knows what has run, and copies of it."""
+"""The targets of couriers: the tracking store, which says what has run, and copies of its data."""
 
 from pathlib import Path
 
@@ -24,12 +24,12 @@ def check() -> None:
 
 
 def all_have(folder: Path) -> bool:
-    """Whether each target has all of an attempt, as far as is known."""
+    """Whether each target is known to have everything of an attempt."""
     return all(delivered(folder, kind) for kind in in_use())
 
 
 def copies_lack(folder: Path) -> bool:
-    """Whether a target other than the store lacks part of a finished attempt on this disk."""
+    """Whether a target other than the store lacks a part of a finished attempt on this disk."""
     copies = in_use()[1:]
     finished = bool(copies) and attempts.status(folder) == "finished"
     return finished and not all(delivered(folder, kind) for kind in copies)

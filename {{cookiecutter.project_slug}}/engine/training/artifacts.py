@@ -30,7 +30,7 @@ GAP = 1
 
 
 class Artifacts:
-    """The files that a job logs."""
+    """Writes the files that a job logs."""
 
     def __init__(self, folder: Path, journal: Journal) -> None:
         self._folder, self._journal = folder, journal

@@ -23,7 +23,7 @@ from torch import nn
 from engine.training import devices
 
 LOOK = 0.1
-"""Seconds after which a wait for a result looks for a signal."""
+"""Seconds after which a wait for a result checks for a signal."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Background:
             yield from self._finished(leave=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights whose results have not come yet."""
+        """Return the weights whose results are still missing."""
         pending = [(task.at, task.weights.model.state_dict()) for task in self._pending]
         return {"begun": self._begun, "pending": pending or self._restored}
 
@@ -94,7 +94,7 @@ class Background:
         self._begun, self._restored = state["begun"], state["pending"]
 
     def close(self) -> None:
-        """Wait for the calls that run; those that have not begun never do."""
+        """Wait for the running calls; those that have not begun are dropped."""
         if self._threads:
             self._threads.shutdown(cancel_futures=True)
         self._pending.clear()

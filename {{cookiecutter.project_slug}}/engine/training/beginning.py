@@ -23,13 +23,13 @@ from engine.training import checkpoints, longer
 from engine.training.longer import Factor, Trained
 
 NAMED = 8
-"""Weights that do not fit are named up to this number, and then only counted."""
+"""Largest number of unfitting weights that are named; further ones are only counted."""
 
 CPU = torch.device("cpu")
 
 
 class Beginning:
-    """What a job starts from."""
+    """The attempt from which a job starts."""
 
     def __init__(self, folder: JobFolder[Any]) -> None:
         self._folder = folder

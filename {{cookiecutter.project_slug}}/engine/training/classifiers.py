@@ -25,7 +25,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class ImageSpec(Protocol):
-    """What is known of a dataset of images."""
+    """What is known about a dataset of images."""
 
     @property
     def shape(self) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""torch.compile, where it pays.
+"""torch.compile, used where it is worth it.
 
 Compiled code is kept in the project's `.cache`, so the second job of a kind starts warm. Source:
 docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.

@@ -29,13 +29,13 @@ class Event(Protocol):
     """A mark in the work that a device has been told to do."""
 
     def record(self) -> None:
-        """Put it behind what the current stream has been told so far."""
+        """Place it after the work queued so far on the current stream."""
 
     def query(self) -> bool:
-        """Return whether the device has come that far."""
+        """Return whether the device has reached it."""
 
     def synchronize(self) -> None:
-        """Wait until the device has come that far."""
+        """Wait until the device has reached it."""
 
 
 def choose(name: str) -> torch.device:
@@ -131,7 +131,7 @@ def wait_for_stream(device: torch.device) -> None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on a device; of a CPU, the machine's memory not in use."""
+    """Return the bytes that are free on a device; on a CPU, the machine's available memory."""
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
     if device.type != "cpu":
@@ -141,7 +141,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin anew to look for the most memory that tensors take on a device."""
+    """Reset the record of the most memory that tensors have taken on a device."""
     if runs_ahead(device):
         _module(device).reset_peak_memory_stats(device)
 
@@ -173,7 +173,7 @@ def event(device: torch.device) -> Event:
 
 
 class _Done:
-    """An event of a device that has done all that it was told to."""
+    """An event on a device that has done all its work, such as a CPU."""
 
     def record(self) -> None: ...
 
@@ -235,7 +235,7 @@ def random_state(device: torch.device) -> Tensor:
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Put a device's random numbers where they were."""
+    """Restore the state of a device's random numbers."""
     if device.type == "cpu":
         torch.set_rng_state(state)
     else:

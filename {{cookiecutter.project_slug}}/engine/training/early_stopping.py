@@ -34,7 +34,7 @@ class EarlyStopping(Stateful):
         """How often `plateau` evaluations in a row brought no improvement."""
 
     def improved(self, metrics: Mapping[str, float]) -> bool:
-        """Take note of an evaluation; returns whether it is the best so far.
+        """Record an evaluation; return whether it is the best so far.
 
         Raises Diverged if the monitored metric is not finite, JobError if it was not measured.
         """

@@ -40,7 +40,7 @@ class EMA(Generic[M]):
             torch._foreach_copy_(mine, theirs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the EMA; nothing if there is none."""
+        """Return the EMA; empty if there is none."""
         return {"steps": self._steps, "model": self.model.state_dict()} if self._decay else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

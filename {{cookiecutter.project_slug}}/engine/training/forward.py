@@ -45,7 +45,7 @@ class Prepared:
         self.plain = forward
         self.compiled = compile != "off"
         self._in_blocks = WeakSet[nn.Module]() if compile == "blocks" else None
-        """Networks whose blocks are compiled by themselves."""
+        """Networks whose blocks are compiled separately."""
         if self.compiled and self._in_blocks is None:
             without = compilation.GRAPHS.get(compile, compile)
             self._to_train = compilation.compiled(region(forward), compile)

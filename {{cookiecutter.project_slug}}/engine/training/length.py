@@ -38,7 +38,7 @@ class Length(Stateful):
         """Seconds since some moment; the same for all processes of a job."""
 
     def set_epoch(self, steps: int | None) -> None:
-        """Take note of how many batches an epoch has, None for a stream.
+        """Record how many batches an epoch has, None for a stream.
 
         Raises SettingsError for a length in epochs of a stream.
         """
@@ -75,7 +75,7 @@ class Length(Stateful):
         return min(1.0, self._elapsed / (60 * self.minutes)) if self._began else 0.0
 
     def measure(self, step: int) -> None:
-        """Take note that a step was taken, the last thing after the device has done it."""
+        """Record that a step was taken, after the device has done it."""
         self._taken += 1
         if self._taken == WARM_UP:
             self._timed_from = self.clock()

@@ -51,7 +51,7 @@ the monitored metric has not improved."""
 
 @dataclass
 class Planned:
-    """A job of some length, as its schedule sees it."""
+    """A job with a given length, as its schedule sees it."""
 
     total_steps: int
     steps_per_epoch: int

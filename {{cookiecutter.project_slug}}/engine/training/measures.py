@@ -16,7 +16,7 @@ from engine.job.terminal import log
 from engine.training import processes
 
 PARTS = ("train_", "val_", "test_")
-"""How the logged names of what was measured begin."""
+"""Prefixes of the logged names of measurements."""
 
 
 class Sum(NamedTuple):
@@ -57,7 +57,7 @@ def sums_made(measured: Mapping[str, Any]) -> Mapping[str, Sum]:
 
 
 def sum_of(value: Any) -> Sum:
-    """Return a measurement as a sum that is still to be made."""
+    """Return a measurement as a sum that is still to be computed."""
     if isinstance(value, Tensor):
         return Sum(value.detach() if value.requires_grad else value, value.numel())
     match value:
@@ -74,7 +74,7 @@ def sum_of(value: Any) -> Sum:
 
 
 def summed(measurement: Sum) -> Sum:
-    """Return a sum that is made."""
+    """Return a sum that has been computed."""
     weight = measurement.weight
     whole = total(weight) if isinstance(weight, Tensor) else weight
     return Sum(total(measurement.numerator), whole)

@@ -24,19 +24,19 @@ POINTS = 1000
 """Points of a training curve that --log-every auto aims at."""
 
 UNKNOWN = 10
-"""Steps for each point where the number of steps is not known from the start."""
+"""Steps for each point if the number of steps is not known from the start."""
 
 STEPS = 64
-"""Steps whose measurements are summed together at most."""
+"""Largest number of steps whose measurements are summed together."""
 
 VALUES = 2**20
-"""Measured values that wait on the device at most."""
+"""Largest number of measured values that wait on the device."""
 
 ON_DEVICE = (Tensor, tuple)
 """Kinds of measurements; all else is a number."""
 
 INTERVAL = 1.0
-"""Seconds between two copies to the host, at most."""
+"""Largest number of seconds between two copies to the host."""
 
 
 NamedSum = tuple[str, float, float]
@@ -44,7 +44,7 @@ NamedSum = tuple[str, float, float]
 
 
 class Step(NamedTuple):
-    """A step, with what it measured and what the host knew, such as the learning rate."""
+    """A step, with its measurements and numbers from the host, such as the learning rate."""
 
     step: int
     at: int

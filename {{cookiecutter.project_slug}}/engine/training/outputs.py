@@ -28,10 +28,10 @@ from engine.training import devices
 FILE = "predictions.npz"
 
 LENGTHS = ".lengths"
-"""How the name of a column ends that has the lengths of another one's rows."""
+"""Ending of the name of a column that has the lengths of another column's rows."""
 
 AHEAD = 8
-"""Batches on their way to the host at most; then the oldest is waited for."""
+"""Largest number of batches on their way to the host; then the oldest is waited for."""
 
 NUMPY = (torch.float16, torch.float32, torch.float64)
 """Floating-point formats that NumPy has."""
@@ -136,7 +136,7 @@ class _Column:
 
 
 def _columns(name: str, value: Value) -> list[tuple[str, Tensor]]:
-    """The tensors that are kept of a value, by name."""
+    """The tensors that are kept for a value, by name."""
     parts: list[Any] = [*value] if isinstance(value, list | tuple) else [value]
     if not parts or not all(isinstance(part, Tensor) and part.ndim for part in parts):
         wanted = "must be a tensor (B, …), or a list with a tensor (L, …) for each example"

@@ -64,7 +64,7 @@ class Position(Stateful):
             self.interval += 1
 
     def is_evaluated(self, step: int) -> bool:
-        """Whether the model is evaluated after a step, however long the job is."""
+        """Whether the model is evaluated after a step, whatever the job's length is."""
         while (end := self._next_evaluation()) < step:
             self.interval += 1
         return end == step

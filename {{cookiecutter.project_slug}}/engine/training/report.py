@@ -1,4 +1,4 @@
-"""What a job shows while it trains: a progress bar, and a line for each evaluation."""
+"""The output of a job while it trains: a progress bar, and a line for each evaluation."""
 
 import time
 from collections.abc import Iterator, Mapping

@@ -26,7 +26,7 @@ class GlobalStreams:
         self._common: dict[str, Any] | None = None
 
     def separate(self) -> None:
-        """Have each process of the job draw its own numbers from here on."""
+        """From here on, each process of the job draws its own numbers."""
         self._common = self.own_state()
         self._begin(self._rank.number)
 
@@ -69,7 +69,7 @@ class GlobalStreams:
         np.random.set_state(state["numpy"])
 
     def _have_drawn(self, processes: list[dict[str, Any]]) -> bool:
-        """Whether the numbers of some process are not where they were when the job began."""
+        """Whether any process has drawn numbers since the job began."""
         now = self.own_state()
         try:
             for number, state in enumerate(processes):

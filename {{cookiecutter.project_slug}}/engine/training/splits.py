@@ -1,4 +1,4 @@
-"""Which examples a job trained, validated and tested on, in plain files.
+"""Records which examples a job trained, validated and tested on, in plain files.
 
 with numpy.load("runs/.splits/<digest>.npz") as kept:
     kept["train"]  # (N,), indices into the dataset that the part was taken from

@@ -77,7 +77,7 @@ class TrainingState:
         (self._folder / "previous.pt").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Wait for what is being written, whatever became of it."""
+        """Wait for what is being written, without raising its errors."""
         self._writer.close()
 
     def restore(self, other: Callable[[], dict[str, Any]]) -> None:

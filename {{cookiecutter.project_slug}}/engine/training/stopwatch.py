@@ -1,4 +1,4 @@
-"""Where the time of a job goes, by the host's clock."""
+"""Where the time of a job goes, according to the host's clock."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ class Stopwatch(Stateful):
         self._noted = time.monotonic()
         self._units: dict[str, float] = {}
         self.peak: float | None = None
-        """Floating-point operations a second that the device can do, if that is known."""
+        """Floating-point operations per second that the device can do, if known."""
         self.rates: dict[str, float] = {}
         """Of the last interval: training examples per second, what they consist of per second, the
         MFU if it is known, and the fraction of its training spent waiting for data."""
@@ -42,7 +42,7 @@ class Stopwatch(Stateful):
             yield batch
 
     def trained(self, examples: int) -> None:
-        """Take note that a step with so many examples was taken."""
+        """Record that a step with this many examples was taken."""
         self._examples += examples
 
     def end_steps(self) -> None:

@@ -37,7 +37,7 @@ Metrics = Mapping[str, float]
 
 
 class Watcher(Protocol):
-    """What looks at the steps of a loop, as --profile does."""
+    """Observes the steps of a loop, as --profile does."""
 
     def steps(
         self, stream: Iterator[tuple[Any, int]], batches: Batches | None
@@ -52,7 +52,7 @@ class Watcher(Protocol):
 
 
 class TrainingLoop:
-    """The part of a job that trains."""
+    """The part of a job that does the training."""
 
     _watcher: Watcher | None = None
     _random: GlobalStreams
@@ -232,7 +232,7 @@ class TrainingLoop:
 
     @property
     def best(self) -> dict[str, Any]:
-        """What best.pt holds; empty if nothing has been kept."""
+        """The content of best.pt; empty if nothing has been kept."""
         return self._state.best if self._state else {}
 
     @property

@@ -34,7 +34,7 @@ class Writer:
         return not self._tasks
 
     def act(self, task: Callable[[], None]) -> None:
-        """Have something done after what is being written."""
+        """Queue something to be done after what is being written."""
         self._tasks.append(self._thread.submit(task))
 
     def write(

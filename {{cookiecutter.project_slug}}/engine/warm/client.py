@@ -1,8 +1,8 @@
 """Asks a server to start programs, and waits for them.
 
-Linux only: pidfds tell when a process ends that is not a child of this one, and a socket of packets
-keeps the requests of several clients apart.
-Sources: man7.org/linux/man-pages/man2/pidfd_open.2.html, man7/unix.7.html.
+Linux only: pidfds tell when a process ends that is not a child of this one, and a packet socket
+separates the requests of several clients. Sources: man7.org/linux/man-pages/man2/pidfd_open.2.html,
+man7/unix.7.html.
 """
 
 import json
@@ -40,7 +40,7 @@ class Process(Protocol):
         ...
 
     def send_signal(self, sig: int, /) -> None:
-        """Send it a signal, if it runs still."""
+        """Send it a signal, if it is still running."""
         ...
 
 
@@ -91,14 +91,14 @@ class Fork:
         return False
 
     def send_signal(self, sig: int, /) -> None:
-        """Send it a signal, if it runs still."""
+        """Send it a signal, if it is still running."""
         if self.poll() is None and self._end is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._end, sig)
 
 
 def _await(file: int, timeout: float | None) -> None:
-    """Wait until there is something to read, or a process has ended."""
+    """Wait until there is something to read, or until a process has ended."""
     if not select.select([file], [], [], timeout)[0]:
         raise subprocess.TimeoutExpired("a fork", timeout or 0)
 
@@ -106,7 +106,7 @@ def _await(file: int, timeout: float | None) -> None:
 class Server:
     """A process that forks on request. It ends when all clients have closed its socket.
 
-    `started` is given by the process that started it, whose child it is.
+    `started` is passed by the process that started it, whose child it is.
     """
 
     def __init__(
@@ -161,9 +161,8 @@ class Server:
 def serve(
     modules: Sequence[str], folder: Path, env: Mapping[str, str], keep: Sequence[int] = ()
 ) -> Server | None:
-    """Start a server that imports these modules, also from a folder; None where there can be none.
-
-    It keeps the files of `keep` open, and so do its forks.
+    """Start a server that imports these modules, also from a folder; None if the system does not
+    support it. The server and its forks keep the files of `keep` open.
     """
     if not _available():
         return None
@@ -188,9 +187,9 @@ def _umask() -> int:
 
 
 def inherited(variable: str) -> Server | None:
-    """Return the server whose socket this process has inherited, by the number in a variable.
-
-    The variable is taken away, since the processes that this one starts do not inherit the socket.
+    """Return the server whose socket this process has inherited; a variable has the socket's
+    number. The variable is removed, since the processes that this one starts do not inherit the
+    socket.
     """
     if number := os.environ.pop(variable, ""):
         with suppress(OSError):  # started by a process that did not pass the socket on

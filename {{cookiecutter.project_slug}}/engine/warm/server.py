@@ -1,7 +1,7 @@
 """Forks for each request, and runs a script or a module there as `python` would.
 
-Run by its path, with the number of its socket and the modules to import. It imports nothing of the
-engine, so it can serve any project.
+It is run by its path, with the number of its socket and the modules to import as arguments. It
+imports nothing of the engine, so it can serve any project.
 """
 
 import atexit
@@ -106,14 +106,14 @@ def close(files: Iterable[int]) -> None:
 
 
 def is_read(pipe: int) -> bool:
-    """Whether a process has the other end of a pipe."""
+    """Whether a process still holds the other end of a pipe."""
     poll = select.poll()
     poll.register(pipe, 0)
     return not poll.poll(0)
 
 
 def become(request: Mapping[str, Any], files: Sequence[int]) -> None:
-    """Give this process the environment that a new one would have."""
+    """Give this process the environment that a new process would have."""
     if request["session"]:
         os.setsid()
     os.umask(request["umask"])
@@ -148,7 +148,7 @@ def run(words: list[str]) -> None:
 
 
 def status_of(error: BaseException) -> int:
-    """Return the exit status that an uncaught exception stands for; says which it is."""
+    """Return the exit status for an uncaught exception, and print the exception."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return (error.code or 0) & 0xFF
     if isinstance(error, SystemExit):
@@ -200,7 +200,8 @@ def fork() -> int:
 
 
 def _can_fork() -> bool:
-    """Whether a fork is safe: it leaves this process with one thread, as some libraries see to."""
+    """Whether a fork is safe: this process has one thread while it forks, which some libraries
+    ensure themselves."""
     if not fork():
         os._exit(0)
     os.wait()
@@ -212,7 +213,7 @@ def _uses_gpu() -> bool:
 
 
 def _threads() -> int:
-    """The number of threads that could be in a fork's way."""
+    """The number of threads that could make a fork unsafe."""
     found = 0
     for task in TASKS.iterdir():
         with suppress(OSError):  # it has ended
