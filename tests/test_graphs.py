@@ -237,7 +237,7 @@ PROBLEMS = {
     NODES + '"edges": [[0, 1]]}': "not a graph with nodes, edges and target: 'target'",
     '{"nodes": [[0], [1, 2]], ' + EDGES: "not a graph with nodes, edges and target: expected",
     '{"nodes": [[0, 1], [2, 3]], ' + EDGES: "each node must have 3 features, as in the first graph",
-    NODES + '"edges": [[0, 2]], "target": 1}': "an edge leads to a node that is not one of the 2",
+    NODES + '"edges": [[0, 2]], "target": 1}': "an edge leads to a node that is not among the 2",
     NODES + '"edges": [[0, 1, 1]], "target": 1}': "each edge must be a pair of whole numbers",
     NODES + '"edges": [[0, 0.5]], "target": 1}': "each edge must be a pair of whole numbers",
     NODES + '"edges": [0, 1], "target": 1}': "each edge must be a pair of whole numbers",

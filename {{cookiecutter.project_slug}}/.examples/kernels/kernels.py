@@ -129,9 +129,7 @@ def _compile(source: Path, library: Path) -> None:
             build_directory=str(folder),
             is_python_module=False,
         )
-        folder.chmod(
-            library.parent.parent.stat().st_mode
-        )  # readable by the users who may read other new files
+        folder.chmod(library.parent.parent.stat().st_mode)  # readable by the same users
         folder.rename(library.parent)
     except (RuntimeError, OSError) as error:
         shutil.rmtree(folder, ignore_errors=True)

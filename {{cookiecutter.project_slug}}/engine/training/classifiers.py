@@ -120,7 +120,7 @@ def torchvision_classifier(
         hint = hint if hint.startswith("did") else f"known: {', '.join(others)} and torchvision's"
         raise SettingsError(f"--model {name}: no such model; {hint}")
     if not spec.mean:
-        raise SettingsError(f"--model {name}: takes uint8 images (C, H, W), the data are others")
+        raise SettingsError(f"--model {name}: takes uint8 images (C, H, W), unlike this data")
     shape, classes = tuple(spec.shape), len(spec.classes)
     _check_size(name, shape, classes, pretrained)
     network, mean, std = _network(name, shape, classes, pretrained), spec.mean, spec.std
