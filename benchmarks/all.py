@@ -1,10 +1,11 @@
-"""All measurements, each as its page: on this machine's CPU, or on its GPU.
+"""Run all measurements and write their pages, on this machine's CPU or on its GPU.
 
     python benchmarks/all.py                        # the pages in benchmarks/
-    python benchmarks/all.py --device cuda          # those of what it does, in benchmarks/gpu/
+    python benchmarks/all.py --device cuda          # the pages about a GPU, in benchmarks/gpu/
     python benchmarks/all.py steps loading          # some of them
 
-A page is written when its measurement has ended, so that one can stop and go on with the others.
+Each page is written when its measurement has ended, so you can stop and continue with the others
+later.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What run.py's training step takes, as a ratio to the best of several loops by hand.
+"""The time of run.py's training step, divided by the time of the best of several loops by hand.
 
     python benchmarks/best_steps.py > benchmarks/best-steps.md
 

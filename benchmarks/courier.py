@@ -52,7 +52,7 @@ def courier_of(pid: int) -> int | None:
 
 
 def one_round(project: Path, count: int, first_seed: int) -> list[tuple[Use, Use]]:
-    """What each of so many jobs at once has used, and its courier."""
+    """What each of several simultaneous jobs and its courier have used."""
     jobs = []
     for seed in range(first_seed, first_seed + count):
         words = [sys.executable, "run.py", "--seed", str(seed), "--quiet", "--device", "cpu"]

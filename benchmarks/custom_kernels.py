@@ -1,4 +1,4 @@
-"""The kernels of the example `kernels`, beside plain torch and torch.compile.
+"""The kernels of the example `kernels`, compared with plain torch and torch.compile.
 
     python benchmarks/custom_kernels.py > benchmarks/custom-kernels.md
 

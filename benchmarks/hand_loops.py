@@ -1,11 +1,11 @@
 """The loops of best_steps.py: `hand_loops.py TURNS STEPS FLAGS…`, in a project.
 
 run.py's loop, in a job with these flags, and loops by hand take turns of STEPS steps each. The last
-line that is printed has the seconds of a step by loop, turn by turn, but for the first two turns.
+printed line has the seconds per step of each loop, turn by turn, without the first two turns.
 
-All train a network of the same kind on the same data in the same batches, from memory, with the
-project's optimizer (fused), a cosine schedule and, where the job clips, torch's clip_grad_norm_. A
-loop by hand reads what it measures once a turn, not in each step.
+All of them train the same kind of network on the same data in memory, with batches of the same
+size, the project's optimizer (fused), a cosine schedule and, if the job clips gradients, torch's
+clip_grad_norm_. A loop by hand reads its measurements once per turn, not in each step.
 """
 
 import json

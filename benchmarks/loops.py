@@ -1,7 +1,7 @@
 """The loops of steps.py: `loops.py WAY EPOCHS`, in a project whose network and data all use.
 
-Prints, epoch by epoch but for the first, a step's time as a ratio to that of the loop by hand. The
-two take turns in one process: of 50 steps each where it can be done, else of an epoch.
+Prints, for each epoch except the first, a step's time divided by the time of a step in the loop by
+hand. The two take turns in one process, of 50 steps each if possible, else of an epoch.
 """
 
 import json
@@ -49,8 +49,8 @@ Log = Callable[[Tensor, int], object]
 
 
 class Turns:
-    """A loop and the loop by hand in turn, so many steps each; `ratios` is an epoch's time to that
-    of as many steps by hand, epoch by epoch."""
+    """A loop and the loop by hand take turns with the same number of steps; `ratios` has, for each
+    epoch, its time divided by the time of the same number of steps by hand."""
 
     def __init__(self, epochs: int, clip: bool, measure: bool) -> None:
         self.ratios: list[float] = []
@@ -63,7 +63,7 @@ class Turns:
         self._begun = time.perf_counter()
 
     def end(self, steps: int) -> None:
-        """It has taken so many steps; now the loop by hand takes as many."""
+        """The loop has taken this many steps; now the loop by hand takes as many."""
         self._own += time.perf_counter() - self._begun
         with torch.enable_grad():
             self._other += sum(next(self._by_hand) for _ in range(steps // TURN)) * TURN
@@ -120,7 +120,7 @@ def by_hand(clip: bool = False, log: Log | None = None, measure: bool = False) -
 
 
 class InTurn:
-    """Training batches; every so many of them the loop by hand has its turn."""
+    """Training batches; after every 50 of them, the loop by hand takes its turn."""
 
     def __init__(self, batches: Batches, turns: Turns) -> None:
         self.batches, self.turns = batches, turns

@@ -28,7 +28,7 @@ LENGTH, EVERY = 200, 50
 
 
 def ratios(project: Path, turns: int) -> list[float]:
-    """Tokens per second of run.py's loop to those of the loop by hand, turn by turn."""
+    """Tokens per second of run.py's loop divided by those of the loop by hand, turn by turn."""
     words = (str(LOOPS), "speed", str(turns), str(STEPS), *JOB.split())
     seconds = json.loads(run(project, *words).splitlines()[-1])
     journal(project)  # which removes the job

@@ -24,7 +24,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def page(title: str, about: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a page: what it is about in so many words, and a table."""
+    """Print a page: a title, a paragraph that says what was measured, and a table."""
     print(f"# {title}\n\n{textwrap.fill(about, 100)}\n")
     for row in (head, ["---"] * len(head), *rows):
         print("|", " | ".join(row), "|")

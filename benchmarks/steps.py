@@ -51,7 +51,7 @@ SLOW = ("mlflow-async", "mlflow-sync", "lightning-mlflow")
 
 
 def ratio(project: Path, way: str, epochs: int) -> float:
-    """A step's time to that of the loop by hand: the median of a process's epochs."""
+    """A step's time divided by the time in the loop by hand: the median over a process's epochs."""
     printed = run(project, str(LOOPS), way, str(3 if way in SLOW else epochs))
     ratios: list[float] = json.loads(printed.splitlines()[-1])
     return statistics.median(ratios)

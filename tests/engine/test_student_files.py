@@ -115,7 +115,7 @@ def test_inputs_that_are_no_images_reach_the_network_as_they_are(tmp_path, monke
         ),
         (
             {"dataset": "vectors", "model": "resnet18"},
-            "--model resnet18: takes uint8 images (C, H, W), the data are others",
+            "--model resnet18: takes uint8 images (C, H, W), unlike this data",
         ),
     ],
 )

@@ -97,7 +97,7 @@ class Attempt(Generic[S]):
             check(job)
         except SettingsError as error:
             return self._refused(error)
-        except Exception as error:  # a fault in the project's code: its trace belongs into the log
+        except Exception as error:  # a mistake in the project's code: its trace goes to the log
             failure = error
         try:
             self._folder.interruption.listen()
@@ -106,7 +106,7 @@ class Attempt(Generic[S]):
                 raise failure
             said = self._result(job, main)
         except Exception as error:
-            # Of several processes torchrun stops all once one has ended.
+            # With several processes, torchrun stops all of them once one has ended.
             interruption.handle(signal.SIG_IGN if self.processes else signal.SIG_DFL)
             return self._failed(self._explained(error))
         except Stopped as stop:
@@ -276,7 +276,7 @@ class Attempt(Generic[S]):
 
     def _ended(self, code: int, line: str) -> int:
         problem = self._courier.finish(IMPATIENCE)
-        if self._courier.displaced:  # which has interrupted it
+        if self._courier.displaced:  # the signal that interrupted it
             return leave(4, f"{self.label} {problem}")
         return leave(code, f"{self.label} {line}")
 
@@ -318,7 +318,7 @@ class Scratch(Attempt[S]):
 
     def _failed(self, error: Exception) -> int:
         if not isinstance(error, SettingsError | JobError):
-            traceback.print_exception(error)  # the log that would hold it goes away
+            traceback.print_exception(error)  # the log with the trace is removed
         return leave(
             2 if isinstance(error, SettingsError) else 1, f"scratch failed: {cause(error)}"
         )

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 SEAL = b',\n  "crc": "%08x"\n}\n'
-"""The end of a record; that of a journal's line is in one line."""
+"""The end of a record; the end of a journal's line has no line break."""
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object], own: str = "") -> None:
@@ -75,7 +75,7 @@ def write_record(path: Path, content: dict[str, Any]) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """Return the dictionary in a sealed file; an empty one if the file is missing or damaged."""
     try:
-        return opened(path.read_bytes().rstrip(b" "))  # which a lock file is filled up with
+        return opened(path.read_bytes().rstrip(b" "))  # lock files are padded with it
     except OSError:
         return {}
 

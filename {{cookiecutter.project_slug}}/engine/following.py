@@ -98,7 +98,7 @@ class Following(Attempt[S]):
         folder = self._folder
         folder.runtime = replace(folder.runtime, quiet=True, profile=0, nvtx=False)
         self._temporary = Path(tempfile.mkdtemp(prefix="process-"))
-        folder.path = self._temporary  # for what process 0 writes in the attempt's folder
+        folder.path = self._temporary  # for the messages that process 0 writes to the log
         inputs.begin(folder.settings, folder.runs_root)
         reads.join((self._shared / reads.FILE, self._places))
         self._courier = NoCourier()

@@ -27,7 +27,7 @@ def opened(
     so that a file of this user is made, changed or locked. `folder` is the descriptor of the folder
     that a relative path begins in. Raises OSError.
     """
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # which a pipe would wait for
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe would block
     try:
         file = os.open(path, flags, mode, dir_fd=folder)
     except OSError as error:
@@ -65,7 +65,7 @@ def held(path: Path) -> bool:
     try:
         with os.fdopen(opened(path, os.O_RDONLY)) as file:
             found = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *wanted))
-    except OSError:  # there is none, or it is not ours to read
+    except OSError:  # it does not exist, or we may not read it
         return False
     return bool(struct.unpack(layout, found)[kind] != fcntl.F_UNLCK)
 

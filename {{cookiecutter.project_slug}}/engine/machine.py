@@ -31,7 +31,7 @@ def memory() -> int:
 
 def available_memory() -> int:
     """Return about how many bytes of memory are available before the machine has to swap."""
-    with suppress(OSError, StopIteration):  # Linux has a number that counts caches as free
+    with suppress(OSError, StopIteration):  # Linux's number counts caches as free
         text = MEMORY.read_text().splitlines()
         free = next(line for line in text if line.startswith("MemAvailable:"))
         return min(1024 * int(free.split()[1]), memory())

@@ -88,7 +88,8 @@ def load(settings: Settings, data_root: Path) -> Splits:
 
 @cache  # many jobs of a grid read the same
 def read(dataset: str, root: Path, size: int | str) -> Source:
-    """Return the dataset of a name; `size` is that of images in files, `auto` or in pixels."""
+    """Return the dataset with this name; `size` is the size of images in files, `auto` or in
+    pixels."""
     return DATASETS[dataset](root, None if isinstance(size, str) else size)
 
 

@@ -34,7 +34,7 @@ RANKED = 12
 """Largest number of rows in a ranking."""
 
 REFERENCES = {"random": ":", "heuristic": "--"}
-"""Policies that have learnt nothing, whose returns run.py logs, and how they are drawn."""
+"""Policies that have learned nothing, whose returns run.py logs, and how they are drawn."""
 
 
 def learning_curves(jobs: "pd.DataFrame") -> "Drawn":

@@ -137,7 +137,7 @@ def evaluate(
 
 
 def references(environment: data.Environment, batches: Batches, split: str) -> Metrics:
-    """Return the mean returns of two policies that have learnt nothing, in the same episodes."""
+    """Return the mean returns of two policies that have learned nothing, in the same episodes."""
     means = Means()
     for (start,) in batches:
         policies = {

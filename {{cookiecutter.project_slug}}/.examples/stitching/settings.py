@@ -187,7 +187,7 @@ class StitchSettings:
     """Job whose network is used from there on. It must have been trained on the same examples."""
 
     layer: str = "layers.2"
-    """Layer of --front whose output is mapped to that of --back-layer."""
+    """Layer of --front whose output is mapped to the output of --back-layer."""
 
     back_layer: str = ""
     """Layer of --back whose output is replaced. Empty: the layer with the same name as --layer."""
@@ -212,8 +212,8 @@ class StitchSettings:
     adam, 1 for lbfgs."""
 
     start: Literal["ridge", "random"] = "ridge"
-    """Weights that the map starts from. ridge: those of a ridge regression between the outputs of
-    the two layers; random: those of a new layer."""
+    """Weights that the map starts from. ridge: the weights of a ridge regression between the
+    outputs of the two layers; random: random weights."""
 
     ridge: float = setting(1e-3, above=0)
     """Penalty on the squared weights of the ridge regression, as a fraction of the mean variance of

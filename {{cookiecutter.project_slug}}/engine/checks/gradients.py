@@ -48,7 +48,9 @@ class Gradients:
         unused = [each for each in trained if id(each.tensor) not in self._largest]
         got = [each for each in trained if any(map(bool, self._largest.get(id(each.tensor), ())))]
         same = [each for each in got if digest(each.tensor) == each.before]
-        untrained = same if len(same) < len(got) else []  # else the learning rate is too low as yet
+        untrained = (
+            same if len(same) < len(got) else []
+        )  # otherwise, the learning rate is still too low
         found = (*self._by_place(unused, UNUSED), *self._by_place(untrained, UNTRAINED))
         frozen = [each for each in self._all if not each.tensor.requires_grad]
         if found or not frozen:

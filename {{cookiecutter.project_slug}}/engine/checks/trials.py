@@ -42,7 +42,7 @@ PLAIN = {
     "force": False,
     "continue_anyway": False,
 }
-"""The runtime flags of a trial that differ from those of the command."""
+"""The runtime flags of a trial that differ from the command's flags."""
 
 
 class Failure(NamedTuple):
@@ -79,7 +79,7 @@ class Trials(Generic[S]):
     ) -> None:
         self._folder, self._main, self._check = folder, main, check
         self._temporary = temporary
-        import_module("torch._dynamo")  # as making an optimizer does: once, not in each process
+        import_module("torch._dynamo")  # as an optimizer would: once, not in each process
 
     def whole(self) -> Outcome:
         """Run the job without interruptions."""
@@ -168,7 +168,7 @@ def _in_process(function: Callable[[], T]) -> T:
     except EOFError:
         process.join()
         raise JobError(f"a trial ended without a result, with status {process.exitcode}") from None
-    except BaseException:  # a signal, which may have come to this process alone
+    except BaseException:  # a signal, perhaps only to this process
         process.terminate()
         raise
     finally:

@@ -15,7 +15,7 @@ SWITCH = {"on": True, "off": False}
 
 
 def _text(text: str) -> str:
-    text.encode()  # bytes that are not UTF-8 could be stored nowhere
+    text.encode()  # bytes that are not UTF-8 could not be stored
     return text
 
 
@@ -46,7 +46,7 @@ class Reader:
     """Reads a value of an annotated type from its text."""
 
     words: dict[str, Any]
-    """The words that stand for themselves: those of a Literal, and `none` for None."""
+    """The literal words: the words of a Literal, and `none` for None."""
 
     types: tuple[Any, ...]
     """The other types, in the order in which they are tried."""
@@ -107,7 +107,7 @@ def as_text(value: Any) -> str:
 
 def as_plain(value: Any) -> Any:
     """Return a value as JSON can hold it, in one form: 1.0 is 1, -0.0 is 0, a path is its text."""
-    if type(value) in (str, int, bool):  # nearly all, of thousands of jobs
+    if type(value) in (str, int, bool):  # the common case, for thousands of jobs
         return value
     if isinstance(value, float):
         return int(value) if value.is_integer() else value

@@ -71,7 +71,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         file, label = self.samples[index]
         try:
             pixels = self._decoded.get(index, lambda: self._read(file).flatten())
-        except Exception as error:  # there is no end to what a damaged file makes its reader raise
+        except Exception as error:  # damaged files raise all kinds of errors
             raise JobError(f"{file} cannot be read as an image: {first_line(error)}") from error
         return pixels.view(3, self._size, self._size), label
 

@@ -54,7 +54,7 @@ class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
         """Return an image (3, size, size) and its mask (size, size)."""
         try:
             decoded = self._decoded.get(index, lambda: self._read(index))
-        except Exception as error:  # there is no end to what a damaged file makes its reader raise
+        except Exception as error:  # damaged files raise all kinds of errors
             files = f"{self.images[index]} and its mask {self.masks[index]}"
             raise JobError(f"{files} cannot be read: {first_line(error)}") from error
         planes = decoded.view(4, self._size, self._size)
@@ -64,7 +64,7 @@ class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
         """The channels of an image and its mask, one after another (4 * size * size,), uint8."""
         from torchvision.transforms.v2 import InterpolationMode, functional  # slow to import
 
-        # Not turned as the camera says: masks are drawn over the pixels as they are stored.
+        # Not rotated as the camera says, because masks belong to the pixels as they are stored.
         pixels = functional.pil_to_tensor(in_colour(self.images[index], upright=False))
         classes = self._class_of[_numbers(self.masks[index])][None]
         if classes.shape[1:] != pixels.shape[1:]:
@@ -73,7 +73,7 @@ class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
             raise ValueError("the mask has a number that is not the number of a class")
         side, square = [self._size], [self._size, self._size]
         pixels = functional.resize(pixels, side, antialias=True)
-        # The nearest pixel's, as there are no classes in between.
+        # The nearest pixel, because there are no classes in between.
         classes = functional.resize(classes.to(torch.uint8), side, InterpolationMode.NEAREST_EXACT)
         planes: Tensor = functional.center_crop(torch.cat([pixels, classes]), square)
         return planes.flatten()

@@ -104,7 +104,7 @@ def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
     """Return the dataset that a subset (or a subset of a subset) belongs to, and the indices (N,)
     into it."""
     indices = torch.arange(len(cast(Sized, dataset)))
-    while type(dataset) is Subset:  # a class derived from it may change the examples
+    while type(dataset) is Subset:  # a subclass may change the examples
         indices = torch.as_tensor(dataset.indices)[indices]
         dataset = dataset.dataset
     return dataset, indices

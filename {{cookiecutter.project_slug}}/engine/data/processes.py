@@ -142,7 +142,7 @@ class Processes:
         if end := getattr(self._read, "_shutdown_workers", None):
             end()
             for process in self._read._workers:  # type: ignore[attr-defined]
-                process.kill()  # if it is stuck; the others have ended
+                process.kill()  # if it hangs; the others have ended
                 process.join(1)
         self._loader, self._read = None, iter(())
 
@@ -198,7 +198,7 @@ def _say_what_went_wrong(
     """
     job = parent_process()
     assert job
-    until = time.monotonic() + 1.0  # its pipes break a moment before it is dead
+    until = time.monotonic() + 1.0  # its pipes break a moment before it ends
     while os.getppid() == job.pid:
         if time.monotonic() > until:
             sys.__excepthook__(kind, error, trace)

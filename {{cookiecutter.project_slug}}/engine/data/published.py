@@ -38,7 +38,7 @@ def fetching(root: Path) -> Iterator[None]:
         yield
     except (SettingsError, JobError):
         raise
-    except Exception as error:  # there is no end to what a damaged file makes its reader raise
+    except Exception as error:  # damaged files raise all kinds of errors
         raise SettingsError(
             f"--data-root: the dataset could not be downloaded to, or read from, {root} "
             f"({first_line(error)}); put its files there, or set --data-root to their folder"

@@ -21,7 +21,7 @@ def remembered(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatena
     def remembering(dataset: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         named = sorted((name, _key(value)) for name, value in kwargs.items())
         key = (_key(dataset), *map(_key, args), *named)
-        if key not in results:  # with what is known by its address, which would be used again
+        if key not in results:  # keeps the objects, so that their addresses are not reused
             results[key] = (dataset, args, kwargs), function(dataset, *args, **kwargs)
         return results[key][1]
 

@@ -21,7 +21,7 @@ class Stored:
     """All examples of a dataset, as one batch on the device."""
 
     def __init__(self, dataset: Dataset[Any], everything: Any, device: torch.device) -> None:
-        self.dataset = dataset  # kept alive: it is known by its address
+        self.dataset = dataset  # kept alive, because it is identified by its address
         self.examples = trees.mapped(lambda leaf: leaf.to(device), everything)
 
 

@@ -57,7 +57,7 @@ class Parts(Dataset[Read]):
         """A part before anything was read from it."""
         if self._count > 1:
             return self._source.shard(self._count, index)
-        if self._initial:  # a pass may have been broken off
+        if self._initial:  # the previous pass may have been stopped early
             self._source.load_state_dict(pickle.loads(self._initial))
         return self._source
 

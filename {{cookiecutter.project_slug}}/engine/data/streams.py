@@ -86,7 +86,9 @@ class Stream:
 
         def new() -> _Reader:
             """Return a reader that starts at the beginning of the stream."""
-            own = source if processes else copy.deepcopy(source)  # a process has a copy anyway
+            own = (
+                source if processes else copy.deepcopy(source)
+            )  # other processes have a copy anyway
             parts = Parts(own, self._parts, batch_size, collate)
             return _Reader(parts, device, processes)
 

@@ -242,7 +242,7 @@ class Closure:
 
     def _take_file(self, name: str, by: str) -> None:
         self._put(f"file:{name}", self._files.hash(name), lambda: self._files.text(name), by)
-        if name.endswith(".py"):  # to be run in a process of its own, perhaps
+        if name.endswith(".py"):  # perhaps run in a separate process
             self._take_whole(".".join(name[:-3].split("/")), by, f"{name} is named in the code")
 
     def _take_engine(self) -> None:

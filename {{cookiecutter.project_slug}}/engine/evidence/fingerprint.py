@@ -145,7 +145,7 @@ class Project:
         labels = _labels(closure.texts)
         parts = {part: short(_named(text, labels).encode()) for part, text in closure.texts.items()}
         for part in parts:
-            if ":" not in part:  # of the engine: a version, or a hash already
+            if ":" not in part:  # of the engine: a version, or already a hash
                 parts[part] = closure.texts[part]
         lines = sorted(f"{labels[part]} {found}" for part, found in parts.items())
         text = "\n".join([f"scheme {SCHEME}", *lines])

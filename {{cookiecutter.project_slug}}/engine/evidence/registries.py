@@ -32,7 +32,7 @@ class Registries:
         self._resolver = resolver
         self._entries: dict[tuple[str, str], list[Entry]] = {}
         self.included: dict[tuple[str, str], list[Target]] = {}
-        """The registries that a registry takes in by `**`."""
+        """The registries that a registry includes by `**`."""
         self.later: set[ast.stmt] = set()
         """Statements, and decorated definitions, that do nothing but add entries."""
         for module in modules:

@@ -64,7 +64,7 @@ def _report_calls(watch: Watch, on_any_python: bool) -> None:
     if sys.version_info >= (3, 12):
         monitoring = sys.monitoring
         free = next((tool for tool in TOOLS if monitoring.get_tool(tool) is None), None)
-        if free is None:  # a debugger or a profiler that takes more than its own
+        if free is None:  # debuggers or profilers use them all
             return
 
         def started(called: CodeType, _offset: int) -> Any:

@@ -40,7 +40,7 @@ def is_settings(node: ast.AST | None) -> bool:
 
 
 def names_others(node: ast.AST) -> bool:
-    """Return whether a name is that of other settings: `teacher.settings`, `old_settings`."""
+    """Return whether a name refers to other settings: `teacher.settings`, `old_settings`."""
     match node:
         case ast.Name(id=name):
             return "settings" in name and name != "settings"

@@ -52,7 +52,7 @@ class Wanted:
             taken.words = True
         elif key.value in self._settings:
             taken.keys.add(str(self._settings[key.value]))
-        else:  # a setting that is no part of the identity
+        else:  # a setting that is not part of the identity
             taken.everything = True
 
     def entries(self, words: set[str]) -> dict[str, tuple[list[Entry], str]]:

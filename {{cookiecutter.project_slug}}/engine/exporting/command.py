@@ -117,7 +117,7 @@ def _write(folder: Path, loaded: Loaded, onnx: bool) -> dict[str, float]:
     traced = program.traced(model, example)
     program.save(traced, folder / MODEL)
     save_model(model, str(folder / WEIGHTS), {"format": "pt"})
-    (folder / WEIGHTS).chmod((folder / MODEL).stat().st_mode)  # it is for its owner alone
+    (folder / WEIGHTS).chmod((folder / MODEL).stat().st_mode)  # only its owner may read it
     saved = {MODEL: program.opened(folder / MODEL)}
     if onnx:
         program.save_onnx(traced, folder / ONNX)

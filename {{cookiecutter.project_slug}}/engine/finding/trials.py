@@ -114,7 +114,7 @@ class Trials:
         """Run a job's process, after waiting for any other that trains it; return its last line."""
         while True:
             status, line = self._process(target, words, f"job {job.id} started: {job.name}")
-            if status != WRONG:  # that is an error of the command, which says it
+            if status != WRONG:  # the command reports this error
                 print(line.split("; the same command")[0], file=sys.stderr, flush=True)
             if self._asked:
                 raise Interrupted(self._asked)

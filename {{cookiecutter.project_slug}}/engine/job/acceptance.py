@@ -51,7 +51,7 @@ class Accepted:
     def same(self, digest: str) -> set[str]:
         """Return the fingerprints that count as the same, including this one."""
         found = {digest}
-        for _ in self.codes:  # one change may have followed another; no more than there are
+        for _ in self.codes:  # changes may follow one another
             found |= {each for pair in self.codes if found & {*pair} for each in pair}
         return found
 
@@ -59,7 +59,7 @@ class Accepted:
         """Return the oldest fingerprint that counts as the same."""
         older = {new: old for old, new in self.codes}
         while digest in older:
-            digest = older.pop(digest)  # once each, lest a change that was taken back goes round
+            digest = older.pop(digest)  # once each, in case a change was reverted
         return digest
 
     def oldest(self, hashes: Hashes) -> dict[str, str]:

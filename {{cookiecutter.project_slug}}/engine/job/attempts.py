@@ -45,7 +45,7 @@ def all_of(job: Path) -> list[Path]:
     """Return the folders of a job's attempts that have begun; the last is the one last written."""
     try:
         found = [path for path in job.iterdir() if begun(path)]
-    except OSError:  # there is none, or it is not ours to read
+    except OSError:  # it does not exist, or we may not read it
         return []
     return sorted(found, key=_last_changed)
 

@@ -56,7 +56,7 @@ def _code() -> Iterator[tuple[str, str]]:
     for path in sorted(code_files.paths()):
         file = CODE / path
         if file.is_file() and not file.is_symlink() and not provenance.is_closed(path.as_posix()):
-            with suppress(OSError, UnicodeDecodeError):  # an editor's, for a moment; no text
+            with suppress(OSError, UnicodeDecodeError):  # an editor's temporary file; not a text
                 if file.stat().st_size <= provenance.LARGEST:
                     yield path.as_posix(), privacy.scrub(file.read_text("utf-8"), code=True)
 

@@ -46,7 +46,7 @@ def keep(attempt: Path, places: Places, before: str) -> str:
     try:
         _write(path, found.values())
     except OSError:
-        if contents.digest(reads.read(path).values()) != new:  # it is not somebody else's
+        if contents.digest(reads.read(path).values()) != new:  # another user may own it
             raise
     return new
 
@@ -170,7 +170,7 @@ def _changed(path: Path, places: Places) -> frozenset[str]:
     changed = _unlike(listed, present)
     updated = {**listed, **{name: entry for name, entry in present.items() if entry}}
     if not changed and updated != listed:
-        with suppress(OSError):  # it is not ours to write
+        with suppress(OSError):  # we may not write it
             _write(path, updated.values())
     return frozenset(changed)
 

@@ -344,10 +344,12 @@ class JobFolder(Generic[S]):
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.handlers = [file] if self.runtime.quiet else [file, Terminal()]
         log.setLevel(logging.INFO)
-        logging.raiseExceptions = False  # a full disk has its one line; no trace for each log line
+        logging.raiseExceptions = (
+            False  # a full disk is reported once, without a trace for each log line
+        )
 
 
-@cache  # the thousands of jobs of a sweep have the same
+@cache  # thousands of jobs in a sweep have the same one
 def _absolute(runs_root: Path) -> Path:
     return runs_root.expanduser().resolve()
 
@@ -371,7 +373,9 @@ def _owner(lock: TextIO, folder: Path) -> str:
         held = lines.record_of(folder, "settings.json")
     owner = str(held.get("owner") or uuid4().hex)
     now = {"id": folder.parent.name, "owner": owner, "pid": os.getpid(), "host": platform.node()}
-    os.pwrite(file, record(now).ljust(WIDTH), 0)  # over the old at once: never half of either
+    os.pwrite(
+        file, record(now).ljust(WIDTH), 0
+    )  # replaced as a whole: a reader never sees half of it
     os.ftruncate(file, WIDTH)
     os.fsync(file)
     return owner

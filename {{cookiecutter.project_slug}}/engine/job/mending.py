@@ -92,7 +92,7 @@ def _sort(ended: Sequence[bytes], seed: int, expected: int) -> _Sorted:
     for line in (each + b"\n" for each in ended):
         if not (content := lines.decoded(line, seed)):
             foreign.append(line)
-            unreadable += 1  # as far as is known, lines that were the last
+            unreadable += 1  # lines that were the last, if known
             continue
         unreadable, number = 0, content["line"]
         last = max(last, number)

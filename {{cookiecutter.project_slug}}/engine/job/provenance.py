@@ -100,7 +100,7 @@ def is_closed(name: str) -> bool:
 def _size(file: Path) -> int:
     try:
         return file.lstat().st_size
-    except FileNotFoundError:  # it was an editor's, for a moment
+    except FileNotFoundError:  # an editor's temporary file
         return 0
 
 

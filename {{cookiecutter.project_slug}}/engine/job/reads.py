@@ -70,7 +70,7 @@ class Reads:
         self._seen.add(path)
         name = self._places.name(path)
         if path in self._made and not name.startswith(f"{DATA}/"):
-            return  # a cache of the project's; what was downloaded is data all the same
+            return  # a cache in the project; downloaded files are still data
         entry = look(Path(path), name, self._known.get(name)) if name else None
         if entry:
             os.write(self._file, encoded(entry))

@@ -48,7 +48,7 @@ def of(process: int) -> tuple[str, Reading]:
         **_disk(process),
     }
     for child in _children(process):
-        with suppress(OSError, LookupError):  # it has ended meanwhile
+        with suppress(OSError, LookupError):  # it has ended in the meantime
             stat = _stat(child)
             if stat[3] == root[3]:
                 used["cpu_seconds"] += _cpu_ticks(stat) / TICKS
@@ -65,7 +65,7 @@ def _stat(process: int) -> list[str]:
 
 
 def _cpu_ticks(stat: list[str]) -> int:
-    """The CPU time of a process, including that of its children that have ended."""
+    """The CPU time of a process and of its children that have ended."""
     return sum(map(int, stat[11:15]))
 
 

@@ -79,7 +79,7 @@ def _by_depth(jobs: Sequence[JobFolder[Any]]) -> Iterator[list[JobFolder[Any]]]:
         ids = {job.id for job in left}
         ready = [job for job in left if not ids & inputs(job.settings).keys()]
         for job in ready:
-            vars(job).pop("code", None)  # as it was before the last ones were accepted
+            vars(job).pop("code", None)  # the state before the last changes were accepted
         yield ready
         left = [job for job in left if job not in ready]
 
@@ -120,7 +120,7 @@ def _is_input(part: str) -> bool:
 
 
 def _present(job: JobFolder[Any]) -> Fingerprint:
-    """The present code of a job, widened as that of its latest attempt was."""
+    """The present code of a job, widened like the code of its latest attempt."""
     assert job.latest
     return code.present_as_in(job.latest, job.code)
 

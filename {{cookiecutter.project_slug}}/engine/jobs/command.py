@@ -119,7 +119,7 @@ def run(**kinds: type) -> int:
     """Run the command line; returns the exit status. `kinds` are classes of settings, by job
     script, for scripts that no longer exist: `former=FormerSettings`."""
     interruption.handle(signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `list | head` no trace
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `list | head` prints no trace
     os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
     try:
         given = _read(sys.argv[1:])

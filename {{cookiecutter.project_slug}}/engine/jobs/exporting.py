@@ -32,7 +32,7 @@ def export(project: Project, given: argparse.Namespace) -> int:
     job = project.one(given.job)
     if not job.folder:
         raise JobError(f"job {job.id}: {job.problem}")
-    if not find_spec("safetensors"):  # of an environment that is older than this command
+    if not find_spec("safetensors"):  # the environment is older than this command
         raise JobError("safetensors is missing; README.md says how to install packages")
     out: Path = given.out or PROJECT / FOLDER / job.id
     try:

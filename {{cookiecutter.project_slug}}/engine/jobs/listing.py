@@ -105,7 +105,7 @@ def _plain(project: Project, row: Row) -> dict[str, Any]:
 
 
 def _metrics(project: Project, row: Row) -> dict[str, float]:
-    """Test results and those of the best evaluation, as `jobs.py show` has them."""
+    """Test results and the results of the best evaluation, as `jobs.py show` prints them."""
     if row.folder:
         return on_disk(row.folder, None).metrics
     stored = project.finished_in_store(row.job)

@@ -62,7 +62,7 @@ class Job:
 
     @property
     def latest(self) -> Path | None:
-        """The folder of the attempt that counts: that of the present code, or else the last one."""
+        """The folder of the attempt that counts: with the present code, or else the latest."""
         if self.folder:
             return self.folder.latest
         return self.attempts[-1] if self.attempts else None
@@ -152,7 +152,7 @@ class Project:
     def _stored(self) -> list[StoredJob]:
         try:
             found = stored_jobs.jobs(experiment_name())
-        except ConnectionError:  # which `view` says
+        except ConnectionError:  # `view` reports it
             return []
         return sorted(found, key=lambda job: job["ended"])
 

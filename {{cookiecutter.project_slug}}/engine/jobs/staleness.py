@@ -88,7 +88,7 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
         yield Change("", about)
         return
     names = code.changed(job.latest, job.folder.code)
-    if not names:  # but its data
+    if not names:  # but the data has changed
         yield Change("", about)
     now = code.present_as_in(job.latest, job.folder.code)
     labels = {part.get("label"): part for part in kept.values()}
@@ -111,7 +111,7 @@ def _diffs(name: str, job_id: str, before: dict[str, str] | None, new: str | Non
 
 
 def _source(now: Fingerprint, part: str) -> str | None:
-    """The present source of a part, as it would be kept; None if that of files is not."""
+    """The present source of a part, as it would be stored; None for files, which are not stored."""
     if part.startswith("file:"):
         return None
     return scrub(now.source(part), code=True) if part in now.parts else ""

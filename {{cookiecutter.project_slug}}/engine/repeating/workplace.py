@@ -44,7 +44,7 @@ class Workplace:
     def __exit__(self, *error: object) -> None:
         until = time.monotonic() + PATIENCE
         while self.folder.exists() and time.monotonic() < until:
-            shutil.rmtree(self.folder, ignore_errors=True)  # a courier may be writing still
+            shutil.rmtree(self.folder, ignore_errors=True)  # a courier may still be writing
             time.sleep(0 if not self.folder.exists() else 0.05)
 
     def code(self, attempt: Recorded) -> Path:

@@ -41,7 +41,7 @@ def name_all(attempts: Iterable[StoredJob]) -> None:
     """Register all jobs, since any of them may be an input of others, even if it is not on this
     disk."""
     for job_id, job in {attempt["job_id"]: attempt for attempt in attempts}.items():
-        with suppress(SettingsError, ValueError):  # of older code; a rule in __post_init__
+        with suppress(SettingsError, ValueError):  # settings of older code; a rule in __post_init__
             kind = scripts.read(script_of(job)).settings
             inputs.name(job_id, _settings(job, kind), script_of(job))
 

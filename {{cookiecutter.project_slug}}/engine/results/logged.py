@@ -30,7 +30,7 @@ def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "
     for job, about in of_finished(jobs, settings):
         try:
             tables = _tables(job, name)
-        except Exception as error:  # there is no end to what a damaged file makes its reader raise
+        except Exception as error:  # damaged files raise all kinds of errors
             why = f"the table {name} of the job {job['job_id']} cannot be read ({cause(error)})"
             raise NoResults(why) from error
         if not tables:

@@ -65,7 +65,7 @@ def kept(job: Mapping[Any, Any], what: str = "outputs") -> Iterator[Mapping[str,
         file = stored_jobs.file(job["run_id"], job["job_folder"], FILE)
         with np.load(BytesIO(file)) as arrays:
             yield arrays
-    except Exception as error:  # there is no end to what a damaged file makes its reader raise
+    except Exception as error:  # damaged files raise all kinds of errors
         why = f"no {what} of the job {job['job_id']} can be read"
         raise NoResults(f"{why} ({cause(error)}); see job.keep_outputs in run.py") from error
 

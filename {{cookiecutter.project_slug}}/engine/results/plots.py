@@ -216,7 +216,7 @@ def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Lo
     at = fractions[np.searchsorted(x, last[never], side="right") - 1]
     ax.plot(last[never], at, "|", color=look.colour, markersize=7, markeredgewidth=1)
     ax.set_ylim(-0.03, 1.03)
-    ax.set_xlim(0, max(x[-1], ax.get_xlim()[1]))  # once set, limits follow nothing
+    ax.set_xlim(0, max(x[-1], ax.get_xlim()[1]))  # limits that are set do not adapt any more
 
 
 def _from_the_start(fractions: NDArray[Any]) -> NDArray[Any]:

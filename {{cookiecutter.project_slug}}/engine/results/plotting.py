@@ -68,7 +68,7 @@ def _draw_all(
         reading.settle(args.experiment)
     every = tables.jobs(args.experiment, kind, script)
     jobs = tables.only(every, only)
-    declared(jobs)  # two directions of one metric let no figure be true
+    declared(jobs)  # no figure can be correct if a metric has two directions
     mixed = _other_code(jobs, args.any_code)
     _check_job(args.job, every)
     figures.use(venue)

@@ -157,7 +157,7 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
 
     with warnings.catch_warnings(record=True) as warned, _at_dpi(figure, DPI), _recorded(drawing):
         warnings.simplefilter("always")
-        figure.draw_without_rendering()  # the layout comes to rest by the second time
+        figure.draw_without_rendering()  # the layout is final only the second time
         figure.draw(Recorder())
     said = {str(each.message) for each in warned}
     return pieces, sorted(line for line in said if line.startswith(WARNINGS))

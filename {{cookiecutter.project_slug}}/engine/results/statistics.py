@@ -133,6 +133,6 @@ def kaplan_meier(times: ArrayLike, ended: ArrayLike) -> Curve:
     reached, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
     never = np.isnan(reached)
     found = ecdf(CensoredData(uncensored=reached[~never], right=last[never])).cdf
-    with warnings.catch_warnings(action="ignore"):  # where there is no interval its ends are NaN
+    with warnings.catch_warnings(action="ignore"):  # without an interval, its ends are NaN
         low, high = found.confidence_interval(LEVEL, method="log-log")
     return Curve(found.quantiles, found.probabilities, low.probabilities, high.probabilities)

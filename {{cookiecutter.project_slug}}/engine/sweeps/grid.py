@@ -76,7 +76,7 @@ def answer(folder: Path) -> None:
     has ended."""
     with (folder / "asked").open("rb") as asked, (folder / "answered").open("w") as answered:
         for entry in _entries(iter(lambda: _word(asked), None)):
-            with suppress(SettingsError):  # which is said once all jobs are known
+            with suppress(SettingsError):  # reported once all jobs are known
                 entry.read()
             print(entry.job.id if hasattr(entry, "job") else "", file=answered, flush=True)
 

@@ -209,5 +209,5 @@ class Queue:
 
 
 def _print(line: str) -> None:
-    with suppress(OSError):  # nobody reads it any more, which is no reason to stop
+    with suppress(OSError):  # nobody reads the output any more, which is no reason to stop
         print(line, flush=True)

@@ -48,7 +48,7 @@ def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
             raise SettingsError(f"--gpus {gpus}: nvidia-smi does not list this GPU")
     else:
         devices = _listed() if allowed is None else re.findall(r"[^\s,]+", allowed)
-    if devices == ["-1"]:  # CUDA's word for none
+    if devices == ["-1"]:  # CUDA's value for no GPU
         devices = []
     made = {device: _make_locks(device, per_gpu) for device in devices}
     places = range(1, per_gpu + 1)  # a job for each GPU first, then a second one

@@ -125,7 +125,7 @@ def queued(sweeps: Path) -> dict[str, Queued]:
     folders = [path.parent for path in sorted(sweeps.glob("*/slurm"))]
     tasks = _tasks() if folders else {}
     for folder in folders:
-        with suppress(FileNotFoundError):  # cleared away meanwhile, so Slurm has none of it
+        with suppress(FileNotFoundError):  # removed in the meantime, so Slurm has none of its jobs
             given, since = chunks.read(folder)
             for array, start in _arrays(folder):
                 for task, state in tasks.get(array, {}).items():

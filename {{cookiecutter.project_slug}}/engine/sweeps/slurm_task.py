@@ -73,7 +73,9 @@ class Chunk:
             return leave(1, f"job {job.id} cannot be started: {cause(error)}")
         status = self._wait(running)
         print(running.ending(status), flush=True)
-        if status == KILLED and self._asked:  # the server had the signal too, and cannot say more
+        if (
+            status == KILLED and self._asked
+        ):  # the server got the signal too, and the real status is lost
             return 128 + self._asked
         return status
 
@@ -102,7 +104,7 @@ def main(folder: Path, first: int) -> int:
     given, since = chunks.read(folder)
     jobs = given[first + number]
     chunk = Chunk(jobs, since, f"{node} (Slurm {task})")
-    if not os.environ.get("OMP_NUM_THREADS"):  # not all Slurms keep jobs to their cores
+    if not os.environ.get("OMP_NUM_THREADS"):  # Slurm may not confine jobs to their cores
         os.environ["OMP_NUM_THREADS"] = os.environ["SLURM_CPUS_ON_NODE"]
     scripts = dict.fromkeys(job.words[0] for job in jobs)
     starter = Starter(folder / "code", scripts, at_once=1, warm=len(jobs) > 1)

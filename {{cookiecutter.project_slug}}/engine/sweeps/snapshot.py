@@ -40,7 +40,7 @@ def _copy(target: Path) -> None:
     for path in _files():
         source, copy = PROJECT / path, target / path
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # it was an editor's, for a moment
+        with suppress(FileNotFoundError):  # an editor's temporary file
             if _is_to_be_linked(path):
                 copy.symlink_to(source)
             else:
@@ -67,7 +67,7 @@ def lock(folder: Path) -> int:
 def clear(mine: Path) -> None:
     """Remove the folders of sweeps that have no running process and no job in Slurm."""
     for folder in mine.parent.iterdir():
-        with suppress(FileNotFoundError):  # another sweep has removed it meanwhile
+        with suppress(FileNotFoundError):  # another sweep has removed it in the meantime
             if folder != mine and not _alive(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -75,7 +75,7 @@ class Starter:
         """Check the jobs of a sweep; returns checking.py's exit status."""
         words = ("-m", "engine.sweeps.checking", sweep)
         status = client.LOST
-        while status == client.LOST:  # and so is the server: cold the next time
+        while status == client.LOST:  # and so is the server; the next try starts cold
             status = self._start(self._jobs, words, self._code, (1, 2)).wait()
         return status
 

@@ -76,7 +76,7 @@ class Sweep:
         for entry in {entry.script: entry for entry in self._entries}.values():
             try:
                 script = entry.declared()
-            except SettingsError:  # which is said of each of its jobs
+            except SettingsError:  # reported for each of its jobs
                 continue
             settings_flags(script.settings)
             metrics.check(script.metrics)
@@ -150,7 +150,7 @@ class Sweep:
         """With --list or --watch, show the jobs' states and end the process."""
         if not (self._flags.list or self._flags.watch):
             return
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of `--list | head` no trace
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
         jobs = [entry.job for entry in self._entries]
         if self._flags.json:
             states.print_json(jobs)
@@ -170,7 +170,7 @@ class Sweep:
         view.warn()
         to_run = {*plan.STARTED}
         if not self._flags.slurm:
-            to_run.add("running")  # to be waited for, by which a task of Slurm's would block a GPU
+            to_run.add("running")  # wait for it; on Slurm, waiting would block a GPU
         if view.store_is_away:
             to_run.remove("unsent")
         if self._flags.redo_stale:
@@ -198,7 +198,7 @@ class Sweep:
         given = [chunks.Given(e.job.id, str(e.job.path), e.words) for e in self._left]
         divided = chunks.divide(given, inputs, flags.per_task or 1)
         chunks.write(self._folder, divided, self._checked.stat().st_mtime_ns)
-        interruption.handle(signal.SIG_IGN)  # or Slurm would have jobs whose folder is gone
+        interruption.handle(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
         try:
             name = experiment_name()
             line = slurm.submit(self._folder, divided, flags.at_most, flags.sbatch, name)

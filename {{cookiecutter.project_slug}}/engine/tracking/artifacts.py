@@ -30,7 +30,7 @@ def link(file: Path, folder: Path) -> bool:
         part.unlink(missing_ok=True)
         os.link(file, part)
         part.replace(target)
-        part.unlink(missing_ok=True)  # where both names are one file already, replace() leaves it
+        part.unlink(missing_ok=True)  # if both names are the same file already, replace() leaves it
     except OSError:
         return False
     return True

@@ -59,7 +59,9 @@ def carry(
     uploads = [Upload(delivery) for delivery in deliveries]
     pause, over, said = 0.0, False, ""
     while left := [each for each in uploads if not each.done]:
-        gone = job_ended(pause)  # asked before reading: what a dead job wrote has all been written
+        gone = job_ended(
+            pause
+        )  # asked before reading, so that everything that the job wrote is read
         for upload in left:
             upload.delivery.read()
         if not over and (gone or left[0].delivery.status):

@@ -16,7 +16,7 @@ ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # it raises what it would print
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # not our lines
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # its own 7 take four minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # the default of 7 takes four minutes
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 """Defaults of variables that MLflow reads, some of them when it is imported."""

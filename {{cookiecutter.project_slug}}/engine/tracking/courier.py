@@ -121,7 +121,7 @@ class Trainer:
             self._end = os.pidfd_open(pid)
         except ProcessLookupError:
             self._over = True
-        except (AttributeError, OSError):  # this system has none
+        except (AttributeError, OSError):  # this system has no pidfds
             self._over = not self._is_parent()
 
     def has_ended(self, seconds: float) -> bool:
@@ -158,9 +158,9 @@ def turn(folder: Path) -> Iterator[Callable[[], bool]]:
 def main() -> None:
     """Deliver one journal, named by the pipe's first line, until its job ends."""
     trainer = Trainer(int(sys.argv[1]))
-    with suppress(Exception):  # that the store is away is said later, if it still is
+    with suppress(Exception):  # an unavailable store is reported later, if it still is
         prepare()
-    gc.freeze()  # MLflow's objects need not be looked through again: its exit took a second
+    gc.freeze()  # skips a last garbage collection, which took a second
     folder = Path(sys.stdin.readline().rstrip("\n"))
     if folder == Path():
         return  # the job ended before it began

@@ -87,7 +87,7 @@ class Delivery:
         look for. From then on, results count as stored, whatever happens to the files."""
         if read := data.summary(self._folder):
             self._target.has_read(read)
-        beyond = {"line": self._reader.line + 1}  # of no journal: what the courier has seen
+        beyond = {"line": self._reader.line + 1}  # not in the journal: what the courier has seen
         self._target.log([line | beyond for line in costs.as_lines(self._folder)])
         self._target.end(status)
         self._target.add(self._folder, AT_THE_END)
@@ -106,7 +106,7 @@ class Delivery:
 
     def _sampled(self, since: int) -> list[Line]:
         """The counters, if it is time for them; empty if they cannot be read."""
-        with suppress(Exception):  # whatever a driver does, metrics are not to wait for it
+        with suppress(Exception):  # metrics must not wait for a driver
             from engine.tracking.counters import Counters
 
             if self._counters is None or self._counters.uuid != self._gpu:
@@ -138,4 +138,6 @@ def delivered(folder: Path, kind: type[Target]) -> bool:
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (kind.place(), start.get("journal"), True):
         return False
-    return bool((folder / lines.FILE).stat().st_size <= noted["bytes"])  # less: it was damaged
+    return bool(
+        (folder / lines.FILE).stat().st_size <= noted["bytes"]
+    )  # less, because it was damaged

@@ -121,7 +121,7 @@ class Run(Target):
                 continue
             try:
                 self._copy(folder, name)
-            except Exception as error:  # of any store of files
+            except Exception as error:  # for any file store
                 why = f"{name} is not here: {address.reason(error)}"
                 self._client.set_tag(self.id, "files", why)
                 return

@@ -88,7 +88,7 @@ class Processes:
             _fill(bucket, flat)
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by that of process 0."""
+        """Replace each tensor by process 0's tensor."""
         for bucket in _buckets(tensors):
             flat = _joined(bucket)
             with _noticing():

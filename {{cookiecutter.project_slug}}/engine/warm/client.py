@@ -215,7 +215,7 @@ def start(
     if server:
         with suppress(OSError):
             fork = server.start(words, folder, files, env=env, keep=keep, session=session)
-            if fork.pid:  # which the server says once it has forked
+            if fork.pid:  # the server reports it after the fork
                 return fork
     return subprocess.Popen(
         [sys.executable, *words],

@@ -84,7 +84,7 @@ def answer(requests: socket.socket) -> list[str]:
             request = json.loads(message)
             if "modules" in request:
                 learn(request["modules"])
-            elif not is_read(files[0]):  # the process that asked has ended
+            elif not is_read(files[0]):  # the client has ended
                 close(files)
             elif pid := fork():
                 child = Child(pid, files[0])
@@ -169,7 +169,7 @@ def leave(status: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined] # ends pools, waits for other threads
     atexit._run_exitfuncs()
     gc.collect()
-    for left_open in gc.get_objects():  # but for what was inherited
+    for left_open in gc.get_objects():  # except what was inherited
         if isinstance(left_open, IOBase) and not left_open.closed:
             with suppress(OSError, ValueError):  # no file to write to
                 left_open.flush()
