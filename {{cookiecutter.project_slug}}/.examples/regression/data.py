@@ -32,7 +32,7 @@ from settings import FOLDS, Settings
 Batch = tuple[Tensor, Tensor]  # features (B, F) and targets (B,), float
 Examples = Dataset[Any]  # (features, target), one by one
 
-TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
+TEST_FRACTION = 0.2  # held out if a dataset has no test examples of its own
 
 
 @dataclass(frozen=True)

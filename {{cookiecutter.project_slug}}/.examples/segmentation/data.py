@@ -36,7 +36,7 @@ from settings import FOLDS, Settings
 Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) and masks (B, H, W), uint8
 Examples = Dataset[Any]  # (image, mask), one by one
 
-TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
+TEST_FRACTION = 0.2  # held out if a dataset has no test examples of its own
 
 VOC = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair"),

@@ -197,8 +197,8 @@ def train(
     for _ in job.epochs():  # each ends with an evaluation: --eval-every
         for _ in job.steps():  # saves checkpoints, stops at Ctrl-C, profiles
             for _ in range(calls):
-                loss = optimizer.step(closure)  # waits: a line search goes by the loss
-            job.log(objective=loss)  # as it was before that call
+                loss = optimizer.step(closure)  # waits: a line search reads the loss
+            job.log(objective=loss)  # the loss before that call
         evaluated()
         if stopping.due:
             break

@@ -46,7 +46,7 @@ def traced(model: nn.Module, example: inputs.Make) -> ExportedProgram:
     except Exception as error:  # torch has dozens of kinds
         raise JobError(
             f"torch.export cannot follow the network ({_reason(error)}); "
-            "docs/export.md says how to write such code"
+            "docs/export.md shows what to write instead"
         ) from error
 
 
