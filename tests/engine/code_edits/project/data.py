@@ -34,7 +34,7 @@ from settings import FOLDS, Settings
 Batch = tuple[Tensor, Tensor]  # images (B, C, H, W), uint8, and labels (B,)
 Examples = Dataset[Any]  # (image, label), one by one
 
-TEST_FRACTION = 0.2  # held out if a dataset has no test examples of its own
+TEST_FRACTION = 0.2  # of a dataset that has no test examples of its own
 
 
 @dataclass(frozen=True)
