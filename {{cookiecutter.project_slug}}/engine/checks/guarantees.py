@@ -1,4 +1,4 @@
-"""The guarantees, each with what answers for it."""
+"""The guarantees, each with the function that tests it."""
 
 from collections.abc import Callable
 

@@ -101,7 +101,7 @@ def save_onnx(program: ExportedProgram, path: Path) -> None:
 
 
 def opened_onnx(path: Path) -> Call:
-    """Return an ONNX model as onnxruntime runs it on the CPU."""
+    """Return a function that runs an ONNX model on the CPU with onnxruntime."""
     import onnxruntime  # slow to import
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -61,7 +61,7 @@ class Target:
 
     @property
     def command(self) -> str:
-        """The command that runs it, as a user types it."""
+        """The command that runs the job, as a user types it."""
         words = shlex.join(self._runtime_words)
         return f"{identity.as_command(self.settings, self.script.name)} {words}".rstrip()
 
