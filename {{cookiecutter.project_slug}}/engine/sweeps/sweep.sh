@@ -4,7 +4,7 @@
 # freezes the code and runs what is left.
 #
 # A sweep's folder, .sweeps/<name>/, holds `grid` and two pipes (grid.py says what for), `code/` (what
-# is run) and `lock`, which is held by all that the sweep has started.
+# is run) and `lock`, which is held by everything that the sweep has started.
 
 set -Euo pipefail # without -e, under which `wait`, ((n++)) and traps misbehave
 cd "$(dirname "$0")" || exit 1
@@ -12,8 +12,8 @@ cd "$(dirname "$0")" || exit 1
 python=${PYTHON:-python}
 [[ -z ${PYTHON:-}${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && python=.venv/bin/python
 
-# Adds a job to the grid; in `id=$(job …)` prints its id. Its words are kept apart by NUL bytes, so
-# that any value passes through.
+# Adds a job to the grid; in `id=$(job …)`, also prints its id. Words are separated by NUL bytes, so
+# that any value can be passed.
 job() {
   printf '%s\0' "$#" "$@" >&4
   if ((BASH_SUBSHELL)) && [[ ! /dev/fd/1 -ef /dev/fd/3 ]]; then print_id "$@"; fi
@@ -28,11 +28,11 @@ print_id() {
   done
 }
 
-# Adds jobs whose settings are drawn at random, the same each time; search.py tells how:
+# Adds jobs with randomly drawn settings, the same ones each time; search.py says how:
 #   search 20 --lr 'log 1e-4 1e-1' --batch-size 'choice 32 64' -- --model convnet
 search() { "$python" -m engine.sweeps.search "$@" >&4 || : >"$work/wrong"; }
 
-# In the grid, a command or a variable that is not there makes it wrong; bash has said which and where.
+# An unknown command or variable makes the grid wrong; bash has already printed which one, and where.
 refuse_unknown() { if (($? == 127)); then : >"$work/wrong" && exit 2; fi; }
 
 clean_up() {
@@ -43,7 +43,7 @@ clean_up() {
 
 make_folder() {
   work=$PWD/.sweeps/$(date +%Y%m%d-%H%M%S)-$$
-  mkdir -p .sweeps && mkdir "$work" || exit 1 # never what is there
+  mkdir -p .sweeps && mkdir "$work" || exit 1 # never an existing folder
   trap clean_up EXIT
 }
 
