@@ -85,7 +85,7 @@ def test_what_cannot_go_on_is_one_line_and_leaves_nothing(made: Project) -> None
     assert line.startswith(f"run.py: --init-from {short}:last: in step 6 the learning rate would ")
     assert line.endswith("must not depend on the length, like --schedule constant")
     line = one_line(made.run(*flags, "--model", "convnet", "--init-from", short), 2)
-    assert "none of its weights fit; it has kept those of model" in line
+    assert "none of its weights fit; that job kept weights of model" in line
     assert set(made.root.glob("runs/*")) == runs
 
 

@@ -174,7 +174,7 @@ def test_a_last_state_that_cannot_be_read_is_refused(toy, harm):
     path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:-100])
     long = toy.run(epochs=2, init_from=end_of(short))
     assert long.status == (2 if harm == "gone" else 1)
-    assert f"{end_of(short)}: its last.pt is {harm}; " in long.said
+    assert f"{end_of(short)}: the last.pt of that job is {harm}; " in long.said
 
 
 # Whether last.pt stays
@@ -334,7 +334,7 @@ def test_weights_of_which_none_fits_are_refused(toy):
     other = Loop(network=lambda: nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)))
     refused = toy.run(loop=other, epochs=1, init_from=best_of(first))
     assert refused.status == 2
-    said = "none of its weights fit; it has kept those of model"
+    said = "none of its weights fit; that job kept weights of model"
     assert f"--init-from {best_of(first)}: {said}" in refused.said
 
     def check_shapes(job):
