@@ -174,7 +174,8 @@ def test_a_last_state_that_cannot_be_read_is_refused(toy, harm):
     path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:-100])
     long = toy.run(epochs=2, init_from=end_of(short))
     assert long.status == (2 if harm == "gone" else 1)
-    assert f"{end_of(short)}: the last.pt of that job is {harm}; " in long.said
+    said = "the last.pt of that job is gone" if harm == "gone" else "its last.pt is damaged"
+    assert f"{end_of(short)}: {said}; " in long.said
 
 
 # Whether last.pt stays
