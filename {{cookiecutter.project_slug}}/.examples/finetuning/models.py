@@ -48,11 +48,11 @@ class Spec:
 
 
 class Classifier(nn.Module):
-    """A transformer that returns the logits alone."""
+    """A transformer that returns the logits alone, of so many `classes`."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.classes = network, int(network.config.num_labels)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return logits (B, K) of tokens (B, T); the mask (B, T) is 0 where there is padding."""
