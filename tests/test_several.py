@@ -215,6 +215,14 @@ def test_a_batch_without_an_example_for_each_process_is_refused_before_anything_
     assert not (project.root / "runs").exists() and not (project.root / "mlflow.db").exists()
 
 
+def test_processes_that_cannot_meet_say_so_in_one_line(project: Project) -> None:
+    """Without torchrun, where a variable was forgotten."""
+    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    line = one_line(project.run("--note", "alone", **env), 1)
+    assert line.startswith("run.py: the processes of this job cannot reach each other (")
+    assert "MASTER_PORT" in line
+
+
 @pytest.mark.full
 def test_without_a_checkpoint_it_needs_as_many_processes_as_before(
     make: Callable[..., Path],
