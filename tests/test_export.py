@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from disks import Disk
 from faults import Project, ended, job_of, one_line, wait_until
 
 KEEP = """
@@ -118,6 +119,7 @@ def test_a_fresh_python_with_torch_alone_gives_the_same_outputs(made: Exported) 
 
 SHORT = ("--steps", "2")
 TINY = (*SHORT, "--model", "gpt-tiny")
+GRAPHS = (*SHORT, "--eval-every", "2", "--layers", "2")
 SEGMENTATION = ("--epochs", "1", "--batch-size", "128", "--model", "fcn")
 
 
@@ -129,6 +131,9 @@ SEGMENTATION = ("--epochs", "1", "--batch-size", "128", "--model", "fcn")
         pytest.param("language", TINY, marks=[pytest.mark.full, pytest.mark.alike]),
         pytest.param("reinforcement", SHORT, marks=[pytest.mark.full, pytest.mark.alike]),
         pytest.param("finetuning", SHORT, marks=[pytest.mark.full, pytest.mark.alike]),
+        pytest.param("gan", ("--epochs", "1"), marks=[pytest.mark.full, pytest.mark.alike]),
+        pytest.param("contrastive", SHORT, marks=[pytest.mark.full, pytest.mark.alike]),
+        pytest.param("graphs", GRAPHS, marks=pytest.mark.full),
     ],
 )
 def test_networks_of_examples(
@@ -167,6 +172,8 @@ def test_the_card_says_what_the_model_is(made: Exported) -> None:
         assert f"| {name} | {value} |" in text
     assert "| `images` | uint8 | (any, 1, 8, 8) |" in text
     assert "With these inputs it returns float32 (4, 10)." in text
+    classes = "".join(f"| {number} | {number} |\n" for number in range(10))
+    assert f"\n| class | name |\n|---|---|\n{classes}\n## Results\n" in text
 
 
 def test_the_code_in_the_card_runs(made: Exported, tmp_path: Path) -> None:
@@ -215,6 +222,17 @@ def test_of_a_network_that_cannot_be_followed_nothing_is_left(
     assert not (changed.root / "exported").exists()
 
 
+def test_what_onnx_does_not_have_is_named(made: Exported, changed: Project) -> None:
+    lines = "        found = torch.linalg.eigvals(images.float()).real.sum()\n"
+    changed.edit("models.py", LAYERS, f"{lines}{LAYERS}        logits = logits + found\n")
+    done = changed.do("python", "jobs.py", "export-model", made.job, "--onnx")
+    *_, line = done.stderr.splitlines()
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done
+    assert line.startswith("jobs.py: --onnx: torch.onnx says: No ONNX function found for <OpOverl")
+    assert "eig" in line and "\x1b" not in line and len(line) < 260
+    assert not (changed.root / "exported").exists()
+
+
 def test_a_stale_job_is_exported_with_a_remark(made: Exported, changed: Project) -> None:
     changed.edit("models.py", LAYERS, f"        images = images + 0\n{LAYERS}")
     done = changed.do("python", "jobs.py", "export-model", made.job[:6], "--json")
@@ -260,6 +278,54 @@ def test_an_interrupted_export_leaves_nothing(made: Exported, changed: Project) 
     line = one_line(ended(job), 130)
     assert line == "jobs.py: export-model was interrupted by SIGINT"
     assert not (changed.root / "exported").exists()
+
+
+def test_interrupted_while_libraries_are_imported_it_says_so(
+    made: Exported, changed: Project
+) -> None:
+    job = changed.command(sys.executable, "jobs.py", "export-model", made.job)
+    wait_until(lambda: "libtorch" in Path(f"/proc/{job.pid}/maps").read_text())
+    job.send_signal(signal.SIGINT)
+    line = one_line(ended(job), 130)
+    assert line == "jobs.py: export-model was interrupted by SIGINT"
+    assert not (changed.root / "exported").exists()
+
+
+def test_of_two_exports_at_once_the_second_leaves_what_the_first_has_made(
+    made: Exported, changed: Project
+) -> None:
+    job = changed.command(sys.executable, "jobs.py", "export-model", made.job)
+    wait_until(lambda: bool([*changed.root.glob("exported/.*")]))
+    shutil.copytree(made.folder / "model", changed.root / "exported" / made.job)  # the first
+    line = one_line(ended(job), 2)
+    assert line.startswith(f"jobs.py: exported/{made.job} has been made meanwhile")
+    (kept,) = (changed.root / "exported").iterdir()
+    assert (kept / "model.pt2").read_bytes() == (made.folder / "model/model.pt2").read_bytes()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("size", ["300k", "1800k", "3000k"])
+def test_a_full_disk_is_said_in_one_line(made: Exported, changed: Project, size: str) -> None:
+    """While each of the three files is written."""
+    disk = Disk(changed.root / "exported", size)
+    words = (f"--chdir={changed.root}", sys.executable, "jobs.py", "export-model", made.job)
+    line = one_line(ended(changed.command(*disk.within, *words, "--onnx")), 1)
+    left = [*disk.seen.iterdir()]
+    disk.close()
+    assert "the disk is full; free some space and give the same command again" in line
+    assert left == []
+
+
+def test_of_a_job_that_has_not_finished_it_says_so(made: Exported, changed: Project) -> None:
+    flags = ("--epochs", "4", "--pause-after")
+    job = job_of(changed.run(*flags, "1", "--quiet"))
+    line = one_line(changed.do("python", "jobs.py", "export-model", job), 1)
+    command = f"`python jobs.py show {job}` prints the command that goes on"
+    assert line.endswith(f"kept no weights yet, and does so at its first evaluation; {command}")
+    assert changed.run(*flags, "2e", "--quiet").returncode == 0
+    done = changed.do("python", "jobs.py", "export-model", job)
+    remark = f"jobs.py: job {job} has not finished; these are its best weights so far\n"
+    assert (done.returncode, done.stderr) == (0, remark)
 
 
 def test_jobs_without_weights_are_refused(made: Exported, changed: Project) -> None:

@@ -141,8 +141,9 @@ from settings import Settings
 splits = data.load(Settings(), Path("data"))
 graphs = splits.val[:20]
 def predict(graphs, model):
+    batch = data.collate(graphs)
     with torch.no_grad():
-        return model(data.collate(graphs))
+        return model(batch.nodes, batch.edges, batch.graph, batch.sizes)
 
 def renumbered(graph):
     order = torch.randperm(len(graph.nodes))

@@ -1,6 +1,7 @@
 """`python jobs.py`: it says what there is to know of jobs, at once, and never with a traceback."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -177,9 +178,31 @@ def test_damaged_records(jobs: Jobs) -> None:
     assert jobs.states()[jobs.mlp] == "finished"  # the store has it
     assert "problem     metrics.jsonl is damaged" in "\n".join(jobs.lines("show", jobs.mlp))
     (jobs.project.root / "mlflow.db").unlink()
-    assert jobs.states()[jobs.mlp] == "unreadable"
+    done = jobs.do("list", "--json")
+    assert {row["id"]: row["state"] for row in json.loads(done.stdout)}[jobs.mlp] == "unreadable"
+    assert one_line(done, 0).startswith(f"jobs.py: job {jobs.mlp}: metrics.jsonl is damaged")
     said = "\n".join(jobs.lines("show", jobs.mlp))
     assert "cannot be read: its settings.json is damaged or missing" in said
+
+
+def test_a_damaged_journal_is_named_where_its_results_are_listed(jobs: Jobs) -> None:
+    journal = jobs.project.folder(jobs.mlp) / "metrics.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b"test_loss", b"test_lost"))
+    done = jobs.do("list", "--json")
+    rows = {row["id"]: row for row in json.loads(done.stdout)}
+    assert rows[jobs.mlp]["metrics"] == {} and rows[jobs.convnet]["problem"] == ""
+    why = rows[jobs.mlp]["problem"]
+    assert re.fullmatch("metrics.jsonl is damaged at line [0-9]+; the job's own command .*", why)
+    assert one_line(done, 0) == f"jobs.py: job {jobs.mlp}: {why}"
+
+
+def test_show_names_the_folder_of_the_data(jobs: Jobs) -> None:
+    assert "  data root   data" in jobs.lines("show", jobs.mlp)
+    data = str(jobs.project.root.parent / "images")
+    done = jobs.project.run("--epochs", "1", "--seed", "3", "--data-root", data)
+    job = job_of(done)
+    assert f"  data root   {data}" in jobs.lines("show", job)
+    assert jobs.json("show", job)["attempts"][0]["data_root"] == data
 
 
 def test_a_store_that_cannot_be_read_is_named(made: Jobs, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faults import Curves, Project, ended, job_of, same
+from faults import Curves, Project, ended, job_of, one_line, same
 
 SHORT = ("--steps", "12", "--eval-every", "6", "--log-every", "1", "--batch-size", "63")
 ALIKE = (*SHORT, "--accumulate", "3", "--clip-norm", "1", "--ema", "0.9")
@@ -192,6 +192,35 @@ def test_what_goes_wrong_is_said_once(make: Callable[..., Path]) -> None:
     project.edit("run.py", parts, without)
     (line,) = said(ended(together(project, 2, *SHORT)))
     assert "several processes need job.parts(batch)" in line
+
+
+def test_a_batch_without_an_example_for_each_process_is_refused_before_anything_is_made(
+    make: Callable[..., Path],
+) -> None:
+    project = Project(make())
+    wrong = "--batch-size 1: must be at least the number of processes, 2"
+    start = ("-m", "engine.sweeps.together", "2", "run.py")
+    done = ended(project.command(sys.executable, *start, "--batch-size", "1"))
+    assert one_line(done, 2) == f"run.py: {wrong}"
+
+    script = project.root / "run.sh"
+    before, _, rest = script.read_text().partition("grid() {")
+    grid = "grid() {\n  job --batch-size 1\n  job --batch-size 2"
+    script.write_text(before + grid + rest[rest.index("\n}") :])
+    done = project.do("bash", "run.sh", "--gpus-per-job", "2")
+    assert done.returncode == 2, done
+    named, counted = done.stderr.splitlines()
+    assert named == f"job 1, run.py --batch-size 1: {wrong}"
+    assert counted == "run.sh: 1 of 2 jobs are wrong; nothing was started"
+    assert not (project.root / "runs").exists() and not (project.root / "mlflow.db").exists()
+
+
+def test_processes_that_cannot_meet_say_so_in_one_line(project: Project) -> None:
+    """Without torchrun, where a variable was forgotten."""
+    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    line = one_line(project.run("--note", "alone", **env), 1)
+    assert line.startswith("run.py: the processes of this job cannot reach each other (")
+    assert "MASTER_PORT" in line
 
 
 @pytest.mark.full

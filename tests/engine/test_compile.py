@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
-from engine.errors import JobError
+from engine.errors import SettingsError
 from engine.job.runtime import Compile
 from engine.training import compilation
 from engine.training.forward import Prepared
@@ -244,7 +244,7 @@ def test_blocks_are_compiled_by_themselves_and_alike_ones_once(graphs):
     assert len(graphs) == 2
     assert all(len([call for call in calls if "linear" in call]) == 2 for calls in graphs)
     assert compilation.events == []
-    with pytest.raises(JobError, match="--compile blocks: the network has no blocks"):
+    with pytest.raises(SettingsError, match="--compile blocks: the network has no blocks"):
         prepared(nn.Sequential(nn.Embedding(20, 4), nn.Linear(4, 4)), batch, None)
 
 

@@ -58,7 +58,7 @@ def test_processes_take_slices_of_the_batches_of_one(seed, count, processes):
 
 
 def test_a_batch_has_an_example_for_each_process():
-    with pytest.raises(SettingsError, match="--batch-size 2: must be at least the number of proc"):
+    with pytest.raises(SettingsError, match="fewer examples than 3 processes; use one"):
         Slices(torch.arange(10), 2, 0, Rank(0, 3, 0))
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine.attempt import Attempt, Check, Main, NoCourier
-from engine.errors import PeerLost, SettingsError, cause
+from engine.errors import PeerLost, SettingsError, cause, first_line
 from engine.job import inputs, reads
 from engine.job.folder import JobFolder
 from engine.job.interruption import Stopped
 from engine.job.journal import Journal
 from engine.job.peers import STOPPED, Other
 from engine.job.places import Places
+from engine.job.terminal import leave
 
 if TYPE_CHECKING:
     from engine.training.processes import Processes
@@ -35,7 +36,11 @@ def begin(folder: Callable[[], JobFolder[S]], attempt: Callable[[], Attempt[S]])
     command line says. Ends all processes if process 0 ends."""
     from engine.training.processes import Processes  # imports torch, which one process does later
 
-    processes = Processes()
+    try:
+        processes = Processes()
+    except Exception as error:  # of many kinds; there is no process 0 yet to say it for all
+        line = f"the processes of this job cannot reach each other ({first_line(error)})"
+        sys.exit(leave(1, f"{Path(sys.argv[0]).name}: {line}"))
     if processes.rank.number:
         return _followed(folder, processes)
     try:

@@ -64,4 +64,5 @@ def _attempt(folder: JobFolder[S]) -> Attempt[S]:
 def _attempt_of_several(folder: JobFolder[S]) -> Attempt[S]:
     if folder.runtime.check:
         raise SettingsError("--check: works with one process; leave torchrun out")
+    ranks.check(folder.settings, ranks.mine().size)
     return _attempt(folder)

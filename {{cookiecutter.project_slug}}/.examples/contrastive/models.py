@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 
+import torch
 from torch import Tensor, nn
 
 from engine.training.classifiers import Normalized, torchvision_classifier
@@ -41,6 +42,11 @@ def make(settings: Settings, spec: Spec) -> "Contrastive":
         outputs = replace(spec, classes=tuple(map(str, range(settings.features))))
         network = torchvision_classifier(name, outputs, False, MODELS)
     return Contrastive(network, settings.features, settings.projections)
+
+
+def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
+    """Return random inputs of the network, as many as asked for; to export it (docs/export.md)."""
+    return torch.randint(256, (examples, *spec.shape), dtype=torch.uint8)
 
 
 class Contrastive(nn.Module):

@@ -52,7 +52,7 @@ class Classifier(nn.Module):
 
     def __init__(self, network: Any) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.classes = network, int(network.config.num_labels)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return logits (B, K) of tokens (B, T); the mask (B, T) is 0 where there is padding."""

@@ -26,6 +26,7 @@ import data
 import models
 import optimizers
 from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+from models import Classifier
 
 Metrics = dict[str, float]
 
@@ -48,7 +49,7 @@ def forward(
     return losses.mean(), measured
 
 
-def load(job: Job[Settings]) -> tuple[models.Classifier, Batches, Batches | None, Batches | None]:
+def load(job: Job[Settings]) -> tuple[Classifier, Batches, Batches | None, Batches | None]:
     """Return the model, on the CPU, and the batches to train, validate and test on.
 
     A split that the data does not have is None.
@@ -69,11 +70,7 @@ def load(job: Job[Settings]) -> tuple[models.Classifier, Batches, Batches | None
 
 
 def train(
-    job: Job[Settings],
-    forward: Forward,
-    model: models.Classifier,
-    batches: Batches,
-    val: Batches | None,
+    job: Job[Settings], forward: Forward, model: Classifier, batches: Batches, val: Batches | None
 ) -> None:
     """Fit the model; the weights of the best evaluation are kept in best.pt.
 
@@ -116,7 +113,7 @@ def train(
 
 @torch.no_grad()
 def evaluate(
-    job: Job[Settings], forward: Forward, model: nn.Module, batches: Batches | None, split: str
+    job: Job[Settings], forward: Forward, model: Classifier, batches: Batches | None, split: str
 ) -> Metrics:
     """Return the means over all examples of what forward() measures, and the macro F1.
 
@@ -126,24 +123,25 @@ def evaluate(
     if batches is None:
         return {}
     model.eval()
-    means, seen = Means(), []
+    means, names = Means(), [f"f1_{number}" for number in range(model.classes)]
     for batch in batches:
         _, measured = forward(model, batch, job.settings)
         labels, predicted = batch["labels"], measured.pop("predicted")
-        means.add(measured)
-        seen.append(torch.stack([labels, predicted]))
+        means.add(measured | dict(zip(names, f1_parts(labels, predicted, len(names)), strict=True)))
         if split == "test":
             job.keep_outputs(label=labels, predicted=predicted)
-    metrics = means.read() | {"macro_f1": macro_f1(*torch.cat(seen, 1)).item()}
+    metrics = means.read()
+    found = [f1 for name in names if (f1 := metrics.pop(name)) >= 0]  # NaN: no such class occurs
+    metrics["macro_f1"] = sum(found) / len(found)
     return {f"{split}_{name}": value for name, value in metrics.items()}
 
 
-def macro_f1(labels: Tensor, predicted: Tensor) -> Tensor:
-    """Return the mean F1 of the classes that occur among labels (N,) or predictions (N,)."""
-    classes = torch.cat([labels, predicted]).unique().view(-1, 1)
-    true, found = labels == classes, predicted == classes  # (K, N)
-    each: Tensor = 2 * (true & found).sum(1) / (true.sum(1) + found.sum(1))
-    return each.mean()
+def f1_parts(labels: Tensor, predicted: Tensor, classes: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the numerator () and the denominator () of each class's F1, of labels (N,) and
+    predictions (N,); both add up over batches."""
+    numbers = torch.arange(classes, device=labels.device).view(-1, 1)
+    true, found = labels == numbers, predicted == numbers  # (K, N)
+    return [*zip(2 * (true & found).sum(1), true.sum(1) + found.sum(1), strict=True)]
 
 
 def main(job: Job[Settings]) -> Metrics:

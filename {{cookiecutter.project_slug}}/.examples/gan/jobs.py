@@ -12,7 +12,7 @@ In a script:
 
     job = jobs.load("1872aa178ea7")
     job.settings, job.spec, job.metrics
-    job.model(64)  # images (64, C, H, W) of the best generator
+    job.model.draw(64)  # images (64, C, H, W) of the best generator
 """
 
 import sys

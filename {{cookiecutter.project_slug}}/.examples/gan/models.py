@@ -44,6 +44,11 @@ def make(settings: Settings, spec: Spec) -> "GAN":
     return GAN(*MODELS[settings.model](settings, spec), settings.latent, spec)
 
 
+def example_input(settings: Settings, spec: Spec, examples: int) -> Tensor:
+    """Return noise for the generator, as much as asked for; to export it (docs/export.md)."""
+    return torch.randn(examples, settings.latent)
+
+
 class Generator(nn.Module):
     """A network that makes images out of noise."""
 
@@ -51,13 +56,17 @@ class Generator(nn.Module):
         super().__init__()
         self.network, self.latent = network, latent
 
-    def forward(self, count: int, random: torch.Generator | None = None) -> Tensor:
-        """Return this many images (B, C, H, W), float; the noise is drawn from `random`, by default
-        torch's global generator."""
-        device = next(self.parameters()).device
-        noise = torch.randn(count, self.latent, generator=random, device=device)
+    def forward(self, noise: Tensor) -> Tensor:
+        """Return images (B, C, H, W), float, of noise (B, Z)."""
         images: Tensor = self.network(noise)
         return 255 * images.float()
+
+    def draw(self, count: int, random: torch.Generator | None = None) -> Tensor:
+        """Return so many images (B, C, H, W), float; the noise is drawn from `random`, by default
+        from torch's own random numbers."""
+        device = next(self.parameters()).device
+        images: Tensor = self(torch.randn(count, self.latent, generator=random, device=device))
+        return images
 
 
 class GAN(nn.Module):

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     command = launch.begin(Settings, METRICS)
 
 import torch
-from torch import Tensor, cdist, nn
+from torch import Tensor, cdist
 from torch.nn.functional import interpolate, softplus
 
 import data
@@ -38,7 +38,7 @@ def d_loss(model: models.GAN, batch: data.Batch, settings: Settings) -> Loss:
     """
     real, _ = batch
     with torch.no_grad():
-        fake = model.generator(len(real))
+        fake = model.generator.draw(len(real))
     real_logits, fake_logits = model.discriminator(real), model.discriminator(fake)
     losses = softplus(-real_logits.float()) + softplus(fake_logits.float())
     return losses.mean(), {"discriminator_loss": losses}
@@ -49,7 +49,7 @@ def g_loss(model: models.GAN, batch: data.Batch, settings: Settings) -> Loss:
 
     It does not saturate (Goodfellow et al. 2014, arxiv.org/abs/1406.2661).
     """
-    fake = model.generator(len(batch[0]))
+    fake = model.generator.draw(len(batch[0]))
     losses = softplus(-model.discriminator(fake).float())
     return losses.mean(), {"generator_loss": losses}
 
@@ -120,18 +120,17 @@ def train(job: Job[Settings], model: models.GAN, batches: Batches, val: Batches 
 
 
 @torch.no_grad()
-def generated(generator: nn.Module, count: int) -> Tensor:
+def generated(generator: models.Generator, count: int) -> Tensor:
     """Return images (B, C, H, W) with pixels in [0, 1], made from the same noise each time.
 
     The noise does not come from torch's global random numbers, which only training uses.
     """
     generator.eval()
     device = next(generator.parameters()).device
-    images: Tensor = generator(count, torch.Generator(device).manual_seed(0))
-    return images / 255
+    return generator.draw(count, torch.Generator(device).manual_seed(0)) / 255
 
 
-def evaluate(generator: nn.Module, batches: Batches | None, split: str) -> Metrics:
+def evaluate(generator: models.Generator, batches: Batches | None, split: str) -> Metrics:
     """Return the energy distance between real images and 1,000 generated ones, 0 if they are alike.
 
     Source: Székely & Rizzo 2013, doi.org/10.1016/j.jspi.2013.03.018.

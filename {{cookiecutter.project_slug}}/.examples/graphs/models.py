@@ -43,8 +43,19 @@ def make(settings: Settings, spec: Spec) -> nn.Module:
     return Standardized(MODELS[settings.model](settings, spec), spec)
 
 
+def example_input(settings: Settings, spec: Spec, examples: int) -> tuple[Tensor, ...]:
+    """Return paths of 3, 4 or 5 nodes, with random features, as many as asked for; to export the
+    network (docs/export.md)."""
+    sizes = 3 + torch.arange(examples) % 3
+    graph = torch.arange(examples).repeat_interleave(sizes)
+    nodes = torch.randn(len(graph), len(spec.mean)) * torch.tensor(spec.std)
+    first = torch.arange(len(graph) - 1)[graph[1:] == graph[:-1]]
+    edges = torch.stack([torch.cat([first, first + 1]), torch.cat([first + 1, first])])
+    return nodes + torch.tensor(spec.mean), edges, graph, sizes
+
+
 class Standardized(nn.Module):
-    """A network that takes Graphs and predicts targets in their own unit."""
+    """A network that takes graphs and predicts targets in their own unit."""
 
     mean: Tensor
     std: Tensor
@@ -56,10 +67,9 @@ class Standardized(nn.Module):
         self.register_buffer("mean", torch.tensor(spec.mean))
         self.register_buffer("std", torch.tensor(spec.std))
 
-    def forward(self, graphs: Graphs) -> Tensor:
-        """Return predictions (B,)."""
-        nodes = (graphs.nodes - self.mean) / self.std
-        scaled: Tensor = self.network(nodes, graphs.edges, graphs.graph, graphs.sizes)
+    def forward(self, nodes: Tensor, edges: Tensor, graph: Tensor, sizes: Tensor) -> Tensor:
+        """Return predictions (B,) of nodes (N, F), edges (2, E), graph (N,) and sizes (B,)."""
+        scaled: Tensor = self.network((nodes - self.mean) / self.std, edges, graph, sizes)
         return scaled.flatten().float() * self.target_std + self.target_mean
 
 
@@ -86,7 +96,7 @@ class GIN(nn.Module):
         for layer in self.layers:
             states = states + layer(neighbourhood(states, edges) if self.edges else states)
         states = states.float()  # sums of many
-        pooled = states.new_zeros(len(sizes), states.shape[1]).index_add(0, graph, states)
+        pooled = states.new_zeros(sizes.shape[0], states.shape[1]).index_add(0, graph, states)
         if self.readout == "mean":
             pooled = pooled / sizes[:, None]
         predictions: Tensor = self.head(pooled)

@@ -37,7 +37,7 @@ def forward(
     Runs under autocast; with --compile it is compiled together with the model. In evaluation the
     predictions come along, which evaluate() takes out.
     """
-    predicted = model(batch)
+    predicted = model(batch.nodes, batch.edges, batch.graph, batch.sizes)
     errors = predicted - batch.target
     losses = errors.square()
     measured = {"loss": losses, "mae": errors.abs()}

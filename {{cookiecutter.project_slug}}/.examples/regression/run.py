@@ -112,21 +112,24 @@ def evaluate(
 ) -> Metrics:
     """Return the means over all examples of what forward() measures, and R², which is not a mean.
 
-    The target and the prediction of each test example are kept in predictions.npz.
+    It is made of means, which count the examples of all processes. The target and the prediction of
+    each test example are kept in predictions.npz.
     """
     if batches is None:
         return {}
     model.eval()
-    means, targets = Means(), []
+    means, targets = Means(), [torch.zeros(0, device=job.device)]  # a process may have no batch
     for batch in batches:
         _, measured = forward(model, batch, job.settings)
         predicted = measured.pop("predicted")
-        means.add(measured)
+        means.add(measured | {"target": batch[1]})
         targets.append(batch[1])
         if split == "test":
             job.keep_outputs(target=batch[1], predicted=predicted)
-    metrics = means.read()
-    metrics["r2"] = 1 - metrics["loss"] / torch.cat(targets).var(correction=0).item()
+    metrics, variance = means.read(), Means()
+    mean = metrics.pop("target")
+    variance.add({"target": (torch.cat(targets) - mean).square()})
+    metrics["r2"] = 1 - metrics["loss"] / variance.read()["target"]
     return {f"{split}_{name}": value for name, value in metrics.items()}
 
 

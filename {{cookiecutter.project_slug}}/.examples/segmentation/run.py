@@ -145,19 +145,18 @@ def evaluate(
     if batches is None:
         return {}
     model.eval()
-    means, overlaps = Means(), []
+    means, names = Means(), [f"iou_{name}" for name in model.classes]
     for number, batch in enumerate(batches):
         _, measured = forward(model, batch, job.settings)
         predicted = measured.pop("predicted")
-        means.add(measured)
         images, masks = batch
-        overlaps.append(overlap(masks, predicted, len(model.classes)))
+        overlaps = zip(*overlap(masks, predicted, len(names)), strict=True)
+        means.add(measured | dict(zip(names, overlaps, strict=True)))
         if split == "test" and number == 0:
             job.keep_outputs(image=images, mask=masks, predicted=predicted)
     metrics = means.read()
-    intersections, unions = torch.stack(overlaps).sum(0).tolist()
-    each = zip(model.classes, intersections, unions, strict=True)
-    ious = {f"iou_{name}": part / whole for name, part, whole in each if whole}
+    # NaN, and left out, if no pixel is of the class or predicted to be.
+    ious = {name: iou for name in names if (iou := metrics.pop(name)) >= 0}
     metrics["iou"] = sum(ious.values()) / max(1, len(ious))
     if split == "test":
         metrics |= ious

@@ -63,7 +63,7 @@ class Slices(Order):
         super().__init__(indices, batch_size, seed)
         if batch_size < rank.size:
             raise SettingsError(
-                f"--batch-size {batch_size}: must be at least the number of processes, {rank.size}"
+                f"job.batches(…, {batch_size}): fewer examples than {rank.size} processes; use one"
             )
         self._rank, self._whole_batch = rank, batch_size
         self.batch_size = len(slice_of(batch_size, rank))

@@ -5,7 +5,7 @@ Source: huggingface.co/docs/hub/model-cards.
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,10 +37,12 @@ class About(NamedTuple):
     attempt: str
     status: str
     change: str
+    classes: Sequence[str]
 
 
-def read(attempt: Path, change: str) -> About:
-    """Return what an attempt has left; `change` says how the code has changed since.
+def read(attempt: Path, change: str, classes: Sequence[str]) -> About:
+    """Return what an attempt has left; `change` says how the code has changed since, `classes` are
+    those of its data.
 
     Raises JobError for a damaged journal, OSError if it cannot be read.
     """
@@ -62,6 +64,7 @@ def read(attempt: Path, change: str) -> About:
         attempt=attempt.name,
         status=attempts.status(attempt) or "not finished",
         change=change,
+        classes=classes,
     )
 
 
@@ -136,7 +139,7 @@ Compared with the network that was exported:
 ## Data
 
 {_data(about.data)}
-
+{_classes(about.classes)}
 ## Results
 
 As measured by the job.
@@ -163,12 +166,17 @@ def _data(found: data.Summary | None) -> str:
     return f"`{found.name}`: {found.files} files, {found.bytes} bytes, fingerprint `{found.digest}`"
 
 
-def _table(what: str, values: Mapping[str, Any]) -> str:
-    """A table with two columns; empty without values."""
+def _classes(names: Sequence[str]) -> str:
+    """The names of classes by their numbers, with an empty line after them; empty without any."""
+    return f"\n{_table('class', dict(enumerate(names)), 'name')}\n" if names else ""
+
+
+def _table(what: str, values: Mapping[Any, Any], called: str = "value") -> str:
+    """A table with two columns."""
     if not values:
         return "None were recorded."
     rows = [f"| {name} | {_cell(value)} |" for name, value in values.items()]
-    return "\n".join([f"| {what} | value |", "|---|---|", *rows])
+    return "\n".join([f"| {what} | {called} |", "|---|---|", *rows])
 
 
 def _cell(value: Any) -> str:

@@ -4,7 +4,7 @@ import importlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ from torch import nn
 
 from engine.errors import JobError, SettingsError, cause, first_line
 from engine.exporting import card, check, inputs, program
-from engine.job.interruption import Interrupted
+from engine.job import attempts
+from engine.job.interruption import Interrupted, Interruption
 from engine.job.terminal import leave
 from engine.paths import shown
 from engine.sources import fault
@@ -25,60 +26,84 @@ from engine.training import kept
 MODEL, WEIGHTS, ONNX, CARD = "model.pt2", "weights.safetensors", "model.onnx", "README.md"
 
 
+class Wanted(NamedTuple):
+    """What to export: the network of a job with settings of a kind, into the folder `out`.
+
+    `interruption` holds signals back until everything is imported, since many libraries cannot be
+    interrupted while they are.
+    """
+
+    job: str
+    kind: type
+    runs_root: Path
+    out: Path
+    onnx: bool
+    as_json: bool
+    interruption: Interruption
+
+
 class Loaded(NamedTuple):
-    """A job's network, what makes inputs of it, and how the code has changed since."""
+    """A job's network, what makes inputs of it, how the code has changed since, and the names of
+    the classes in its data; none if that has no classes."""
 
     model: nn.Module
     example: inputs.Make
     change: str
+    classes: Sequence[str]
 
 
-def export(job: str, kind: type, runs_root: Path, out: Path, onnx: bool, as_json: bool) -> int:
+def export(wanted: Wanted) -> int:
     """Write the network of a job into a new folder; return the exit status.
 
     Raises SettingsError if the folder exists, JobError if the network cannot be exported.
     """
     try:
-        return _export(job, kind, runs_root, out, onnx, as_json)
+        return _export(wanted)
     except (SettingsError, JobError, Interrupted):
         raise
     except OSError as error:
         raise JobError(cause(error)) from error
     except Exception as error:  # of the student's code, or of torch
         at = fault(error)
-        line = f"job {job} cannot be exported: {cause(error)}" + (f" ({at})" if at else "")
+        line = f"job {wanted.job} cannot be exported: {cause(error)}" + (f" ({at})" if at else "")
         raise JobError(line) from error
 
 
-def _export(job: str, kind: type, runs_root: Path, out: Path, onnx: bool, as_json: bool) -> int:
+def _export(wanted: Wanted) -> int:
+    job, out, onnx = wanted.job, wanted.out, wanted.onnx
     if out.exists():
         raise SettingsError(f"{shown(out)} exists already: remove it, or choose another --out")
     if onnx:
         program.check_onnx()
-    loaded = _loaded(job, runs_root)
+    attempt = kept.attempt(job, wanted.kind, wanted.runs_root)
+    loaded = _loaded(wanted)
     if loaded.change:
         leave(1, f"jobs.py: {loaded.change}")
+    if attempts.status(attempt) != "finished":
+        leave(1, f"jobs.py: job {job} has not finished; these are its best weights so far")
     with _whole(out) as folder:
         apart = _write(folder, loaded, onnx)
-        about = card.read(kept.attempt(job, kind, runs_root), loaded.change)
+        about = card.read(attempt, loaded.change, loaded.classes)
         given = inputs.make(loaded.example, inputs.TRACED)
         shapes = inputs.dynamic_shapes(loaded.example)
         text = card.as_markdown(about, card.described(loaded.model, given, shapes), apart)
         (folder / CARD).write_text(text, encoding="utf-8")
-    _say(out, apart, as_json)
+    _say(out, apart, wanted.as_json)
     return 0
 
 
-def _loaded(job: str, runs_root: Path) -> Loaded:
+def _loaded(wanted: Wanted) -> Loaded:
     """A job as jobs.load of the project returns it.
 
     Raises JobError if its weights do not fit the present code, or if nothing says what inputs are.
     """
+    job = wanted.job
     jobs, models = map(importlib.import_module, ("jobs", "models"))
+    wanted.interruption.release()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            found = jobs.load(job, runs_root)
+            found = jobs.load(job, wanted.runs_root)
         except (RuntimeError, TypeError, KeyError) as error:
             line = f"job {job} cannot be loaded with the present code ({first_line(error)})"
             raise JobError(f"{line}; check out the commit that it ran with") from error
@@ -89,24 +114,35 @@ def _loaded(job: str, runs_root: Path) -> Loaded:
         )
     changes = [str(each.message) for each in warned if str(each.message).startswith(f"job {job} ")]
     example = partial(models.example_input, found.settings, found.spec)
-    return Loaded(found.model.eval(), example, "".join(changes[:1]))
+    classes = getattr(found.spec, "classes", ())
+    return Loaded(found.model.eval(), example, "".join(changes[:1]), classes)
 
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """A folder to write into; at the end it becomes `out`, after an error it is removed."""
     new = [folder for folder in out.parents if not folder.exists()]
-    out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.{uuid4().hex}")
-    part.mkdir()
+    part.mkdir(parents=True)
     try:
         yield part
-        part.rename(out)
+        _rename(part, out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         with suppress(OSError):  # another export has begun there since
             for folder in new:
                 folder.rmdir()
+        raise
+
+
+def _rename(part: Path, out: Path) -> None:
+    """Give a folder its name. Raises SettingsError if another export has it by now."""
+    try:
+        part.rename(out)
+    except OSError as error:
+        if out.exists():
+            line = "has been made meanwhile, perhaps by another export of this job"
+            raise SettingsError(f"{shown(out)} {line}; it was left as it is") from error
         raise
 
 

@@ -6,6 +6,8 @@ docs.pytorch.org/docs/stable/onnx_export.html.
 
 import io
 import logging
+import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -29,7 +31,9 @@ LARGEST_ONNX = 1_500_000_000
 """Bytes of weights above which they are written next to the model: a protobuf holds 2 GB."""
 
 SHORT = 200
-"""Characters of a reason."""
+"""Characters of a reason, about."""
+
+COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
 def traced(model: nn.Module, example: inputs.Make) -> ExportedProgram:
@@ -53,7 +57,12 @@ def traced(model: nn.Module, example: inputs.Make) -> ExportedProgram:
 def _reason(error: Exception) -> str:
     """torch's reason: the first sentence of the first thing that it lists, or of all."""
     listed = [line[2:] for line in map(str.strip, str(error).splitlines()) if line[:2] == "- "]
-    return (listed or [first_line(error)])[0].split(". ")[0][:SHORT]
+    return _short((listed or [first_line(error)])[0].split(". ")[0])
+
+
+def _short(reason: str) -> str:
+    """A reason of whole words, in one colour."""
+    return textwrap.shorten(COLOURS.sub("", reason), SHORT, placeholder=" …")
 
 
 @contextmanager
@@ -71,9 +80,27 @@ def _quiet() -> Iterator[None]:
 
 
 def save(program: ExportedProgram, path: Path) -> None:
-    """Write a program, for torch.export.load."""
-    with _quiet():
-        torch.export.save(program, path)
+    """Write a program, for torch.export.load. Raises OSError if it cannot be written."""
+    with _quiet(), _File(path, "w") as file:
+        torch.export.save(program, file)
+    if file.error:
+        raise file.error
+
+
+class _File(io.FileIO):
+    """A file that keeps its error to itself: torch's writer, in C++, would end the process."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all data, if there was no error; returns its length."""
+        left = memoryview(data)
+        try:
+            while left and not self.error:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.error = error
+        return len(data)
 
 
 def opened(path: Path) -> Call:
@@ -97,7 +124,15 @@ def save_onnx(program: ExportedProgram, path: Path) -> None:
                 program, f=path, dynamo=True, external_data=size > LARGEST_ONNX, verbose=False
             )
     except Exception as error:
-        raise JobError(f"--onnx: torch.onnx says: {first_line(error)[:SHORT]}") from error
+        first = _first(error)
+        if isinstance(first, OSError):  # such as a full disk
+            raise first from None
+        raise JobError(f"--onnx: torch.onnx says: {_short(first_line(first))}") from error
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that an error comes from: torch.onnx's own say in which of its steps it was."""
+    return _first(error.__cause__) if error.__cause__ else error
 
 
 def opened_onnx(path: Path) -> Call:

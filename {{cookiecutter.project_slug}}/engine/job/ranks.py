@@ -4,7 +4,9 @@ Source: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables.
 """
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from engine.errors import require
 
 
 class Rank(NamedTuple):
@@ -29,3 +31,11 @@ def mine() -> Rank:
     if not all(each.isdecimal() for each in found) or "MASTER_ADDR" not in os.environ:
         return ALONE
     return ALONE if int(found[1]) == 1 else Rank(*map(int, found))
+
+
+def check(settings: Any, size: int) -> None:
+    """Raise SettingsError if `size` processes cannot each have an example of every batch, as far as
+    the settings say how many a batch has."""
+    batch = getattr(settings, "batch_size", None)
+    fine = not isinstance(batch, int) or batch >= size
+    require(fine, "--batch-size", batch, f"at least the number of processes, {size}")

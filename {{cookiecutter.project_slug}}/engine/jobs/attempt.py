@@ -13,7 +13,7 @@ from engine.errors import JobError, cause
 from engine.files import read_record
 from engine.job import code, costs, lines
 from engine.job.folder import JobFolder
-from engine.paths import shown
+from engine.paths import PROJECT, shown
 from engine.tracking.address import fingerprint
 from engine.tracking.stored_jobs import StoredJob
 
@@ -58,6 +58,9 @@ class Attempt:
     split: str = ""
     """The file that lists the examples that it trained, validated and tested on."""
 
+    data_root: str = ""
+    """The folder of its datasets, once it has ended."""
+
     folder: Path | None = None
     run_id: str = ""
     """The id of its run in MLflow."""
@@ -101,6 +104,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         code_copy=_kept(path, "settings.json", "code_copy"),
         installed=_kept(path, "settings.json", "installed"),
         split=_kept(path, "split.json", "split"),
+        data_root=shown(PROJECT / outcome["data_root"]) if "data_root" in outcome else "",
         folder=path,
         run_id=str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
         problem=problem,

@@ -97,6 +97,7 @@ def _print_attempt(attempt: Attempt) -> None:
         "device": tags.get("device", ""),
         "processes": tags.get("processes", ""),
         "commit": commit,
+        "data root": attempt.data_root,
         "folder": shown(attempt.folder) if attempt.folder else "",
         "code copy": attempt.code_copy,
         "installed": attempt.installed,

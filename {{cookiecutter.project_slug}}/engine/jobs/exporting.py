@@ -35,11 +35,13 @@ def export(project: Project, given: argparse.Namespace) -> int:
     if not find_spec("safetensors"):  # the environment is older than this command
         raise JobError("safetensors is missing; README.md says how to install packages")
     out: Path = given.out or PROJECT / FOLDER / job.id
+    interruption = Interruption()
     try:
-        Interruption().listen()
+        interruption.listen()
+        interruption.hold()
         from engine.exporting import command  # with torch, which is slow to import
 
-        where = job.folder.runs_root, out.expanduser().absolute()
-        return command.export(job.id, type(job.folder.settings), *where, given.onnx, given.json)
+        what = job.id, type(job.folder.settings), job.folder.runs_root, out.expanduser().absolute()
+        return command.export(command.Wanted(*what, given.onnx, given.json, interruption))
     except Interrupted as stop:
         return leave(128 + stop.number, f"jobs.py: export-model was interrupted {stop}")

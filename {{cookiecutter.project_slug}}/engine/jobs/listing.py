@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from engine.errors import SettingsError, did_you_mean
 from engine.job import lines
 from engine.job.identity import identity
-from engine.job.terminal import as_line
+from engine.job.terminal import as_line, leave
 from engine.jobs.attempt import iso, last_logged, local, on_disk, results
 from engine.jobs.project import Job, Project
 
@@ -51,7 +51,7 @@ def print_list(project: Project, state: str, as_json: bool) -> int:
     rows = [row for row in found if state in ("", row.state)]
     rows.sort(key=lambda row: (row.ended, row.job.id))
     if as_json:
-        print(json.dumps([_plain(project, row) for row in rows], indent=2))
+        _print_json(project, rows)
     elif rows:
         _print(rows)
     else:
@@ -89,24 +89,36 @@ def _print(rows: list[Row]) -> None:
     print(f"{len(rows)} {'job' if len(rows) == 1 else 'jobs'}: {said}")
 
 
+def _print_json(project: Project, rows: list[Row]) -> None:
+    """Print the rows as JSON; on stderr, a line for each job whose results cannot be read."""
+    plain = [_plain(project, row) for row in rows]
+    print(json.dumps(plain, indent=2), flush=True)
+    for row in plain:
+        if row["problem"]:
+            leave(1, f"jobs.py: job {row['id']}: {row['problem']}")
+
+
 def _plain(project: Project, row: Row) -> dict[str, Any]:
-    job = row.job
+    job, (metrics, problem) = row.job, _metrics(project, row)
     return {
         "id": job.id,
         "state": row.state,
         "about": row.about,
         "ended": iso(row.ended),
         "result": row.result,
-        "metrics": _metrics(project, row),
+        "metrics": metrics,
+        "problem": problem,
         "script": job.script,
         "settings": identity(job.folder.settings) if job.folder else job.settings,
         "folder": str(row.folder) if row.folder else None,
     }
 
 
-def _metrics(project: Project, row: Row) -> dict[str, float]:
-    """Test results and the results of the best evaluation, as `jobs.py show` prints them."""
+def _metrics(project: Project, row: Row) -> tuple[dict[str, float], str]:
+    """Test results and those of the best evaluation, as `jobs.py show` has them, and why they could
+    not be read; empty if they could."""
     if row.folder:
-        return on_disk(row.folder, None).metrics
+        attempt = on_disk(row.folder, None)
+        return attempt.metrics, attempt.problem
     stored = project.finished_in_store(row.job)
-    return results(stored) if stored else {}
+    return results(stored) if stored else {}, ""

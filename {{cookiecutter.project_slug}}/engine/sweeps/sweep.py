@@ -22,7 +22,7 @@ from engine import files
 from engine.cli import metrics
 from engine.cli.flags import of as settings_flags
 from engine.errors import SettingsError
-from engine.job import inputs, interruption, provenance
+from engine.job import inputs, interruption, provenance, ranks
 from engine.job.terminal import leave
 from engine.sweeps import chunks, flags, grid, plan, slots, slurm, snapshot, states
 from engine.sweeps.grid import Entry
@@ -57,7 +57,7 @@ class Sweep:
         self._ask_states()
         if not self._left:
             self._leave_it()
-        self._check_inputs()
+        self._check_left()
         snapshot.take(self._folder / "code")
 
     def run(self) -> int:
@@ -81,12 +81,14 @@ class Sweep:
             settings_flags(script.settings)
             metrics.check(script.metrics)
 
-    def _check_inputs(self) -> None:
-        """Check that the inputs of the jobs that are left are in the grid or have finished."""
+    def _check_left(self) -> None:
+        """Look for the inputs of the jobs that are left, in the grid or finished before, and check
+        that their batches have an example for each process."""
         named = {entry.job.id for entry in self._entries}
 
         def act(entry: Entry) -> None:
             inputs.check(entry.job.settings, entry.job.runs_root, named)
+            ranks.check(entry.job.settings, self._flags.gpus_per_job)
 
         self._each(self._left, act)
 

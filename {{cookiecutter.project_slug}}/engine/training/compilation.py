@@ -6,13 +6,13 @@ docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from engine.errors import JobError
+from engine.errors import SettingsError
 from engine.job.terminal import log
 from engine.paths import PROJECT
 from engine.training.recomputing import blocks
@@ -81,15 +81,19 @@ def compiled(function: C, choice: str = "on", dynamic: bool = False) -> C:
 def compile_blocks(network: nn.Module) -> None:
     """Compile each block of a network by itself; blocks that are alike share what is compiled.
 
-    Raises JobError for a network without blocks. Source:
+    Raises SettingsError for a network without blocks. Source:
     docs.pytorch.org/tutorials/recipes/regional_compilation.html.
     """
+    check("blocks", [network])
     _prepare()
-    found = [*blocks(network)]
-    if not found:
-        raise JobError("--compile blocks: the network has no blocks; use --compile on")
-    for block in found:
+    for block in blocks(network):
         block.compile(dynamic=False)
+
+
+def check(choice: str, networks: Iterable[nn.Module]) -> None:
+    """Raise SettingsError if blocks are to be compiled and no network has any."""
+    if choice == "blocks" and not any(True for each in networks for _ in blocks(each)):
+        raise SettingsError("--compile blocks: the network has no blocks; use --compile on")
 
 
 class _EventLog(logging.Handler):

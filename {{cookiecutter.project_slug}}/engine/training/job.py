@@ -160,8 +160,9 @@ class Job(TrainingLoop, Generic[S]):
         their optimizer and their EMA are made. What does not fit keeps its initial values, and the
         log says what. In check(), on the meta device, it is only checked whether any weights fit.
 
-        Raises SettingsError if none do.
+        Raises SettingsError if none do, or if --compile cannot be had with these models.
         """
+        compilation.check(self.runtime.compile, models.values())
         self._beginning.take(models)
 
     def check_schedule(self, factor: Factor) -> None:

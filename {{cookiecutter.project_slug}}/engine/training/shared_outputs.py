@@ -1,5 +1,6 @@
 """What the processes of a job keep of the test examples, in one file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ from numpy.typing import NDArray
 
 from engine import files
 from engine.data.batches import Batches
+from engine.data.order import slice_of
 from engine.errors import JobError
-from engine.training.outputs import FILE, LENGTHS, Outputs
+from engine.training.outputs import FILE, LENGTHS, Outputs, Value
 from engine.training.processes import Processes
 
 Arrays = dict[str, NDArray[Any]]
@@ -30,6 +32,13 @@ class SharedOutputs(Outputs):
     ) -> None:
         super().__init__(folder, device)
         self._processes, self._shared = processes, shared
+        self._sizes: list[int] = []  # of the batches whose values were added
+
+    def add(self, values: Mapping[str, Value]) -> None:
+        """Add all that is kept of a batch, as the values of one process."""
+        before = self._examples
+        super().add(values)
+        self._sizes.append(self._examples - before)
 
     def save(self) -> list[str]:
         """Have process 0 write the file; returns the names of the files written."""
@@ -53,13 +62,20 @@ class SharedOutputs(Outputs):
         source: Batches | None = next(iter(self._sources)) if len(self._sources) == 1 else None
         if not self._columns:
             return {PLACES: np.zeros(0, np.int64)}
-        if source is None or len(source.positions) != self._examples:
+        if source is None or not self._are_batches(source):
             raise JobError(
                 "job.keep_outputs: several processes need one pass over the test batches, with all "
-                "values of a batch in one call"
+                "examples of a batch, or none, and all their values in one call"
             )
         own = {name: column.array() for name, column in self._columns.items()}
-        return {PLACES: source.positions.numpy(), **self._index(), **own}
+        places = source.positions[: self._examples]  # tells the order of a few batches, too
+        return {PLACES: places.numpy(), **self._index(), **own}
+
+    def _are_batches(self, source: Batches) -> bool:
+        """Whether the values are of whole batches, as this process has them, of one pass."""
+        size = len(slice_of(source.batch_size, self._processes.rank))
+        whole = all(each == size for each in self._sizes[:-1])
+        return whole and self._examples <= len(source.positions)
 
     def _part(self, number: int) -> Path:
         return self._shared / f"predictions.{number}.part"
