@@ -125,7 +125,8 @@ def test_killed_before_its_first_checkpoint_it_says_that_it_starts_over(
         (folder / name).unlink()
     done = again.run(*JOB)
     assert done.returncode == 0, done
-    assert "there was no checkpoint yet; starting over" in done.stdout.splitlines()
+    said = "there was no checkpoint yet (one is made every 0.0001 minutes: --checkpoint-minutes); "
+    assert f"{said}starting over" in done.stdout.splitlines()
     assert_as_undisturbed(again, reference, project, reference)
 
 

@@ -111,6 +111,7 @@ def test_force_starts_it_over_in_one_run_and_another_loader_gives_the_same_bits(
     ("flags", "said"),
     [
         (("--modle", "mlp"), "--modle: no such flag; did you mean --model?"),
+        (("--wd", "1e-4"), "--wd: no such flag; did you mean --weight-decay?"),
         (("--model", "mpl"), "--model mpl: no such model; did you mean mlp?"),
         (("--lr", "fast"), "--lr fast: "),
         (("--epochs", "2", "--steps", "5"), "--epochs"),

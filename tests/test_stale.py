@@ -52,6 +52,18 @@ def test_comments_moves_and_new_options_at_their_neutral_value_change_nothing(
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
 
 
+def test_jobs_with_several_values_of_a_setting_are_drawn(project: Project) -> None:
+    """Their settings are read back from the store as they were."""
+    note = '    note: str = ""\n'
+    project.edit("settings.py", note, f"    sizes: tuple[int, ...] = (1, 2)\n\n{note}")
+    for seed in ("0", "1"):
+        assert project.run(*SHORT, "--sizes", "3,4", "--seed", seed).returncode == 0
+    project.edit("plot.py", "ONLY: dict[str, object] = {}", 'ONLY = {"sizes": "3,4"}')
+    done = project.do("python", "plot.py")
+    assert done.returncode == 0 and "different code" not in done.stderr, done
+    assert (project.root / "figures" / "learning-curves.pdf").exists()
+
+
 def test_forced_it_runs_again_and_is_finished_by_the_new_code(project: Project) -> None:
     project.edit("models.py", "256", "128")
     done = project.run(*SHORT, "--force")

@@ -51,6 +51,15 @@ def test_settings_get_their_types_back(store):
     assert row["clip"] is None and math.isnan(row["val_loss"])
 
 
+def test_several_values_are_written_as_the_flag_has_them(store):
+    for seed, sizes in enumerate(([64, 128], [32], [])):
+        one(store, "several", sizes=sizes, names=["a", "b"], seed=seed)
+    jobs = tables.jobs("several").sort_values("seed")
+    assert jobs["sizes"].tolist() == ["64,128", "32", ""]
+    assert {*jobs["names"]} == {"a,b"}
+    assert len(tables.only(jobs, {"sizes": "64,128"})) == 1
+
+
 def test_words_that_look_like_numbers_stay_words(store):
     notes = ["01", "1_000", "nan", "1e5", "2024_11", "10", "inf", "None", "True", "baseline"]
     for seed, note in enumerate(notes):

@@ -51,6 +51,10 @@ def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
         raise SettingsError(str(error)) from None
 
 
+USUAL = {"--learning-rate": "--lr", "--wd": "--weight-decay", "--bs": "--batch-size"}
+"""Flags of other programs, and what they are called here."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises SettingsError instead of ending the process."""
 
@@ -64,7 +68,8 @@ def unknown_flag(word: str, known: Sequence[str]) -> str:
     if not word.startswith("-"):
         return f"{word!r} is not a flag; see --help"
     name = word.split("=")[0]
-    hint = did_you_mean(name, known)
+    usual = USUAL.get(name, "")
+    hint = f"did you mean {usual}?" if usual in known else did_you_mean(name, known)
     return f"{name}: no such flag; {hint if hint.startswith('did') else 'see --help'}"
 
 

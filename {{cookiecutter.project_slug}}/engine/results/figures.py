@@ -31,6 +31,9 @@ LEADING = 1.2
 LINES = 3
 """The largest number of lines of a row's name, if a wider figure can avoid more."""
 
+BESIDE = 5
+"""Room that a legend takes beside its labels, in sizes of their text."""
+
 LABEL = 0.62
 """Fraction of a panel's width or height that a line of its label may take."""
 
@@ -192,10 +195,12 @@ def legend(fig: "Figure", title: str = "") -> None:
         for ax in fig.axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
-    title = text.wrapped(title, 72 * fig.get_figwidth(), _venue.small)
+    points = 72 * fig.get_figwidth()
+    title = text.wrapped(title, points, _venue.small)
+    names = [text.wrapped(name, points - BESIDE * _venue.small, _venue.small) for name in handles]
     place: dict[str, Any] = {"loc": "outside upper center", "title": title}
     for columns in range(max(1, len(handles)), 0, -1):
-        made = fig.legend(handles.values(), handles.keys(), ncols=columns, **place)
+        made = fig.legend(handles.values(), names, ncols=columns, **place)
         if columns == 1 or made.get_window_extent().width <= fig.bbox.width:
             return
         made.remove()

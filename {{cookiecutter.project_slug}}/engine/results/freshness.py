@@ -3,11 +3,13 @@ shows. A job whose code is not known, for example because it was stored by other
 fresh.
 """
 
+from ast import literal_eval
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
+from engine.cli.values import as_text
 from engine.errors import SettingsError
 from engine.evidence import Fingerprint
 from engine.job import code, data, inputs, scripts
@@ -75,9 +77,13 @@ def _is_fresh(tags: Mapping[str, str], present: Fingerprint | None) -> bool:
 
 
 def value(text: str) -> Any:
-    """Return a setting as it was before it was stored as text."""
+    """Return a setting as it was before it was stored as text; several values as the flag has them,
+    `1,2`."""
     if text in WORDS:
         return WORDS[text]
+    if text.startswith("[") and text.endswith("]"):
+        with suppress(ValueError, SyntaxError):
+            return as_text(literal_eval(text))
     for number in (int, float):
         with suppress(ValueError):
             if repr(number(text)) == text != "nan":  # words may look like numbers: 01, 1_000

@@ -154,12 +154,15 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
         texts = [each.get(name) for each in params]
         values = [older.get(name) if text is None else freshness.value(text) for text in texts]
         words = any(isinstance(value, str) for value in values)
-        as_text = [
-            text if text is not None else value if value is not None else str(None)
-            for value, text in zip(values, texts, strict=True)
-        ]
-        settings[name] = as_text if words else values
+        settings[name] = [*map(_as_word, values, texts)] if words else values
     return settings
+
+
+def _as_word(value: Any, text: str | None) -> Any:
+    """A setting's value in one job, if it is a word in others."""
+    if text is None:
+        return str(None) if value is None else value
+    return value if isinstance(value, str) else text
 
 
 def _merged(found: Iterable[stored_jobs.StoredJob], tag: str) -> dict[str, Any]:

@@ -192,9 +192,8 @@ class TrainMeter:
         for name, mean in means.items():
             if name in self._declared and not math.isfinite(mean):
                 self._journal.flush()
-                raise Diverged(
-                    f"train_{name} was not finite by optimizer step {step}; lower the learning rate"
-                )
+                cure = "look at the data and the loss" if step == 1 else "lower the learning rate"
+                raise Diverged(f"train_{name} was not finite by optimizer step {step}; {cure}")
 
 
 class _Means:

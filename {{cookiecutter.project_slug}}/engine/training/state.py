@@ -136,7 +136,11 @@ class TrainingState:
         if found:
             log.warning("no checkpoint is left; starting over")
         elif self._journal.has_points:
-            log.info("there was no checkpoint yet; starting over")
+            log.info(
+                "there was no checkpoint yet (one is made every %g minutes: --checkpoint-minutes); "
+                "starting over",
+                self._interval / 60,
+            )
         return {}
 
 
