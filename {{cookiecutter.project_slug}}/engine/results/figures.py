@@ -31,7 +31,7 @@ LEADING = 1.2
 LINES = 3
 """The largest number of lines of a row's name, if a wider figure can avoid more."""
 
-BESIDE = 5
+BESIDE = 6
 """Room that a legend takes beside its labels, in sizes of their text."""
 
 LABEL = 0.62
