@@ -134,8 +134,9 @@ class Attempt(Generic[S]):
         """The error or, if another process of the job could not be reached, why that process
         ended."""
         first = self.processes.first if self.processes else None
-        if first and isinstance(error, PeerLost) and (line := first.lost(NOTICE)):
-            return PeerLost(line)
+        if first and self.processes and self.processes.lost(error):
+            line = first.lost(NOTICE)
+            return PeerLost(line) if line else error
         return error
 
     def _take(self) -> None:
@@ -249,6 +250,8 @@ class Attempt(Generic[S]):
         self._folder.close(status, said)
 
     def _refused(self, error: SettingsError) -> int:
+        if self.processes and self.processes.first:
+            self.processes.first.ending = True  # the others have found the same
         self._courier.finish(IMPATIENCE)
         self._folder.discard()
         return leave(2, f"{self._folder.script}.py: {error}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from engine.attempt import Attempt, Check, Main, NoCourier
-from engine.errors import PeerLost, SettingsError, cause, first_line
+from engine.errors import SettingsError, cause, first_line
 from engine.job import inputs, reads
 from engine.job.folder import JobFolder
 from engine.job.interruption import Stopped
@@ -130,10 +130,12 @@ class Following(Attempt[S]):
         return self._failed(error)
 
     def _failed(self, error: Exception) -> int:
-        if isinstance(error, PeerLost):
+        if self.processes and self.processes.lost(error):
             return self._other.follow()
         self._other.fail(cause(error))
-        return 2 if isinstance(error, SettingsError) else 1
+        if isinstance(error, SettingsError):  # which process 0 finds too, and says
+            return self._other.follow()
+        return 1
 
     def _stopped(self, stop: Stopped) -> int:
         self._other.fail(f"{STOPPED} {stop}")

@@ -67,8 +67,9 @@ def rows(batch: Any) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def split(batch: Any, size: int) -> Iterator[Any]:
-    """Yield parts of a batch with `size` examples each; the last may be smaller."""
+def split(batch: Any, size: int | list[int]) -> Iterator[Any]:
+    """Yield parts of a batch with `size` examples each, the last may be smaller; or with as many as
+    a list says."""
     for parts in zip(*(leaf.split(size) for leaf in leaves(batch)), strict=True):
         yield filled(batch, parts)
 

@@ -19,6 +19,9 @@ DIGITS = 8
 
 CHECKPOINTS = ("last.pt", "previous.pt")
 
+SHARDS = "shards."
+"""How the folders begin that hold what the processes of a job have written of a checkpoint."""
+
 TRAINED = "trained.json"
 """The record of how long an attempt has trained, written when its training has ended."""
 
@@ -82,6 +85,8 @@ def drop_checkpoints(attempt: Path) -> None:
     if not lines.record_of(attempt, TRAINED).get(GOES_ON, True):
         for file in CHECKPOINTS:
             (attempt / file).unlink(missing_ok=True)
+        for folder in attempt.glob(f"{SHARDS}*"):
+            shutil.rmtree(folder)
 
 
 def free(own: Path) -> Path:

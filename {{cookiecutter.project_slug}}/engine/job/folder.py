@@ -3,7 +3,8 @@
 `runs/<id>/<attempt>/` (attempts.py) holds plain files: `settings.json`, `code.json` (the code that
 its results are from), `data.jsonl` (the files that it has read so far), `spec.json` (what the
 network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
-`metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints),
+`metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints), `shards.…/`
+(what several processes have written of them),
 `trained.json` (how long it has trained, written at the end of training), `cost.json` (what it has
 used, as seen by its courier), `predictions.npz`, `logged/` (images, texts, tables and files),
 `profile.txt`, `profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the

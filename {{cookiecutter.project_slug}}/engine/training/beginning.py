@@ -142,10 +142,17 @@ class Beginning:
 
     def _opened(self, path: Path) -> dict[str, Any]:
         try:
-            return checkpoints.load(path, CPU)
+            content = checkpoints.load(path, CPU)
+            return _whole(content, path.parent) if "shards" in content else content
         except checkpoints.Damaged as error:
             line = f"its {path.name} is damaged; run that job again with --force"
             raise JobError(f"{self._flag}: {line}") from error
+
+
+def _whole(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    from engine.training import shards  # slow
+
+    return shards.filled(content, folder)
 
 
 def _fitting(model: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

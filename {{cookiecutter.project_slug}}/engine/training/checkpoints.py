@@ -18,6 +18,7 @@ from torch import nn
 from engine.errors import JobError
 from engine.paths import shown
 from engine.training import devices
+from engine.training.divided import gathered, is_divided
 
 MARK = b"sha256:"
 SEAL = len(MARK) + 64
@@ -36,7 +37,8 @@ def on_host(content: Any) -> Any:
     """Return a copy of nested values with every tensor in the host's memory, where any machine can
     open it, so that training can go on while it is written. NumPy's numbers become Python's.
 
-    A device that runs ahead copies all tensors into pinned memory, and is waited for once.
+    A device that runs ahead copies all tensors into pinned memory, and is waited for once. Tensors
+    that are divided among processes are whole in process 0, and empty in the others.
     """
     ahead: set[torch.device] = set()
     copy = _copied(content, ahead)
@@ -47,6 +49,8 @@ def on_host(content: Any) -> Any:
 
 def _copied(content: Any, ahead: set[torch.device]) -> Any:
     """Have nested values copied, and add the devices whose copies may still be under way."""
+    if is_divided(content):
+        content = gathered(content)
     if isinstance(content, torch.Tensor):
         non_blocking = devices.runs_ahead(content.device)  # torch then pins the memory
         if non_blocking:
@@ -88,7 +92,7 @@ def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> N
         if previous and path.exists():
             path.replace(previous)
         beside.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException as error:
         beside.unlink(missing_ok=True)
         if isinstance(error.__context__, OSError):  # torch hides it behind an error of its own
@@ -102,8 +106,18 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
     Raises Damaged for a file that is not whole, and JobError for one that holds code.
     """
     _check_seal(path)
+    return _opened(path, map_location=device)
+
+
+def mapped(path: Path) -> dict[str, Any]:
+    """Return what `load` returns, on the CPU; but a tensor is read when it is used. The file is not
+    checked. Raises JobError for one that holds code."""
+    return _opened(path, map_location="cpu", mmap=True)
+
+
+def _opened(path: Path, **how: Any) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        content: dict[str, Any] = torch.load(path, weights_only=True, **how)
     except pickle.UnpicklingError as error:
         raise JobError(
             f"{shown(path)} holds more than plain data and was not opened: delete it"
@@ -135,7 +149,7 @@ def _check_seal(path: Path) -> None:
             raise Damaged(f"{path.name} is damaged; give the same command again")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """See the new names onto the disk as well."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -5,11 +5,12 @@ arxiv.org/abs/2411.18704.
 """
 
 from collections.abc import Iterable
-from copy import deepcopy
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from engine.training.divided import copied, own
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -22,11 +23,11 @@ class EMA(Generic[M]):
     """
 
     def __init__(self, model: M, decay: float) -> None:
-        self.model = deepcopy(model) if decay else model  # as trainable: shares compiled code
+        self.model = copied(model) if decay else model  # as trainable: shares compiled code
         self._decay = decay
         self._steps = 0
-        self._weights = _by_type(_detached(self.model.parameters()), _detached(model.parameters()))
-        self._buffers = _by_type(_detached(self.model.buffers()), _detached(model.buffers()))
+        self._weights = _by_type(_own(self.model.parameters()), _own(model.parameters()))
+        self._buffers = _by_type(_own(self.model.buffers()), _own(model.buffers()))
 
     def update(self) -> None:
         """Take in the weights after a step; nothing is read from the device."""
@@ -50,8 +51,8 @@ class EMA(Generic[M]):
             self.model.load_state_dict(state["model"])
 
 
-def _detached(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [tensor.detach() for tensor in tensors]
+def _own(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [own(tensor) for tensor in tensors]
 
 
 def _by_type(mine: list[Tensor], theirs: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from engine.training.divided import is_divided, norm_of_all, own
+
 
 def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     """Scale the gradients of all parameters together down to a norm; returns their norm () before.
@@ -14,9 +16,12 @@ def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     Pascanu et al. 2013, arxiv.org/abs/1211.5063.
     """
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    groups = _by_type(gradients)
+    divided = [gradient for gradient in gradients if is_divided(gradient)]
+    groups = _by_type([own(gradient) for gradient in gradients] if divided else gradients)
     norms = {number: each for group in groups for number, each in _norms(group)}
     whole: Tensor = torch.linalg.vector_norm(torch.stack([norms[n] for n in range(len(norms))]))
+    if divided:
+        whole = norm_of_all(whole, divided[0])
     scale = (norm / (whole + 1e-6)).clamp(max=1.0)
     for group in groups:
         torch._foreach_mul_([*group.values()], scale)

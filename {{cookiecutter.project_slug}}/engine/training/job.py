@@ -119,7 +119,7 @@ class Job(TrainingLoop, Generic[S]):
         how = (self.device, batch_size, runtime.loader, runtime.workers)
         made = loaders.make(part, *how, seed=seed, collate=collate, rank=self._rank)
         made.check = partial(self._begin_batch, made)
-        self._all_batches.append(made)
+        self._accept(made, batch_size)
         if shuffle and self._length.steps_per_epoch is None:
             self._length.set_epoch(made.steps_per_epoch)
         return made
@@ -130,7 +130,7 @@ class Job(TrainingLoop, Generic[S]):
 
         Raises SettingsError for a precision that the device does not have.
         """
-        chosen = Precision(precision, self.device)
+        chosen = Precision(precision, self.device, keep_weights=not self.runtime.shard)
         if hasattr(self._folder, "journal"):  # a sweep that only checks the job asks no GPU
             self._folder.journal.tags({"precision": chosen.name})
             self._watch.peak = peaks.peak(devices.describe(self.device), chosen.name)
@@ -261,6 +261,10 @@ class Job(TrainingLoop, Generic[S]):
             self._watcher = Pace(self.device, journal, lambda: self.step, workers)
         elif what == purpose.FIND_NOISE_SCALE:
             self._watcher = self._noise_scale = NoiseScale(lambda: self._parts, self.log)
+
+    def _accept(self, batches: Batches, batch_size: int) -> None:
+        """Take note of batches that the job has."""
+        self._all_batches.append(batches)
 
     def _begin_batch(self, batches: Batches) -> None:
         """A batch of an evaluation comes next."""

@@ -51,6 +51,12 @@ class Processes:
         self.other: Other | None = None
         self._connect()
 
+    def lost(self, error: Exception) -> bool:
+        """Return whether an error says that another process cannot be reached, which torch meets
+        too: with --shard in the forward and backward pass."""
+        by_torch = isinstance(error, RuntimeError) and "gloo" in str(error)
+        return isinstance(error, PeerLost | dist.DistBackendError) or by_torch
+
     def use(self, device: torch.device) -> None:
         """Exchange tensors on this device from now on."""
         if device.type == "cuda":
@@ -74,6 +80,25 @@ class Processes:
             dist.all_reduce(together, dist.ReduceOp.MAX, group=_hosts)
         return [float(value) for value in together.tolist()]
 
+    def mesh(self, device: torch.device) -> Any:
+        """Return torch's description of the processes, to divide tensors among them."""
+        from torch.distributed.device_mesh import DeviceMesh  # slow
+
+        return DeviceMesh.from_group(self._tensors, device.type)
+
+    def save(self, tensors: dict[str, Tensor], writer: Any) -> None:
+        """Write divided tensors with a writer of torch.distributed.checkpoint. Raises OSError in
+        all processes if one cannot write."""
+        from torch.distributed.checkpoint.api import CheckpointException  # no Exception
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        try:
+            with _noticing():
+                save(tensors, storage_writer=writer, process_group=_hosts)
+        except CheckpointException as error:
+            cause = next((each for each, _ in error.failures.values()), error)
+            raise OSError(f"a checkpoint could not be written: {first_line(cause)}") from error
+
     def wait(self) -> None:
         """Return when all processes have come here."""
         with _noticing():
@@ -88,11 +113,13 @@ class Processes:
             _fill(bucket, flat)
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by process 0's tensor."""
+        """Replace each tensor by process 0's tensor; those on a CPU, as of a
+        network that has not been moved yet, go through the hosts."""
         for bucket in _buckets(tensors):
             flat = _joined(bucket)
             with _noticing():
-                dist.broadcast(flat, 0, group=self._tensors)
+                group = _hosts if flat.device.type == "cpu" else self._tensors
+                dist.broadcast(flat, 0, group=group)
             _fill(bucket, flat)
 
     def _connect(self) -> None:

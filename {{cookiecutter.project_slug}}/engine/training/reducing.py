@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import JobError
+from engine.training.divided import is_divided
 from engine.training.processes import Processes
 
 
@@ -21,6 +22,7 @@ class Gradients:
         self._processes = processes
         listed = list(models)
         self._weights = [weight for weight in _once(listed) if weight.requires_grad]
+        self._added = any(is_divided(weight) for weight in self._weights)
         self._buffers = list({id(each): each for m in listed for each in m.buffers()}.values())
 
     def begin(self) -> None:
@@ -33,7 +35,13 @@ class Gradients:
 
     def add_up(self) -> None:
         """Replace each gradient by its sum over all processes. A weight has one afterwards if it
-        has in any of them. Buffers become those of process 0."""
+        has in any of them; with --shard that was done in the backward pass. Buffers become those of
+        process 0."""
+        if not self._added:
+            self._add_up()
+        self._processes.copy_from_first(self._buffers)
+
+    def _add_up(self) -> None:
         here = [float(weight.grad is not None) for weight in self._weights]
         anywhere = self._processes.largest(here)
         self._processes.add_up(
@@ -41,7 +49,6 @@ class Gradients:
             for weight, has_one in zip(self._weights, anywhere, strict=True)
             if has_one
         )
-        self._processes.copy_from_first(self._buffers)
 
 
 def _once(models: Iterable[nn.Module]) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ run.py differs.
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +18,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.data.batches import Batches
 from engine.data.order import slice_of
-from engine.errors import JobError
+from engine.errors import JobError, SettingsError
 from engine.job.folder import JobFolder
 from engine.job.terminal import log
 from engine.stateful import Part
 from engine.training import devices, parts
+from engine.training.divided import is_divided
+from engine.training.forward import Forward, Prepared
 from engine.training.job import Job
 from engine.training.measures import numbers, wide
 from engine.training.outputs import Outputs
+from engine.training.parts import Count
 from engine.training.processes import Processes
 from engine.training.reducing import Gradients
 from engine.training.shared import (
@@ -54,6 +58,8 @@ class JobOfSeveral(Job[S]):
         self._rank = processes.rank
         self._interruption = SharedInterruption(processes)
         folder.interruption = self._interruption
+        if folder.runtime.shard:
+            folder.runtime = replace(folder.runtime, compile="off")
         super().__init__(folder, devices.choose_for(folder.runtime.device, self._rank))
         self._length.clock = lambda: self._time
 
@@ -63,11 +69,36 @@ class JobOfSeveral(Job[S]):
         self._processes.use(self.device)
         self._random = SharedStreams(self._seed, self.device, self._processes)
 
+    def init(self, **models: nn.Module) -> None:
+        """Give models the weights that --init-from names; with --shard, divide them then among the
+        processes, on their devices. In check() it is only checked whether that can be done."""
+        super().init(**models)
+        if not self.runtime.shard:
+            return
+        from engine.training import sharding  # slow
+
+        sharding.check(models, getattr(self.settings, "optimizer", ""))
+        for model in models.values():
+            if not any(weight.is_meta for weight in model.parameters()):
+                self._processes.copy_from_first(_tensors([model]))
+                sharding.divide(model, self._processes.mesh(self.device))
+
+    def prepare(self, forward: Forward, precision: str = "fp32") -> Prepared:
+        """Return a forward function as it is to be called.
+
+        Raises SettingsError for a precision that the device or --shard does not have.
+        """
+        if self.runtime.shard and precision == "fp16":
+            raise SettingsError("--shard: not with --precision fp16; use bf16")
+        return super().prepare(forward, precision)
+
     def resume(self, **training: Part) -> None:
         """Continue from the job's checkpoint, all processes with the same weights."""
+        models = [part for part in training.values() if isinstance(part, nn.Module)]
+        if self.runtime.shard:
+            self._check_divided(models)
         self._random.separate()
         super().resume(**training)
-        models = [part for part in training.values() if isinstance(part, nn.Module)]
         averaged = [getattr(part, "model", None) for part in training.values()]
         every = [*models, *(model for model in averaged if isinstance(model, nn.Module))]
         self._processes.copy_from_first(_tensors(every))
@@ -75,9 +106,7 @@ class JobOfSeveral(Job[S]):
         self._warn_of_batch_norm(models)
         self._agree()
 
-    def parts(
-        self, batch: Any, elements: parts.Count | None = None
-    ) -> Iterator[tuple[Any, Tensor]]:
+    def parts(self, batch: Any, elements: Count | None = None) -> Iterator[tuple[Any, Tensor]]:
         """Yield this process's slice of the batch in --accumulate parts, each with its fraction ()
         of the whole batch; then add up the gradients of all processes."""
         self._gradients.begin()
@@ -86,7 +115,7 @@ class JobOfSeveral(Job[S]):
         if elements:
             fraction = self._fraction(elements(batch) * (mine > 0))
         if mine:
-            for part, of_mine in super().parts(batch, elements):
+            for part, of_mine in self._own_parts(batch, size, elements):
                 yield part, of_mine * fraction
         self._gradients.add_up()
         self._added = True
@@ -116,9 +145,14 @@ class JobOfSeveral(Job[S]):
         return SharedMeter(self._processes, journal, self.device, metrics, self._graphs)
 
     def _new_state(self) -> SharedState:
-        kind = FollowingState if self._rank.number else SharedState
         minutes = self._folder.runtime.checkpoint_minutes
-        return kind(self._processes, self._shared, self._folder.journal, minutes)
+        how = self._processes, self._shared, self._folder.journal, minutes
+        if not self.runtime.shard:
+            return FollowingState(*how) if self._rank.number else SharedState(*how)
+        from engine.training import sharded  # slow
+
+        kind = sharded.ShardedFollowingState if self._rank.number else sharded.ShardedState
+        return kind(*how, self._processes.mesh(self.device))
 
     def _stream(self, batches: Batches | None, examples: int) -> Iterator[tuple[Any, int]]:
         if batches is None:
@@ -151,6 +185,28 @@ class JobOfSeveral(Job[S]):
         if exchange:
             self._meter.exchange()
 
+    def _accept(self, batches: Batches, batch_size: int) -> None:
+        """Raise SettingsError for batches that not all processes have a part of, with --shard: they
+        need each other for every batch."""
+        super()._accept(batches, batch_size)
+        last = batches.examples % batch_size
+        if self.runtime.shard and 0 < last < self._rank.size:
+            raise SettingsError(
+                f"--shard: with --batch-size {batch_size} the last batch of {batches.examples} "
+                f"examples has {last}, fewer than the {self._rank.size} processes; choose another"
+            )
+
+    def _own_parts(
+        self, batch: Any, size: int, elements: Count | None
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """The parts of this process's slice; with --shard all processes have as many, since they
+        need each other for every part."""
+        count = getattr(self.settings, "accumulate", 1)
+        if not self.runtime.shard or count == 1:
+            return super().parts(batch, elements)
+        most = size // self._rank.size // 2  # no part is a single example
+        return parts.parts(batch, max(1, min(count, most)), elements, exactly=True)
+
     def _fraction(self, mine: Tensor) -> Tensor:
         """This process's fraction of the elements of all."""
         own = mine.to(wide(self.device))
@@ -168,6 +224,13 @@ class JobOfSeveral(Job[S]):
                     "measure it with Means, which add up what all of them have"
                 )
 
+    def _check_divided(self, models: Iterable[nn.Module]) -> None:
+        if any(not is_divided(weight) for model in models for weight in model.parameters()):
+            raise JobError(
+                "--shard: run.py has to call job.init(…) with each model before its optimizer is "
+                "made"
+            )
+
     def _warn_of_batch_norm(self, models: Iterable[nn.Module]) -> None:
         kinds = {type(module) for model in models for module in model.modules()}
         if any(issubclass(kind, _BatchNorm) and kind is not nn.SyncBatchNorm for kind in kinds):
@@ -184,6 +247,6 @@ class JobOfSeveral(Job[S]):
 
 
 def _tensors(models: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """Yield the weights and buffers of some models, each once."""
+    """Yield the weights and buffers of some models, each once, that are not divided."""
     found = {id(each): each for m in models for each in (*m.parameters(), *m.buffers())}
-    return iter(found.values())
+    return (each for each in found.values() if not is_divided(each))

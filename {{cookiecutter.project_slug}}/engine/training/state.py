@@ -58,7 +58,7 @@ class TrainingState:
         """Copy all parts and have the copy written; `changed` replaces the states of some."""
         states = {name: self._state_of(name) for name in self._parts}
         models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
-        content = checkpoints.on_host({"schema": SCHEMA, "parts": states | dict(changed or {})})
+        content = self._content(states | dict(changed or {}))
         content |= {"best": self.best, "lines": self._journal.lines}
         self._journal.flush()
         self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
@@ -106,6 +106,20 @@ class TrainingState:
         if content.get("best"):
             self.keep_best(content["best"])
 
+    def _content(self, parts: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint keeps of the parts' states, in the host's memory."""
+        content: dict[str, Any] = checkpoints.on_host({"schema": SCHEMA, "parts": parts})
+        return content
+
+    def _opened(self, path: Path) -> dict[str, Any]:
+        """What a checkpoint holds. Raises Damaged if it is not whole."""
+        content = checkpoints.load(path, CPU)
+        if "shards" not in content:
+            return content
+        from engine.training import shards  # slow
+
+        return shards.filled(content, self._folder)
+
     def _state_of(self, name: str) -> dict[str, Any]:
         state = self._parts[name].state_dict()
         try:
@@ -126,7 +140,7 @@ class TrainingState:
         found = [path for path in paths if path.exists()]
         for path in found:
             try:
-                content = checkpoints.load(path, CPU)
+                content = self._opened(path)
             except checkpoints.Damaged:
                 aside = path.replace(path.with_suffix(".damaged"))
                 log.warning("%s is damaged; it was put aside as %s", path.name, aside.name)

@@ -1,6 +1,7 @@
 """A thread that writes checkpoints while training goes on."""
 
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,11 @@ class Writer:
         self._raise_failures()
         self._waiting[path] = _Waiting(content, models, previous)
         self.act(partial(self._write_newest, path))
+
+    def wait(self) -> None:
+        """Return once everything so far is written. Raises what a write raised."""
+        futures.wait(self._tasks)
+        self._raise_failures()
 
     def close(self) -> None:
         """Return once everything is written. Raises what a write raised."""

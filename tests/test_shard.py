@@ -1,0 +1,242 @@
+"""Jobs whose weights are divided among processes (--shard), started by torchrun, on CPUs.
+
+They have the losses of one process, each process holds its part, and a checkpoint is continued by
+any number of processes. NCCL and GPUs are not tested here.
+"""
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from faults import Project, ended, job_of, one_line
+from test_several import differences, killed, said, together
+
+ALIKE = (
+    *("--batch-size", "63", "--eval-every", "8", "--log-every", "1", "--schedule", "constant"),
+    *("--steps", "24", "--accumulate", "3", "--clip-norm", "1", "--ema", "0.9"),
+)
+"""A job without random numbers but for the order of the examples; slices and parts are uneven."""
+
+SAVING = (*ALIKE, "--checkpoint-minutes", "0.00001")
+"""The same with a checkpoint after each step."""
+
+BLOCK = "nn.Sequential(nn.Linear(256, 251), nn.ReLU(), nn.Linear(251, 256))"
+
+KILLED = '''
+import os
+
+from torch.distributed.checkpoint import FileSystemWriter
+
+writes = [0]
+finish = FileSystemWriter.finish
+
+
+def finish_or_die(*arguments: object, **named: object) -> None:
+    """End the process in the middle of a checkpoint."""
+    writes[0] += 1
+    if writes[0] == int(os.environ.get("DIES_AT", "0")):
+        os.kill(os.getpid(), 9)
+    finish(*arguments, **named)
+
+
+FileSystemWriter.finish = finish_or_die
+Metrics = dict[str, float]
+'''
+
+
+@pytest.fixture(scope="module")
+def exact(make: Callable[..., Path]) -> Project:
+    """A project that computes in 64 bits; its network has two blocks and sizes that four processes
+    cannot divide evenly."""
+    project = Project(make())
+    project.edit("run.py", "model(inputs).float()", "model(inputs)")
+    made = "models.make(settings, splits.spec)"
+    project.edit("run.py", f"        {made},", f"        {made}.double(),")
+    project.edit("run.py", "\nMetrics = dict[str, float]\n", KILLED)
+    project.edit("models.py", "nn.Linear(256, 256),", f"{BLOCK},\n            {BLOCK},")
+    return project
+
+
+@pytest.fixture(scope="module")
+def one(exact: Project, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
+    """The same job in one process."""
+    alone = exact.copy(tmp_path_factory.mktemp("one") / "project")
+    done = alone.run(*ALIKE)
+    assert done.returncode == 0, done
+    return alone, job_of(done)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_the_losses_are_those_of_one_process_and_each_holds_its_part(
+    one: tuple[Project, str], count: int, tmp_path: Path
+) -> None:
+    alone, job = one
+    divided = alone.copy(tmp_path / "divided")
+    done = ended(together(divided, count, *ALIKE, "--shard"))
+    assert done.returncode == 0, done
+    assert len(divided.journalled(job)["train_loss"]) == 24
+    assert differences(alone.journalled(job), divided.journalled(job)) < 1e-6
+    assert_same_weights(alone, divided, job)
+
+    log = (divided.folder(job) / "log.txt").read_text()
+    told = re.search(r"--shard: of (\S+) MB of state the processes hold (.*) MB", log)
+    assert told
+    held = [float(each) for each in told[2].split(", ")]
+    # Four tensors for each weight: itself, its EMA's and Adam's two.
+    weights = sum(each.nbytes for each in alone.weights(job).values())
+    assert float(told[1]) == pytest.approx(4 * weights / 1e6, rel=0.01)
+    assert len(held) == count and sum(held) == pytest.approx(float(told[1]), rel=0.02)
+    assert max(held) < 1.02 * float(told[1]) / count
+
+
+def assert_same_weights(alone: Project, divided: Project, job: str) -> None:
+    """best.pt is that of one process: whole tensors, which differ by rounding."""
+    expected, found = alone.weights(job), divided.weights(job)
+    assert expected.keys() == found.keys()
+    for name, weight in expected.items():
+        assert type(found[name]) is torch.Tensor
+        assert torch.allclose(found[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.full
+def test_a_checkpoint_of_four_is_continued_by_two_and_by_one(
+    one: tuple[Project, str], tmp_path: Path
+) -> None:
+    alone, job = one
+    divided = alone.copy(tmp_path / "divided")
+    divided.env["DIES_AT"] = "10"
+    done = ended(together(divided, 4, *SAVING, "--shard"))
+    assert said(done) == [f"job {job} failed: process 0 has ended"]
+    assert len([*divided.folder(job).glob("shards.*")]) == 3  # one is half written
+    steps = len(divided.journalled(job)["train_loss"])
+    assert 8 <= steps < 24
+
+    divided.env["DIES_AT"] = "0"
+    done = ended(together(divided, 2, *SAVING, "--shard", "--pause-after", "14"))
+    assert done.returncode == 0 and "paused: after 14 steps" in said(done)[-1], done
+    assert len([*divided.folder(job).glob("shards.*")]) <= 2
+    spoil(divided.folder(job))
+    done = ended(together(divided, 4, *SAVING, "--shard", "--pause-after", "18"))
+    assert done.returncode == 0 and "paused: after 18 steps" in said(done)[-1], done
+    log = (divided.folder(job) / "log.txt").read_text()
+    assert "last.pt is damaged" in log and "continuing from previous.pt" in log
+
+    done = divided.run(*SAVING, "--pause-after", "20")  # without --shard
+    assert done.returncode == 0, done
+    done = ended(together(divided, 2, *SAVING, "--shard"))  # and again with it
+    assert done.returncode == 0, done
+    assert differences(alone.journalled(job), divided.journalled(job)) < 1e-6
+    assert_same_weights(alone, divided, job)
+    assert len([*divided.folder(job).glob("shards.*")]) == 1
+
+
+@pytest.mark.full
+def test_a_process_that_is_killed_ends_the_others(exact: Project, tmp_path: Path) -> None:
+    project = exact.copy(tmp_path / "killed")
+    done = killed(together(project, 2, "--epochs", "400", "--shard"), 1, signal.SIGKILL)
+    (line,) = said(done)
+    assert "failed: process 1 has ended" in line
+
+
+def spoil(attempt: Path) -> None:
+    """Flip a bit in what one process has written of the last checkpoint."""
+    last = torch.load(attempt / "last.pt", weights_only=True)["shards"]["folder"]
+    path = attempt / last / "__1_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.full
+def test_a_longer_job_continues_a_divided_one(one: tuple[Project, str], tmp_path: Path) -> None:
+    alone, job = one
+    divided = alone.copy(tmp_path / "divided")
+    shorter = tuple("16" if flag == "24" else flag for flag in ALIKE)
+    done = ended(together(divided, 2, *shorter, "--shard"))
+    assert done.returncode == 0, done
+    given = f"{said(done)[-1].split()[1]}:last"
+    done = ended(together(divided, 4, *ALIKE, "--shard", "--init-from", given))
+    assert done.returncode == 0, done
+    found = divided.journalled(said(done)[-1].split()[1])["test_loss"][0]
+    assert float(str(found[1])) == pytest.approx(
+        float(str(alone.journalled(job)["test_loss"][0][1])), abs=1e-6
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        (("--optimizer", "sgd"), 1e-6),
+        (("--recompute",), 1e-6),
+        (("--accumulate", "1"), 1e-9),  # with parts, one process weights them in 32 bits
+    ],
+)
+def test_other_ways_to_train_have_the_same_losses(
+    exact: Project, flags: tuple[str, ...], most: float, tmp_path: Path
+) -> None:
+    done = exact.run(*ALIKE, *flags)
+    assert done.returncode == 0, done
+    job, divided = job_of(done), exact.copy(tmp_path / "divided")
+    done = ended(together(divided, 2, *ALIKE, *flags, "--shard"))
+    assert done.returncode == 0, done
+    assert differences(exact.journalled(job), divided.journalled(job)) < most
+
+
+def test_without_torchrun_it_is_refused(exact: Project) -> None:
+    line = one_line(exact.run("--shard"), 2)
+    assert line.startswith("run.py: --shard: needs several processes, such as torchrun")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--compile", "on"), "--shard: not with --compile on"),
+        (("--profile", "5"), "--shard: not with --profile"),
+        (("--optimizer", "muon"), "--shard: Muon needs whole matrices"),
+        (("--precision", "fp16"), "--shard: not with --precision fp16"),
+        (("--batch-size", "358"), "of 359 examples has 1, fewer than the 2 processes"),
+    ],
+)
+def test_what_does_not_work_is_refused(exact: Project, flags: tuple[str, str], why: str) -> None:
+    done = ended(together(exact, 2, "--steps", "2", "--shard", *flags))
+    (line,) = said(done)
+    assert why in line
+    assert "exitcode  : 2" in done.stdout + done.stderr
+
+
+@pytest.mark.full
+def test_a_network_that_cannot_be_divided_is_refused(exact: Project, tmp_path: Path) -> None:
+    project = exact.copy(tmp_path / "scalar")
+    project.edit(
+        "models.py",
+        "        super().__init__()\n        self.layers",
+        "        super().__init__()\n        self.scale = nn.Parameter(torch.ones(()))\n"
+        "        self.layers",
+    )
+    (line,) = said(ended(together(project, 2, "--steps", "2", "--shard")))
+    assert "--shard: model.network.scale is a single number" in line
+
+    project = exact.copy(tmp_path / "late")
+    project.edit("run.py", "    job.init(model=model)  # --init-from\n", "")
+    (line,) = said(ended(together(project, 2, "--steps", "2", "--shard")))
+    assert "--shard: run.py has to call job.init(…) with each model" in line
+
+
+@pytest.mark.full
+def test_the_number_format_may_be_bf16(make: Callable[..., Path]) -> None:
+    project = Project(make())
+    flags = ("--epochs", "3", "--precision", "bf16", "--log-every", "1")
+    done = project.run(*flags)
+    assert done.returncode == 0, done
+    job, divided = job_of(done), project.copy(project.root.parent / "divided")
+    done = ended(together(divided, 2, *flags, "--shard"))
+    assert done.returncode == 0, done
+    outcome = json.loads((divided.folder(job) / "outcome.json").read_text())
+    assert outcome["status"] == "finished"
+    assert differences(project.journalled(job), divided.journalled(job)) < 0.1
