@@ -31,7 +31,7 @@ LEADING = 1.2
 LINES = 3
 """The largest number of lines of a row's name, if a wider figure can avoid more."""
 
-BESIDE = 6
+BESIDE = 5
 """Room that a legend takes beside its labels, in sizes of their text."""
 
 LABEL = 0.62
@@ -190,6 +190,8 @@ def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
 def legend(fig: "Figure", title: str = "") -> None:
     """Add one legend above all panels, every label once, in as few rows as the width allows; none
     where only one line would be named, but by its title."""
+    import matplotlib
+
     handles = {
         label: handle
         for ax in fig.axes
@@ -197,7 +199,8 @@ def legend(fig: "Figure", title: str = "") -> None:
     }
     points = 72 * fig.get_figwidth()
     title = text.wrapped(title, points, _venue.small)
-    names = [text.wrapped(name, points - BESIDE * _venue.small, _venue.small) for name in handles]
+    size, room = matplotlib.rcParams["legend.fontsize"], points - BESIDE * _venue.small
+    names = [text.wrapped(name, room, size) for name in handles]
     place: dict[str, Any] = {"loc": "outside upper center", "title": title}
     for columns in range(max(1, len(handles)), 0, -1):
         made = fig.legend(handles.values(), names, ncols=columns, **place)
