@@ -151,10 +151,14 @@ def test_its_tests_pass(project: Project) -> None:
     assert done.returncode == 0, done.stdout
 
 
+ADDED = ("folder", "metrics", "problem")
+"""Where a job is, and what `jobs.py list` tells of it by now."""
+
+
 def listed(project: Project) -> list[dict[str, str]]:
-    """The jobs, as `jobs.py list` has them, without where they are and what is listed since."""
+    """The jobs, as `jobs.py list` has told of them before."""
     jobs = json.loads(project.do("python", "jobs.py", "list", "--json").stdout)
-    return [{k: v for k, v in job.items() if k not in ("folder", "metrics")} for job in jobs]
+    return [{k: v for k, v in job.items() if k not in ADDED} for job in jobs]
 
 
 def test_its_jobs_count_continue_and_are_drawn(project: Project) -> None:
