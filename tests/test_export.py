@@ -304,7 +304,14 @@ def test_of_two_exports_at_once_the_second_leaves_what_the_first_has_made(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("size", ["300k", "1800k", "3000k"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param("300k", marks=pytest.mark.alike),
+        "1800k",
+        pytest.param("3000k", marks=pytest.mark.alike),
+    ],
+)
 def test_a_full_disk_is_said_in_one_line(made: Exported, changed: Project, size: str) -> None:
     """While each of the three files is written."""
     disk = Disk(changed.root / "exported", size)

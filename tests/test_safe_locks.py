@@ -158,7 +158,9 @@ def test_a_gpu_lock_that_becomes_a_link_is_not_taken(
         assert "a job of another sweep" in line_with("GPU-a", sweep)
         lock.rename(machine / "kept")
         lock.symlink_to(home / "precious")
-    assert f"GPU-a has lost its lock {lock.parent}/GPU-a, which" in line_with("GPU-a", sweep)
+    assert f"GPU-a has lost its lock {lock.parent}/GPU-a; the next run.sh" in line_with(
+        "GPU-a", sweep
+    )
     with (home / "precious").open() as precious:
         fcntl.flock(precious, fcntl.LOCK_EX | fcntl.LOCK_NB)
     (machine / "kept").replace(lock)

@@ -17,8 +17,14 @@ STILL = ("--lr", "1e-9")
     [
         ("regression", ("--epochs", "2")),
         pytest.param("segmentation", ("--epochs", "1"), marks=pytest.mark.full),
-        pytest.param("finetuning", ("--steps", "4", *STILL), marks=pytest.mark.full),
-        pytest.param("language", ("--model", "gpt-tiny", "--steps", "2"), marks=pytest.mark.full),
+        pytest.param(
+            *("finetuning", ("--steps", "4", *STILL)),
+            marks=[pytest.mark.full, pytest.mark.alike],
+        ),
+        pytest.param(
+            *("language", ("--model", "gpt-tiny", "--steps", "2")),
+            marks=[pytest.mark.full, pytest.mark.alike],
+        ),
     ],
 )
 def test_metrics_are_those_of_one_process(

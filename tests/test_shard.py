@@ -70,7 +70,7 @@ def one(exact: Project, tmp_path_factory: pytest.TempPathFactory) -> tuple[Proje
     return alone, job_of(done)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=[pytest.mark.full, pytest.mark.alike])])
 def test_the_losses_are_those_of_one_process_and_each_holds_its_part(
     one: tuple[Project, str], count: int, tmp_path: Path
 ) -> None:
@@ -172,7 +172,7 @@ def test_a_longer_job_continues_a_divided_one(one: tuple[Project, str], tmp_path
     ("flags", "most"),
     [
         (("--optimizer", "sgd"), 1e-6),
-        (("--recompute",), 1e-6),
+        pytest.param(("--recompute",), 1e-6, marks=pytest.mark.alike),
         (("--accumulate", "1"), 1e-9),  # with parts, one process weights them in 32 bits
     ],
 )
@@ -197,7 +197,7 @@ def test_without_torchrun_it_is_refused(exact: Project) -> None:
     ("flags", "why"),
     [
         (("--compile", "on"), "--shard: not with --compile on"),
-        (("--profile", "5"), "--shard: not with --profile"),
+        pytest.param(("--profile", "5"), "--shard: not with --profile", marks=pytest.mark.alike),
         (("--optimizer", "muon"), "--shard: Muon needs whole matrices"),
         (("--precision", "fp16"), "--shard: not with --precision fp16"),
         (("--batch-size", "358"), "of 359 examples has 1, fewer than the 2 processes"),
