@@ -57,7 +57,7 @@ def biased(one: Array, other: Array) -> float:
 
 
 def cka(*layers: Array, block: int = 1000) -> Array:
-    """What the example computes, in blocks of so many examples."""
+    """The CKA that the example computes, with `block` examples at a time."""
     tensors = [torch.from_numpy(np.ascontiguousarray(layer)).double() for layer in layers]
     parts = [*zip(*(layer.split(block) for layer in tensors), strict=True)]
     found: Array = similarity.debiased_cka(parts.__getitem__, len(parts)).numpy()

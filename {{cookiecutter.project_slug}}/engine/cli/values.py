@@ -46,7 +46,7 @@ class Reader:
     """Reads a value of an annotated type from its text."""
 
     words: dict[str, Any]
-    """The literal words: the words of a Literal, and `none` for None."""
+    """Words that are values themselves: those of a Literal, and `none` for None."""
 
     types: tuple[Any, ...]
     """The other types, in the order in which they are tried."""

@@ -110,8 +110,8 @@ def parts(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def changed(folder: Path, code: Fingerprint) -> list[str]:
-    """Return the names of the parts in which some code differs from that which a job is from,
-    except for accepted changes."""
+    """Return the names of the parts of the code that have changed since a job, except for accepted
+    changes."""
     kept, code = parts(folder), present_as_in(folder, code)
     labels = {part["label"]: name for name, part in kept.items()}
     labels |= {label: name for name, label in code.labels.items()}

@@ -4,7 +4,7 @@ Each process writes its part of the divided tensors, while training waits; proce
 `last.pt`, which has everything else. `best.pt` has whole weights, as in any job.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,11 @@ class ShardedState(SharedState):
 
     def add(self, parts: Mapping[str, Part]) -> None:
         """Register parts. Raises SettingsError for an optimizer that needs whole weights."""
+        sharding.refuse(parts.values())
         for part in parts.values():
             if isinstance(part, Optimizer):
                 sharding.prepare(part)
         super().add(parts)
-
-    def restore(self, other: Callable[[], dict[str, Any]]) -> None:
-        """Continue from the newest whole checkpoint, of any number of processes."""
-        super().restore(other)
-        for part in self._parts.values():
-            sharding.plain_sgd(part)
 
     def save(self, changed: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint; all processes call it."""
@@ -124,12 +119,6 @@ class ShardedFollowingState(FollowingState, ShardedState):
         path = self._folder / "best.pt"
         if path.exists():
             self.best = checkpoints.mapped(path)
-
-    def restore(self, other: Callable[[], dict[str, Any]]) -> None:
-        """Continue from the checkpoint that process 0 continues from."""
-        super().restore(other)
-        for part in self._parts.values():
-            sharding.plain_sgd(part)
 
     def _opened(self, path: Path) -> dict[str, Any]:
         content = checkpoints.mapped(path)

@@ -60,10 +60,11 @@ def refuse(parts: Iterable[Any]) -> None:
 def prepare(optimizer: Optimizer) -> None:
     """Let an optimizer of divided weights load a state that is not divided."""
     optimizer.register_load_state_dict_pre_hook(_divided_optimizer)
-    plain_sgd(optimizer)
+    optimizer.register_load_state_dict_post_hook(_not_fused)  # a loaded state may say otherwise
+    _not_fused(optimizer)
 
 
-def plain_sgd(optimizer: Any) -> None:
+def _not_fused(optimizer: Optimizer) -> None:
     """Have SGD update by several operations: torch has no single one for divided weights."""
     if isinstance(optimizer, SGD):
         for group in optimizer.param_groups:
