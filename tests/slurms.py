@@ -1,4 +1,5 @@
-"""A real Slurm on this machine: on loopback, on free ports, with pretend GPUs.
+"""A real Slurm on this machine: on loopback, on free ports, with pretend GPUs; or one of several
+machines (machines.py), without GPUs.
 
 Sources: slurm.schedmd.com/slurm.conf.html, gres.conf.html, preempt.html.
 """
@@ -8,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,28 +17,32 @@ from tempfile import TemporaryDirectory
 import debian
 import pytest
 from faults import wait_until
+from machines import Machine
 from servers import free_port
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 """Where programs lie, those that ordinary users need not find as well."""
+
+CPUS = 4
+"""Cores that a machine without GPUs claims to have."""
 
 PAUSE = 0.5
 """Seconds between two questions to Slurm, which take its time and ours."""
 
 CONFIGURATION = """
 ClusterName=lab
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={control_port}
 SlurmdPort={node_port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthInfo=socket={folder}/munge.sock,cred_expire=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 MailProg=/bin/true
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -52,23 +57,39 @@ KillWait=20
 MinJobAge=3600
 MaxArraySize={largest_array}
 GresTypes=gpu
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} RealMemory=1000 Gres=gpu:{gpus} State=UNKNOWN
+{nodes}
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime={grace} State=UP
 PartitionName=high Nodes=ALL PriorityTier=2 State=UP
 """
 
 
+HERE = "127.0.0.1"
+
+
 class Cluster:
-    """A Slurm of one machine. `env` has what its commands need to find it."""
+    """A Slurm of one machine, or of several that reach this one at an `address`. `env` has what its
+    commands need to find it."""
 
     def __init__(
-        self, folder: Path, gpus: int, largest_array: int, before: tuple[str, ...]
+        self,
+        folder: Path,
+        gpus: int,
+        largest_array: int,
+        before: tuple[str, ...],
+        machines: Sequence[Machine],
+        address: str,
     ) -> None:
         self._folder, self._before = folder, before
+        host = platform.node().split(".")[0]
+        self._machines = machines or [Machine(host, HERE, ())]
+        node = "NodeName={} NodeAddr={} CPUs={} RealMemory=1000 Gres=gpu:{} State=UNKNOWN"
+        cpus = 2 * gpus or CPUS
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._settings: dict[str, object] = {
-            "host": platform.node().split(".")[0],
+            "host": host,
+            "address": address,
+            "nodes": "\n".join(node.format(*m[:2], cpus, gpus) for m in self._machines),
             "control_port": free_port(),
             "node_port": free_port(),
             "user": self.ask("id", "-un").strip(),
@@ -76,8 +97,6 @@ class Cluster:
             "parameters": "preempt_send_user_signal",
             "grace": 60,
             "largest_array": largest_array,
-            "gpus": gpus,
-            "cpus": 2 * gpus,
         }
         self._write(gpus)
 
@@ -89,7 +108,9 @@ class Cluster:
         asked = ["sinfo", "--noheader", "--partition=main", "--format=%t"]
         self._start([*munged, *places], socket.exists)
         self._start(["slurmctld", "-D"], lambda: self._try(*asked).returncode == 0)
-        self._start(["slurmd", "-D"], lambda: self._try(*asked).stdout == "idle\n")
+        for machine in self._machines:
+            self._start([*machine.within, "slurmd", "-D", "-N", machine.name], lambda: True)
+        wait_until(lambda: self._try(*asked).stdout == "idle\n")
 
     def ask(self, *command: str) -> str:
         """What a command prints."""
@@ -149,7 +170,7 @@ class Cluster:
     def stop(self) -> None:
         """Cancel its jobs, if there are any, and end its processes."""
         try:
-            if len(self._processes) == 3:
+            if len(self._processes) == 2 + len(self._machines):
                 wait_until(self._is_emptied, pause=PAUSE)
         finally:
             for process in reversed(self._processes):
@@ -162,7 +183,7 @@ class Cluster:
 
     def _write(self, gpus: int) -> None:
         """The key that its parts know each other by, its GPUs and its configuration."""
-        for name in ("state", "spool"):
+        for name in ("state", *(f"spool-{machine.name}" for machine in self._machines)):
             (self._folder / name).mkdir()
         key = self._folder / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -171,7 +192,7 @@ class Cluster:
         for number in range(gpus):
             device = self._folder / f"gpu{number}"
             device.symlink_to("/dev/null")  # Slurm takes no plain file for a device
-            lines += f"NodeName={self._settings['host']} Name=gpu File={device}\n"
+            lines += f"NodeName={self._machines[0].name} Name=gpu File={device}\n"
         (self._folder / "gres.conf").write_text(lines)
         self._configure(self._settings)
         version = re.findall(r"\d+", self.ask("slurmctld", "-V"))
@@ -212,11 +233,17 @@ class Cluster:
 
 
 @contextmanager
-def slurm(gpus: int, largest_array: int, before: tuple[str, ...] = ()) -> Iterator[Cluster]:
+def slurm(
+    gpus: int,
+    largest_array: int,
+    before: tuple[str, ...] = (),
+    machines: Sequence[Machine] = (),
+    address: str = HERE,
+) -> Iterator[Cluster]:
     """Slurm, perhaps behind words that make it another user's."""
     install()
     with TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), gpus, largest_array, before)
+        cluster = Cluster(Path(folder), gpus, largest_array, before, machines, address)
         try:
             cluster.start()
             yield cluster

@@ -179,14 +179,16 @@ def test_every_line_that_a_gpu_takes_has_run(machine: Machine, project: Project)
 
 
 def _of_several(file: Path) -> set[int]:
-    """The lines of choose_for, which needs NCCL and so a real GPU; test_devices.py calls it."""
-    (function,) = (
+    """The lines for jobs of several processes, which need NCCL and so real GPUs; test_devices.py
+    runs them."""
+    functions = [
         node
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name == "choose_for"
-    )
-    assert function.end_lineno
-    return {*range(function.lineno + 1, function.end_lineno + 1)}
+        if isinstance(node, ast.FunctionDef)
+        and node.name in ("choose_for", "check_each_has_its_own")
+    ]
+    assert len(functions) == 2
+    return {number for each in functions for number in range(each.lineno + 1, each.end_lineno + 1)}
 
 
 def _for_a_gpu(root: Path) -> set[tuple[str, int]]:

@@ -360,6 +360,23 @@ def test_several_jobs_in_a_task(lab: Lab, cluster: Cluster) -> None:
     assert [cluster.ended(name) for name in names] == ["FAILED", "COMPLETED", "FAILED"]
 
 
+def test_a_job_with_two_gpus(project: Project, cluster: Cluster) -> None:
+    """It is preempted once, and comes back with its two processes."""
+    write_grid(project.root, "--epochs 20 --log-every 1 --batch-size 64")
+    env = project.env | cluster.env
+    (array,) = arrays(run(project.root, env, "--slurm", "--gpus-per-job", "2"), 1)
+    (job,) = listed(run(project.root, env, "--list"))
+    wait_until(lambda: (project.folder(job) / "metrics.jsonl").exists(), 300, PAUSE)
+    assert "gpu:2" in cluster.ask("scontrol", "show", "job", array)
+    cluster.preempt()
+    wait_until(lambda: cluster.restarts().get(f"{array}_0") == 1, 300, PAUSE)
+    cluster.wait_until_empty()
+    assert listed(run(project.root, env, "--list"))[job][0] == "finished"
+    output = (project.folder(job) / "output.txt").read_text()
+    assert f"job {job} interrupted: by SIGUSR1; the same command continues it" in output
+    assert '"processes": "2"' in (project.folder(job) / "metrics.jsonl").read_text()
+
+
 def test_what_sbatch_refuses(lab: Lab, cluster: Cluster) -> None:
     lab.write_grid(*map(light(), range(6)))
     said = one_line(lab.sweep("--slurm", "--", "--partition=nowhere"), 2)

@@ -58,16 +58,19 @@ def test_each_process_takes_a_gpu_of_its_own(two_gpus):
     assert found == [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
-@pytest.mark.parametrize(
-    ("name", "local", "said"),
-    [
-        ("cuda", 2, "--nproc-per-node: has to be at most 2"),
-        ("cuda:0", 0, "--device cuda:0: for several processes it must be auto, cuda or cpu"),
-    ],
-)
-def test_processes_without_a_gpu_of_their_own_are_refused(two_gpus, name, local, said):
-    with pytest.raises(SettingsError, match=said):
-        devices.choose_for(name, Rank(local, 4, local))
+def test_a_process_takes_the_only_gpu_that_slurm_shows_it(monkeypatch):
+    monkeypatch.setattr(devices, "choose", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert devices.choose_for("auto", Rank(3, 4, 3)) == torch.device("cuda", 0)
+
+
+def test_processes_without_a_gpu_of_their_own_are_refused(two_gpus):
+    with pytest.raises(SettingsError, match="--device cuda:0: for several processes it must be"):
+        devices.choose_for("cuda:0", Rank(0, 4, 0))
+    devices.check_each_has_its_own(["GPU-1", "GPU-2", "GPU-3"])
+    devices.check_each_has_its_own(["", ""])
+    with pytest.raises(SettingsError, match="each of the 3 processes needs a GPU of its own"):
+        devices.check_each_has_its_own(["GPU-1", "GPU-2", "GPU-1"])
 
 
 def test_processes_can_share_the_cpu():

@@ -6,6 +6,7 @@ status.
 """
 
 import os
+import platform
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
+DIFFERENT = (
+    "the processes of this job have different flags; if each task of srun should be a job of its "
+    "own, use an srun for each, or `bash run.sh --slurm`"
+)
+
 
 def begin(folder: Callable[[], JobFolder[S]], attempt: Callable[[], Attempt[S]]) -> "Together[S]":
     """Return the attempt, once process 0 has made it with `attempt`; `folder` is the job's as the
@@ -41,6 +47,9 @@ def begin(folder: Callable[[], JobFolder[S]], attempt: Callable[[], Attempt[S]])
     except Exception as error:  # of many kinds; there is no process 0 yet to say it for all
         line = f"the processes of this job cannot reach each other ({first_line(error)})"
         sys.exit(leave(1, f"{Path(sys.argv[0]).name}: {line}"))
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if any(other != words for other in processes.everyones(words)):
+        sys.exit(2 if processes.rank.number else leave(2, f"{words[0]}: {DIFFERENT}"))
     if processes.rank.number:
         return _followed(folder, processes)
     try:
@@ -58,6 +67,11 @@ def _followed(folder: Callable[[], JobFolder[S]], processes: "Processes") -> "To
     place, status = processes.tell(None)
     if place is None:
         sys.exit(status)
+    assert processes.other
+    if not place[0].is_dir():
+        unseen = f"there is no {place[0]} on {platform.node()}; all machines need the same folders"
+        processes.other.fail(unseen)
+        sys.exit(processes.other.follow())
     return Together(Following(folder(), processes, *place), processes)
 
 
@@ -105,7 +119,9 @@ class Following(Attempt[S]):
         self._temporary = Path(tempfile.mkdtemp(prefix="process-"))
         folder.path = self._temporary  # for the messages that process 0 writes to the log
         inputs.begin(folder.settings, folder.runs_root)
-        reads.join((self._shared / reads.FILE, self._places))
+        assert self.processes
+        number = self.processes.rank.number
+        reads.join((self._shared / reads.of_process(number), self._places))
         self._courier = NoCourier()
 
     @property

@@ -18,7 +18,7 @@ from engine.cli import metrics as declared
 from engine.cli.metrics import Metric
 from engine.cli.parser import parse
 from engine.errors import SettingsError
-from engine.job import interruption, ranks
+from engine.job import interruption, ranks, srun
 from engine.job.folder import JobFolder
 from engine.job.ranks import ALONE
 from engine.job.runtime import Runtime
@@ -38,6 +38,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S
     script's source which settings and metrics it gives here (job/scripts.py).
     """
     interruption.handle(signal.SIG_DFL)
+    srun.translate()
     script = Path(sys.argv[0]).name
     os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
 

@@ -35,8 +35,8 @@ BEGUN = (lines.FILE, "last.pt")
 BEFORE = "before"
 """Where --force puts an attempt aside, until the new one has finished."""
 
-STAY = ("lock", "courier.lock", "output.txt", "log.txt", reads.FILE, BEFORE)
-"""The files that --force leaves where they are."""
+STAY = ("lock", "courier.lock", "output.txt", "log.txt", BEFORE)
+"""What --force leaves where it is, with the files of reads.py."""
 
 
 def name(digest: str) -> str:
@@ -109,7 +109,8 @@ def replace(old: Path, new: Path) -> None:
 def put_aside(attempt: Path) -> None:
     """Move the files of an attempt that starts over into a folder of their own; remove them if it
     already started over before and has not finished since."""
-    aside, left = attempt / BEFORE, [p for p in attempt.iterdir() if p.name not in STAY]
+    aside = attempt / BEFORE
+    left = [p for p in attempt.iterdir() if p.name not in STAY and not reads.are_in(p)]
     if aside.exists():
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

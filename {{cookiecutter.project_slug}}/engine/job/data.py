@@ -38,7 +38,7 @@ def begin(attempt: Path, places: Places) -> reads.Reads:
 def keep(attempt: Path, places: Places, before: str) -> str:
     """Write the list of files that an attempt has read, including those read `before`; returns its
     digest, or an empty text if there are none."""
-    found = {**_listed(_list(before, places)), **reads.read(attempt / reads.FILE)}
+    found = {**_listed(_list(before, places)), **reads.of_attempt(attempt)}
     new = contents.digest(found.values())
     if not new or before == MIXED:
         return before
@@ -59,7 +59,7 @@ def read_by(found: Iterable[Path]) -> Iterator[Entry]:
 
 def forget_notes(attempt: Path) -> None:
     """Delete the attempt's own notes: its records have the digest of the list."""
-    (attempt / reads.FILE).unlink(missing_ok=True)
+    reads.forget(attempt)
 
 
 def digest(attempt: Path) -> str:
@@ -99,7 +99,7 @@ def difference(attempt: Path, places: Places) -> str:
     known = digest(attempt)
     if known == MIXED:
         return "it was continued with changed data"
-    own = reads.read(attempt / reads.FILE)
+    own = reads.of_attempt(attempt)
     changed = sorted(_changed(_list(known, places), places) | _unlike(own, _present(own, places)))
     named, more = ", ".join(map(_printable, changed[:NAMED])), len(changed) - NAMED
     if more > 0:

@@ -180,7 +180,7 @@ class JobFolder(Generic[S]):
         """From now on, record which files this process reads, in addition to those that the attempt
         has read."""
         if self.runtime.force or self.starts_over or self.finished():
-            (self.path / reads.FILE).unlink(missing_ok=True)
+            reads.forget(self.path)
         notes = data.begin(self.path, self.places)
         notes.add(data.read_by(inputs.attempts_at(self.settings, self.runs_root)))
         reads.note_from_now_on(notes)
@@ -198,9 +198,9 @@ class JobFolder(Generic[S]):
 
     def discard(self) -> None:
         """Remove the folders again if they are empty."""
-        if {file.name for file in self.path.iterdir()} <= {"lock", reads.FILE}:
+        if all(file.name == "lock" or reads.are_in(file) for file in self.path.iterdir()):
             (self.path / "lock").unlink()
-            (self.path / reads.FILE).unlink(missing_ok=True)
+            reads.forget(self.path)
             self.path.rmdir()
             with suppress(OSError):  # there are other attempts
                 self.root.rmdir()
@@ -225,10 +225,10 @@ class JobFolder(Generic[S]):
         for name in RECORDS:
             if (self.path / name).exists() and not lines.record_of(self.path, name):
                 log.warning("%s was damaged; it is written again", name)
-        if reads.damaged(self.path / reads.FILE):
+        for file in filter(reads.damaged, self.path.glob(reads.FILES)):
             log.warning(
                 "%s was damaged; some of the data that the job has read cannot be checked",
-                reads.FILE,
+                file.name,
             )
         if not self.begun:
             code.keep(self.path, self.code)

@@ -27,10 +27,11 @@ Say = Callable[[str], object]
 
 
 class First:
-    """Process 0, to which all others are connected."""
+    """Process 0, to which all others are connected; if they may be `apart`, on other machines."""
 
-    def __init__(self, host: str, key: bytes) -> None:
-        self._listener = Listener((host, 0), authkey=key)
+    def __init__(self, host: str, key: bytes, apart: bool) -> None:
+        self._host = host
+        self._listener = Listener(("" if apart else host, 0), authkey=key)
         self._others: dict[Connection, int] = {}
         self._lost = self.fault = ""
         self._noticed = threading.Event()
@@ -40,7 +41,8 @@ class First:
     @property
     def address(self) -> Any:
         """Where the others find this process."""
-        return self._listener.address
+        assert isinstance(self._listener.address, tuple)
+        return self._host, self._listener.address[1]
 
     def listen(self, count: int, say: Say) -> None:
         """Wait until `count` others are connected, and listen to them from then on."""

@@ -1,4 +1,5 @@
-"""Which of a job's processes this one is, according to torchrun's environment variables.
+"""Which of a job's processes this one is, according to torchrun's environment variables, or those
+of srun translated into them (srun.py).
 
 Source: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables.
 """
@@ -31,6 +32,11 @@ def mine() -> Rank:
     if not all(each.isdecimal() for each in found) or "MASTER_ADDR" not in os.environ:
         return ALONE
     return ALONE if int(found[1]) == 1 else Rank(*map(int, found))
+
+
+def apart() -> bool:
+    """Return whether the processes may be on several machines."""
+    return os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
 
 
 def check(settings: Any, size: int) -> None:

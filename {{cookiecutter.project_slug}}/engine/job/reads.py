@@ -6,7 +6,8 @@ hashed when it is first opened, just before it is read. What libraries open with
 HDF5, LMDB and torchvision.io, is not reported.
 
 `data.jsonl` in the attempt's folder has a line for each file, added at once, so that what a killed
-job had read is known.
+job had read is known. Each further process of a job, perhaps on another machine, has a file of its
+own, such as `data.1.jsonl`: on a network file system, several machines cannot append to one file.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +28,9 @@ from engine.job.places import DATA, Places
 
 FILE = "data.jsonl"
 
+FILES = "data*.jsonl"
+"""What the files of all processes of an attempt are called."""
+
 OPENED, LISTED, MOVED = "open", ("os.listdir", "os.scandir"), "os.rename"
 EVENTS = {OPENED, *LISTED, MOVED}
 MOVED_TO = 1
@@ -35,8 +40,8 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Reads:
-    """Records the files that a process reads; all processes of a job write to one file. A file with
-    the size and the time of a known entry is not hashed again.
+    """Records the files that a process reads, and those that read its batches. A file with the size
+    and the time of a known entry is not hashed again.
     """
 
     def __init__(
@@ -51,6 +56,10 @@ class Reads:
         """Count files that other jobs have read as read by this one."""
         for entry in entries:
             os.write(self._file, encoded(entry))
+
+    def sync(self) -> None:
+        """Return once other machines can read what has been recorded."""
+        os.fsync(self._file)
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
         """Record what Python reports. Raises OSError if it cannot be written."""
@@ -90,6 +99,12 @@ def of_job() -> tuple[Path, Places] | None:
     return _notes.joined_by if _notes else None
 
 
+def sync() -> None:
+    """Return once other machines can read what this process has recorded."""
+    if _notes:
+        _notes.sync()
+
+
 def join(of_job: tuple[Path, Places] | None) -> None:
     """Record what this process reads for a job; a forked process does so already."""
     if of_job and not _notes:
@@ -120,6 +135,30 @@ def read(file: Path) -> dict[str, Entry]:
     with suppress(OSError), file.open("rb") as noted:
         return {entry.name: entry for line in noted if (entry := decoded(line))}
     return {}
+
+
+def of_process(number: int) -> str:
+    """Return the name of the file of one of an attempt's processes."""
+    return f"data.{number}.jsonl" if number else FILE
+
+
+def are_in(file: Path) -> bool:
+    """Return whether a file is called as these files are."""
+    return fnmatch(file.name, FILES)
+
+
+def of_attempt(attempt: Path) -> dict[str, Entry]:
+    """Return what all processes of an attempt have recorded, by name, without damaged lines."""
+    found: dict[str, Entry] = {}
+    for file in attempt.glob(FILES):
+        found |= read(file)
+    return found
+
+
+def forget(attempt: Path) -> None:
+    """Delete what the processes of an attempt have recorded."""
+    for file in attempt.glob(FILES):
+        file.unlink(missing_ok=True)
 
 
 def damaged(file: Path) -> bool:

@@ -97,7 +97,6 @@ def _check_together(flags: argparse.Namespace) -> None:
     elsewhere = {
         "--gpus": flags.gpus,
         "--per-gpu": flags.per_gpu,
-        "--gpus-per-job": flags.gpus_per_job > 1,
         "--retries": flags.retries,
         "--fail-fast": flags.fail_fast,
     }

@@ -22,7 +22,7 @@ from engine.paths import PROJECT
 from engine.sweeps import chunks, plan
 from engine.sweeps.chunks import Chunk, Inputs
 
-OPTIONS = ("--gres=gpu:1", "--signal=B:USR1@60", "--requeue", "--open-mode=append")
+OPTIONS = ("--signal=B:USR1@60", "--requeue", "--open-mode=append")
 """Default options of sbatch: USR1 is sent 60 s before the end, as a warning."""
 
 
@@ -40,7 +40,12 @@ def require() -> None:
 
 
 def submit(
-    folder: Path, given: Sequence[Chunk], at_most: int | None, options: list[str], name: str
+    folder: Path,
+    given: Sequence[Chunk],
+    at_most: int | None,
+    options: list[str],
+    name: str,
+    gpus_per_job: int = 1,
 ) -> str:
     """Submit the chunks of a sweep; returns a line that says so. Raises SettingsError."""
     limit = f"%{at_most}" if at_most else ""
@@ -50,14 +55,15 @@ def submit(
     jobs = sum(len(chunk.jobs) for chunk in given)
     for start, count, waits in _arrays_to_make(given, _largest_array()):
         words = [f"--array=0-{count - 1}{limit}", f"--job-name={name}"]
-        words += [f"--output={output}", "--parsable", *OPTIONS]
+        words += [f"--output={output}", "--parsable", f"--gres=gpu:{gpus_per_job}", *OPTIONS]
         conditions = [_condition(each, given, tasks) for each in waits]
         if at_most and ids:  # a limit holds within one array
             conditions.append(f"afterany:{ids[-1]}")
         if conditions:
             words += [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"]
+        script = _script(folder, start, gpus_per_job)
         try:
-            made = _ask("sbatch", *words, *options, f"--wrap={_script(folder, start)}")
+            made = _ask("sbatch", *words, *options, f"--wrap={script}")
         except SettingsError as error:
             had = sum(len(chunk.jobs) for chunk in given[:start])
             rest = f"; {had} of {jobs} jobs were submitted, and the same command submits the rest"
@@ -90,10 +96,10 @@ def _condition(waited_for: int | str, given: Sequence[Chunk], tasks: Sequence[st
     return f"{'afterok' if alone else 'afterany'}:{tasks[waited_for]}"
 
 
-def _script(folder: Path, start: int) -> str:
+def _script(folder: Path, *numbers: int) -> str:
     """The script of an array's tasks. A signal that arrives before Python handles it must not end
     the script."""
-    module = [sys.executable, "-m", "engine.sweeps.slurm_task", str(folder), str(start)]
+    module = [sys.executable, "-m", "engine.sweeps.slurm_task", str(folder), *map(str, numbers)]
     command = shlex.join(["env", f"PROJECT_FOLDER={PROJECT}", *module])
     return f"trap '' USR1 TERM; cd {shlex.quote(str(folder / 'code'))} && exec {command}"
 

@@ -1,8 +1,9 @@
 """A Slurm task: runs the jobs of a chunk one after another; if there are several, as forks of
 servers.
 
-Slurm starts `python -m engine.sweeps.slurm_task FOLDER FIRST` in the sweep's copy of the code, with
-the sweep's folder and the number of the array's first chunk. Slurm's warning (USR1, before the
+Slurm starts `python -m engine.sweeps.slurm_task FOLDER FIRST PROCESSES` in the sweep's copy of the
+code, with the sweep's folder, the number of the array's first chunk, and how many processes, each
+with a GPU, train a job. Slurm's warning (USR1, before the
 time limit or preemption) or TERM makes the running job write a checkpoint and stop. The task then
 goes back into Slurm's queue; when it starts again, it skips the jobs that have ended.
 
@@ -97,7 +98,7 @@ class Chunk:
         return job.words
 
 
-def main(folder: Path, first: int) -> int:
+def main(folder: Path, first: int, processes: int) -> int:
     """Run this task's jobs; returns the exit status."""
     array, number = os.environ["SLURM_ARRAY_JOB_ID"], int(os.environ["SLURM_ARRAY_TASK_ID"])
     node, task = os.environ["SLURMD_NODENAME"], f"{array}_{number}"
@@ -105,9 +106,11 @@ def main(folder: Path, first: int) -> int:
     jobs = given[first + number]
     chunk = Chunk(jobs, since, f"{node} (Slurm {task})")
     if not os.environ.get("OMP_NUM_THREADS"):  # Slurm may not confine jobs to their cores
-        os.environ["OMP_NUM_THREADS"] = os.environ["SLURM_CPUS_ON_NODE"]
+        cores = int(os.environ["SLURM_CPUS_ON_NODE"])
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
     scripts = dict.fromkeys(job.words[0] for job in jobs)
-    starter = Starter(folder / "code", scripts, at_once=1, warm=len(jobs) > 1)
+    warm = len(jobs) > 1 and processes == 1
+    starter = Starter(folder / "code", scripts, at_once=1, warm=warm, processes=processes)
     starter.learn(files.read_json(folder / "checked.json")["modules"])
     status = chunk.run(starter)
     if status in INTERRUPTED:
@@ -119,4 +122,4 @@ def main(folder: Path, first: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -22,7 +22,7 @@ from engine import files
 from engine.cli import metrics
 from engine.cli.flags import of as settings_flags
 from engine.errors import SettingsError
-from engine.job import inputs, interruption, provenance, ranks
+from engine.job import inputs, interruption, provenance, ranks, srun
 from engine.job.terminal import leave
 from engine.sweeps import chunks, flags, grid, plan, slots, slurm, snapshot, states
 from engine.sweeps.grid import Entry
@@ -104,7 +104,7 @@ class Sweep:
         scripts = dict.fromkeys(entry.words[0] for entry in self._left)
         processes = self._flags.gpus_per_job
         on_gpus = any(slot.device != "cpu" for slot in places)
-        if on_gpus and len(places) < processes:
+        if on_gpus and len(places) < processes and not self._flags.slurm:
             raise SettingsError(f"--gpus-per-job {processes}: there are only {len(places)} GPUs")
         at_once = min(len(self._left), len(places) // processes if on_gpus else len(places))
         code, keep = self._folder / "code", [self._lock]
@@ -203,7 +203,8 @@ class Sweep:
         interruption.handle(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
         try:
             name = experiment_name()
-            line = slurm.submit(self._folder, divided, flags.at_most, flags.sbatch, name)
+            given_to = self._folder, divided, flags.at_most, flags.sbatch, name
+            line = slurm.submit(*given_to, flags.gpus_per_job)
         except SettingsError as error:
             return leave(1 if slurm.was_given(self._folder) else 2, f"run.sh: {error}")
         return leave(0, line)
@@ -250,6 +251,7 @@ def _leave_early(status: int, *_: object) -> NoReturn:
 def main(folder: Path, words: list[str]) -> int:
     """Plan a sweep; returns the exit status."""
     interruption.handle(signal.SIG_DFL)
+    srun.forget()
     for number in (signal.SIGINT, signal.SIGHUP):  # run.sh forwards them, once
         signal.signal(number, signal.SIG_IGN)
     os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started

@@ -19,7 +19,8 @@ HOST = "127.0.0.1"
 def main(count: int, words: list[str]) -> None:
     """Start the processes; does not return."""
     command = [sys.executable, *words]
-    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": HOST, "MASTER_PORT": str(_free_port())}
+    common = {"MASTER_ADDR": HOST, "MASTER_PORT": str(_free_port())}
+    common |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
     os.chdir(PROJECT)
     for number in reversed(range(count)):
         env = os.environ | common | {"RANK": str(number), "LOCAL_RANK": str(number)}

@@ -7,7 +7,7 @@ Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -59,21 +59,27 @@ def choose(name: str) -> torch.device:
 
 
 def choose_for(name: str, rank: Rank) -> torch.device:
-    """Return the device of one of several processes on a machine: each takes a GPU of its own.
+    """Return the device of one of a job's processes: on a machine, each takes the next GPU that it
+    sees. Slurm may show each a single one.
 
-    Raises SettingsError if there are not as many, or for an accelerator other than CUDA GPUs.
+    Raises SettingsError for an accelerator other than CUDA GPUs.
     """
     device = choose(name)
     if device.type == "cpu":
         return device
     if device.type != "cuda" or ":" in name:
         raise SettingsError(f"--device {name}: for several processes it must be auto, cuda or cpu")
-    if rank.local >= (count := torch.cuda.device_count()):
+    return torch.device("cuda", rank.local % torch.cuda.device_count())
+
+
+def check_each_has_its_own(gpus: Sequence[str]) -> None:
+    """Raise SettingsError if two processes have the same GPU; an empty name is a CPU."""
+    gpus = [*filter(None, gpus)]
+    if len({*gpus}) < len(gpus):
         raise SettingsError(
-            f"--nproc-per-node: has to be at most {count}, as many GPUs as torch sees, or add "
-            "--device cpu"
+            f"--device: each of the {len(gpus)} processes needs a GPU of its own, and some have "
+            "the same; start fewer on a machine, or add --device cpu"
         )
-    return torch.device("cuda", rank.local)
 
 
 def use(device: torch.device, deterministic: bool) -> None:

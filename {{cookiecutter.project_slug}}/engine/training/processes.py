@@ -125,7 +125,7 @@ class Processes:
     def _connect(self) -> None:
         if self.rank.number == 0:
             key = token_bytes()
-            self.first = First(os.environ["MASTER_ADDR"], key)
+            self.first = First(os.environ["MASTER_ADDR"], key, ranks.apart())
             self.tell((self.first.address, key))
             self.first.listen(self.rank.size - 1, self._say)
         else:

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from engine.data.batches import Batches
 from engine.data.order import slice_of
 from engine.errors import JobError, SettingsError
+from engine.job import reads
 from engine.job.folder import JobFolder
 from engine.job.terminal import log
 from engine.stateful import Part
@@ -61,6 +62,8 @@ class JobOfSeveral(Job[S]):
         if folder.runtime.shard:
             folder.runtime = replace(folder.runtime, compile="off")
         super().__init__(folder, devices.choose_for(folder.runtime.device, self._rank))
+        gpus = processes.everyones(devices.tags(self.device).get("gpu", ""))
+        devices.check_each_has_its_own(gpus)
         self._length.clock = lambda: self._time
 
     def start(self) -> None:
@@ -127,6 +130,7 @@ class JobOfSeveral(Job[S]):
 
     def finish(self, results: Metrics) -> dict[str, float]:
         """Log the results, which all processes have the same of."""
+        reads.sync()  # process 0 collects what all have read
         self._check_same(results)
         return super().finish(results)
 

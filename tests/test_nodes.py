@@ -1,0 +1,182 @@
+"""One job on two machines, started by srun of a real Slurm; the machines are network namespaces.
+
+It has the losses of one process, killed and started again it ends with the same bits, and one
+process that ends, ends all. GPUs and network file systems are not tested here.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faults import Project, ended, job_of, same
+from machines import machines
+from slurms import Cluster, slurm
+from sweeps import write_grid
+from test_several import ALIKE, DRAWING, differences
+
+pytestmark = [pytest.mark.full, pytest.mark.root]
+
+FOUR = ("--nodes", "2", "--ntasks-per-node", "2")
+TWO = ("--nodes", "2", "--ntasks-per-node", "1")
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that each machine has for itself."""
+    return tmp_path_factory.mktemp("machines") / "private"
+
+
+@pytest.fixture(scope="module")
+def cluster(private: Path) -> Iterator[Cluster]:
+    """Slurm on two machines."""
+    with (
+        machines(["one", "two"], private.parent) as (here, found),
+        slurm(gpus=0, largest_array=4, machines=found, address=here) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def exact(make: Callable[..., Path]) -> Project:
+    """A project that computes in 64 bits."""
+    project = Project(make())
+    project.edit("run.py", "model(inputs).float()", "model(inputs)")
+    made = "models.make(settings, splits.spec)"
+    project.edit("run.py", f"        {made},", f"        {made}.double(),")
+    return project
+
+
+def start(
+    project: Project, cluster: Cluster, tasks: tuple[str, ...], *flags: str
+) -> "subprocess.Popen[str]":
+    """Start `srun python run.py` with a number of tasks."""
+    words = ("srun", "--overcommit", *tasks, project.env["PYTHON"], "run.py", *flags)
+    return project.command(*words, **cluster.env)
+
+
+def run(
+    project: Project, cluster: Cluster, tasks: tuple[str, ...], *flags: str
+) -> "subprocess.CompletedProcess[str]":
+    """`srun python run.py` to its end."""
+    return ended(start(project, cluster, tasks, *flags))
+
+
+def said(done: "subprocess.CompletedProcess[str]") -> list[str]:
+    """The lines that came from the job itself, but for those of its log: srun adds its own."""
+    lines = (done.stdout + done.stderr).splitlines()
+    return [line for line in lines if line.startswith(("job ", "run.py: ")) and "seed=" not in line]
+
+
+@pytest.mark.parametrize("more", [(), ("--shard",)])
+def test_the_losses_are_those_of_one_process(
+    exact: Project, cluster: Cluster, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Begun by four processes on two machines, and continued by two."""
+    alone = exact.copy(tmp_path / "alone")
+    done = alone.run(*ALIKE)
+    assert done.returncode == 0, done
+    job = job_of(done)
+    apart = exact.copy(tmp_path / "apart")
+    done = run(apart, cluster, FOUR, *ALIKE, *more, "--pause-after", "6")
+    assert done.returncode == 0 and "paused: after" in said(done)[-1], done
+    done = run(apart, cluster, TWO, *ALIKE, *more)
+    assert done.returncode == 0, done
+    assert differences(alone.journalled(job), apart.journalled(job)) < 1e-6
+
+
+def test_killed_and_continued_it_ends_with_the_same_bits(
+    project: Project, cluster: Cluster, tmp_path: Path
+) -> None:
+    undisturbed = project.copy(tmp_path / "undisturbed")
+    done = run(undisturbed, cluster, FOUR, *DRAWING)
+    assert done.returncode == 0, done
+    job = said(done)[-1].split()[1]
+
+    done = killed(project, cluster, 3, signal.SIGKILL)
+    assert done.returncode and len(said(done)) == 1, done
+    assert "failed: process 3 has ended" in said(done)[0]
+    done = killed(project, cluster, 0, signal.SIGKILL)
+    assert done.returncode and said(done) == [f"job {job} failed: process 0 has ended"], done
+    done = killed(project, cluster, None, signal.SIGTERM)
+    assert said(done)[-1].startswith(f"job {job} interrupted: by SIGTERM"), done
+
+    done = run(project, cluster, FOUR, *DRAWING)
+    assert done.returncode == 0, done
+    assert same(project.tensors(job), undisturbed.tensors(job))
+    assert project.journalled(job) == undisturbed.journalled(job)
+
+
+def killed(
+    project: Project, cluster: Cluster, number: int | None, by: signal.Signals
+) -> "subprocess.CompletedProcess[str]":
+    """Send a signal to a process of a job, or by Slurm to all, once it trains; return how it
+    ended."""
+    started = start(project, cluster, FOUR, *DRAWING)
+    assert started.stdout
+    assert next((line for line in started.stdout if line.startswith("epoch ")), "")
+    if number is None:
+        cluster.ask("scancel", f"--signal={by.name.removeprefix('SIG')}", "--user=root")
+    else:
+        os.kill(process_of(project, number), by)
+    return ended(started)
+
+
+def process_of(project: Project, number: int) -> int:
+    """The id of a process of a job."""
+    mine = f"SLURM_PROCID={number}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        is_job = b"run.py" in _read(folder / "cmdline") and _is_in(folder, project.root)
+        if is_job and mine in _read(folder / "environ").split(b"\0"):
+            return int(folder.name)
+    raise AssertionError(number)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
+
+def _is_in(process: Path, root: Path) -> bool:
+    try:
+        return (process / "cwd").resolve() == root.resolve()
+    except OSError:
+        return False
+
+
+def test_what_goes_wrong_is_said_once(project: Project, cluster: Cluster, private: Path) -> None:
+    each = f"{project.env['PYTHON']} run.py --epochs 1 --seed $SLURM_PROCID"
+    done = ended(project.command("srun", *TWO, "sh", "-c", each, **cluster.env))
+    (line,) = said(done)
+    assert done.returncode == 2 and "the processes of this job have different flags" in line, done
+    (line,) = said(run(project, cluster, TWO, "--epochs", "many"))
+    assert line == "run.py: --epochs many: must be a whole number"
+    (line,) = said(run(project, cluster, TWO, "--runs-root", str(private / "runs")))
+    assert "failed: process 1 has ended (there is no" in line
+    assert "on two; all machines need the same folders" in line
+
+
+def test_only_several_tasks_of_one_srun_are_one_job(
+    project: Project, cluster: Cluster, tmp_path: Path
+) -> None:
+    """A script of sbatch with two tasks, or an srun with one, is one process; two sweeps that srun
+    starts share the jobs."""
+    project = project.copy(tmp_path / "project")
+    script, python = tmp_path / "job.sh", project.env["PYTHON"]
+    script.write_text(f"#!/bin/sh\n{python} run.py --epochs 1 --note sbatch\n")
+    words = ("sbatch", "--wait", *TWO, "--output=/dev/null", str(script))
+    assert ended(project.command(*words, **cluster.env)).returncode == 0
+    done = run(project, cluster, ("--ntasks", "1"), "--epochs", "1", "--note", "srun")
+    assert done.returncode == 0, done
+    write_grid(project.root, *(f"--epochs 1 --seed {seed}" for seed in range(4)))
+    done = ended(project.command("srun", *TWO, "bash", "run.sh", **cluster.env))
+    assert done.returncode == 0, done
+    found = [folder.name for folder in (project.root / "runs").iterdir() if len(folder.name) == 12]
+    assert len(found) == 6
+    assert all([status for _, status in project.runs(job)] == ["FINISHED"] for job in found)
+    journals = [project.folder(job) / "metrics.jsonl" for job in found]
+    assert not any('"processes"' in journal.read_text() for journal in journals)
