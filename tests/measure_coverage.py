@@ -5,7 +5,7 @@
 
 Each process that a test starts is measured, with its forks: the engine in a generated project is
 the same as the template's, so both count as one. A process that is killed at once, as tests of
-exact resume do, tells nothing. Sources: coverage.readthedocs.io, "Measuring subprocesses" and the
+exact resume do, tells nothing. Sources: coverage.readthedocs.io, "Managing processes" and the
 setting `[run] patch`.
 """
 

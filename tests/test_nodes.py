@@ -5,19 +5,23 @@ process that ends, ends all. GPUs and network file systems are not tested here.
 """
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faults import Project, ended, job_of, same
+from faults import Project, ended, job_of, same, wait_until
 from machines import machines
+from repository import REPOSITORY
 from slurms import Cluster, slurm
 from sweeps import write_grid
 from test_several import ALIKE, DRAWING, differences
 
 pytestmark = [pytest.mark.full, pytest.mark.root]
+
+SECTION = REPOSITORY / "{{cookiecutter.project_slug}}" / "docs" / "several-gpus.md"
 
 FOUR = ("--nodes", "2", "--ntasks-per-node", "2")
 TWO = ("--nodes", "2", "--ntasks-per-node", "1")
@@ -107,6 +111,34 @@ def test_killed_and_continued_it_ends_with_the_same_bits(
     assert done.returncode == 0, done
     assert same(project.tensors(job), undisturbed.tensors(job))
     assert project.journalled(job) == undisturbed.journalled(job)
+
+
+def test_the_script_of_the_docs_goes_back_into_the_queue(
+    project: Project, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Slurm's warning makes it write a checkpoint; after a requeue it finishes."""
+    project = project.copy(tmp_path / "project")
+    (text,) = re.findall(r"#!/bin/bash.*?(?=```)", SECTION.read_text(), re.DOTALL)
+    here = {
+        "--ntasks-per-node 4 --gpus-per-node 4 --cpus-per-task 8": "--ntasks-per-node 2",
+        "srun --cpus-per-task 8 python": f"srun {project.env['PYTHON']}",
+        "--batch-size 512": " ".join(DRAWING),
+    }
+    for old, new in here.items():
+        assert old in text
+        text = text.replace(old, new)
+    script, output = tmp_path / "job.sh", tmp_path / "output.txt"
+    script.write_text(text)
+    words = ("sbatch", "--parsable", f"--output={output}", str(script))
+    done = ended(project.command(*words, **cluster.env))
+    number = done.stdout.strip()
+    wait_until(lambda: output.exists() and "epoch 1/" in output.read_text(), 300)
+    cluster.ask("scancel", "--signal=USR1", number)
+    wait_until(lambda: "Restarts=1" in cluster.ask("scontrol", "show", "job", number), 120)
+    cluster.wait_until_empty()
+    printed = output.read_text()
+    assert "interrupted: by SIGUSR1; the same command continues it" in printed
+    assert " finished: " in printed and cluster.ended(number) == "COMPLETED", printed
 
 
 def killed(

@@ -194,11 +194,12 @@ def test_what_goes_wrong_is_said_once(make: Callable[..., Path]) -> None:
     assert "several processes need job.parts(batch)" in line
 
 
-def test_a_batch_without_an_example_for_each_process_is_refused_before_anything_is_made(
+def test_a_job_whose_processes_are_too_many_or_too_few_is_refused_before_anything_is_made(
     make: Callable[..., Path],
 ) -> None:
     project = Project(make())
     wrong = "--batch-size 1: must be at least the number of processes, 2"
+    alone = "--shard: needs several processes: "
     start = ("-m", "engine.sweeps.together", "2", "run.py")
     done = ended(project.command(sys.executable, *start, "--batch-size", "1"))
     assert one_line(done, 2) == f"run.py: {wrong}"
@@ -212,12 +213,19 @@ def test_a_batch_without_an_example_for_each_process_is_refused_before_anything_
     named, counted = done.stderr.splitlines()
     assert named == f"job 1, run.py --batch-size 1: {wrong}"
     assert counted == "run.sh: 1 of 2 jobs are wrong; nothing was started"
+    script.write_text(script.read_text().replace("--batch-size 1\n", "--batch-size 2 --shard\n"))
+    done = project.do("bash", "run.sh")
+    assert done.returncode == 2, done
+    assert done.stderr.startswith(f"job 1, run.py --batch-size 2 --shard: {alone}")
     assert not (project.root / "runs").exists() and not (project.root / "mlflow.db").exists()
 
 
 def test_processes_that_cannot_meet_say_so_in_one_line(project: Project) -> None:
     """Without torchrun, where a variable was forgotten."""
-    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    env = {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    line = one_line(project.run("--note", "alone", **env), 2)
+    assert line == "run.py: RANK=2: must be less than WORLD_SIZE=2"
+    env["RANK"] = "0"
     line = one_line(project.run("--note", "alone", **env), 1)
     assert line.startswith("run.py: the processes of this job cannot reach each other (")
     assert "MASTER_PORT" in line

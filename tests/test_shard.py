@@ -189,7 +189,7 @@ def test_other_ways_to_train_have_the_same_losses(
 
 def test_without_torchrun_it_is_refused(exact: Project) -> None:
     line = one_line(exact.run("--shard"), 2)
-    assert line.startswith("run.py: --shard: needs several processes, such as torchrun")
+    assert line.startswith("run.py: --shard: needs several processes: torchrun")
 
 
 @pytest.mark.full

@@ -87,7 +87,9 @@ def test_a_norm_that_is_only_logged_changes_nothing(project: Project) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(project: Project, flags: tuple[str, ...], said: str) -> None:
+    before = {*project.root.glob("runs/*")}
     assert said in one_line(project.run(*SHORT, *flags, "--device", "cpu"), 2)
+    assert {*project.root.glob("runs/*")} == before
 
 
 def test_random_combinations_train_or_are_refused(project: Project, pytestconfig) -> None:

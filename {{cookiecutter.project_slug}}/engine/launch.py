@@ -53,7 +53,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S
 
             return following.begin(folder, lambda: _attempt_of_several(folder()))
         own = folder()
-        _check_shard(own.runtime)
+        ranks.check(own.settings, own.runtime, 1)
         return Check(own) if own.runtime.check else _attempt(own)
     except SettingsError as error:
         sys.exit(leave(2, f"{script}: {error}"))
@@ -63,22 +63,8 @@ def _attempt(folder: JobFolder[S]) -> Attempt[S]:
     return Scratch(folder) if folder.runtime.scratch else Attempt(folder)
 
 
-def _check_shard(runtime: Runtime) -> None:
-    if not runtime.shard:
-        return
-    if ranks.mine() == ALONE:
-        raise SettingsError(
-            "--shard: needs several processes, such as torchrun --nproc-per-node 4 run.py --shard"
-        )
-    if runtime.compile not in ("auto", "off"):
-        raise SettingsError(f"--shard: not with --compile {runtime.compile}; leave it out")
-    if runtime.profile:
-        raise SettingsError("--shard: not with --profile; profile a smaller network without it")
-
-
 def _attempt_of_several(folder: JobFolder[S]) -> Attempt[S]:
     if folder.runtime.check:
         raise SettingsError("--check: works with one process; leave torchrun out")
-    _check_shard(folder.runtime)
-    ranks.check(folder.settings, ranks.mine().size)
+    ranks.check(folder.settings, folder.runtime, ranks.mine().size)
     return _attempt(folder)

@@ -1,7 +1,7 @@
 """What a GPU asks of an operation: one device, CUDA's random numbers, determinism, and who waits.
 
 Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
-- aten/src/ATen/native/TensorIterator.cpp: an elementwise operation takes a number on the CPU, any
+- aten/src/ATen/TensorIterator.cpp: an elementwise operation takes a number on the CPU, any
   other operation wants all tensors on one device, but for copies and indices.
 - aten/src/ATen/native/cuda/Copy.cu: a copy between host and GPU is waited for unless it is
   `non_blocking`, from or into pinned memory.

@@ -100,7 +100,7 @@ def lr_factor(settings: Settings) -> float:
     """Return the factor that adapts --lr from the batch size --lr-for-batch to the actual one.
 
     Linear for SGD (Goyal et al. 2017, arxiv.org/abs/1706.02677), the square root for optimizers
-    that divide by the gradient's size (Malladi et al. 2022, arxiv.org/abs/2205.10782).
+    that divide by the gradient's size (Malladi et al. 2022, arxiv.org/abs/2205.10287).
     """
     if not settings.lr_for_batch:
         return 1.0

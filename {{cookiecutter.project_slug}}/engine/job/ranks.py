@@ -7,7 +7,8 @@ Source: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables.
 import os
 from typing import Any, NamedTuple
 
-from engine.errors import require
+from engine.errors import SettingsError, require
+from engine.job.runtime import Runtime
 
 
 class Rank(NamedTuple):
@@ -23,7 +24,8 @@ ALONE = Rank(0, 1, 0)
 
 
 def mine() -> Rank:
-    """Return this process's rank; ALONE if the job has no other processes.
+    """Return this process's rank; ALONE if the job has no other processes. Raises SettingsError if
+    the variables contradict each other.
 
     Variables left over from a cluster's software, without the address where the processes meet, are
     ignored.
@@ -31,7 +33,10 @@ def mine() -> Rank:
     found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
     if not all(each.isdecimal() for each in found) or "MASTER_ADDR" not in os.environ:
         return ALONE
-    return ALONE if int(found[1]) == 1 else Rank(*map(int, found))
+    rank = Rank(*map(int, found))
+    if rank.number >= rank.size:
+        raise SettingsError(f"RANK={rank.number}: must be less than WORLD_SIZE={rank.size}")
+    return ALONE if rank.size == 1 else rank
 
 
 def apart() -> bool:
@@ -39,9 +44,23 @@ def apart() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
 
 
-def check(settings: Any, size: int) -> None:
-    """Raise SettingsError if `size` processes cannot each have an example of every batch, as far as
-    the settings say how many a batch has."""
+def check(settings: Any, runtime: Runtime, size: int) -> None:
+    """Raise SettingsError if a job cannot have `size` processes: each needs an example of every
+    batch, as far as the settings say how many a batch has."""
     batch = getattr(settings, "batch_size", None)
     fine = not isinstance(batch, int) or batch >= size
     require(fine, "--batch-size", batch, f"at least the number of processes, {size}")
+    if runtime.shard:
+        _check_shard(runtime, size)
+
+
+def _check_shard(runtime: Runtime, size: int) -> None:
+    if size == 1:
+        raise SettingsError(
+            "--shard: needs several processes: torchrun --nproc-per-node 4 run.py --shard, or "
+            "bash run.sh --gpus-per-job 4"
+        )
+    if runtime.compile not in ("auto", "off"):
+        raise SettingsError(f"--shard: not with --compile {runtime.compile}; leave it out")
+    if runtime.profile:
+        raise SettingsError("--shard: not with --profile; profile a smaller network without it")

@@ -2,8 +2,9 @@
 
 After WARM_UP steps, N are timed as they are; the next N are watched by torch's profiler, which
 slows them, with every line of the training loop as a range of its own. `profile.txt` in the job's
-folder is the report, `profile.json` the trace, for perfetto.dev; on a CUDA GPU `memory.pickle` says
-what its memory held, for docs.pytorch.org/memory_viz. The job's run in the store has them as well.
+folder is the report, `profile.json` the trace, for ui.perfetto.dev; on a CUDA GPU `memory.pickle`
+says what its memory held, for docs.pytorch.org/memory_viz. The job's run in the store has them as
+well.
 Source: docs.pytorch.org/docs/stable/profiler.html, .../torch_cuda_memory.html.
 """
 

@@ -83,12 +83,12 @@ class Sweep:
 
     def _check_left(self) -> None:
         """Look for the inputs of the jobs that are left, in the grid or finished before, and check
-        that their batches have an example for each process."""
+        that the number of processes suits them."""
         named = {entry.job.id for entry in self._entries}
 
         def act(entry: Entry) -> None:
             inputs.check(entry.job.settings, entry.job.runs_root, named)
-            ranks.check(entry.job.settings, self._flags.gpus_per_job)
+            ranks.check(entry.job.settings, entry.job.runtime, self._flags.gpus_per_job)
 
         self._each(self._left, act)
 

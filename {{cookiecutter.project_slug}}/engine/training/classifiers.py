@@ -21,7 +21,7 @@ SMALL = 64
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of the images behind published weights
-(docs.pytorch.org/vision/models)."""
+(docs.pytorch.org/vision/stable/models.html)."""
 
 
 class ImageSpec(Protocol):

@@ -47,6 +47,8 @@ class Job(TrainingLoop, Generic[S]):
     def __init__(self, folder: JobFolder[S], device: torch.device | None = None) -> None:
         super().__init__(folder, device or devices.choose(folder.runtime.device))
         self.settings, self.runtime = folder.settings, folder.runtime
+        if self.runtime.nvtx:
+            self._watcher = Ranges(self.device)
 
     def start(self) -> None:
         """Take the device and this job's threads, and seed all random numbers."""
@@ -65,9 +67,7 @@ class Job(TrainingLoop, Generic[S]):
 
             parts, finished = lambda: self._parts, folder.journal.files
             self._watcher = Profile(count, folder.path, self.device, parts, finished)
-        elif self.runtime.nvtx:
-            self._watcher = Ranges(self.device)
-        else:
+        elif not self.runtime.nvtx:
             self._measure(purpose.purpose())
 
     def _note_processes(self) -> None:
