@@ -167,6 +167,28 @@ def test_figures_of_seeds_from_different_code_are_refused_or_say_so(project: Pro
 
 
 @pytest.mark.full
+def test_a_trial_that_diverged_with_other_code_does_not_stand_in_the_way(
+    project: Project, tmp_path: Path
+) -> None:
+    """With this code it may not diverge: the job counts as pending, and the figures leave it
+    out."""
+    project = project.copy(tmp_path / "fresh")
+    assert project.run("--epochs", "1", "--optimizer", "sgd", "--lr", "1e30").returncode == 1
+    project.edit("run.py", "losses = cross_entropy(", "losses = 1.0 * cross_entropy(")
+    done = project.run("--epochs", "1")
+    assert done.returncode == 0, done
+    drawn = project.do("python", "plot.py")
+    assert drawn.returncode == 0, drawn
+    assert "left out a job that diverged with other code or data" in drawn.stderr
+    caption = project.root / "figures" / "learning-curves.tex"
+    assert "diverged" not in caption.read_text()
+    drawn = project.do("python", "plot.py", "--any-code")
+    assert drawn.returncode == 0, drawn
+    assert "diverged" in caption.read_text()
+    assert "1 of the 2 jobs is from different code or data" in caption.read_text()
+
+
+@pytest.mark.full
 def test_a_job_that_is_running_is_said_to_run_whatever_the_code(
     made: Project, tmp_path: Path
 ) -> None:

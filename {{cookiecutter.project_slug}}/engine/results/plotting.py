@@ -68,6 +68,8 @@ def _draw_all(
         reading.settle(args.experiment)
     every = tables.jobs(args.experiment, kind, script)
     jobs = tables.only(every, only)
+    if not args.any_code:
+        jobs = _without_earlier_trials(jobs)
     declared(jobs)  # no figure can be correct if a metric has two directions
     mixed = _other_code(jobs, args.any_code)
     _check_job(args.job, every)
@@ -146,6 +148,20 @@ def _kinds(text: str) -> list[str]:
             known = did_you_mean(kind, provenance.METADATA)
             raise SettingsError(f"--format {text}: unknown format {kind!r}; {known}")
     return kinds
+
+
+def _without_earlier_trials(jobs: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the jobs without those that diverged with other code or data, if all others have the
+    present: with that, they may not diverge."""
+    earlier = jobs["diverged"] & jobs["stale"]
+    left = jobs[~earlier]
+    if not earlier.any() or left["stale"].any() or left["diverged"].all():
+        return jobs
+    first, n = jobs.loc[earlier, "job_id"].iloc[0], int(earlier.sum())
+    number = f"{n} jobs" if n > 1 else "a job"
+    line = f"left out {number} that diverged with other code or data, such as {first}"
+    print(f"plot.py: {line}; --any-code draws all jobs", file=sys.stderr)
+    return left
 
 
 def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:

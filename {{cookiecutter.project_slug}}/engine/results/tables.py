@@ -154,8 +154,14 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
         texts = [each.get(name) for each in params]
         values = [older.get(name) if text is None else freshness.value(text) for text in texts]
         words = any(isinstance(value, str) for value in values)
-        settings[name] = [*map(_as_word, values, texts)] if words else values
+        settings[name] = [*map(_as_word, values, texts)] if words else [*map(_as_number, values)]
     return settings
+
+
+def _as_number(value: Any) -> Any:
+    """A setting's value, as a float if it is too large for a column of integers: 1e30 is stored
+    with all its digits."""
+    return float(value) if isinstance(value, int) and abs(value) >= 2**63 else value
 
 
 def _as_word(value: Any, text: str | None) -> Any:
