@@ -360,8 +360,9 @@ def test_several_jobs_in_a_task(lab: Lab, cluster: Cluster) -> None:
     assert [cluster.ended(name) for name in names] == ["FAILED", "COMPLETED", "FAILED"]
 
 
-def test_a_job_with_two_gpus(project: Project, cluster: Cluster) -> None:
+def test_a_job_with_two_gpus(project: Project, cluster: Cluster, tmp_path: Path) -> None:
     """It is preempted once, and comes back with its two processes."""
+    project = project.copy(tmp_path / "project")
     write_grid(project.root, "--epochs 20 --log-every 1 --batch-size 64")
     env = project.env | cluster.env
     (array,) = arrays(run(project.root, env, "--slurm", "--gpus-per-job", "2"), 1)
