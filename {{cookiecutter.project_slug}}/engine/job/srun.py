@@ -20,11 +20,11 @@ PORTS = range(10_000, 30_000)
 def translate() -> None:
     """Set torchrun's variables if srun has started several processes.
 
-    Does nothing in a process that torchrun has started. The address and the port of process 0 are
-    kept if they are set.
+    Does nothing in a process that torchrun has started, or in a shell of `srun --pty`. The address
+    and the port of process 0 are kept if they are set.
     """
     count = os.environ.get(TASKS, "1")
-    if count == "1" or "RANK" in os.environ:
+    if count == "1" or "RANK" in os.environ or "SLURM_PTY_PORT" in os.environ:
         return
     for name, value in _variables(os.environ, count).items():
         os.environ.setdefault(name, value)

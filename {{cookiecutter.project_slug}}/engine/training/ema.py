@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from engine.training.divided import copied, own
+from engine.training.divided import copied, is_divided, own
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -26,8 +26,8 @@ class EMA(Generic[M]):
         self.model = copied(model) if decay else model  # as trainable: shares compiled code
         self._decay = decay
         self._steps = 0
-        self._weights = _by_type(_own(self.model.parameters()), _own(model.parameters()))
-        self._buffers = _by_type(_own(self.model.buffers()), _own(model.buffers()))
+        self._weights = _by_type(self.model.parameters(), model.parameters())
+        self._buffers = _by_type(self.model.buffers(), model.buffers())
 
     def update(self) -> None:
         """Take in the weights after a step; nothing is read from the device."""
@@ -36,9 +36,9 @@ class EMA(Generic[M]):
         self._steps += 1
         kept = min(self._decay, (1 + self._steps) / (10 + self._steps))
         for mine, theirs in self._weights:
-            torch._foreach_lerp_(mine, theirs, 1 - kept)
+            torch._foreach_lerp_(_held(mine), _held(theirs), 1 - kept)
         for mine, theirs in self._buffers:
-            torch._foreach_copy_(mine, theirs)
+            torch._foreach_copy_(_held(mine), _held(theirs))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the EMA; empty if there is none."""
@@ -51,15 +51,19 @@ class EMA(Generic[M]):
             self.model.load_state_dict(state["model"])
 
 
-def _own(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [own(tensor) for tensor in tensors]
+def _held(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors or, if they are divided, this process's parts, which torch 2.8 puts elsewhere
+    when training begins."""
+    return [own(tensor) for tensor in tensors] if is_divided(tensors[0]) else tensors
 
 
-def _by_type(mine: list[Tensor], theirs: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+def _by_type(
+    mine: Iterable[Tensor], theirs: Iterable[Tensor]
+) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Pairs of lists of one data type each: over mixed ones torch launches a copy for each."""
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for one, other in zip(mine, theirs, strict=True):
         group = groups.setdefault(one.dtype, ([], []))
-        group[0].append(one)
-        group[1].append(other)
+        group[0].append(one if is_divided(one) else one.detach())
+        group[1].append(other if is_divided(other) else other.detach())
     return list(groups.values())
