@@ -40,4 +40,5 @@ uv pip install --quiet --compile-bytecode "${known[@]}" \
   --requirements "$generated/my_project/pyproject.toml" \
   --group "$generated/my_project/pyproject.toml:dev"
 
-pytest -n 2 --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@"
+# More than the two cores of the smallest machines: tests wait for processes, disks and servers.
+pytest -n 3 --dist loadfile --no-loadscope-reorder "${chosen[@]}" "$@"

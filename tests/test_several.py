@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from faults import Curves, Project, ended, job_of, one_line, same
+from servers import free_port
 
 SHORT = ("--steps", "12", "--eval-every", "6", "--log-every", "1", "--batch-size", "63")
 ALIKE = (*SHORT, "--accumulate", "3", "--clip-norm", "1", "--ema", "0.9")
@@ -218,6 +219,22 @@ def test_a_job_whose_processes_are_too_many_or_too_few_is_refused_before_anythin
     assert done.returncode == 2, done
     assert done.stderr.startswith(f"job 1, run.py --batch-size 2 --shard: {alone}")
     assert not (project.root / "runs").exists() and not (project.root / "mlflow.db").exists()
+
+
+@pytest.mark.full
+def test_a_torchrun_on_each_machine_starts_one_job(
+    one: tuple[Project, str], tmp_path: Path
+) -> None:
+    """Both are this machine here."""
+    alone, job = one
+    several = alone.copy(tmp_path / "several")
+    meeting = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    nodes = ("--nnodes", "2", "--nproc-per-node", "1", *meeting, "--node-rank")
+    words = (sys.executable, "-m", "torch.distributed.run", *nodes)
+    other = several.command(*words, "1", "run.py", *ALIKE)
+    done = ended(several.command(*words, "0", "run.py", *ALIKE))
+    assert done.returncode == 0 and ended(other).returncode == 0, done
+    assert differences(alone.journalled(job), several.journalled(job)) < 1e-6
 
 
 def test_processes_that_cannot_meet_say_so_in_one_line(project: Project) -> None:
