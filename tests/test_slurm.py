@@ -73,7 +73,8 @@ def arrays(done: "subprocess.CompletedProcess[str]", jobs: int, tasks: int = 0) 
     """Return the arrays that Slurm was given for some jobs in a number of tasks."""
     assert (done.returncode, done.stderr) == (0, "")
     size = f" in {tasks} tasks" if tasks else ""
-    begun, last = f"{jobs} jobs submitted to Slurm{size} as ", done.stdout.splitlines()[-1]
+    number = "1 job" if jobs == 1 else f"{jobs} jobs"
+    begun, last = f"{number} submitted to Slurm{size} as ", done.stdout.splitlines()[-1]
     assert last.startswith(begun)
     return last.removeprefix(begun).split("; ")[0].split(", ")
 
@@ -85,10 +86,11 @@ def tasks(ids: list[str], count: int, per_task: int = 1) -> list[str]:
 
 
 def listed(done: "subprocess.CompletedProcess[str]") -> dict[str, tuple[str, str]]:
-    """What `--list` says of each job: its state, and what stands in brackets."""
+    """What `--list` says of each job: its state, and what stands in brackets, without the reason
+    why it waits in Slurm's queue."""
     assert (done.returncode, done.stderr) == (0, "")
     found = re.findall(r"^(\w{12})  (\w+) .*?(?:\[(.*)\])?$", done.stdout, re.MULTILINE)
-    return {job: (state, about) for job, state, about in found}
+    return {job: (state, re.sub("(PENDING), .*", r"\1", about)) for job, state, about in found}
 
 
 def folders(root: Path) -> list[Path]:
@@ -255,7 +257,9 @@ def test_more_jobs_than_an_array_holds(lab: Lab, cluster: Cluster) -> None:
         script = lab.project.root / "run.py"
         script.write_text(script.read_text().replace('"""A job', '"""Edited: a job'))
         named = {("queued", f"Slurm {task} PENDING") for task in tasks(ids, 10)}
-        assert set(listed(lab.sweep("--list")).values()) == named
+        done = lab.sweep("--list")
+        assert set(listed(done).values()) == named
+        assert "PENDING, PartitionDown]" in done.stdout
         again = lab.sweep("--slurm")
         assert (again.returncode, again.stderr) == (0, "")
         assert again.stdout == "nothing submitted to Slurm: 10 queued\n"
@@ -383,6 +387,10 @@ def test_what_sbatch_refuses(lab: Lab, cluster: Cluster) -> None:
     said = one_line(lab.sweep("--slurm", "--", "--partition=nowhere"), 2)
     assert said.startswith("run.sh: sbatch: ") and "nowhere" in said
     assert folders(lab.project.root) == []
+    for option, printed in {"--test-only": "", "--usage": "; it says: Usage: sbatch"}.items():
+        said = one_line(lab.sweep("--slurm", "--", option), 2)
+        assert said.startswith(f"run.sh: sbatch: has submitted nothing{printed}")
+        assert set(listed(lab.sweep("--list")).values()) == {("pending", "")}
     assert cluster.states() == []
 
 

@@ -204,6 +204,18 @@ def test_an_empty_grid_is_refused(lab: Lab) -> None:
         ("-- --partition gpu", "--: only with --slurm"),
         ("--slurm --retries 2", "--retries: not with --slurm"),
         ("--json", "--json: only with --list"),
+        (
+            "--slurm --partition gpu",
+            "--partition: no such flag; see --help; options of sbatch go after --",
+        ),
+        (
+            "--slurm -- --output x.txt",
+            "--output: run.sh sets it; what a job prints is in output.txt in its folder",
+        ),
+        (
+            "--slurm -- -d afterok:3",
+            "--dependency: run.sh sets it, so that jobs wait for their inputs",
+        ),
     ],
 )
 def test_wrong_flags_are_refused(lab: Lab, flags: str, said: str) -> None:
@@ -322,6 +334,21 @@ def test_slurm_gives_what_is_not_here(lab: Lab, project: Project, tmp_path: Path
     done = ended(start(whole.root, lab.env, "--slurm"))
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 jobs submitted to Slurm as " in done.stdout
+
+
+def test_jobs_that_slurm_is_not_given_are_named(lab: Lab) -> None:
+    """Those that are stale, as a sweep on this machine does."""
+    Slurm(lab)
+    lab.write_grid(*map(light(), range(2)))
+    assert lab.sweep().returncode == 0
+    script = lab.project.root / "run.py"
+    script.write_text(script.read_text().replace('seconds", 0.3', 'seconds", 0.2'))
+    lab.write_grid(*map(light(), range(3)))
+    done = lab.sweep("--slurm")
+    assert done.returncode == 1 and "1 job submitted to Slurm as " in done.stdout, done
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2
+    assert all(" is stale: " in line and "--redo-stale runs it again" in line for line in lines)
 
 
 def test_slurm_is_told_which_jobs_come_first(lab: Lab) -> None:

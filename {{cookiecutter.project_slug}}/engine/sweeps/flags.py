@@ -52,6 +52,15 @@ FLAGS: dict[str, dict[str, Any]] = {
 }
 
 
+OF_RUN_SH = {
+    ("--array", "-a"): "run.sh makes the arrays; --at-most N limits them",
+    ("--dependency", "-d"): "run.sh sets it, so that jobs wait for their inputs",
+    ("--output", "-o"): "run.sh sets it; what a job prints is in output.txt in its folder",
+    ("--wrap",): "run.sh sets it",
+}
+"""Options of sbatch that cannot be given, and why."""
+
+
 def read(words: list[str]) -> argparse.Namespace:
     """Return run.sh's flags, with the words after `--` as `sbatch`. Raises SettingsError if they
     are wrong; `--help` ends the process.
@@ -67,7 +76,8 @@ def read(words: list[str]) -> argparse.Namespace:
         reader.add_argument(flag, **about)
     flags, unknown = reader.parse_known_args(words[:cut])
     if unknown:
-        raise SettingsError(parser.unknown_flag(unknown[0], list(FLAGS)))
+        sbatch = "; options of sbatch go after --" if flags.slurm else ""
+        raise SettingsError(parser.unknown_flag(unknown[0], list(FLAGS)) + sbatch)
     flags.sbatch = words[cut + 1 :]
     _check_numbers(flags)
     _check_together(flags)
@@ -105,7 +115,8 @@ def _check_together(flags: argparse.Namespace) -> None:
             raise SettingsError(f"{flag}: not with --slurm")
     if flags.per_gpu and flags.gpus_per_job > 1:
         raise SettingsError("--gpus-per-job: not with --per-gpu")
-    if any(word.startswith(("--array", "-a")) for word in flags.sbatch):
-        raise SettingsError("--array: run.sh makes the arrays; --at-most N limits them")
+    for options, why in OF_RUN_SH.items():
+        if any(word.startswith(options) for word in flags.sbatch):
+            raise SettingsError(f"{options[0]}: {why}")
     if flags.slurm:
         slurm.require()

@@ -4,7 +4,7 @@ A job's number is its place in the grid, from 1.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -62,6 +62,29 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> 
     """
     states = [state_after(row, codes.get(index)) for index, row in enumerate(rows, start=1)]
     named = {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"})
+    _name(rows, states, codes, named)
+    count = Counter(state for state in states if state not in {"repeated", "skipped"})
+    now = sum(states[index - 1] == "finished" for index in codes)
+    others = ", ".join(f"{n} {state}" for state, n in sorted(count.items()) if state != "finished")
+    line = f"{count['finished']} of {count.total()} jobs finished, {now} of them now"
+    leave(0, line + (others and f"; {others}"))
+    if count["unsent"]:
+        leave(3, "run.sh: some results are not uploaded yet; the same command uploads them")
+    return stopped or (1 if LEFT & count.keys() else 3 if count["unsent"] else 0)
+
+
+def name_left_out(rows: Sequence[Row]) -> int:
+    """Print the jobs that a sweep does not start although they are not finished: stale and diverged
+    ones. Returns 1 if any is stale, otherwise 0."""
+    states = [row.state for row in rows]
+    _name(rows, states, {}, {"stale", "diverged"})
+    return int("stale" in states)
+
+
+def _name(
+    rows: Sequence[Row], states: Sequence[str], codes: Mapping[int, int], named: Set[str]
+) -> None:
+    """Print a line for each job in one of some states; for stale ones, not too many."""
     changes: Counter[str] = Counter()
     for index, (row, state) in enumerate(zip(rows, states, strict=True), start=1):
         if state == "stale" and index not in codes:
@@ -74,14 +97,6 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> 
         if found > MOST_NAMED:
             line = f"{found - MOST_NAMED} more jobs are stale: {about}"
             leave(1, f"{line}; --list names them, --redo-stale runs them again")
-    count = Counter(state for state in states if state not in {"repeated", "skipped"})
-    now = sum(states[index - 1] == "finished" for index in codes)
-    others = ", ".join(f"{n} {state}" for state, n in sorted(count.items()) if state != "finished")
-    line = f"{count['finished']} of {count.total()} jobs finished, {now} of them now"
-    leave(0, line + (others and f"; {others}"))
-    if count["unsent"]:
-        leave(3, "run.sh: some results are not uploaded yet; the same command uploads them")
-    return stopped or (1 if LEFT & count.keys() else 3 if count["unsent"] else 0)
 
 
 def state_after(row: Row, code: int | None) -> str:

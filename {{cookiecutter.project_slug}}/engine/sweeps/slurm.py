@@ -27,7 +27,8 @@ OPTIONS = ("--signal=B:USR1@60", "--requeue", "--open-mode=append")
 
 
 class Queued(NamedTuple):
-    """A job in Slurm's queue: its task, such as `17_3`, and Slurm's word for its state."""
+    """A job in Slurm's queue: its task, such as `17_3`, and Slurm's words for its state and for why
+    it waits."""
 
     task: str
     state: str
@@ -53,6 +54,7 @@ def submit(
     ids: list[str] = []
     tasks: list[str] = []
     jobs = sum(len(chunk.jobs) for chunk in given)
+    number = f"{jobs} {'job' if jobs == 1 else 'jobs'}"
     for start, count, waits in _arrays_to_make(given, _largest_array()):
         words = [f"--array=0-{count - 1}{limit}", f"--job-name={name}"]
         words += [f"--output={output}", "--parsable", f"--gres=gpu:{gpus_per_job}", *OPTIONS]
@@ -63,18 +65,26 @@ def submit(
             words += [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"]
         script = _script(folder, start, gpus_per_job)
         try:
-            made = _ask("sbatch", *words, *options, f"--wrap={script}")
+            ids.append(_array_in(_ask("sbatch", *words, *options, f"--wrap={script}")))
         except SettingsError as error:
             had = sum(len(chunk.jobs) for chunk in given[:start])
-            rest = f"; {had} of {jobs} jobs were submitted, and the same command submits the rest"
+            rest = f"; {had} of {number} were submitted, and the same command submits the rest"
             raise SettingsError(f"{error}{rest if ids else ''}") from error
-        ids.append(made.split(";")[0].strip())
         tasks += [f"{ids[-1]}_{number}" for number in range(count)]
         with (folder / "slurm").open("a") as file:
             print(ids[-1], start, file=file)
     size = f" in {len(given)} {'task' if len(given) == 1 else 'tasks'}" if len(given) < jobs else ""
     arrays = ", ".join(ids)
-    return f"{jobs} jobs submitted to Slurm{size} as {arrays}; bash run.sh --list shows them"
+    return f"{number} submitted to Slurm{size} as {arrays}; --list shows them"
+
+
+def _array_in(printed: str) -> str:
+    """The id that sbatch has printed. Raises SettingsError if it has submitted nothing."""
+    found = re.fullmatch(r"(\d+)(;.*)?", printed.strip())
+    if not found:
+        said = f"; it says: {printed.strip().splitlines()[0]}" if printed.strip() else ""
+        raise SettingsError(f"sbatch: has submitted nothing{said}")
+    return found[1]
 
 
 def _arrays_to_make(given: Sequence[Chunk], size: int) -> Iterator[tuple[int, int, Inputs]]:
@@ -148,13 +158,14 @@ def _arrays(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _tasks() -> dict[str, dict[int, str]]:
-    """The state of each task in Slurm's queue, by array."""
+    """The state of each task in Slurm's queue, with the reason if it waits, by array."""
     found: dict[str, dict[int, str]] = {}
     mine = ("squeue", f"--user={os.getuid()}")
-    for line in _ask(*mine, "--noheader", "--array", "--format=%F %K %T").splitlines():
-        array, task, state = line.split()
+    for line in _ask(*mine, "--noheader", "--array", "--format=%F %K %T %r").splitlines():
+        array, task, state, reason = line.split(maxsplit=3)
         if task.isdecimal():
-            found.setdefault(array, {})[int(task)] = state
+            waits = f", {reason}" if state == "PENDING" and reason != "None" else ""
+            found.setdefault(array, {})[int(task)] = state + waits
     return found
 
 

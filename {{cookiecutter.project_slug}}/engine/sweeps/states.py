@@ -166,7 +166,8 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
         if not brief or word in {"running", "failed", "diverged"}:
             print(f"{job_id}  {word:11}  {unlike[job_id].name}" + (about and f"  [{about}]"))
     count = Counter(state.word for state in states.values())
-    print(f"{len(unlike)} jobs: " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
+    number = "1 job" if len(unlike) == 1 else f"{len(unlike)} jobs"
+    print(f"{number}: " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
     if took := view.seconds(unlike.values()):
         _print_left(list(states.values()), statistics.median(took))
     sys.stdout.flush()
@@ -190,8 +191,11 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
     while True:
         if sys.stdout.isatty():
             print("\033[H\033[2J", end="")
-        if show(jobs, brief=True).keys() <= OVER:
+        found = show(jobs, brief=True).keys()
+        if found <= OVER:
             return
+        if not found & {"running", "queued"}:
+            print("no job is running; run.sh starts those that are left", flush=True)
         time.sleep(LOOK)
 
 

@@ -145,7 +145,8 @@ class Sweep:
         if self._flags.slurm:
             count = Counter(entry.state for entry in self._entries)
             held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-            sys.exit(leave(0, f"nothing submitted to Slurm: {held}"))
+            status = plan.name_left_out(self._rows)
+            sys.exit(leave(status, f"nothing submitted to Slurm: {held}"))
         sys.exit(plan.summary(self._rows, {}))
 
     def _look(self) -> None:
@@ -207,7 +208,8 @@ class Sweep:
             line = slurm.submit(*given_to, flags.gpus_per_job)
         except SettingsError as error:
             return leave(1 if slurm.was_given(self._folder) else 2, f"run.sh: {error}")
-        return leave(0, line)
+        leave(0, line)
+        return plan.name_left_out(self._rows)
 
 
 def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
