@@ -60,13 +60,14 @@ def sum_of(value: Any) -> Sum:
     """Return a measurement as a sum that is still to be computed."""
     if isinstance(value, Tensor):
         return Sum(value.detach() if value.requires_grad else value, value.numel())
-    match value:
-        case (Tensor() as numerator, Tensor() as denominator):
+    if isinstance(value, int | float):
+        return Sum(torch.tensor(float(value)), 1)
+    if isinstance(value, tuple | list) and len(value) == 2:  # torch 2.8 cannot compile `match`
+        numerator, denominator = value
+        if isinstance(numerator, Tensor) and isinstance(denominator, Tensor):
             return Sum(numerator.detach(), denominator.detach())
-        case (Tensor() as numerator, int(count)):
-            return Sum(numerator.detach(), count)
-        case int() | float():
-            return Sum(torch.tensor(float(value)), 1)
+        if isinstance(numerator, Tensor) and isinstance(denominator, int):
+            return Sum(numerator.detach(), denominator)
     kind = type(value).__name__
     raise JobError(
         f"a measurement is a tensor, a number or a pair (numerator, denominator), no {kind}"
