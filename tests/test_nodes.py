@@ -1,7 +1,8 @@
 """One job on two machines, started by srun of a real Slurm; the machines are network namespaces.
 
 It has the losses of one process, killed and started again it ends with the same bits, and one
-process that ends, ends all. GPUs and network file systems are not tested here.
+process that ends, ends all. GPUs and network file systems are not tested here. A test takes minutes:
+its jobs import torch in up to four processes, several times.
 """
 
 import os
