@@ -1,8 +1,8 @@
 """One job on two machines, started by srun of a real Slurm; the machines are network namespaces.
 
-It has the losses of one process, killed and started again it ends with the same bits, and one
-process that ends, ends all. GPUs and network file systems are not tested here. A test takes minutes:
-its jobs import torch in up to four processes, several times.
+It has the losses of one process; killed and started again, it ends with the same bits; and if one
+process ends, all do. GPUs and network file systems are not tested here. A test takes minutes: its
+jobs import torch in up to four processes, several times.
 """
 
 import os
@@ -18,11 +18,11 @@ from machines import machines
 from repository import REPOSITORY
 from slurms import Cluster, slurm
 from sweeps import write_grid
-from test_several import ALIKE, DRAWING, differences
+from test_several import ALIKE, DRAWING, differences, in_64_bits, said
 
 pytestmark = [pytest.mark.full, pytest.mark.root]
 
-SECTION = REPOSITORY / "{{cookiecutter.project_slug}}" / "docs" / "several-gpus.md"
+DOCUMENTED = REPOSITORY / "{{cookiecutter.project_slug}}" / "docs" / "several-gpus.md"
 
 FOUR = ("--nodes", "2", "--ntasks-per-node", "2")
 TWO = ("--nodes", "2", "--ntasks-per-node", "1")
@@ -47,11 +47,7 @@ def cluster(private: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def exact(make: Callable[..., Path]) -> Project:
     """A project that computes in 64 bits."""
-    project = Project(make())
-    project.edit("run.py", "model(inputs).float()", "model(inputs)")
-    made = "models.make(settings, splits.spec)"
-    project.edit("run.py", f"        {made},", f"        {made}.double(),")
-    return project
+    return in_64_bits(make())
 
 
 def start(
@@ -67,12 +63,6 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     """`srun python run.py` to its end."""
     return ended(start(project, cluster, tasks, *flags))
-
-
-def said(done: "subprocess.CompletedProcess[str]") -> list[str]:
-    """The lines that came from the job itself, but for those of its log: srun adds its own."""
-    lines = (done.stdout + done.stderr).splitlines()
-    return [line for line in lines if line.startswith(("job ", "run.py: ")) and "seed=" not in line]
 
 
 @pytest.mark.parametrize("more", [(), ("--shard",)])
@@ -119,7 +109,7 @@ def test_the_script_of_the_docs_goes_back_into_the_queue(
 ) -> None:
     """Slurm's warning makes it write a checkpoint; after a requeue it finishes."""
     project = project.copy(tmp_path / "project")
-    (text,) = re.findall(r"#!/bin/bash.*?(?=```)", SECTION.read_text(), re.DOTALL)
+    (text,) = re.findall(r"#!/bin/bash.*?(?=```)", DOCUMENTED.read_text(), re.DOTALL)
     here = {
         "--ntasks-per-node 4 --gpus-per-node 4 --cpus-per-task 8": "--ntasks-per-node 2",
         "srun --cpus-per-task 8 python": f"srun {project.env['PYTHON']}",

@@ -55,18 +55,25 @@ def together(project: Project, count: int, *flags: str) -> subprocess.Popen[str]
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The lines that came from the job itself, but for those of its log: torchrun adds a report."""
+    """The lines that came from the job itself, but for those of its log: torchrun and srun add
+    theirs."""
     lines = (done.stdout + done.stderr).splitlines()
     return [line for line in lines if line.startswith(("job ", "run.py: ")) and "seed=" not in line]
+
+
+def in_64_bits(root: Path) -> Project:
+    """A project, edited so that it computes in 64 bits."""
+    project = Project(root)
+    project.edit("run.py", "model(inputs).float()", "model(inputs)")
+    made = "models.make(settings, splits.spec)"
+    project.edit("run.py", f"        {made},", f"        {made}.double(),")
+    return project
 
 
 @pytest.fixture(scope="module")
 def exact(make: Callable[..., Path]) -> Project:
     """A project that computes in 64 bits and counts how often gradients are added up."""
-    project = Project(make())
-    project.edit("run.py", "model(inputs).float()", "model(inputs)")
-    make_model = "models.make(settings, splits.spec)"
-    project.edit("run.py", f"        {make_model},", f"        {make_model}.double(),")
+    project = in_64_bits(make())
     project.edit("run.py", "\nMetrics = dict[str, float]\n", COUNTED)
     end = '    return evaluate(job, prepared, model, test, "test")\n'
     note = "Path(f\"reductions.{os.environ.get('RANK')}\").write_text(str(reductions[0]))"

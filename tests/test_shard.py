@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from faults import Project, ended, job_of, one_line
-from test_several import differences, killed, said, together
+from test_several import differences, in_64_bits, killed, said, together
 
 ALIKE = (
     *("--batch-size", "63", "--eval-every", "8", "--log-every", "1", "--schedule", "constant"),
@@ -52,10 +52,7 @@ Metrics = dict[str, float]
 def exact(make: Callable[..., Path]) -> Project:
     """A project that computes in 64 bits; its network has two blocks and sizes that four processes
     cannot divide evenly."""
-    project = Project(make())
-    project.edit("run.py", "model(inputs).float()", "model(inputs)")
-    made = "models.make(settings, splits.spec)"
-    project.edit("run.py", f"        {made},", f"        {made}.double(),")
+    project = in_64_bits(make())
     project.edit("run.py", "\nMetrics = dict[str, float]\n", KILLED)
     project.edit("models.py", "nn.Linear(256, 256),", f"{BLOCK},\n            {BLOCK},")
     return project

@@ -179,7 +179,7 @@ def test_a_trial_that_diverged_with_other_code_does_not_stand_in_the_way(
     assert done.returncode == 0, done
     drawn = project.do("python", "plot.py")
     assert drawn.returncode == 0, drawn
-    assert "left out a job that diverged with other code or data" in drawn.stderr
+    assert "left out 1 job that diverged with other code or data" in drawn.stderr
     caption = project.root / "figures" / "learning-curves.tex"
     assert "diverged" not in caption.read_text()
     drawn = project.do("python", "plot.py", "--any-code")

@@ -349,6 +349,8 @@ def test_jobs_that_slurm_is_not_given_are_named(lab: Lab) -> None:
     lines = done.stderr.splitlines()
     assert len(lines) == 2
     assert all(" is stale: " in line and "--redo-stale runs it again" in line for line in lines)
+    done = lab.sweep("--slurm", "--redo-stale")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_slurm_is_told_which_jobs_come_first(lab: Lab) -> None:

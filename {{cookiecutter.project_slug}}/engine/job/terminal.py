@@ -69,6 +69,11 @@ def as_line(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number of things: `1 job`, `3 jobs`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def duration(seconds: float) -> str:
     """Return a time in the unit that suits it: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 100:

@@ -14,7 +14,7 @@ from engine.job import acceptance, code
 from engine.job.acceptance import Change, Hashes
 from engine.job.folder import JobFolder
 from engine.job.identity import inputs
-from engine.job.terminal import leave
+from engine.job.terminal import counted, leave
 from engine.jobs import replay
 from engine.jobs.project import Job, Project
 from engine.paths import CODE
@@ -35,10 +35,8 @@ def accept(project: Project, because: str, verify: bool) -> int:
     if not stale:
         print("no job is stale")
     if len(known) < len(stale):
-        leave(
-            1,
-            f"{_counted(stale[len(known) :])} left out: the engine does not know what has changed",
-        )
+        left_out = counted(len(stale) - len(known), "job")
+        leave(1, f"{left_out} left out: the engine does not know what has changed")
     accepted = _verified(known) if verify else known
     if accepted:
         names = Counter(name for job in accepted for name in _names(job))
@@ -65,7 +63,7 @@ def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
     for jobs in alike.values():
         replayed = next((job for job in jobs if not inputs(job.settings)), jobs[0])
         if problem := _problem(replayed):
-            leave(1, f"not accepted for {_counted(jobs)}: job {replayed.id}: {problem}")
+            leave(1, f"not accepted for {counted(len(jobs), 'job')}: job {replayed.id}: {problem}")
         else:
             verified += jobs
     return verified
@@ -99,9 +97,8 @@ def _say(names: Counter[str], count: int, verified: bool) -> None:
     """Print the accepted definitions, each with its number of jobs."""
     how = "replayed with the same bits" if verified else "not verified"
     for name, n in sorted(names.items()):
-        print(f"accepted: {name}, of {n} {'job' if n == 1 else 'jobs'} ({how})")
-    jobs = "1 job" if count == 1 else f"{count} jobs"
-    print(f"no longer stale: {jobs}; commit {acceptance.FILE} with the change")
+        print(f"accepted: {name}, of {counted(n, 'job')} ({how})")
+    print(f"no longer stale: {counted(count, 'job')}; commit {acceptance.FILE} with the change")
 
 
 def _changes(job: JobFolder[Any]) -> Changes:
@@ -138,10 +135,6 @@ def _names(job: JobFolder[Any]) -> list[str]:
     return (
         [code.in_python(name) for name in code.changed(job.latest, job.code)] if job.latest else []
     )
-
-
-def _counted(jobs: Sequence[object]) -> str:
-    return f"{len(jobs)} job" if len(jobs) == 1 else f"{len(jobs)} jobs"
 
 
 def _user() -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from engine.errors import SettingsError, did_you_mean
 from engine.job import lines
 from engine.job.identity import identity
-from engine.job.terminal import as_line, leave
+from engine.job.terminal import as_line, counted, leave
 from engine.jobs.attempt import iso, last_logged, local, on_disk, results
 from engine.jobs.project import Job, Project
 
@@ -86,7 +86,7 @@ def _print(rows: list[Row]) -> None:
         print(line.rstrip() + (about and f"  [{about}]"))
     count = Counter(row.state for row in rows)
     said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-    print(f"{len(rows)} {'job' if len(rows) == 1 else 'jobs'}: {said}")
+    print(f"{counted(len(rows), 'job')}: {said}")
 
 
 def _print_json(project: Project, rows: list[Row]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from engine.errors import JobError, SettingsError, cause
 from engine.job import attempts
 from engine.job.interruption import Interrupted, Interruption
-from engine.job.terminal import leave
+from engine.job.terminal import counted, leave
 from engine.jobs.project import Job, Project
 from engine.repeating import again
 from engine.repeating.again import Repeated
@@ -129,8 +129,7 @@ def _say(job_id: str, repeated: Repeated) -> None:
 def _sum_up(found: Iterable[Repeated], versions: str) -> None:
     counts = Counter(each.status for each in found)
     said = ", ".join(f"{counts[word]} {word}" for word in ("same", "different", "not repeated"))
-    jobs = "1 job" if counts.total() == 1 else f"{counts.total()} jobs"
-    print(f"{jobs} with the {versions} versions: {said}")
+    print(f"{counted(counts.total(), 'job')} with the {versions} versions: {said}")
 
 
 def _plain(found: dict[str, Repeated]) -> Iterable[dict[str, Any]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.evidence import Fingerprint
 from engine.job import code
+from engine.job.terminal import counted
 from engine.jobs.project import Job, Project
 from engine.privacy import scrub
 
@@ -35,8 +36,8 @@ class Change:
         """Return the change in one line; `total` is the number of all jobs."""
         named, more = ", ".join(self.jobs[:NAMED]), len(self.jobs) - NAMED
         named += f" and {more} more" if more > 0 else ""
-        jobs = "job" if total == 1 else "jobs"
-        return f"{self.name} {self.what}: {len(self.jobs)} of {total} {jobs} ({named})".lstrip()
+        jobs = f"{len(self.jobs)} of {counted(total, 'job')}"
+        return f"{self.name} {self.what}: {jobs} ({named})".lstrip()
 
 
 def print_stale(project: Project, diff: bool, as_json: bool) -> int:

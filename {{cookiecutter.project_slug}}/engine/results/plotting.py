@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import SettingsError, did_you_mean
 from engine.job.scripts import DEFAULT
+from engine.job.terminal import counted
 from engine.paths import PROJECT
 from engine.results import figure_files, figures, groups, provenance, style, tables, venues
 from engine.results.metrics import NoResults, chooser, declared
@@ -152,15 +153,14 @@ def _kinds(text: str) -> list[str]:
 
 def _without_earlier_trials(jobs: "pd.DataFrame") -> "pd.DataFrame":
     """Return the jobs without those that diverged with other code or data, if all others have the
-    present: with that, they may not diverge."""
+    present code and data, with which these may not diverge."""
     earlier = jobs["diverged"] & jobs["stale"]
     left = jobs[~earlier]
     if not earlier.any() or left["stale"].any() or left["diverged"].all():
         return jobs
-    first, n = jobs.loc[earlier, "job_id"].iloc[0], int(earlier.sum())
-    number = f"{n} jobs" if n > 1 else "a job"
-    line = f"left out {number} that diverged with other code or data, such as {first}"
-    print(f"plot.py: {line}; --any-code draws all jobs", file=sys.stderr)
+    left_out = jobs.loc[earlier, "job_id"]
+    line = f"left out {counted(len(left_out), 'job')} that diverged with other code or data"
+    print(f"plot.py: {line}, such as {left_out.iloc[0]}; --any-code draws all", file=sys.stderr)
     return left
 
 

@@ -5,6 +5,7 @@ the sweep's folder lists its arrays: an id and the number of the first chunk, a 
 slurm.schedmd.com/sbatch.html, squeue.html, scontrol.html.
 """
 
+import argparse
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import SettingsError
+from engine.job.terminal import counted
 from engine.paths import PROJECT
 from engine.sweeps import chunks, plan
 from engine.sweeps.chunks import Chunk, Inputs
@@ -40,42 +42,36 @@ def require() -> None:
         raise SettingsError("--slurm: there is no sbatch on this machine")
 
 
-def submit(
-    folder: Path,
-    given: Sequence[Chunk],
-    at_most: int | None,
-    options: list[str],
-    name: str,
-    gpus_per_job: int = 1,
-) -> str:
-    """Submit the chunks of a sweep; returns a line that says so. Raises SettingsError."""
-    limit = f"%{at_most}" if at_most else ""
+def submit(folder: Path, given: Sequence[Chunk], flags: argparse.Namespace, name: str) -> str:
+    """Submit the chunks of a sweep, as run.sh's flags say, under a name; returns a line that says
+    so. Raises SettingsError."""
+    limit = f"%{flags.at_most}" if flags.at_most else ""
     output = str(folder).replace("%", "%%") + "/slurm-%A_%a.txt"
     ids: list[str] = []
     tasks: list[str] = []
     jobs = sum(len(chunk.jobs) for chunk in given)
-    number = f"{jobs} {'job' if jobs == 1 else 'jobs'}"
     for start, count, waits in _arrays_to_make(given, _largest_array()):
         words = [f"--array=0-{count - 1}{limit}", f"--job-name={name}"]
-        words += [f"--output={output}", "--parsable", f"--gres=gpu:{gpus_per_job}", *OPTIONS]
+        words += [f"--output={output}", "--parsable", f"--gres=gpu:{flags.gpus_per_job}", *OPTIONS]
         conditions = [_condition(each, given, tasks) for each in waits]
-        if at_most and ids:  # a limit holds within one array
+        if flags.at_most and ids:  # a limit holds within one array
             conditions.append(f"afterany:{ids[-1]}")
         if conditions:
             words += [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"]
-        script = _script(folder, start, gpus_per_job)
+        script = _script(folder, start, flags.gpus_per_job)
         try:
-            ids.append(_array_in(_ask("sbatch", *words, *options, f"--wrap={script}")))
+            ids.append(_array_in(_ask("sbatch", *words, *flags.sbatch, f"--wrap={script}")))
         except SettingsError as error:
             had = sum(len(chunk.jobs) for chunk in given[:start])
-            rest = f"; {had} of {number} were submitted, and the same command submits the rest"
+            of = f"{had} of {counted(jobs, 'job')}"
+            rest = f"; {of} were submitted, and the same command submits the rest"
             raise SettingsError(f"{error}{rest if ids else ''}") from error
         tasks += [f"{ids[-1]}_{number}" for number in range(count)]
         with (folder / "slurm").open("a") as file:
             print(ids[-1], start, file=file)
-    size = f" in {len(given)} {'task' if len(given) == 1 else 'tasks'}" if len(given) < jobs else ""
-    arrays = ", ".join(ids)
-    return f"{number} submitted to Slurm{size} as {arrays}; --list shows them"
+    size = f" in {counted(len(given), 'task')}" if len(given) < jobs else ""
+    submitted = f"{counted(jobs, 'job')} submitted to Slurm{size}"
+    return f"{submitted} as {', '.join(ids)}; --list shows them"
 
 
 def _array_in(printed: str) -> str:
@@ -106,11 +102,12 @@ def _condition(waited_for: int | str, given: Sequence[Chunk], tasks: Sequence[st
     return f"{'afterok' if alone else 'afterany'}:{tasks[waited_for]}"
 
 
-def _script(folder: Path, *numbers: int) -> str:
-    """The script of an array's tasks. A signal that arrives before Python handles it must not end
-    the script."""
-    module = [sys.executable, "-m", "engine.sweeps.slurm_task", str(folder), *map(str, numbers)]
-    command = shlex.join(["env", f"PROJECT_FOLDER={PROJECT}", *module])
+def _script(folder: Path, first: int, processes: int) -> str:
+    """The script of an array's tasks: it starts slurm_task.py. A signal that arrives before Python
+    handles it must not end the script."""
+    module = [sys.executable, "-m", "engine.sweeps.slurm_task", str(folder)]
+    numbers = [str(first), str(processes)]
+    command = shlex.join(["env", f"PROJECT_FOLDER={PROJECT}", *module, *numbers])
     return f"trap '' USR1 TERM; cd {shlex.quote(str(folder / 'code'))} && exec {command}"
 
 

@@ -3,9 +3,9 @@ servers.
 
 Slurm starts `python -m engine.sweeps.slurm_task FOLDER FIRST PROCESSES` in the sweep's copy of the
 code, with the sweep's folder, the number of the array's first chunk, and how many processes, each
-with a GPU, train a job. Slurm's warning (USR1, before the
-time limit or preemption) or TERM makes the running job write a checkpoint and stop. The task then
-goes back into Slurm's queue; when it starts again, it skips the jobs that have ended.
+with a GPU, train a job. Slurm's warning (USR1, before the time limit or preemption) or TERM makes
+the running job write a checkpoint and stop. The task then goes back into Slurm's queue; when it
+starts again, it skips the jobs that have ended.
 
 Exit status: 0 if all jobs have finished, or else the status of the first job that has not.
 """
@@ -122,4 +122,4 @@ def main(folder: Path, first: int, processes: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -27,7 +27,7 @@ from engine.errors import SettingsError
 from engine.job import attempts, code, lines
 from engine.job.folder import JobFolder, owner_of
 from engine.job.identity import identity
-from engine.job.terminal import duration, leave
+from engine.job.terminal import counted, duration, leave
 from engine.paths import PROJECT
 from engine.sweeps import slurm
 from engine.tracking import reading, targets
@@ -166,8 +166,8 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
         if not brief or word in {"running", "failed", "diverged"}:
             print(f"{job_id}  {word:11}  {unlike[job_id].name}" + (about and f"  [{about}]"))
     count = Counter(state.word for state in states.values())
-    number = "1 job" if len(unlike) == 1 else f"{len(unlike)} jobs"
-    print(f"{number}: " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())))
+    said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
+    print(f"{counted(len(unlike), 'job')}: {said}")
     if took := view.seconds(unlike.values()):
         _print_left(list(states.values()), statistics.median(took))
     sys.stdout.flush()

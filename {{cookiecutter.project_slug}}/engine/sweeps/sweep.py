@@ -145,7 +145,7 @@ class Sweep:
         if self._flags.slurm:
             count = Counter(entry.state for entry in self._entries)
             held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-            status = plan.name_left_out(self._rows)
+            status = self._name_left_out()
             sys.exit(leave(status, f"nothing submitted to Slurm: {held}"))
         sys.exit(plan.summary(self._rows, {}))
 
@@ -204,12 +204,17 @@ class Sweep:
         interruption.handle(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
         try:
             name = experiment_name()
-            given_to = self._folder, divided, flags.at_most, flags.sbatch, name
-            line = slurm.submit(*given_to, flags.gpus_per_job)
+            line = slurm.submit(self._folder, divided, flags, name)
         except SettingsError as error:
             return leave(1 if slurm.was_given(self._folder) else 2, f"run.sh: {error}")
         leave(0, line)
-        return plan.name_left_out(self._rows)
+        return self._name_left_out()
+
+    def _name_left_out(self) -> int:
+        """Name the jobs that Slurm is not given although they are stale or diverged; returns the
+        exit status."""
+        given = {entry.job.id for entry in self._left}
+        return plan.name_left_out([row for row in self._rows if row.id not in given])
 
 
 def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
