@@ -9,6 +9,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import closing, suppress
@@ -141,6 +142,20 @@ def test_a_misspelt_grid_starts_nothing(lab: Lab, line: str, said: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     unknown, nothing = done.stderr.splitlines()
     assert unknown.endswith(said)
+    assert nothing == "run.sh: nothing was started"
+
+
+def test_a_misspelt_grid_ends_a_sweep_that_was_only_beginning(lab: Lab) -> None:
+    """The first signal is lost, as between a process's fork and its exec."""
+    slow = lab.machine / "slow"
+    begin = "trap '' TERM; sleep 0.5; trap - TERM"
+    slow.write_text(f'#!/bin/sh\n{begin}; exec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    lab.write_lines("jobb --seed 9")
+    done = lab.sweep(PYTHON=str(slow))
+    assert (done.returncode, done.stdout) == (2, "")
+    unknown, nothing = done.stderr.splitlines()
+    assert unknown.endswith("jobb: command not found")
     assert nothing == "run.sh: nothing was started"
 
 

@@ -35,8 +35,12 @@ search() { "$python" -m engine.sweeps.search "$@" >&4 || : >"$work/wrong"; }
 # An unknown command or variable makes the grid wrong; bash has already printed which one, and where.
 refuse_unknown() { if (($? == 127)); then : >"$work/wrong" && exit 2; fi; }
 
+# Ends sweep.py. A signal that arrives before bash has become Python is lost, so it is sent until
+# there is no such process.
+end_planner() { while kill "$planner" 2>/dev/null; do sleep 0.05; done; }
+
 clean_up() {
-  if [[ -n ${naming:-} ]]; then kill "$planner" 2>/dev/null; fi
+  if [[ -n ${naming:-} ]]; then end_planner; fi
   if [[ ! -e $work/slurm ]]; then rm -rf "$work"; fi
   if [[ -n ${naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
 }
@@ -57,8 +61,8 @@ sweep() {
   mkfifo "$work"/{asked,answered} && exec 3>&1 5<>"$work/asked" 6<>"$work/answered" || exit 1
   "$python" -m engine.sweeps.sweep "$work" "$@" 3>&- 5>&- 6>&- &
   planner=$!
-  trap 'kill "$planner" && wait && exit 130' INT
-  trap 'kill "$planner" && wait && exit 143' TERM HUP
+  trap 'end_planner && exit 130' INT
+  trap 'end_planner && exit 143' TERM HUP
   trap refuse_unknown ERR
   naming=1 && grid 4>"$work/grid"
   trap - ERR
