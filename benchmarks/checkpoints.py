@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.pro
 
 import torch
 import torchvision
-from engine.job.folder import JobFolder
-from engine.job.runtime import Runtime
-from engine.training import checkpoints
-from engine.training.state import TrainingState
+from labjobs.job.folder import JobFolder
+from labjobs.job.runtime import Runtime
+from labjobs.training import checkpoints
+from labjobs.training.state import TrainingState
 from pages import machine, page, spread
 from torch import nn
 from torch.nn.functional import cross_entropy

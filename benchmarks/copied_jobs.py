@@ -12,8 +12,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from engine.files import read_record, write_record
-from engine.job.identity import identity, job_id, restore
+from labjobs.files import read_record, write_record
+from labjobs.job.identity import identity, job_id, restore
 from settings import Settings
 
 TABLES = ("runs", "tags", "params", "latest_metrics")

@@ -46,7 +46,7 @@ def courier_of(pid: int) -> int | None:
     for child in Path(f"/proc/{pid}/task/{pid}").glob("children"):
         for number in child.read_text().split():
             command = Path(f"/proc/{number}/cmdline")
-            if command.exists() and b"engine.tracking.courier" in command.read_bytes():
+            if command.exists() and b"labjobs.tracking.courier" in command.read_bytes():
                 return int(number)
     return None
 

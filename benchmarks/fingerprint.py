@@ -29,7 +29,7 @@ JOBS = 5000
 
 def sweep() -> list[dict[str, Any]]:
     """Return the settings of the jobs of a sweep, as plain values."""
-    from engine.job.identity import identity
+    from labjobs.job.identity import identity
     from settings import Settings
 
     base = identity(Settings())
@@ -38,7 +38,7 @@ def sweep() -> list[dict[str, Any]]:
 
 def milliseconds(jobs: list[dict[str, Any]]) -> float:
     """Return the processor time to read the project and find the fingerprints of some jobs."""
-    from engine.evidence import Project
+    from labjobs.evidence import Project
 
     begun = time.process_time()
     project = Project(PROJECT)

@@ -19,7 +19,7 @@ import data
 import models
 import optimizers
 import torch
-from engine.data.order import whole
+from labjobs.data.order import whole
 from settings import METRICS, Settings
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy

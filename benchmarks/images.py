@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.pro
 
 import numpy as np
 import torch
-from engine.data import batches
-from engine.data.images import ImageFolder
-from engine.machine import cores
+from labjobs.data import batches
+from labjobs.data.images import ImageFolder
+from labjobs.machine import cores
 from pages import machine, page, spread
 from PIL import Image
 

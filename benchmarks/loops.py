@@ -20,13 +20,13 @@ import data
 import models
 import run
 import torch
-from engine.attempt import Attempt
-from engine.cli.parser import parse
-from engine.data.batches import Batches
-from engine.data.order import whole
-from engine.job.folder import JobFolder
-from engine.job.runtime import Runtime
-from engine.training.job import Job
+from labjobs.attempt import Attempt
+from labjobs.cli.parser import parse
+from labjobs.data.batches import Batches
+from labjobs.data.order import whole
+from labjobs.job.folder import JobFolder
+from labjobs.job.runtime import Runtime
+from labjobs.training.job import Job
 from settings import METRICS, Settings
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy

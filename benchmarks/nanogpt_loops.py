@@ -22,8 +22,8 @@ import numpy as np
 import optimizers
 import texts
 import torch
-from engine.cli.parser import parse
-from engine.job.runtime import Runtime
+from labjobs.cli.parser import parse
+from labjobs.job.runtime import Runtime
 from settings import Settings
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy

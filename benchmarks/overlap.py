@@ -59,7 +59,7 @@ import sys, time
 from pathlib import Path
 
 import data, models, torch
-from engine.data.batches import make
+from labjobs.data.batches import make
 from settings import Settings
 from torch.nn.functional import cross_entropy
 

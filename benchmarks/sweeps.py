@@ -30,10 +30,10 @@ HYDRA = """
 import sys
 import hydra
 import run
-from engine.attempt import Attempt
-from engine.cli.parser import parse
-from engine.job.folder import JobFolder
-from engine.job.runtime import Runtime
+from labjobs.attempt import Attempt
+from labjobs.cli.parser import parse
+from labjobs.job.folder import JobFolder
+from labjobs.job.runtime import Runtime
 from settings import METRICS, Settings
 
 @hydra.main(version_base=None, config_path=None, config_name=None)

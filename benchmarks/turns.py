@@ -11,12 +11,12 @@ from typing import Any
 
 import run
 import torch
-from engine.attempt import Attempt
-from engine.cli.parser import parse
-from engine.data.batches import Batches
-from engine.job.folder import JobFolder
-from engine.job.runtime import Runtime
-from engine.training.job import Job
+from labjobs.attempt import Attempt
+from labjobs.cli.parser import parse
+from labjobs.data.batches import Batches
+from labjobs.job.folder import JobFolder
+from labjobs.job.runtime import Runtime
+from labjobs.training.job import Job
 from loops import terminal
 from settings import METRICS, Settings
 

@@ -5,7 +5,7 @@
 
 Pages stay where they are and read well there. They are copied into a folder, links between them
 are set to their new places, and what comes from the code is added: what the commands print for
-`--help`, the names of `engine.loop` with their docstrings, the layers of the engine. docs/index.md
+`--help`, the names of `labjobs.loop` with their docstrings, the layers of the engine. docs/index.md
 is the home page and, with its headings and links, the navigation. Sphinx's warnings are errors.
 """
 
@@ -139,8 +139,8 @@ def add_commands(page: Path, project: Path) -> None:
 
 
 def add_interface(page: Path) -> None:
-    """Add the names of `engine.loop` and their docstrings to the page."""
-    from engine import loop
+    """Add the names of `labjobs.loop` and their docstrings to the page."""
+    from labjobs import loop
 
     text = page.read_text()
     for name in sorted(loop.__all__, key=lambda name: (name != "Job", name.lower())):
@@ -158,7 +158,7 @@ def members(named: object) -> list[tuple[str, Any]]:
     """Return the methods and properties of an engine's class that scripts may use."""
     found: dict[str, Any] = {}
     for kind in reversed(inspect.getmro(named) if inspect.isclass(named) else ()):
-        if kind.__module__.startswith("engine."):
+        if kind.__module__.startswith("labjobs."):
             found |= {name: each for name, each in vars(kind).items() if name[0] != "_"}
     return [
         (name, each)

@@ -30,7 +30,7 @@ def libraries(graph: grimp.ImportGraph, rows: list[list[str]]) -> list[set[str]]
         parts = module.split(".")
         names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
         row = next((members[name] for name in names if name in members), None)
-        if row is not None and parts[0] == "engine":
+        if row is not None and parts[0] == "labjobs":
             imported = graph.find_modules_directly_imported_by(module)
             found[row] |= {name for name in imported if name in LIBRARIES}
     return found
@@ -39,9 +39,9 @@ def libraries(graph: grimp.ImportGraph, rows: list[list[str]]) -> list[set[str]]
 def draw(project: Path, path: Path) -> None:
     """Draw the layers to an SVG file; the project has to be on sys.path."""
     rows = layers(project)
-    graph = grimp.build_graph("engine", include_external_packages=True, cache_dir=None)
+    graph = grimp.build_graph("labjobs", include_external_packages=True, cache_dir=None)
     used = libraries(graph, rows)
-    lines = [_wrapped([name.removeprefix("engine.") for name in row]) for row in rows]
+    lines = [_wrapped([name.removeprefix("labjobs.") for name in row]) for row in rows]
     height = sum(len(each) for each in lines) * LINE + len(rows) * 2.5 + 7
     with matplotlib.rc_context({"svg.hashsalt": "layers", "svg.fonttype": "path"}):
         fig = pyplot.figure(figsize=(8, 8 * height / (WIDTH + LIBRARIES_WIDTH)))

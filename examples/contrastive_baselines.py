@@ -23,7 +23,7 @@ sys.path[:0] = [str(EXAMPLE / ".examples" / "contrastive"), str(EXAMPLE)]
 import data  # noqa: E402
 import models  # noqa: E402
 import run  # noqa: E402
-from engine.data.order import fetch, whole  # noqa: E402
+from labjobs.data.order import fetch, whole  # noqa: E402
 from settings import Settings  # noqa: E402
 
 LABELS = (1, 2, 5)

@@ -38,7 +38,7 @@ for cache in [*project.rglob("__pycache__"), *project.glob(".*cache")]:
     shutil.rmtree(cache)
 
 commit = ANSWERS.get("_commit") or checked_out(Path(ANSWERS.get("_repo_dir", "")))
-(project / "engine" / "commit.txt").write_text(f"{commit}\n")
+(project / "labjobs" / "commit.txt").write_text(f"{commit}\n")
 
 print(f"""
 {project.name} is ready. Type next:

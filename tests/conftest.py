@@ -52,7 +52,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The template as a fresh clone has it."""
     copy = tmp_path_factory.mktemp("template") / "template"
     shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".git", *LEFTOVERS))
-    for datasets in copy.glob("*/data"):  # not engine/data
+    for datasets in copy.glob("*/data"):  # not labjobs/data
         shutil.rmtree(datasets)
     return copy
 

@@ -17,8 +17,8 @@ from uuid import uuid4
 import numpy as np
 import torch
 import warm
-from engine.job import costs
-from engine.training import checkpoints
+from labjobs.job import costs
+from labjobs.training import checkpoints
 
 POINTS = """
 SELECT metrics.key, metrics.step, metrics.value FROM metrics JOIN runs USING (run_uuid)
@@ -282,7 +282,7 @@ def courier_of(job: subprocess.Popen[str]) -> int | None:
             words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"engine.tracking.courier" in words:
+        if b"labjobs.tracking.courier" in words:
             return child
     return None
 

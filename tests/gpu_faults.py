@@ -1,6 +1,6 @@
 """Faults in the engine that only a GPU shows whose host runs ahead; schedules.py looks for them.
 
-gpu_faults.txt has them, each as a change of one file below engine/:
+gpu_faults.txt has them, each as a change of one file below labjobs/:
 
 === name of the fault
 rule: 5                  the rules of docs/devices.md that it breaks
@@ -37,7 +37,7 @@ class Fault:
 
     def plant(self, project: Path) -> None:
         """Make the change; the text must be there once."""
-        path = project / "engine" / self.file
+        path = project / "labjobs" / self.file
         text = path.read_text()
         assert text.count(self.old) == 1, self
         path.write_text(text.replace(self.old, self.new))

@@ -24,7 +24,7 @@ sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 
 from pages import machine, page
 
-ENGINE = REPOSITORY / "{{cookiecutter.project_slug}}" / "engine"
+ENGINE = REPOSITORY / "{{cookiecutter.project_slug}}" / "labjobs"
 
 FIRST_STAGE = ["-m", "not (full or root or gpu)", "-n", "2", "--dist", "loadfile"]
 FIRST_STAGE += ["--no-loadscope-reorder"]
@@ -34,7 +34,7 @@ SETTINGS = """[run]
 branch = True
 parallel = True
 data_file = {folder}/data
-include = */engine/*
+include = */labjobs/*
 omit =
     */site-packages/*
     */tests/*
@@ -47,7 +47,7 @@ ignore_errors = True
 [paths]
 engine =
     {engine}
-    */engine
+    */labjobs
 """
 
 LITTLE = 0.75

@@ -41,7 +41,7 @@ MODULES = {
     "training/meters.py": ("test_meters.py", "test_measures.py", "test_loop.py", "test_resume.py"),
     "data/order.py": ("test_order.py", "test_batches.py", "test_data.py"),
 }
-"""Modules on which most guarantees rest, by their paths in engine/, with their tests."""
+"""Modules on which most guarantees rest, by their paths in labjobs/, with their tests."""
 
 OF_ALL_CHANGES = "tests/engine/test_fingerprint.py::test_the_results_versions_are_recorded"
 """A test that finds any change, whatever it does."""
@@ -159,7 +159,7 @@ def _test(copy: Path, tests: Sequence[str]) -> None:
 
 def survivors(copy: Path, module: str, count: int, chance: random.Random) -> list[str]:
     """Return the changes of a module, of so many, that its tests pass with."""
-    file, tests = copy / INNER / "engine" / module, MODULES[module]
+    file, tests = copy / INNER / "labjobs" / module, MODULES[module]
     source = file.read_text()
     assert passes(copy, tests), f"{module}: its tests fail without a change"
     found = []
@@ -183,7 +183,7 @@ def main() -> None:
     left = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(REPOSITORY, Path(folder) / "template", ignore=LEFT_OUT)
-        shutil.copytree(REPOSITORY / INNER / "engine/data", copy / INNER / "engine/data")
+        shutil.copytree(REPOSITORY / INNER / "labjobs/data", copy / INNER / "labjobs/data")
         compileall.compile_dir(copy / INNER, quiet=2, invalidation_mode=BY_CONTENT)
         sys.dont_write_bytecode = True
         for module in arguments.modules:

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Iterator
 
-from engine.cli import flags
-from engine.cli.flags import Flag, option
+from labjobs.cli import flags
+from labjobs.cli.flags import Flag, option
 
 NUMBERS = {
     "image_size": ("auto", 12),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from engine.cli import Metric
-from engine.cli.metrics import as_plain
+from labjobs.cli import Metric
+from labjobs.cli.metrics import as_plain
 from mlflow import MlflowClient
 from mlflow import entities as mlflow
 

@@ -24,12 +24,12 @@ import json, os, sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.cli.parser import parse
-from engine.errors import JobError, SettingsError
-from engine.job import inputs, provenance
-from engine.job.folder import JobFolder
-from engine.job.runtime import Runtime
-from engine.launch import begin
+from labjobs.cli.parser import parse
+from labjobs.errors import JobError, SettingsError
+from labjobs.job import inputs, provenance
+from labjobs.job.folder import JobFolder
+from labjobs.job.runtime import Runtime
+from labjobs.launch import begin
 from settings import METRICS, Settings
 
 class Job:
@@ -46,7 +46,7 @@ def main(job):
 
 if __name__ != "__main__":  # it is imported for check()
     sys.modules["torch"] = SimpleNamespace(device=str)
-    sys.modules["engine.training.job"] = SimpleNamespace(Job=Job)
+    sys.modules["labjobs.training.job"] = SimpleNamespace(Job=Job)
 else:
     script = Path(sys.argv[0]).stem
     job = JobFolder(*parse(Settings, Runtime, sys.argv[1:]), {}, script)
@@ -101,7 +101,7 @@ class Settings:
 """
 
 ANALYSIS = """
-from engine.cli import JobId
+from labjobs.cli import JobId
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisSettings:

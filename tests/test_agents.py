@@ -13,7 +13,7 @@ pytestmark = pytest.mark.full
 LIST = ("--list", "--json")
 
 GRID = """#!/usr/bin/env bash
-source "$(dirname "$0")/engine/sweeps/sweep.sh"
+source "$(dirname "$0")/labjobs/sweeps/sweep.sh"
 grid() {{
   for lr in {rates}; do
     for seed in {seeds}; do

@@ -111,7 +111,7 @@ def probed(known, classes, features, labels) -> dict[str, float]:
 DRAWN = """
 import json, sys
 import data
-from engine.data.order import whole
+from labjobs.data.order import whole
 from pathlib import Path
 from settings import Settings
 

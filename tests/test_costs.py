@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from engine.job import costs
 from faults import Project, ended, job_of, kill, wait_until
+from labjobs.job import costs
 
 JOB = ("--epochs", "30", "--eval-every", "5", "--checkpoint-minutes", "0.001", "--quiet")
 
@@ -60,5 +60,5 @@ def test_they_are_in_the_table_of_results_and_shown(
     shown = project.do("python", "jobs.py", "show", job).stdout
     assert f"  cost        cpu_hours {totals['cpu_hours']:.4g}, " in shown
     assert Path(project.folder(job) / "metrics.jsonl").read_text().count('"cost"') == 1
-    code = "from engine.results import tables; print(*tables.jobs('my_project').columns)"
+    code = "from labjobs.results import tables; print(*tables.jobs('my_project').columns)"
     assert {*totals} <= {*" ".join(project.printed(code)).split()}

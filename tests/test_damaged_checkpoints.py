@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine.errors import JobError
-from engine.training import checkpoints
 from faults import (
     Project,
     assert_as_undisturbed,
@@ -26,6 +24,8 @@ from faults import (
     one_line,
     wait_until,
 )
+from labjobs.errors import JobError
+from labjobs.training import checkpoints
 
 JOB = ("--epochs", "20", "--log-every", "1", "--checkpoint-minutes", "0.0001")
 JOB += ("--schedule", "constant")  # its last.pt stays
@@ -189,7 +189,7 @@ def test_malicious_last_checkpoint(again: Project, reference: str, tmp_path: Pat
 LOAD = """
 import sys
 import jobs
-from engine.errors import JobError
+from labjobs.errors import JobError
 try:
     jobs.load(sys.argv[1])
 except JobError as error:

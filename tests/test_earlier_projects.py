@@ -134,13 +134,13 @@ def test_nothing_is_left_to_merge(project: Project) -> None:
 
 
 def test_the_engine_is_todays(project: Project, template: Path) -> None:
-    engine = template / "{{cookiecutter.project_slug}}" / "engine"
+    engine = template / "{{cookiecutter.project_slug}}" / "labjobs"
     for path in engine.rglob("*.py"):
-        now = project.root / "engine" / path.relative_to(engine)
+        now = project.root / "labjobs" / path.relative_to(engine)
         assert now.read_bytes() == path.read_bytes()
     command = ["git", "-C", str(project.root.parent / "template"), "rev-parse", "HEAD"]
     head = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    assert (project.root / "engine" / "commit.txt").read_text() == head
+    assert (project.root / "labjobs" / "commit.txt").read_text() == head
     said = project.do("python", "jobs.py", "--version").stdout
     assert said.endswith(f"({head[:12]})\n")
 

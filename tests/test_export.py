@@ -38,7 +38,7 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 
-assert not any(map(find_spec, ("engine", "models", "jobs", "settings")))
+assert not any(map(find_spec, ("labjobs", "models", "jobs", "settings")))
 model = torch.export.load(sys.argv[1]).module()
 with np.load("inputs.npz") as kept:
     inputs = [torch.from_numpy(kept[name]) for name in kept]

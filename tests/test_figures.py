@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stored
-from engine.results import venues
+from labjobs.results import venues
 from repository import REPOSITORY
 from stored import CLASSIFIER
 
@@ -269,7 +269,7 @@ def test_without_a_finished_job_one_line(draw, store, tmp_path):
 
 
 def test_two_directions_of_one_name_are_refused_in_one_line(draw, store):
-    from engine.cli import Metric
+    from labjobs.cli import Metric
 
     settings = {"monitor": "val_accuracy"}
     for seed, better in enumerate(("higher", "higher", "lower")):
@@ -296,7 +296,7 @@ def test_adding_a_figure_takes_a_function_and_a_line(draw, store, tmp_path):
     function = 'def mine(jobs):\n    fig, ax = figures.figure()\n    return fig, "Mine."\n\n\n'
     text = text.replace("FIGURES = {\n", f'{function}FIGURES = {{\n    "mine": mine,\n', 1)
     project = tmp_path / "project"
-    shutil.copytree(PLOT.parent / "engine", project / "engine")
+    shutil.copytree(PLOT.parent / "labjobs", project / "labjobs")
     (project / "plot.py").write_text(text)
     store.gans("mine", validated=False)
     assert draw("mine", plot=project / "plot.py").names[0] == "mine"

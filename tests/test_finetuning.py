@@ -68,7 +68,7 @@ TEXTS = """
 import json
 from pathlib import Path
 import data
-from engine.data.order import whole
+from labjobs.data.order import whole
 from settings import Settings
 
 splits = data.load(Settings(max_tokens=24), Path())

@@ -58,8 +58,8 @@ WORST = """
 import json, sys
 import data
 from pathlib import Path
-from engine.results import tables
-from engine.tracking.experiment import experiment_name
+from labjobs.results import tables
+from labjobs.tracking.experiment import experiment_name
 
 jobs = tables.jobs(experiment_name())
 kept = tables.outputs(jobs, settings=["lr", "fold", "test_loss"])

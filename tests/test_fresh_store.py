@@ -23,7 +23,7 @@ PROCESSES = 8
 MAKER = """
 import os, sys
 import mlflow
-from engine.tracking import experiment
+from labjobs.tracking import experiment
 print("ready", flush=True)
 for uri in sys.stdin:
     os.environ["MLFLOW_TRACKING_URI"] = uri.strip()

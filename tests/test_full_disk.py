@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from disks import PAGE, POWERLESS, Disk, largest_file
-from engine.job.journal import Journal
 from faults import (
     Project,
     assert_as_undisturbed,
@@ -26,6 +25,7 @@ from faults import (
     one_line,
     wait_until,
 )
+from labjobs.job.journal import Journal
 
 pytestmark = pytest.mark.full
 

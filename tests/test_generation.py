@@ -11,7 +11,7 @@ import tomllib
 
 import pytest
 import yaml
-from engine import template as template_version
+from labjobs import template as template_version
 from repository import REPOSITORY
 
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
@@ -41,7 +41,7 @@ COPIED = {
     "docs/trackers.md",
     "docs/updates.md",
     "constraints.txt",
-    "engine/evidence/versions.json",
+    "labjobs/evidence/versions.json",
     "paper/paper.tex",
 }
 # The texts as their authors publish them.
@@ -66,7 +66,7 @@ def test_files(make, inner, license):
     kept = {name for name in files(inner) if not name.startswith(".examples/")}
     code = {name for name in kept if name.endswith((".py", ".sh"))}
     legal = set() if license == "none" else {"LICENSE"}
-    assert files(project) == RENDERED | COPIED | code | legal | {"engine/commit.txt"}
+    assert files(project) == RENDERED | COPIED | code | legal | {"labjobs/commit.txt"}
     for name in COPIED | code:
         assert (project / name).read_bytes() == (inner / name).read_bytes()
     for name in RENDERED | legal:
@@ -77,7 +77,12 @@ def test_files(make, inner, license):
 def test_caches_in_a_template_that_was_worked_on_stay_there(make, template, tmp_path):
     worked_on = shutil.copytree(template, tmp_path / "template")
     inner = worked_on / "{{cookiecutter.project_slug}}"
-    for folder in ("engine/data/__pycache__", ".examples/gan/__pycache__", ".mypy_cache", ".cache"):
+    for folder in (
+        "labjobs/data/__pycache__",
+        ".examples/gan/__pycache__",
+        ".mypy_cache",
+        ".cache",
+    ):
         (inner / folder).mkdir(parents=True, exist_ok=True)
         (inner / folder / "a.json").write_bytes(b"{{ \x94")
     done = cookiecutter(worked_on, tmp_path, "--no-input", "--default-config")
@@ -288,13 +293,13 @@ def test_a_project_notes_the_commit_that_made_it(template, tmp_path, state):
         git(source, "checkout", "--quiet", "--detach")
     done = cookiecutter(source, tmp_path, "--no-input", "--default-config")
     assert done.returncode == 0, done.stderr
-    noted = tmp_path / "out" / "my_project" / "engine" / "commit.txt"
+    noted = tmp_path / "out" / "my_project" / "labjobs" / "commit.txt"
     assert noted.read_text() == commit_of(source)
 
 
 def test_without_a_clone_the_commit_is_unknown(make):
     project = make()
-    assert (project / "engine" / "commit.txt").read_text() == "\n"
+    assert (project / "labjobs" / "commit.txt").read_text() == "\n"
     done = subprocess.run(
         [sys.executable, "jobs.py", "--version"], cwd=project, capture_output=True, text=True
     )
@@ -311,12 +316,12 @@ def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, ma
     assert (project / "run.py").read_bytes() == (same / "run.py").read_bytes()
     commit(project)
     inner = source / "{{cookiecutter.project_slug}}"
-    for file in (inner / ".examples/regression/run.py", inner / "engine/paths.py"):
+    for file in (inner / ".examples/regression/run.py", inner / "labjobs/paths.py"):
         file.write_text(file.read_text() + "# a change\n")
     commit(source)
     cruft("update", "--project-dir", project, "--skip-apply-ask")
-    for name, change in {"run.py": "", "engine/paths.py": "# a change\n"}.items():
+    for name, change in {"run.py": "", "labjobs/paths.py": "# a change\n"}.items():
         assert (project / name).read_text() == (same / name).read_text() + change
-    assert (project / "engine" / "commit.txt").read_text() == commit_of(source)
+    assert (project / "labjobs" / "commit.txt").read_text() == commit_of(source)
     assert files(project) - {".cruft.json"} >= files(same)
     assert not (project / ".examples").exists()

@@ -119,7 +119,7 @@ def test_no_step_waits_for_the_gpu(job: Callable[[str], Done]) -> None:
     """But for the profile itself, when it ends."""
     report = (job("profiled").folder / "profile.txt").read_text()
     waits = report.split("Where the host waits for a tensor\n")[1].split("\n\n")[0]
-    assert re.fullmatch(r"  engine/training/devices.py:\d+  waits for the GPU, 1 times, .*", waits)
+    assert re.fullmatch(r"  labjobs/training/devices.py:\d+  waits for the GPU, 1 times, .*", waits)
 
 
 def test_a_job_that_is_continued_has_the_gpus_random_numbers(
@@ -193,9 +193,9 @@ def _of_several(file: Path) -> set[int]:
 
 def _for_a_gpu(root: Path) -> set[tuple[str, int]]:
     """All of devices.py, and of the rest of the engine what it does if a device is a CUDA GPU."""
-    devices = root / "engine" / "training" / "devices.py"
+    devices = root / "labjobs" / "training" / "devices.py"
     found = {(devices, number) for number in statements(devices) - _of_several(devices)}
-    for file in (root / "engine").rglob("*.py"):
+    for file in (root / "labjobs").rglob("*.py"):
         if file.name == "processes.py":  # NCCL needs real GPUs
             continue
         found |= {(file, number) for number in branches_for("cuda", file)}

@@ -152,7 +152,7 @@ def test_another_python_is_told_what_it_lacks(project: Project) -> None:
 
 
 def test_on_windows_it_says_what_is_needed(project: Project) -> None:
-    program = "import sys; sys.platform = 'win32'; import engine"
+    program = "import sys; sys.platform = 'win32'; import labjobs"
     done = ended(project.command(sys.executable, "-c", program))
     assert "on Windows, use it within WSL 2" in one_line(done, 1)
 

@@ -297,7 +297,7 @@ import json, pickle, sys
 from pathlib import Path
 import torch
 import data, texts
-from engine.data import batches
+from labjobs.data import batches
 from settings import Settings
 
 settings = Settings(dataset="files", text="story.txt", tokenizer=sys.argv[1], context=8)
@@ -476,8 +476,8 @@ LAYERS = """
 import json
 import torch
 import models, run
-from engine.training.forward import Prepared
-from engine.training.precision import Precision
+from labjobs.training.forward import Prepared
+from labjobs.training.precision import Precision
 from settings import Settings
 
 codes = []

@@ -7,7 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import random_figures
-from engine.results import figures, pdf_check, print_check, venues
+from labjobs.results import figures, pdf_check, print_check, venues
 
 FAULTS = random_figures.FAULTS
 

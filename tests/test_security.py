@@ -186,8 +186,8 @@ FORMS = [
 
 ASKS = """
 import os, sys
-from engine.errors import SettingsError
-from engine.tracking import address, database, experiment, reading
+from labjobs.errors import SettingsError
+from labjobs.tracking import address, database, experiment, reading
 for line in sys.stdin:
     os.environ["MLFLOW_TRACKING_URI"] = line.rstrip("\\n")
     print(address.shown(), address.fingerprint())

@@ -307,9 +307,9 @@ def write_images(root: Path) -> None:
 MAPS = """
 import numpy as np
 import plot_compare
-from engine.results import figures, tables
-from engine.results.venues import DEFAULT, VENUES
-from engine.tracking.experiment import experiment_name
+from labjobs.results import figures, tables
+from labjobs.results.venues import DEFAULT, VENUES
+from labjobs.tracking.experiment import experiment_name
 from settings import CompareSettings
 
 figures.use(VENUES[DEFAULT])

@@ -254,7 +254,7 @@ def test_what_runs_outside_of_the_fingerprint_is_named_and_counts_from_then_on(
     project.edit("run.py", begins, f"    HOOKS.append(hidden)\n{begins}")
     begins = "    model.to(job.device)\n"
     project.edit("run.py", begins, f"    HOOKS[0]()\n{begins}")
-    watched = ("python", "-m", "engine.watched", "run.py", *SHORT, "--seed", "7")
+    watched = ("python", "-m", "labjobs.watched", "run.py", *SHORT, "--seed", "7")
     done = project.do(*watched)
     assert done.returncode == 6, done
     assert "not in the job's fingerprint: run.hidden; see docs/evidence.md" in done.stderr

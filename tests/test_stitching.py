@@ -509,9 +509,9 @@ def test_networks_of_different_kinds_are_stitched_and_drawn(copy: Project) -> No
 
 DRAWN = """
 import plot_stitch
-from engine.results import figures, tables
-from engine.results.venues import DEFAULT, VENUES
-from engine.tracking.experiment import experiment_name
+from labjobs.results import figures, tables
+from labjobs.results.venues import DEFAULT, VENUES
+from labjobs.tracking.experiment import experiment_name
 from settings import StitchSettings
 
 figures.use(VENUES[DEFAULT])

@@ -21,8 +21,8 @@ from statistics import mean, median
 from typing import Any
 
 import pytest
-from engine.job import costs
 from faults import Project, courier_of, kill, wait_until
+from labjobs.job import costs
 from servers import Server, Store, mlflow_server, postgres
 
 pytestmark = pytest.mark.full

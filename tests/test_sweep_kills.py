@@ -63,7 +63,7 @@ def role(pid: int, command: str) -> str:
         return "job"
     if "warm/server.py" in command:
         return "couriers" if "mlflow" in command else "server"
-    return "queue" if "engine.sweeps.sweep" in command else ""
+    return "queue" if "labjobs.sweeps.sweep" in command else ""
 
 
 def free(lock: Path) -> bool:

@@ -12,15 +12,15 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from engine.tracking import courier
-from engine.tracking.client import ENVIRONMENT
-from engine.warm import client
+from labjobs.tracking import courier
+from labjobs.tracking.client import ENVIRONMENT
+from labjobs.warm import client
 
 SLOW = (
     *("torch", "torch._dynamo", "torchvision", "sklearn.datasets"),
     *("matplotlib.pyplot", "pandas", "scipy.stats"),
 )
-MLFLOW = [name for name in courier.MODULES if not name.startswith("engine")]
+MLFLOW = [name for name in courier.MODULES if not name.startswith("labjobs")]
 
 
 @cache

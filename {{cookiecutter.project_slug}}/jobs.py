@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.jobs import command
+from labjobs.jobs import command
 from settings import Settings
 
 if __name__ == "__main__":
@@ -28,7 +28,7 @@ if __name__ == "__main__":
 from torch import Tensor, nn
 
 import models
-from engine.training import kept
+from labjobs.training import kept
 
 Weights = dict[str, Tensor]
 

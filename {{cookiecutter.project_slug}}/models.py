@@ -16,9 +16,9 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from engine.errors import SettingsError
-from engine.training.classifiers import Normalized, freeze_backbone, torchvision_classifier
-from engine.training.recomputing import recompute_blocks
+from labjobs.errors import SettingsError
+from labjobs.training.classifiers import Normalized, freeze_backbone, torchvision_classifier
+from labjobs.training.recomputing import recompute_blocks
 from settings import Settings
 
 

@@ -18,7 +18,7 @@ from cookiecutter.main import cookiecutter
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-ENGINE = {"engine", "tests", "docs", "paper"}
+ENGINE = {"labjobs", "tests", "docs", "paper"}
 LARGE = {"mlruns", "figures", ".code", ".installed", "__pycache__"}
 OF_THIS_MACHINE = {"log.txt", "output.txt"}
 MAKES_PROJECTS = ("cookiecutter.json", "hooks", "{{cookiecutter.project_slug}}")

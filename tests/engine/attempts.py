@@ -15,12 +15,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from engine.attempt import Attempt, NoCourier
-from engine.job import lines
-from engine.job.folder import JobFolder
-from engine.job.interruption import handle
-from engine.job.runtime import Runtime
-from engine.loop import Job
+from labjobs.attempt import Attempt, NoCourier
+from labjobs.job import lines
+from labjobs.job.folder import JobFolder
+from labjobs.job.interruption import handle
+from labjobs.job.runtime import Runtime
+from labjobs.loop import Job
 from torch import Tensor
 from toy import METRICS, Hook, Loop, Settings, factor
 
@@ -129,7 +129,7 @@ class Toy:
         if stop:
             loop = replace(loop, hook=signals(stop))
         folder = JobFolder(Settings(**settings), how, METRICS)
-        dropped = patch("engine.attempt.attempts.drop_checkpoints") if keep_last else nullcontext()
+        dropped = patch("labjobs.attempt.attempts.drop_checkpoints") if keep_last else nullcontext()
         try:
             with dropped:
                 status = Here(folder).run(loop.main, check)

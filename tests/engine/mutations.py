@@ -14,10 +14,10 @@ import settings  # noqa: F401, which the mutants replace for a moment
 import torch
 from attempts import Here, plain
 from code_edits import student_files, write
-from engine.evidence import Project
-from engine.job.folder import JobFolder
-from engine.job.identity import identity
-from engine.job.runtime import Runtime
+from labjobs.evidence import Project
+from labjobs.job.folder import JobFolder
+from labjobs.job.identity import identity
+from labjobs.job.runtime import Runtime
 from mutants import code_in, mutate
 
 FILES = student_files()

@@ -17,13 +17,13 @@ from unittest.mock import patch
 
 import replayed
 from byte_damage import MUTATIONS
-from engine.files import read_record
-from engine.job import lines
-from engine.job.folder import owner_of
-from engine.job.interruption import Interrupted
-from engine.sweeps import states
-from engine.tracking import sync
-from engine.tracking.delivery import Delivery, delivered
+from labjobs.files import read_record
+from labjobs.job import lines
+from labjobs.job.folder import owner_of
+from labjobs.job.interruption import Interrupted
+from labjobs.sweeps import states
+from labjobs.tracking import sync
+from labjobs.tracking.delivery import Delivery, delivered
 from replayed import EVERY, TOTAL, Courier, Killed, Store, Training
 
 RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json", "code.json")

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from engine.attempt import Attempt
-from engine.job import inputs, lines
-from engine.job.data import Summary
-from engine.job.folder import JobFolder
-from engine.job.interruption import handle
-from engine.job.runtime import Runtime
-from engine.job.terminal import log
-from engine.tracking import delivery, store, targets
-from engine.tracking.reading import NOTHING, Ended
+from labjobs.attempt import Attempt
+from labjobs.job import inputs, lines
+from labjobs.job.data import Summary
+from labjobs.job.folder import JobFolder
+from labjobs.job.interruption import handle
+from labjobs.job.runtime import Runtime
+from labjobs.job.terminal import log
+from labjobs.tracking import delivery, store, targets
+from labjobs.tracking.reading import NOTHING, Ended
 from toy import METRICS, Settings
 
 TOTAL, EVERY = 24, 8
@@ -222,10 +222,10 @@ def here() -> Iterator[StringIO]:
     """Have the stand-ins take the places of what they stand for; yields what is printed."""
     said = StringIO()
     with (
-        patch("engine.attempt.Courier", Courier),
-        patch("engine.training.job.Job", Training),
-        patch("engine.job.inputs.present", _present),
-        patch("engine.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
+        patch("labjobs.attempt.Courier", Courier),
+        patch("labjobs.training.job.Job", Training),
+        patch("labjobs.job.inputs.present", _present),
+        patch("labjobs.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
         patch.object(targets, "TARGETS", (Run,)),
         redirect_stdout(said),
         redirect_stderr(said),

@@ -1,8 +1,8 @@
 """Changes that are accepted as changing no results: which code counts as the same."""
 
 import pytest
-from engine.errors import SettingsError
-from engine.job.acceptance import FILE, Accepted, Change, accept, accepted, between
+from labjobs.errors import SettingsError
+from labjobs.job.acceptance import FILE, Accepted, Change, accept, accepted, between
 
 ABOUT = {"because": "a refactor", "by": "Ada", "on": "2026-11-22", "verified": True}
 

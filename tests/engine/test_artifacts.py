@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from engine.errors import SettingsError
-from engine.results import tables
-from engine.results.metrics import NoResults
+from labjobs.errors import SettingsError
+from labjobs.results import tables
+from labjobs.results.metrics import NoResults
 from PIL import Image
 from toy import VAL, Loop
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import engine
+import labjobs
 import numpy as np
 import pytest
 import torch
-from engine.data import batches as loaders
-from engine.data import trees
-from engine.errors import SettingsError
+from labjobs.data import batches as loaders
+from labjobs.data import trees
+from labjobs.errors import SettingsError
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-ENGINE = str(Path(engine.__file__).parents[1])
+ENGINE = str(Path(labjobs.__file__).parents[1])
 CPU = torch.device("cpu")
 EXAMPLES = TensorDataset(torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1), torch.arange(100))
 LOADERS = ["resident", "workers"]

@@ -7,10 +7,10 @@ import optimizers
 import pytest
 import torch
 from attempts import At, plain
-from engine.cli import Span, Weights
-from engine.job import attempts, lines
-from engine.loop import EMA
-from engine.training.longer import Trained, goes_on, problem
+from labjobs.cli import Span, Weights
+from labjobs.job import attempts, lines
+from labjobs.loop import EMA
+from labjobs.training.longer import Trained, goes_on, problem
 from settings import Settings as Template
 from test_resume import ALL, Draws, Scaled, TwoModels
 from torch import nn

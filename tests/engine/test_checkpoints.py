@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from engine.errors import JobError
-from engine.paths import CODE
-from engine.training import checkpoints, devices
+from labjobs.errors import JobError
+from labjobs.paths import CODE
+from labjobs.training import checkpoints, devices
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -189,7 +189,7 @@ def test_a_failed_write_leaves_the_old_checkpoint_whole(tmp_path):
 WRITING = """
 import sys, torch
 from pathlib import Path
-from engine.training.writer import Writer
+from labjobs.training.writer import Writer
 
 weights = torch.ones(10_000_000)
 before = weights.isfinite().all()  # training's own threads

@@ -7,8 +7,8 @@ from urllib.error import URLError
 import pytest
 import torch
 import torchvision
-from engine.errors import JobError, SettingsError
-from engine.training.classifiers import Normalized, torchvision_classifier
+from labjobs.errors import JobError, SettingsError
+from labjobs.training.classifiers import Normalized, torchvision_classifier
 from torch import nn
 from torch.nn.functional import cross_entropy
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from code_edits import EDITS, INNER, Edit, changed, student_files, write
-from engine.evidence import Project
-from engine.job.identity import identity
+from labjobs.evidence import Project
+from labjobs.job.identity import identity
 from settings import Settings
 
 BASE = identity(Settings())

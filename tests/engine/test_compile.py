@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 import torch
-from engine.errors import SettingsError
-from engine.job.runtime import Compile
-from engine.training import compilation
-from engine.training.forward import Prepared
-from engine.training.precision import Precision
+from labjobs.errors import SettingsError
+from labjobs.job.runtime import Compile
+from labjobs.training import compilation
+from labjobs.training.forward import Prepared
+from labjobs.training.precision import Precision
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from toy import STEPS, Loop, forward

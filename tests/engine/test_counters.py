@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine.tracking import counters
-from engine.tracking.counters import Counters
-from engine.training import devices
+from labjobs.tracking import counters
+from labjobs.tracking.counters import Counters
+from labjobs.training import devices
 from mlflow.system_metrics import metrics
 
 NOWHERE = "00000000-0000-0000-0000-000000000000"

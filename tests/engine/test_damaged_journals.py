@@ -5,9 +5,9 @@ import signal
 
 import stored
 from attempts import At, Ended, Toy
-from engine.job import journal, lines
-from engine.tracking.delivery import Delivery
-from engine.tracking.store import Run
+from labjobs.job import journal, lines
+from labjobs.tracking.delivery import Delivery
+from labjobs.tracking.store import Run
 from toy import STEPS
 
 STOP, END = 5, 12
@@ -69,7 +69,7 @@ def test_a_point_that_the_store_has_is_not_sent_again(toy, tmp_path, monkeypatch
     store = stored.fresh(tmp_path / "store")
     experiment = store.client.create_experiment("toy", (tmp_path / "files").as_uri())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
-    monkeypatch.setattr("engine.tracking.store.prepare", lambda: experiment)
+    monkeypatch.setattr("labjobs.tracking.store.prepare", lambda: experiment)
     left = killed(toy)
     Delivery(left.folder, Run).send()
     damage(left, STOP + 3)

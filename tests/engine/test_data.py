@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from engine.data.augmentation import random_shift
-from engine.data.order import whole
-from engine.data.splits import split
-from engine.errors import SettingsError
+from labjobs.data.augmentation import random_shift
+from labjobs.data.order import whole
+from labjobs.data.splits import split
+from labjobs.errors import SettingsError
 from torch.nn.functional import pad
 from torch.utils.data import TensorDataset
 

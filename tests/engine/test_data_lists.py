@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from byte_damage import MUTATIONS
-from engine.files import write_record, write_shared
-from engine.job import data, reads
-from engine.job.places import Places
+from labjobs.files import write_record, write_shared
+from labjobs.job import data, reads
+from labjobs.job.places import Places
 
 COUNT = 300
 

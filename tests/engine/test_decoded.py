@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine.data import images, masks
-from engine.data.images import ImageFolder
-from engine.errors import JobError, SettingsError
+from labjobs.data import images, masks
+from labjobs.data.images import ImageFolder
+from labjobs.errors import JobError, SettingsError
 from PIL import Image
 from torch import Tensor
 

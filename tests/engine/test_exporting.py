@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine.errors import JobError
-from engine.exporting import check, inputs, program
+from labjobs.errors import JobError
+from labjobs.exporting import check, inputs, program
 from torch import Tensor, nn
 from torch.export import Dim
 

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 import stored
-from engine.results import figure_files, figures, plotting, provenance, venues
-from engine.results.metrics import NoResults
-from engine.results.predictions import predictions
+from labjobs.results import figure_files, figures, plotting, provenance, venues
+from labjobs.results.metrics import NoResults
+from labjobs.results.predictions import predictions
 from toy import Settings
 
 ICML = venues.VENUES["icml"]

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 from attempts import Toy, plain, steps_of
-from engine import machine
-from engine.errors import JobError
-from engine.finding import batch_sizes, noise_scales
-from engine.finding.batch_sizes import Size
-from engine.finding.speeds import Speed, smallest_good
-from engine.finding.trials import Trials
-from engine.finding.valley import valley
-from engine.job import purpose
-from engine.sweeps import gpus, slots
-from engine.training import pace
-from engine.training.noise_scale import NoiseScale
+from labjobs import machine
+from labjobs.errors import JobError
+from labjobs.finding import batch_sizes, noise_scales
+from labjobs.finding.batch_sizes import Size
+from labjobs.finding.speeds import Speed, smallest_good
+from labjobs.finding.trials import Trials
+from labjobs.finding.valley import valley
+from labjobs.job import purpose
+from labjobs.sweeps import gpus, slots
+from labjobs.training import pace
+from labjobs.training.noise_scale import NoiseScale
 from torch import Tensor
 
 RATES = 10 * 10 ** (6 * (np.arange(150) / 151 - 1))

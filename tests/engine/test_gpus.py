@@ -1,8 +1,8 @@
 """The GPUs of a job that needs several: all are held, or none."""
 
 import pytest
-from engine.sweeps.gpus import Gpu, places
-from engine.sweeps.slots import Slot
+from labjobs.sweeps.gpus import Gpu, places
+from labjobs.sweeps.slots import Slot
 
 
 @pytest.fixture

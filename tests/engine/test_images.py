@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine.data import batches as loaders
-from engine.data.images import ImageFolder, channel_statistics
-from engine.data.order import fetch
-from engine.errors import JobError, SettingsError, cause
+from labjobs.data import batches as loaders
+from labjobs.data.images import ImageFolder, channel_statistics
+from labjobs.data.order import fetch
+from labjobs.errors import JobError, SettingsError, cause
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 

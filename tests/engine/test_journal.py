@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine import files
-from engine.job import journal
-from engine.job.lines import FILE, Damaged, Reader, count
+from labjobs import files
+from labjobs.job import journal
+from labjobs.job.lines import FILE, Damaged, Reader, count
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Legends, which stay within the figure."""
 
-from engine.results import figures
+from labjobs.results import figures
 
 LONG = "beta 0.001,0.2, evaluation every 5e, learning rate 0.00{}, weight decay 0.01, model convnet"
 

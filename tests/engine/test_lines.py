@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from engine import files
-from engine.job import lines
-from engine.job.journal import Journal
-from engine.job.lines import Damaged, Reader
+from labjobs import files
+from labjobs.job import lines
+from labjobs.job.journal import Journal
+from labjobs.job.lines import Damaged, Reader
 
 SEED = lines.seed_of("abc")
 

@@ -5,13 +5,13 @@ import re
 import pytest
 import torch
 from attempts import At, steps_of
-from engine import loop
-from engine.cli import Metric, Span
-from engine.job.terminal import duration
-from engine.loop import Job
-from engine.paths import PROJECT
-from engine.training import report
-from engine.training.length import TIMED, WARM_UP
+from labjobs import loop
+from labjobs.cli import Metric, Span
+from labjobs.job.terminal import duration
+from labjobs.loop import Job
+from labjobs.paths import PROJECT
+from labjobs.training import report
+from labjobs.training.length import TIMED, WARM_UP
 from toy import METRICS, STEPS, Loop
 
 

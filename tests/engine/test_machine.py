@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from engine import machine
+from labjobs import machine
 
 
 def test_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

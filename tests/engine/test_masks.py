@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from engine.data.masks import IGNORED, MaskedImages, read_folder
-from engine.errors import JobError, SettingsError
+from labjobs.data.masks import IGNORED, MaskedImages, read_folder
+from labjobs.errors import JobError, SettingsError
 from PIL import Image
 
 RANDOM = np.random.default_rng(0)

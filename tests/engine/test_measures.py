@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch
-from engine.cli import Span
-from engine.loop import Means
-from engine.training import devices
-from engine.training.meters import TrainMeter
+from labjobs.cli import Span
+from labjobs.loop import Means
+from labjobs.training import devices
+from labjobs.training.meters import TrainMeter
 from torch import nn
 from toy import STEPS, VAL, Loop, forward, network
 
@@ -180,7 +180,7 @@ class Guarded(Loop):
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("loader", ["resident", "workers"])
 def test_steps_never_read_the_device(toy, monkeypatch, loader, background):
-    monkeypatch.setattr("engine.training.meters.INTERVAL", 0)  # numbers leave at every step
+    monkeypatch.setattr("labjobs.training.meters.INTERVAL", 0)  # numbers leave at every step
     loop = Guarded(Reads(monkeypatch))
     settings = {"accumulate": 2, "ema": 0.9, "clip_norm": 0.1, "background": background}
     done = toy.run(loop=loop, runtime={"loader": loader, "workers": 0, "log_every": 1}, **settings)

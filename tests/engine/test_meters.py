@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engine.cli import Metric
-from engine.errors import Diverged, JobError
-from engine.job import lines
-from engine.job.journal import Journal
-from engine.training import meters
-from engine.training.meters import STEPS, VALUES, TrainMeter
+from labjobs.cli import Metric
+from labjobs.errors import Diverged, JobError
+from labjobs.job import lines
+from labjobs.job.journal import Journal
+from labjobs.training import meters
+from labjobs.training.meters import STEPS, VALUES, TrainMeter
 
 CPU = torch.device("cpu")
 DECLARED = {"loss": Metric(better="lower")}

@@ -9,9 +9,9 @@ import models
 import pytest
 import run
 import torch
-from engine.cli import Weights
-from engine.errors import SettingsError
-from engine.training.recomputing import recompute_blocks
+from labjobs.cli import Weights
+from labjobs.errors import SettingsError
+from labjobs.training.recomputing import recompute_blocks
 from settings import Settings
 from torch import Tensor, nn
 

@@ -6,7 +6,7 @@ from copy import deepcopy
 import optimizers
 import pytest
 import torch
-from engine.training import muon
+from labjobs.training import muon
 from optimizers import SCHEDULES, Progress
 from settings import Settings
 from torch import nn

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from engine.data.order import Order, Slices, fetch, whole
-from engine.errors import SettingsError
-from engine.job.ranks import Rank
+from labjobs.data.order import Order, Slices, fetch, whole
+from labjobs.errors import SettingsError
+from labjobs.job.ranks import Rank
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 ORDERS = [

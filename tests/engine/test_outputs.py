@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from engine.errors import SettingsError
-from engine.results import tables
-from engine.results.metrics import NoResults
-from engine.training import outputs
-from engine.training.outputs import Outputs
-from engine.training.shared_outputs import PLACES, in_order
+from labjobs.errors import SettingsError
+from labjobs.results import tables
+from labjobs.results.metrics import NoResults
+from labjobs.training import outputs
+from labjobs.training.outputs import Outputs
+from labjobs.training.shared_outputs import PLACES, in_order
 from toy import DATA, TRAIN, VAL, Loop
 
 CPU = torch.device("cpu")

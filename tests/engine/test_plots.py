@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from engine.cli import Metric
-from engine.results import figures, limits, plots, print_check, text, ticks, venues
-from engine.results.metrics import Measured, NoResults
+from labjobs.cli import Metric
+from labjobs.results import figures, limits, plots, print_check, text, ticks, venues
+from labjobs.results.metrics import Measured, NoResults
 
 ICML = venues.VENUES["icml"]
 HIGHER = Measured("score", Metric(better="higher", range=(0, 1)), "val")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine.profiling import flops
-from engine.profiling.report import Line, Reading, Watched, advice, report
+from labjobs.profiling import flops
+from labjobs.profiling.report import Line, Reading, Watched, advice, report
 from torch import Tensor, nn
 
 CPU = Watched(

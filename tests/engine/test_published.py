@@ -11,9 +11,9 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
-from engine.data.order import fetch
-from engine.data.published import published
-from engine.errors import SettingsError
+from labjobs.data.order import fetch
+from labjobs.data.published import published
+from labjobs.errors import SettingsError
 
 RANDOM = np.random.default_rng(0)
 CIFAR10 = Path("cifar-10-batches-py")

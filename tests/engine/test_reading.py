@@ -6,14 +6,14 @@ import sys
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
-import engine
+import labjobs
 import pytest
 import torch
-from engine.data import batches as loaders
-from engine.job import interruption
+from labjobs.data import batches as loaders
+from labjobs.job import interruption
 from torch.utils.data import Dataset, TensorDataset
 
-ENGINE = str(Path(engine.__file__).parents[1])
+ENGINE = str(Path(labjobs.__file__).parents[1])
 CPU = torch.device("cpu")
 
 
@@ -156,7 +156,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch.utils.data import Dataset
-from engine.data import batches as loaders
+from labjobs.data import batches as loaders
 
 class Examples(Dataset):
     def __len__(self):

@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 import pytest
-from engine.job import lines
+from labjobs.job import lines
 from record_mutations import RECORDS, Damages
 
 COUNT = 500

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine import files
-from engine.errors import JobError
-from engine.job.journal import Journal
-from engine.repeating import curves, environments, outputs
-from engine.repeating.recorded import Recorded, read
-from engine.training import checkpoints
+from labjobs import files
+from labjobs.errors import JobError
+from labjobs.job.journal import Journal
+from labjobs.repeating import curves, environments, outputs
+from labjobs.repeating.recorded import Recorded, read
+from labjobs.training import checkpoints
 
 NAN = float("nan")
 

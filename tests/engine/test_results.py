@@ -7,11 +7,11 @@ from itertools import product
 
 import pytest
 import stored
-from engine.cli import Metric, SettingsError
-from engine.cli.metrics import as_plain
-from engine.results import captions, comparison, groups, metrics, style, tables
-from engine.results.comparison import compare
-from engine.results.metrics import NoResults
+from labjobs.cli import Metric, SettingsError
+from labjobs.cli.metrics import as_plain
+from labjobs.results import captions, comparison, groups, metrics, style, tables
+from labjobs.results.comparison import compare
+from labjobs.results.metrics import NoResults
 from stored import CLASSIFIER, REGRESSION
 
 ACCURACY = metrics.Measured("accuracy", CLASSIFIER["accuracy"], "val")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from attempts import At
-from engine.cli import Span
-from engine.training.length import TIMED, WARM_UP
-from engine.training.meters import UNKNOWN
+from labjobs.cli import Span
+from labjobs.training.length import TIMED, WARM_UP
+from labjobs.training.meters import UNKNOWN
 from torch import nn
 from toy import STEPS, Loop, network
 

@@ -8,10 +8,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from engine.data.apportioning import nearest
-from engine.data.order import whole
-from engine.data.splits import check_groups, fold, split
-from engine.errors import SettingsError
+from labjobs.data.apportioning import nearest
+from labjobs.data.order import whole
+from labjobs.data.splits import check_groups, fold, split
+from labjobs.errors import SettingsError
 from repository import REPOSITORY
 from torch.utils.data import TensorDataset
 
@@ -192,7 +192,7 @@ def test_values_of_any_kind(kind):
 
 SCRIPT = """
 import torch
-from engine.data.splits import fold, split
+from labjobs.data.splits import fold, split
 from torch.utils.data import TensorDataset
 examples, names = TensorDataset(torch.zeros(60)), [f"patient {n % 17}" for n in range(60)]
 print(split(examples, 0.2, 0, groups=names)[1].indices, fold(examples, 2, 3, 0, names)[1].indices)

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from engine.job import ranks, srun
-from engine.job.ranks import ALONE, Rank
+from labjobs.job import ranks, srun
+from labjobs.job.ranks import ALONE, Rank
 
 STEP = {
     "SLURM_JOB_ID": "7",

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from engine.results import statistics
+from labjobs.results import statistics
 
 TRIALS = 4000
 

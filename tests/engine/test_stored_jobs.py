@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import engine
+import labjobs
 import pytest
 import stored
-from engine.tracking import database, reading, stored_jobs
+from labjobs.tracking import database, reading, stored_jobs
 
-CODE = Path(engine.__file__).parents[1]
+CODE = Path(labjobs.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_store_that_cannot_be_read(tmp_path, monkeypatch):
 
 def test_asking_for_what_is_known_imports_nothing_heavy():
     code = (
-        "import sys; from engine.tracking.reading import known; assert known('sweep').finished; "
+        "import sys; from labjobs.tracking.reading import known; assert known('sweep').finished; "
         "assert not {'mlflow', 'torch', 'pandas', 'numpy'} & set(sys.modules)"
     )
     env = {**os.environ, "PYTHONPATH": str(CODE)}

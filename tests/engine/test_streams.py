@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine.data import batches as loaders
-from engine.data.streams import Place
-from engine.errors import JobError, SettingsError
+from labjobs.data import batches as loaders
+from labjobs.data.streams import Place
+from labjobs.errors import JobError, SettingsError
 from torch.utils.data import IterableDataset
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ import models
 import numpy as np
 import pytest
 import torch
-from engine.data.order import fetch, whole
-from engine.errors import SettingsError
+from labjobs.data.order import fetch, whole
+from labjobs.errors import SettingsError
 from PIL import Image
 from settings import Settings
 from sklearn.datasets import load_digits

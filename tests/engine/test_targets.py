@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from engine.files import write_record
-from engine.job.journal import Journal
-from engine.tracking import carrying
-from engine.tracking.delivery import Delivery, delivered
-from engine.tracking.parquet import ParquetFiles
-from engine.tracking.target import Line, Target
+from labjobs.files import write_record
+from labjobs.job.journal import Journal
+from labjobs.tracking import carrying
+from labjobs.tracking.delivery import Delivery, delivered
+from labjobs.tracking.parquet import ParquetFiles
+from labjobs.tracking.target import Line, Target
 
 JOB = "0123456789ab"
 
@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A courier ends itself by an alarm; a test should not."""
-    monkeypatch.setattr("engine.tracking.carrying.signal.setitimer", lambda *_: None)
+    monkeypatch.setattr("labjobs.tracking.carrying.signal.setitimer", lambda *_: None)
     monkeypatch.setattr(carrying, "INTERVAL", 0.01)
 
 
@@ -128,7 +128,7 @@ def test_a_parquet_table_has_each_point_once_though_its_folder_was_away(
 ) -> None:
     tables = tmp_path / "tables"
     monkeypatch.setenv("PARQUET_FOLDER", str(tables))
-    monkeypatch.setattr("engine.tracking.parquet.project_id", lambda: "0123456789abcdef")
+    monkeypatch.setattr("labjobs.tracking.parquet.project_id", lambda: "0123456789abcdef")
     delivery = Delivery(folder, ParquetFiles)
     delivery.send()
     journal = Journal(folder, "auto")

@@ -5,13 +5,13 @@ import re
 
 import pytest
 import torch
-from engine.cli import Metric
-from engine.errors import Diverged, JobError, SettingsError
-from engine.loop import EMA, EarlyStopping, clip_gradients
-from engine.training import report, stopwatch
-from engine.training.precision import Precision
-from engine.training.seeding import GlobalStreams
-from engine.training.stopwatch import Stopwatch
+from labjobs.cli import Metric
+from labjobs.errors import Diverged, JobError, SettingsError
+from labjobs.loop import EMA, EarlyStopping, clip_gradients
+from labjobs.training import report, stopwatch
+from labjobs.training.precision import Precision
+from labjobs.training.seeding import GlobalStreams
+from labjobs.training.stopwatch import Stopwatch
 from torch import nn
 
 CPU = torch.device("cpu")

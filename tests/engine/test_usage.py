@@ -9,10 +9,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from engine.files import write_record
-from engine.job import costs, journal, usage
-from engine.tracking import counters, meter
-from engine.tracking.meter import Energy, Meter
+from labjobs.files import write_record
+from labjobs.job import costs, journal, usage
+from labjobs.tracking import counters, meter
+from labjobs.tracking.meter import Energy, Meter
 
 pytestmark = pytest.mark.skipif(not usage.PROC.joinpath("self").exists(), reason="needs Linux")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine.warm import client
 from faults import wait_until
+from labjobs.warm import client
 
 PROGRAM = """
 import atexit, json, os, sys, threading, time

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from engine.cli import Metric, Span, Weights, setting
-from engine.loop import EMA, EarlyStopping, Job, Means, Timing, clip_gradients
+from labjobs.cli import Metric, Span, Weights, setting
+from labjobs.loop import EMA, EarlyStopping, Job, Means, Timing, clip_gradients
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset

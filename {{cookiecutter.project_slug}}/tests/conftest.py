@@ -56,7 +56,7 @@ class Project:
 
     def watched(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
         """The same, with status 6 if something runs that the job's fingerprint lacks."""
-        return self._job("-m", "engine.watched", "run.py", *flags, **env)
+        return self._job("-m", "labjobs.watched", "run.py", *flags, **env)
 
     def _job(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         process = self.start(sys.executable, *words, "--data-root", str(HERE / "data"), **env)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import data
-from engine.data import batches, trees
-from engine.data.streams import Place, is_stream
-from engine.errors import SettingsError
+from labjobs.data import batches, trees
+from labjobs.data.streams import Place, is_stream
+from labjobs.errors import SettingsError
 from settings import Settings
 
 DEFAULT = Settings()

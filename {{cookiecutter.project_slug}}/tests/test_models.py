@@ -6,7 +6,7 @@ import pytest
 from conftest import HERE, short
 
 import models
-from engine.cli import flags
+from labjobs.cli import flags
 from settings import Settings
 
 DEFAULT = getattr(Settings(), "model", "")

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 import settings as project_settings
-from engine.cli import (
+from labjobs.cli import (
     JobId,
     Metric,
     SettingsError,
@@ -25,10 +25,10 @@ from engine.cli import (
     registries,
     setting,
 )
-from engine.cli.parser import parse as parse_command
-from engine.cli.values import as_text
-from engine.job.identity import as_words, identity, inputs, job_id, neutral, restore
-from engine.job.runtime import Runtime
+from labjobs.cli.parser import parse as parse_command
+from labjobs.cli.values import as_text
+from labjobs.job.identity import as_words, identity, inputs, job_id, neutral, restore
+from labjobs.job.runtime import Runtime
 
 METRICS = {"loss": Metric(better="lower"), "mae": Metric(better="lower", range=(0, None))}
 

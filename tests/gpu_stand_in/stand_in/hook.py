@@ -20,7 +20,7 @@ class AfterImport(MetaPathFinder):
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return Python's own spec, its loader followed by the stand-in."""
-        if name == "engine.training" and (lines := os.environ.get("STAND_IN_LINES")):
+        if name == "labjobs.training" and (lines := os.environ.get("STAND_IN_LINES")):
             record(lines, os.environ["STAND_IN_CODE"])  # torch is imported by then, a second faster
         if name not in ("torch._C", "torch"):
             return None

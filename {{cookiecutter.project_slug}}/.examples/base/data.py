@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from engine.data.augmentation import random_shift
-from engine.data.images import ImageFolder, channel_statistics
-from engine.data.labels import class_counts
-from engine.data.published import published
-from engine.data.splits import fold, split
-from engine.errors import SettingsError
-from engine.loop import Job
+from labjobs.data.augmentation import random_shift
+from labjobs.data.images import ImageFolder, channel_statistics
+from labjobs.data.labels import class_counts
+from labjobs.data.published import published
+from labjobs.data.splits import fold, split
+from labjobs.errors import SettingsError
+from labjobs.loop import Job
 from models import Spec
 from settings import FOLDS, Settings
 

@@ -25,13 +25,13 @@ from torch import Generator, Tensor
 from torch.nn.functional import affine_grid, grid_sample
 from torch.utils.data import Dataset, TensorDataset
 
-from engine.data.images import ImageFolder, channel_statistics
-from engine.data.order import fetch, whole
-from engine.data.published import published
-from engine.data.remembering import remembered
-from engine.data.seeds import generator
-from engine.data.splits import fold, split
-from engine.errors import SettingsError
+from labjobs.data.images import ImageFolder, channel_statistics
+from labjobs.data.order import fetch, whole
+from labjobs.data.published import published
+from labjobs.data.remembering import remembered
+from labjobs.data.seeds import generator
+from labjobs.data.splits import fold, split
+from labjobs.errors import SettingsError
 from models import Spec
 from settings import FOLDS, Settings
 

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable
 
-from engine import launch
+from labjobs import launch
 from settings import METRICS, Settings
 
 if __name__ == "__main__":
@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 import data
 import models
 import optimizers
-from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+from labjobs.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 

@@ -28,9 +28,9 @@ from tokenizers.trainers import WordLevelTrainer
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from engine.data.order import whole
-from engine.data.splits import fold, split
-from engine.errors import SettingsError, first_line
+from labjobs.data.order import whole
+from labjobs.data.splits import fold, split
+from labjobs.errors import SettingsError, first_line
 from models import MODELS, Spec, checkpoint, configuration, readable
 from settings import FOLDS, Settings
 

@@ -13,8 +13,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from engine.errors import SettingsError
-from engine.training.classifiers import Normalized
+from labjobs.errors import SettingsError
+from labjobs.training.classifiers import Normalized
 from settings import Settings
 
 

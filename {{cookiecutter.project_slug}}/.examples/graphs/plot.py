@@ -13,8 +13,8 @@ never by test results.
 import sys
 from typing import TYPE_CHECKING
 
-from engine.cli import Metric
-from engine.results import comparison, figures, limits, metrics, plots, plotting, tables
+from labjobs.cli import Metric
+from labjobs.results import comparison, figures, limits, metrics, plots, plotting, tables
 from settings import Settings
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ interrupted, or says that it has finished. Its files are in runs/<job id>/, its 
 
 import sys
 
-from engine import launch
+from labjobs import launch
 from settings import METRICS, Settings
 
 if __name__ == "__main__":
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import data
 import models
 import optimizers
-from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+from labjobs.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import SettingsError
-from engine.paths import CODE, PROJECT
+from labjobs.errors import SettingsError
+from labjobs.paths import CODE, PROJECT
 
 SOURCE = "kernels.cpp"  # the engine counts a file that a constant names as code: docs/evidence.md
 

@@ -14,7 +14,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from engine import launch
+from labjobs import launch
 from settings import METRICS, Settings
 
 if __name__ == "__main__":
@@ -30,7 +30,7 @@ import data
 import models
 import optimizers
 import texts
-from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+from labjobs.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 

@@ -3,7 +3,7 @@
 # core if the machine has no GPU. Run it again after a crash or a power cut, or with a longer grid: it
 # does what is left.
 
-source "$(dirname "$0")/engine/sweeps/sweep.sh"
+source "$(dirname "$0")/labjobs/sweeps/sweep.sh"
 
 grid() {
   for model in gpt-tiny gpt-small; do

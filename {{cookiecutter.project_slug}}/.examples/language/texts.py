@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from engine import locks
-from engine.errors import SettingsError, first_line
-from engine.paths import PROJECT
+from labjobs import locks
+from labjobs.errors import SettingsError, first_line
+from labjobs.paths import PROJECT
 
 Text = bytes | mmap.mmap
 

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from engine.data.order import fetch, whole
-from engine.data.splits import fold, split
-from engine.errors import SettingsError
+from labjobs.data.order import fetch, whole
+from labjobs.data.splits import fold, split
+from labjobs.errors import SettingsError
 from models import Spec
 from settings import FOLDS, Settings
 

@@ -13,7 +13,7 @@ never by test results.
 import sys
 from typing import TYPE_CHECKING
 
-from engine.results import comparison, figures, limits, metrics, plots, plotting, tables
+from labjobs.results import comparison, figures, limits, metrics, plots, plotting, tables
 from settings import Settings
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.results import comparison, figures, limits, metrics, plots, plotting, tables
+from labjobs.results import comparison, figures, limits, metrics, plots, plotting, tables
 from settings import Settings
 
 if TYPE_CHECKING:

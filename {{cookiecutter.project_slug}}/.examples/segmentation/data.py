@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, TensorDataset
 
-from engine.data.augmentation import random_shift
-from engine.data.images import channel_statistics
-from engine.data.masks import IGNORED, MaskedImages, read_folder
-from engine.data.published import fetching
-from engine.data.seeds import generator
-from engine.data.splits import fold, split
-from engine.errors import SettingsError
+from labjobs.data.augmentation import random_shift
+from labjobs.data.images import channel_statistics
+from labjobs.data.masks import IGNORED, MaskedImages, read_folder
+from labjobs.data.published import fetching
+from labjobs.data.seeds import generator
+from labjobs.data.splits import fold, split
+from labjobs.errors import SettingsError
 from models import Spec
 from settings import FOLDS, Settings
 

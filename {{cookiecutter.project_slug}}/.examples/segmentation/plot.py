@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.cli import Metric
-from engine.results import comparison, figures, limits, metrics, plots, plotting, tables
+from labjobs.cli import Metric
+from labjobs.results import comparison, figures, limits, metrics, plots, plotting, tables
 from settings import Settings
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ interrupted, or says that it has finished. Its files are in runs/<job id>/, its 
 
 import sys
 
-from engine import launch
+from labjobs import launch
 from settings import METRICS, Settings
 
 if __name__ == "__main__":
@@ -25,8 +25,8 @@ from torch.nn.functional import cross_entropy
 import data
 import models
 import optimizers
-from engine.data.masks import IGNORED
-from engine.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+from labjobs.data.masks import IGNORED
+from labjobs.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 Measured = dict[str, Tensor | tuple[Tensor, Tensor]]

@@ -13,7 +13,7 @@ from collections.abc import Sized
 from dataclasses import asdict, dataclass, replace
 from typing import cast
 
-from engine import launch
+from labjobs import launch
 from settings import COMPARE_METRICS, CompareSettings, Settings
 
 if __name__ == "__main__":
@@ -27,9 +27,9 @@ import data
 import jobs
 import models
 import similarity
-from engine.data.seeds import generator
-from engine.errors import JobError
-from engine.loop import Job
+from labjobs.data.seeds import generator
+from labjobs.errors import JobError
+from labjobs.loop import Job
 
 IMAGENET = tuple(f"class {number}" for number in range(1000))
 """The number of classes of published weights, so that the weights of the last layer fit too."""

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from engine.errors import JobError, SettingsError, did_you_mean
-from engine.training.classifiers import Normalized
+from labjobs.errors import JobError, SettingsError, did_you_mean
+from labjobs.training.classifiers import Normalized
 
 Layers = dict[str, nn.Module]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.results import figures, groups, metrics, plots, plotting, style, tables, text
+from labjobs.results import figures, groups, metrics, plots, plotting, style, tables, text
 from settings import STITCH_METRICS, StitchSettings
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from engine import launch
+from labjobs import launch
 from settings import STITCH_METRICS, Settings, StitchSettings
 
 if __name__ == "__main__":
@@ -29,8 +29,8 @@ from torch.optim import LBFGS, Adam, Optimizer
 import data
 import jobs
 import stitching
-from engine.errors import JobError
-from engine.loop import Batches, EarlyStopping, Forward, Job, Means
+from labjobs.errors import JobError
+from labjobs.loop import Batches, EarlyStopping, Forward, Job, Means
 
 Metrics = dict[str, float]
 

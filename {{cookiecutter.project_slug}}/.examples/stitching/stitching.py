@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 
 import jobs
-from engine.errors import JobError, SettingsError, did_you_mean, first_line
-from engine.training import kept
-from engine.training.classifiers import Normalized
+from labjobs.errors import JobError, SettingsError, did_you_mean, first_line
+from labjobs.training import kept
+from labjobs.training.classifiers import Normalized
 from settings import StitchSettings
 
 

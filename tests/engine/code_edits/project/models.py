@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from engine.errors import SettingsError
-from engine.training.classifiers import Normalized, torchvision_classifier
+from labjobs.errors import SettingsError
+from labjobs.training.classifiers import Normalized, torchvision_classifier
 from settings import Settings
 
 

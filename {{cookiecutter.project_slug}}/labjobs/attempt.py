@@ -1,0 +1,345 @@
+"""An attempt at a job, from its start to its exit status.
+
+Exit status: 0 finished (now or before) or paused, 1 failed or diverged, 2 wrong settings, 3 not
+everything is uploaded yet, 4 running elsewhere, 5 finished or begun by other code, 128 + n
+interrupted by signal n (130 Ctrl-C, 143 TERM, 138 USR1).
+"""
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from labjobs import locks
+from labjobs.cli.metrics import as_plain
+from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause
+from labjobs.job import (
+    attempts,
+    code,
+    data,
+    identity,
+    inputs,
+    interruption,
+    project,
+    provenance,
+    purpose,
+)
+from labjobs.job.folder import JobFolder
+from labjobs.job.interruption import Interrupted, Stopped
+from labjobs.job.places import Places
+from labjobs.job.terminal import as_line, leave, log
+from labjobs.paths import PROJECT, shown
+from labjobs.sources import fault
+from labjobs.tracking import page, reading, targets
+from labjobs.tracking.courier import IMPATIENCE, PATIENCE, Courier
+from labjobs.tracking.experiment import experiment_name
+from labjobs.tracking.store import LEASE
+
+if TYPE_CHECKING:
+    from labjobs.training.job import Job
+    from labjobs.training.processes import Processes
+
+S = TypeVar("S")
+NOTICE = 2.0
+"""Seconds within which the processes of a job learn which of them has ended."""
+
+Main = Callable[["Job[Any]"], Mapping[str, float]]
+Check = Callable[["Job[Any]"], object]
+
+
+class Attempt(Generic[S]):
+    """An attempt at a job, from `python run.py FLAGS`.
+
+    Ends the process if the job is finished already, or running elsewhere.
+    """
+
+    processes: "Processes | None" = None
+    """The processes of a job that has several (following.py)."""
+
+    def __init__(self, folder: JobFolder[S]) -> None:
+        self._folder = folder
+        self._store_is_away = ""
+        self._begin()
+
+    @property
+    def label(self) -> str:
+        """The job's name for itself."""
+        return self._folder.label
+
+    def _begin(self) -> None:
+        project.project_id()
+        project.share_with_group(self._folder.runtime.runs_root)
+        known = self._ask_store()
+        folder = self._folder
+        if not folder.runtime.force:
+            self._leave_if_over(known)
+        self._begin_with_inputs()
+        folder.make()
+        self._take()
+        for lease in known.leases.get(folder.id, []):
+            if code.fits(lease.code, folder.code) and lease.owner != folder.owner:
+                line = f"{self.label} is running already (on {lease.host}, says the tracking store)"
+                sys.exit(leave(4, f"{line}; if it is not, try again in {LEASE:.0f} s"))
+        folder.note_reads()
+        self._courier = Courier()
+
+    def run(self, main: Main, check: Check) -> int:
+        """Check the job and do it; returns the exit status."""
+        failure: Exception | None = None
+        try:
+            job = self._job()
+            check(job)
+        except SettingsError as error:
+            return self._refused(error)
+        except Exception as error:  # a mistake in the project's code: its trace goes to the log
+            failure = error
+        try:
+            self._folder.interruption.listen()
+            self._open()
+            if failure:
+                raise failure
+            said = self._result(job, main)
+        except Exception as error:
+            # With several processes, torchrun stops all of them once one has ended.
+            interruption.handle(signal.SIG_IGN if self.processes else signal.SIG_DFL)
+            return self._failed(self._explained(error))
+        except Stopped as stop:
+            if fault := self.processes and self.processes.first and self.processes.first.fault:
+                return self._failed(PeerLost(fault))  # torchrun has stopped the others
+            return self._stopped(stop)
+        return self._delivered(f"finished: {said}")
+
+    @property
+    def place(self) -> tuple[Path, Places]:
+        """Where the attempt and its data are."""
+        return self._folder.path, self._folder.places
+
+    def _job(self) -> "Job[S]":
+        # Imports torch, as the script has done by now.
+        if self.processes:
+            from labjobs.training.several import JobOfSeveral
+
+            return JobOfSeveral(self._folder, self.processes, self.place[0])
+        from labjobs.training.job import Job
+
+        return Job(self._folder)
+
+    def _explained(self, error: Exception) -> Exception:
+        """The error or, if another process of the job could not be reached, why that process
+        ended."""
+        first = self.processes.first if self.processes else None
+        if first and self.processes and self.processes.lost(error):
+            line = first.lost(NOTICE)
+            return PeerLost(line) if line else error
+        return error
+
+    def _take(self) -> None:
+        try:
+            self._folder.take()
+        except JobError as error:
+            sys.exit(leave(4, f"{self.label} {error}"))
+        except OSError as error:
+            sys.exit(leave(1, f"{self.label} {cause(error)}"))
+
+    def _ask_store(self) -> reading.Known:
+        try:
+            return reading.known(experiment_name())
+        except ConnectionError as error:
+            self._store_is_away = str(error)
+            return reading.NOTHING
+
+    def _leave_if_over(self, known: reading.Known) -> None:
+        """End the process if the store and the job's folder show that the job needs no attempt, or
+        may not have one."""
+        folder = self._folder
+        stored = known.finished.get(folder.id, [])
+        last = {} if folder.change else folder.outcome()
+        here = last if last.get("status") == "finished" else {}
+        line = f"already finished: {here.get('said', 'see MLflow')}"
+        root = PROJECT / here.get("data_root", folder.places.data_root)
+        if root != folder.places.data_root:
+            line += f" (on --data-root {root})"
+        fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
+        if fits and (folder.change or not targets.copies_lack(folder.path)):
+            sys.exit(leave(0, f"{self.label} {line}{self._unchecked()}"))
+        self._leave_if_stale(bool(stored))
+        diverged = known.diverged.get(folder.id, []) if not folder.latest else []
+        elsewhere = any(folder.fits(each.code, each.data) for each in diverged)
+        if last.get("status") == "diverged" or elsewhere:
+            line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"
+            sys.exit(leave(1, f"{self.label} {line}"))
+        if folder.finished():
+            self._take()
+            self._courier = Courier()
+            self._courier.carry(folder.path)
+            sys.exit(self._delivered(line + self._unchecked()))
+
+    def _begin_with_inputs(self) -> None:
+        """End the process if a job that this one is derived from has not finished, or is stale."""
+        try:
+            inputs.begin(self._folder.settings, self._folder.runs_root)
+        except JobError as error:
+            sys.exit(leave(1, f"{self.label} {error}"))
+
+    def _unchecked(self) -> str:
+        """A remark on data that cannot be compared with what the job has read."""
+        folder = self._folder
+        why = folder.latest and data.unchecked(folder.latest, folder.places)
+        return f" (its data was not checked: {why})" if why else ""
+
+    def _leave_if_stale(self, stored: bool) -> None:
+        """End the process if the job was finished with other code or data (perhaps in another
+        folder), would be continued with other code or data, or is running with them."""
+        folder, change, changed = self._folder, self._folder.change, self._folder.changed
+        if change and folder.latest and locks.held(folder.latest / "lock"):
+            line = f"is running already, with other {changed} ({change})"
+            sys.exit(leave(4, f"{self.label} {line}; --force runs it with this {changed}, too"))
+        if folder.starts_over:
+            return
+        status = folder.outcome().get("status")
+        if (change and status == "finished") or (stored and not folder.latest):
+            line = f"was finished with other {changed} ({change or 'in another folder'})"
+            sys.exit(leave(5, f"{self.label} {line}; --force runs it again with this {changed}"))
+        if change and not folder.runtime.continue_anyway:
+            line = f"was begun with other {changed} ({change}); --force starts it over"
+            go_on = f"--continue-anyway continues it with this {changed}"
+            sys.exit(leave(5, f"{self.label} {line}, {go_on}"))
+
+    def _open(self) -> None:
+        folder = self._folder
+        folder.open()
+        self._courier.carry(folder.path)
+        changes = {
+            "neutral": identity.neutral(folder.settings),
+            "former": identity.formerly(type(folder.settings)),
+        }
+        about = {
+            **{name: json.dumps(found) for name, found in changes.items() if found},
+            "metrics": json.dumps(as_plain(folder.metrics)),
+            "script": folder.script,
+            "code": code.digest(folder.path),
+            "diverged": "false",
+        }
+        folder.journal.tags(provenance.tags() | page.tags(folder) | purpose.tags() | about)
+        folder.keep_changes(provenance.version()["changes"])
+        folder.journal.flush()
+        if self._store_is_away:
+            log.warning("%s; results wait in the job's folder", self._store_is_away)
+
+    def _result(self, job: "Job[S]", main: Main) -> str:
+        """Do the job; returns its results in one line."""
+        try:
+            job.start()
+            said = as_line(job.finish(main(job)))
+            interruption.handle(signal.SIG_IGN)
+        except BaseException as error:
+            job.stop(save=isinstance(error, Stopped))
+            raise
+        finally:
+            job.close()
+        self._close("finished", said)
+        return said
+
+    def _close(self, status: str, said: str) -> None:
+        self._folder.close(status, said)
+
+    def _refused(self, error: SettingsError) -> int:
+        if self.processes and self.processes.first:
+            self.processes.first.ending = True  # the others have found the same
+        self._courier.finish(IMPATIENCE)
+        self._folder.discard()
+        return leave(2, f"{self._folder.script}.py: {error}")
+
+    def _failed(self, error: Exception) -> int:
+        why, status = cause(error), "diverged" if isinstance(error, Diverged) else "failed"
+        log.error("%s: %s", status, why, exc_info=error)
+        with suppress(OSError, AttributeError):  # a full disk; a job that could not be opened
+            if status == "diverged":
+                self._folder.journal.tags({"diverged": "true"})
+            self._close(status, why)
+        at, trace = fault(error), f"full trace: {shown(self._folder.path)}/log.txt"
+        places = f"{at}; {trace}" if at else trace
+        code = 2 if isinstance(error, SettingsError) else 1
+        return self._ended(code, f"{status}: {why} ({places})")
+
+    def _stopped(self, stop: Stopped) -> int:
+        status = "interrupted" if isinstance(stop, Interrupted) else "paused"
+        log.info("%s: %s", status, stop, extra={"said_last": True})
+        with suppress(OSError, AttributeError):
+            self._close(status, str(stop))
+        code = 128 + stop.number if isinstance(stop, Interrupted) else 0
+        flag = "" if isinstance(stop, Interrupted) else " without --pause-after"
+        return self._ended(code, f"{status}: {stop}; the same command{flag} continues it")
+
+    def _ended(self, code: int, line: str) -> int:
+        problem = self._courier.finish(IMPATIENCE)
+        if self._courier.displaced:  # the signal that interrupted it
+            return leave(4, f"{self.label} {problem}")
+        return leave(code, f"{self.label} {line}")
+
+    def _delivered(self, line: str) -> int:
+        """The exit status of a finished job; prints what the store lacks."""
+        self._folder.interruption.listen()
+        try:
+            problem = self._courier.finish(IMPATIENCE if self._store_is_away else PATIENCE)
+        except Interrupted as stop:
+            problem = f"interrupted {stop}"
+        if problem:
+            missing = f"not everything has been uploaded ({problem})"
+            return leave(
+                3,
+                f"{self.label} {line}; {missing}: python jobs.py sync uploads what is left",
+            )
+        attempts.drop_checkpoints(self._folder.path)
+        return leave(0, f"{self.label} {line}")
+
+
+class Scratch(Attempt[S]):
+    """A trial run for --scratch, in a temporary folder and without a store; nothing is left."""
+
+    def _begin(self) -> None:
+        self._folder.label = "scratch"
+        self._begin_with_inputs()
+        self._temporary = Path(tempfile.mkdtemp(prefix="scratch-"))
+        self._folder.root = self._temporary / self._folder.id
+        self._folder.make()
+        self._take()
+        self._courier = NoCourier()
+
+    def run(self, main: Main, check: Check) -> int:
+        """Do the job; returns the exit status."""
+        try:
+            return super().run(main, check)
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _failed(self, error: Exception) -> int:
+        if not isinstance(error, SettingsError | JobError):
+            traceback.print_exception(error)  # the log with the trace is removed
+        return leave(
+            2 if isinstance(error, SettingsError) else 1, f"scratch failed: {cause(error)}"
+        )
+
+    def _stopped(self, stop: Stopped) -> int:
+        code = 128 + stop.number if isinstance(stop, Interrupted) else 0
+        return leave(code, f"scratch ended {stop}; nothing was kept")
+
+
+class NoCourier(Courier):
+    """A courier that does nothing, for a job that is not stored."""
+
+    def _start(self) -> None:
+        """Start no process."""
+
+    def carry(self, folder: Path) -> None:
+        """Carry nothing."""
+
+    def finish(self, seconds: float) -> str:
+        """Return that nothing is missing."""
+        return ""

@@ -1,0 +1,160 @@
+"""From the words of a command to settings and runtime, on the standard library's argparse.
+
+It does not use tyro, the usual library for this, whose errors are framed boxes instead of one line,
+and which takes milliseconds for a command line, while a sweep reads thousands.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from labjobs.cli import docs, flags
+from labjobs.cli.flags import Flag, Flags, option
+from labjobs.cli.values import as_plain, as_text
+from labjobs.errors import SettingsError, did_you_mean
+from labjobs.paths import shown
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+NEGATIVE = re.compile(r"-\.?[0-9]")
+
+
+def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
+    """Return the settings and the runtime that the words of a command name.
+
+    `--help` prints the flags by group and ends the process. Raises SettingsError for an unknown
+    flag, for a value that cannot be read or breaks a rule, and for a mistake in either dataclass.
+    """
+    known, parser = _command(kind, runtime)  # type: ignore[arg-type] # mypy: no Hashable
+    found, unknown = parser.parse_known_args(_joined(argv))
+    if unknown:
+        raise SettingsError(_unknown(unknown[0], kind, known))
+    if [] in vars(found).values():  # what argparse makes of `--note=--`
+        raise SettingsError("'--' cannot be a value")
+    values = {name: known[name].read(text) for name, text in vars(found).items()}
+    settings = flags.of(kind)
+    own = {name: values.pop(name) for name in [*values] if name in settings}
+    _choose_length(settings, own)
+    for name, flag in settings.items():
+        if flag.required and name not in own:
+            raise SettingsError(f"{option(name)}: is missing; it must be {flag.reader.wanted}")
+    try:
+        return kind(**own), runtime(**values)
+    except ValueError as error:  # a rule in __post_init__
+        raise SettingsError(str(error)) from None
+
+
+USUAL = {"--learning-rate": "--lr", "--wd": "--weight-decay", "--bs": "--batch-size"}
+"""Flags of other programs, and what they are called here."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises SettingsError instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message that argparse would print."""
+        raise SettingsError(message.removeprefix("argument "))
+
+
+def unknown_flag(word: str, known: Sequence[str]) -> str:
+    """Return the error message for a word that is not a flag."""
+    if not word.startswith("-"):
+        return f"{word!r} is not a flag; see --help"
+    name = word.split("=")[0]
+    usual = USUAL.get(name, "")
+    hint = f"did you mean {usual}?" if usual in known else did_you_mean(name, known)
+    return f"{name}: no such flag; {hint if hint.startswith('did') else 'see --help'}"
+
+
+def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
+    """The error message for a word that is not a flag, but may have been one in the past."""
+    name = word.split("=")[0]
+    for now, before in flags.of(kind).formerly.items():
+        if name == option(before):
+            return f"{name}: is now {option(now)}"
+    if name in map(option, flags.of(kind).former):
+        return f"{name}: was deleted; see FORMER in {kind.__name__}"
+    return unknown_flag(word, [*map(option, known)])
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """The words, with `--lr -1e-3` as `--lr=-1e-3`: argparse would read such numbers as flags."""
+    words: list[str] = []
+    for word in argv:
+        if NEGATIVE.match(word) and words and words[-1].startswith("--") and "=" not in words[-1]:
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _choose_length(settings: Flags, values: dict[str, Any]) -> None:
+    """Turn off the settings that would replace a setting named by the command. Raises SettingsError
+    if the command names two settings of which one replaces the other.
+    """
+    for replaced, names in settings.replacing.items():
+        given = [name for name in (replaced, *names) if values.get(name)]
+        if len(given) > 1:
+            raise SettingsError(f"{' and '.join(map(option, given))}: give only one of them")
+        if given:
+            off = [name for name in names if name not in given]
+            values |= {name: settings[name].reader("0") for name in off}
+
+
+@cache
+def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
+    """All flags and their parser, made once for the thousands of lines of a sweep.
+
+    Raises SettingsError for a setting with the same name as a flag of the engine.
+    """
+    own, engines = flags.of(kind), flags.of(runtime)
+    for name in own:
+        if name in engines or name == "help":
+            taken = f"{option(name)} is a flag of the engine"
+            raise SettingsError(f"{kind.__name__}.{name}: {taken}; choose another name")
+    offered = {
+        name: flag
+        for name, flag in engines.items()
+        if not flag.rules.get("only_with") or own.keys() & {*flag.rules["only_with"]}
+    }
+    known = {**own, **offered}
+    return known, _parser(known, docs.of_fields(kind) | docs.of_fields(runtime))
+
+
+def _parser(known: Mapping[str, Flag], written: Mapping[str, docs.Doc]) -> Parser:
+    parser = Parser(
+        usage=f"python {Path(sys.argv[0]).name} [flags]",
+        formatter_class=argparse.RawTextHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {}
+    for name, flag in known.items():
+        doc = written.get(name, docs.Doc("Settings", ""))
+        group = groups.get(doc.heading) or parser.add_argument_group(doc.heading)
+        groups[doc.heading] = group
+        alone = True if bool in flag.reader.types else flag.rules.get("alone")
+        optional: dict[str, Any] = {} if alone is None else {"nargs": "?", "const": as_text(alone)}
+        metavar = "NAME" if flag.names else flag.reader.metavar
+        group.add_argument(option(name), metavar=metavar, help=_help(flag, doc.text), **optional)
+    return parser
+
+
+def _help(flag: Flag, text: str) -> str:
+    """The help of a flag, in lines that fit the terminal."""
+    default = as_text(as_plain(flag.default)) or "empty"
+    if isinstance(flag.default, Path):
+        default = shown(flag.default)
+    said = "(required)" if flag.required else f"(default: {default})"
+    names, others = flag.names, flag.rules.get("others")
+    either = f"One of {', '.join(names)}{f', or {others}' if others else ''}." if names else ""
+    words = " ".join(filter(None, [text, either, said]))
+    width = min(shutil.get_terminal_size().columns, 100) - 26
+    return textwrap.fill(words.replace("%", "%%"), max(width, 30), break_on_hyphens=False)

@@ -1,0 +1,168 @@
+"""Batches on the device, in an order that depends on the seed and the epoch alone.
+
+There are two loaders: `resident` keeps all examples on the device, as they are, and picks batches
+by index; `workers` reads batches in processes beside training. Both give the same batches in the
+same order. A batch has the nesting of an example (tuples, lists, dicts, dataclasses), with tensors
+of one more dimension, or is what a function of the student's makes of a list of examples (collate).
+A stream, whose examples have no index, comes in its own order (streams.py).
+"""
+
+from collections.abc import Callable, Iterator, Sized
+from contextlib import closing
+from functools import partial
+from itertools import count
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from labjobs.data import trees
+from labjobs.data.order import Collate, Order, Slices, fetch, tensors, whole
+from labjobs.data.resident import Resident, is_stored, store
+from labjobs.data.streams import Place, Stream, is_stream
+from labjobs.data.workers import Workers
+from labjobs.errors import JobError, SettingsError
+from labjobs.job.ranks import ALONE, Rank
+from labjobs.machine import cores
+from labjobs.training.devices import free_memory
+
+RESIDENT_FRACTION = 0.25
+"""`auto` keeps a dataset on the device if it takes at most this fraction of the device's free
+memory."""
+
+MOST_WORKERS = 8
+"""More reading processes than this usually slow each other down at the disk."""
+
+
+class Batches:
+    """The batches of a dataset, a subset or a stream, on the device; `len` is their number in an
+    epoch, except for a stream.
+
+    Several threads may iterate at once. `loader` is `resident` or `workers`.
+    """
+
+    def __init__(self, source: Resident | Workers | Stream, batch_size: int, loader: str) -> None:
+        self._source = source
+        self.batch_size, self.loader = batch_size, loader
+        self.check: Callable[[], None] = lambda: None
+        """Called before each batch of an evaluation; may raise."""
+
+    @property
+    def examples(self) -> int:
+        """Examples in an epoch."""
+        return self._ordered.order.examples
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Batches in an epoch; None for a stream."""
+        return None if isinstance(self._source, Stream) else len(self)
+
+    @property
+    def indices(self) -> Tensor | None:
+        """The indices of the examples in their dataset (N,), in the order in which `iter` yields
+        them; None for a stream."""
+        return None if isinstance(self._source, Stream) else self._source.order.epoch(0)
+
+    @property
+    def positions(self) -> Tensor:
+        """The positions of this process's examples in the order of all processes (N,)."""
+        order = self._ordered.order
+        return order.positions if isinstance(order, Slices) else torch.arange(order.examples)
+
+    def __len__(self) -> int:
+        return len(self._ordered.order)
+
+    def __iter__(self) -> Iterator[Any]:
+        source = self._source
+        for batch in source.once() if isinstance(source, Stream) else source.epoch(0, 0):
+            self.check()
+            yield batch
+
+    def endless(self, epoch: int, batch: int, place: Place) -> Iterator[tuple[Any, int]]:
+        """Yield batches without end, with the number of examples in each, starting at a batch of an
+        epoch, or at a place in a stream, which is updated."""
+        if isinstance(self._source, Stream):
+            yield from self._source.endless(place)
+        for number in count(epoch):
+            yield from self.from_position(number, batch)
+            batch = 0
+
+    def from_position(self, epoch: int, batch: int) -> Iterator[tuple[Any, int]]:
+        """Yield the batches of an epoch, starting at one of them, with the number of examples in
+        each."""
+        source = self._ordered
+        return zip(source.epoch(epoch, batch), source.order.sizes(batch), strict=True)
+
+    def close(self) -> None:
+        """End the reading processes; no thread may still iterate."""
+        self._source.close()
+
+    @property
+    def _ordered(self) -> Resident | Workers:
+        if isinstance(self._source, Stream):
+            raise TypeError("the batches of a stream have no length")
+        return self._source
+
+
+def make(
+    dataset: Dataset[Any],
+    device: torch.device,
+    batch_size: int,
+    loader: str = "auto",
+    workers: int | str = "auto",
+    seed: int | None = None,
+    collate: Collate | None = None,
+    rank: Rank = ALONE,
+) -> Batches:
+    """Return the batches of a dataset, a subset or a stream, shuffled if there is a seed; in a job
+    with several processes, the slices of the process with this rank.
+
+    `loader` is `resident`, `workers`, or `auto` (by size); `workers` a number of processes or
+    `auto` (by the job's cores). Raises SettingsError if there are no examples, or for `resident` if
+    they cannot be stacked on the device, JobError for a stream that should be shuffled.
+    """
+    processes = workers if isinstance(workers, int) else _auto_workers()
+    if loader == "resident" and (collate or is_stream(dataset)):
+        raise SettingsError("--loader resident: not for a stream or with collate; use workers")
+    if is_stream(dataset):
+        if rank.size > 1:
+            raise SettingsError("a stream cannot be divided among several processes; use one")
+        if seed is not None:
+            raise JobError(
+                "job.batches(…, shuffle=True): a stream comes in its own order; leave shuffle out, "
+                "and shuffle in its __iter__"
+            )
+        stream = Stream(dataset, batch_size, device, processes, collate or trees.stacked)
+        return Batches(stream, batch_size, "workers")
+    dataset, indices = whole(dataset)
+    if not len(indices):
+        raise SettingsError("--dataset: one of its parts has no examples")
+    many = rank.size > 1
+    order = Slices(indices, batch_size, seed, rank) if many else Order(indices, batch_size, seed)
+    if loader == "resident" or (loader == "auto" and not collate and _fits(dataset, device)):
+        stored = store(dataset, device, partial(_everything, dataset, processes))
+        return Batches(Resident(stored, order, device), batch_size, "resident")
+    return Batches(Workers(dataset, order, device, processes, collate), batch_size, "workers")
+
+
+def _auto_workers() -> int:
+    return max(1, min(MOST_WORKERS, cores() - 1))
+
+
+def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
+    if is_stored(dataset, device) or (tensors(dataset) and device.type == "cpu"):
+        return True
+    example = fetch(dataset, torch.tensor([0]))
+    size = sum(leaf.nbytes for leaf in trees.leaves(example)) * len(cast(Sized, dataset))
+    return bool(size <= RESIDENT_FRACTION * free_memory(device))
+
+
+def _everything(dataset: Dataset[Any], processes: int) -> Any:
+    """Return all examples as one batch in the CPU's memory."""
+    if made_of := tensors(dataset):
+        return made_of
+    order = Order(torch.arange(len(cast(Sized, dataset))), 256, None)
+    with closing(Workers(dataset, order, torch.device("cpu"), processes, None)) as reading:
+        batches = list(reading.epoch(0, 0))
+    return trees.mapped(lambda *parts: torch.cat(parts), *batches)

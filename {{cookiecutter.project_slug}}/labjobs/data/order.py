@@ -1,0 +1,129 @@
+"""Which examples of a dataset make up which batch."""
+
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from labjobs.data import trees
+from labjobs.data.seeds import generator
+from labjobs.errors import SettingsError
+from labjobs.job.ranks import Rank
+
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch from examples, like the collate_fn of torch's DataLoader."""
+
+
+class Order:
+    """Which examples make up which batch, epoch by epoch; `examples` is how many an epoch has.
+
+    With a seed, each epoch is shuffled in its own way; without, the order is the dataset's. When
+    shuffling, a last batch with a single example is left out, because batch norm cannot handle it.
+    """
+
+    def __init__(self, indices: Tensor, batch_size: int, seed: int | None) -> None:
+        self._indices, self._seed = indices, seed
+        self.batch_size = batch_size
+        self.examples = len(indices)
+        if self.shuffled and self.examples > batch_size and self.examples % batch_size == 1:
+            self.examples -= 1
+
+    def __len__(self) -> int:
+        return -(-self.examples // self.batch_size)
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return self._seed is not None
+
+    def epoch(self, number: int) -> Tensor:
+        """Return indices (N,) into the dataset; runs of `batch_size` are the batches."""
+        if self._seed is None:
+            return self._indices
+        random = generator(self._seed, "order", number)
+        shuffle = torch.randperm(len(self._indices), generator=random)
+        return self._indices[shuffle[: self.examples]]
+
+    def sizes(self, done: int) -> Iterator[int]:
+        """Yield the number of examples in each batch of an epoch but the first `done`."""
+        for first in range(done * self.batch_size, self.examples, self.batch_size):
+            yield min(self.batch_size, self.examples - first)
+
+
+class Slices(Order):
+    """The part of each batch that one process of a job takes: a slice of consecutive examples. In
+    training, a process without an example of an epoch's small last batch gets one that it must not
+    count, so that all processes have the same number of batches. In evaluation, it has one batch
+    less. Raises SettingsError if there are more processes than examples in a batch.
+    """
+
+    def __init__(self, indices: Tensor, batch_size: int, seed: int | None, rank: Rank) -> None:
+        super().__init__(indices, batch_size, seed)
+        if batch_size < rank.size:
+            raise SettingsError(
+                f"job.batches(…, {batch_size}): fewer examples than {rank.size} processes; use one"
+            )
+        self._rank, self._whole_batch = rank, batch_size
+        self.batch_size = len(slice_of(batch_size, rank))
+        self.positions = self._positions()
+        """The positions of the examples in the order of all processes (N,)."""
+
+    def __len__(self) -> int:
+        return -(-len(self.positions) // self.batch_size)
+
+    def epoch(self, number: int) -> Tensor:
+        """Return indices (N,) into the dataset; runs of `batch_size` are the slices."""
+        return super().epoch(number)[self.positions]
+
+    def sizes(self, done: int) -> Iterator[int]:
+        """Yield the number of examples that all processes together have of each batch."""
+        for first in range(done * self._whole_batch, self.examples, self._whole_batch):
+            yield min(self._whole_batch, self.examples - first)
+
+    def _positions(self) -> Tensor:
+        whole_batches, last = divmod(self.examples, self._whole_batch)
+        firsts = self._whole_batch * torch.arange(whole_batches)
+        of_each = torch.tensor(slice_of(self._whole_batch, self._rank))
+        of_last = slice_of(last, self._rank)
+        if last and self.shuffled and not of_last:
+            of_last = range(1)
+        rest = self.examples - last + torch.tensor(of_last, dtype=torch.int64)
+        return torch.cat([(firsts[:, None] + of_each).flatten(), rest])
+
+
+def slice_of(size: int, rank: Rank) -> range:
+    """Return which of a batch's examples a process takes; the first processes may take one more."""
+    each, more = divmod(size, rank.size)
+    first = rank.number * each + min(rank.number, more)
+    return range(first, first + each + (rank.number < more))
+
+
+def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
+    """Return the dataset that a subset (or a subset of a subset) belongs to, and the indices (N,)
+    into it."""
+    indices = torch.arange(len(cast(Sized, dataset)))
+    while type(dataset) is Subset:  # a subclass may change the examples
+        indices = torch.as_tensor(dataset.indices)[indices]
+        dataset = dataset.dataset
+    return dataset, indices
+
+
+def tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
+    """Return the tensors whose rows are a dataset's examples; None if it is not made of such
+    tensors."""
+    if not isinstance(dataset, TensorDataset):
+        return None
+    as_they_are = type(dataset).__getitem__ is TensorDataset.__getitem__
+    return dataset.tensors if as_they_are else None
+
+
+def fetch(dataset: Dataset[Any], indices: Tensor, collate: Collate | None = None) -> Any:
+    """Return the batch of the examples at indices (B,), by default stacked. If the dataset has
+    `__getitems__`, which takes a list of indices, it is called once for all of them.
+    """
+    if tensors(dataset) and not collate:
+        return dataset[indices]
+    several, at = getattr(dataset, "__getitems__", None), indices.tolist()
+    return (collate or trees.stacked)(several(at) if several else [dataset[i] for i in at])

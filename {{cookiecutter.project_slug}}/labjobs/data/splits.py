@@ -1,0 +1,189 @@
+"""Holding out examples for validation and test.
+
+    train, test = split(dataset, 0.2, seed)                   # at random
+    train, test = split(dataset, 0.2, seed, labels=labels)    # the same fraction of each label
+    train, test = split(dataset, 0.2, seed, groups=patients)  # all examples of some patients
+    train, val = fold(train, 1, 5, seed, groups=patients)     # the first of five folds
+    check_groups(patients, train=train, val=val, test=test)   # wherever these parts come from
+
+`labels` and `groups` have a value, such as a number, a text or a tuple, for each example of the
+whole dataset, also where a part of it is split again. With both, each group must have one label.
+Parts keep the dataset's order, and the same arguments, if labels and groups are the same objects,
+give the same objects.
+"""
+
+from collections.abc import Iterator, Sized
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, Subset
+
+from labjobs.data.apportioning import apportioned, dealt, nearest
+from labjobs.data.order import whole
+from labjobs.data.remembering import remembered
+from labjobs.data.seeds import generator
+from labjobs.errors import SettingsError, first_line, require
+
+Values = Any
+"""A sequence, an array or a tensor (N,), with a value for each example of a whole dataset."""
+
+Ints = NDArray[np.int64]
+
+
+@remembered
+def split(
+    dataset: Dataset[Any],
+    fraction: float,
+    seed: int,
+    labels: Values | None = None,
+    groups: Values | None = None,
+) -> tuple[Subset[Any], Subset[Any]]:
+    """Return the dataset without a random fraction of its examples, and those examples.
+
+    With labels, the number of examples held out of each label is within one of that fraction. With
+    groups, whole groups are held out, and their number of examples is as near to the fraction as
+    the groups allow. Raises SettingsError if one of the two parts would be empty, or lack a label.
+    """
+    units = _units(dataset, labels, groups)
+    random = generator(seed, "split", len(units.sizes))
+    order = torch.randperm(len(units.sizes), generator=random).numpy()
+    wanted = apportioned(fraction, np.bincount(units.labels, units.sizes, 1), random)
+    held_out = np.zeros(len(units.sizes), dtype=bool)
+    for (alike, what), number in zip(units.by_label(order), wanted, strict=True):
+        chosen = nearest(units.sizes[alike], int(number))
+        if not 0 < len(chosen) < len(alike):
+            raise SettingsError(
+                f"--dataset: {what} are too few to hold out a fraction of {fraction}"
+            )
+        held_out[alike[chosen]] = True
+    return _parts(dataset, held_out[units.of])
+
+
+@remembered
+def fold(
+    dataset: Dataset[Any],
+    number: int,
+    count: int,
+    seed: int,
+    labels: Values | None = None,
+    groups: Values | None = None,
+) -> tuple[Subset[Any], Subset[Any]]:
+    """Return the dataset without one of its folds, and that fold; they are numbered from 1.
+
+    Each example is in one fold. The folds have the same number of examples, within one; with
+    labels, also the same number of each label. With groups, each group is in one fold, and folds
+    differ by at most the size of the largest group; with both, this holds for the examples of each
+    label. Raises SettingsError if there is no fold with this number, or if a fold would be empty,
+    or lack a label.
+    """
+    require(count > 1, "folds", count, "at least 2")
+    require(1 <= number <= count, "--fold", number, f"from 1 to {count}")
+    return _parts(dataset, _folds(dataset, count, seed, labels, groups) == number - 1)
+
+
+def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
+    """Raise SettingsError if examples of a group are in more than one part.
+
+    A part may also be given as the groups of its examples, for example if it comes from another
+    dataset.
+    """
+    first: dict[Any, str] = {}
+    twice: dict[Any, str] = {}
+    datasets = [whole(part)[0] for part in parts.values() if isinstance(part, Dataset)]
+    if any(dataset is not datasets[0] for dataset in datasets):
+        raise SettingsError(
+            "--dataset: its parts come from several datasets; give groups for each part"
+        )
+    for name, part in parts.items():
+        if part is None:
+            continue
+        found = _values(part, groups, "groups") if isinstance(part, Dataset) else _listed(part)
+        for group in _numbered(found, "groups")[1]:
+            if first.setdefault(group, name) != name:
+                twice.setdefault(group, name)
+    for group, name in twice.items():
+        others = f", and {len(twice) - 1} more" if len(twice) > 1 else ""
+        raise SettingsError(
+            f"--dataset: a group is in two parts: {group!r} in {first[group]} and {name}{others}"
+        )
+
+
+class _Units(NamedTuple):
+    """The units that are held out as a whole: groups of examples, or single examples."""
+
+    of: Ints  # (N,): the unit of each example
+    sizes: Ints  # (U,): its examples
+    labels: Ints  # (U,): its label, by number
+    names: list[Any]  # of the labels; empty if there are none
+    word: str  # for them: groups or examples
+
+    def by_label(self, order: Ints) -> Iterator[tuple[Ints, str]]:
+        """Yield the units of each label in this order, and what they are in words."""
+        ends = np.cumsum(np.bincount(self.labels, minlength=1))[:-1]
+        together = order[np.argsort(self.labels[order], kind="stable")]
+        for number, alike in enumerate(np.split(together, ends)):
+            label = f" with the label {self.names[number]!r}" if self.names else ""
+            yield alike, f"{len(alike)} {self.word}{label}"
+
+
+def _units(dataset: Dataset[Any], labels: Values | None, groups: Values | None) -> _Units:
+    count = len(cast(Sized, dataset))
+    of, grouped = np.arange(count), list[Any]()
+    label, names = np.zeros(count, dtype=int), list[Any]()
+    if groups is not None:
+        of, grouped = _numbered(_values(dataset, groups, "groups"), "groups")
+    if labels is not None:
+        label, names = _numbered(_values(dataset, labels, "labels"), "labels")
+    _, example = np.unique(of, return_index=True)  # one of each unit
+    label_of_unit = label[example]
+    for unit in of[label_of_unit[of] != label]:
+        raise SettingsError(f"--dataset: the group {grouped[unit]!r} has several labels")
+    return _Units(of, np.bincount(of), label_of_unit, names, "groups" if grouped else "examples")
+
+
+@remembered
+def _folds(
+    dataset: Dataset[Any], count: int, seed: int, labels: Values | None, groups: Values | None
+) -> Ints:
+    """The fold of each example (N,), from 0."""
+    units = _units(dataset, labels, groups)
+    random = generator(seed, "folds", len(units.sizes))
+    order = torch.randperm(len(units.sizes), generator=random).numpy()
+    folds, totals = np.zeros(len(units.sizes), dtype=int), [0] * count
+    for alike, what in units.by_label(order):
+        if len(alike) < count:
+            raise SettingsError(f"--dataset: {what} are too few for {count} folds")
+        folds[alike], totals = dealt(units.sizes[alike], totals)
+    return cast(Ints, folds[units.of])
+
+
+def _parts(dataset: Dataset[Any], held_out: NDArray[np.bool_]) -> tuple[Subset[Any], Subset[Any]]:
+    rest, chosen = (np.flatnonzero(each).tolist() for each in (~held_out, held_out))
+    return Subset(dataset, rest), Subset(dataset, chosen)
+
+
+def _values(part: Dataset[Any], values: Values, what: str) -> list[Any]:
+    """The values of a part's examples, taken from the values of the whole dataset."""
+    dataset, indices = whole(part)
+    listed, count = _listed(values), len(cast(Sized, dataset))
+    if len(listed) != count:
+        raise SettingsError(f"--dataset: {len(listed)} {what} for {count} examples; give one each")
+    return [listed[index] for index in indices.tolist()]
+
+
+def _listed(values: Values) -> list[Any]:
+    return list(values.tolist() if hasattr(values, "tolist") else values)
+
+
+def _numbered(values: list[Any], what: str) -> tuple[Ints, list[Any]]:
+    """Return a number for each value, and the values by number, in the order in which they
+    appear."""
+    numbers: dict[Any, int] = {}
+    try:
+        found = [numbers.setdefault(value, len(numbers)) for value in values]
+    except TypeError as error:
+        wanted = "give a number, a text or a tuple for each example"
+        raise SettingsError(f"--dataset: {what}: {first_line(error)}; {wanted}") from error
+    return np.array(found, dtype=int), [*numbers]

@@ -1,0 +1,182 @@
+"""Batches of a stream, whose examples come one after another, without an index.
+
+A stream is a torch IterableDataset. It may have
+
+    state_dict(), load_state_dict(state)   to continue after the last example that it gave; without
+                                           them, what a job has read is read again, and skipped
+    set_epoch(number)                      to be told how many times it has been read to its end
+    num_shards, shard(num_shards, index)   to be read in parts by several processes, as Hugging
+                                           Face's streams have it
+
+Parts take turns batch by batch, and their number does not depend on the machine: the batches are
+the same with any number of processes.
+"""
+
+import copy
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler
+
+from labjobs.data.order import Collate
+from labjobs.data.processes import Processes, Read, Readers
+from labjobs.data.stream_parts import Opening, Parts
+from labjobs.errors import JobError
+from labjobs.job.terminal import log
+
+MOST_PARTS = 8
+"""Parts that a stream is read in, if it has as many shards."""
+
+
+def is_stream(dataset: Any) -> bool:
+    """Return whether the examples of a dataset have no index."""
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
+class Place:
+    """How far a job has trained on a stream: up to the last batch that the loop was given."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.parts: list[bytes | None] = []
+        """The state of each part, pickled by the process that reads it; None before the first."""
+
+    def passed(self, state: bytes, parts: int) -> None:
+        """Record that the next batch was handed over, and the state of its part after it.
+
+        `parts` is the number of parts that take turns.
+        """
+        self.parts = self.parts or [None] * parts
+        self.parts[self.batches % parts] = state
+        self.batches += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of batches, and the state of each part."""
+        return {
+            "batches": self.batches,
+            "parts": [part and pickle.loads(part) for part in self.parts],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.batches = state["batches"]
+        self.parts = [part and pickle.dumps(part) for part in state["parts"]]
+
+
+class Stream:
+    """Has batches of a stream read by processes that live until `close`, and copies them to the
+    device. Each of several threads that iterate at once has processes of its own."""
+
+    def __init__(
+        self,
+        source: Any,
+        batch_size: int,
+        device: torch.device,
+        processes: int,
+        collate: Collate,
+    ) -> None:
+        self._parts = count = min(getattr(source, "num_shards", 1), MOST_PARTS)
+        processes = max(
+            (n for n in range(1, count + 1) if n <= processes and count % n == 0), default=0
+        )
+
+        def new() -> _Reader:
+            """Return a reader that starts at the beginning of the stream."""
+            own = (
+                source if processes else copy.deepcopy(source)
+            )  # other processes have a copy anyway
+            parts = Parts(own, self._parts, batch_size, collate)
+            return _Reader(parts, device, processes)
+
+        self._readers = Readers(new)
+
+    def once(self) -> Iterator[Any]:
+        """Yield the batches of one pass, on the device."""
+        ended = set[int]()
+        with self._readers.one() as reader:
+            for number, read in enumerate(reader.read(0, [None] * self._parts, endless=False)):
+                if read.about:
+                    yield read.batch
+                    continue
+                ended.add(number % self._parts)
+                if len(ended) == self._parts:
+                    return
+
+    def endless(self, place: Place) -> Iterator[tuple[Any, int]]:
+        """Yield batches from a place on, pass after pass, with the number of examples in each;
+        `place` is updated. Raises JobError if it is a place in another stream, or not in a
+        stream."""
+        states = place.parts or [None] * self._parts
+        if len(states) != self._parts:
+            raise JobError(
+                f"the stream of training examples has {self._parts} parts, but it had "
+                f"{len(states)} when the job was interrupted; --force starts over"
+            )
+        with self._readers.one() as reader:
+            reads = reader.read(place.batches, states, endless=True)
+            for read in _telling_skipped(reads, states):
+                place.passed(read.about.state, self._parts)
+                yield read.batch, read.about.examples
+
+    def close(self) -> None:
+        """End the processes; they start again when they are needed."""
+        self._readers.close()
+
+
+def _telling_skipped(reads: Iterator[Read], states: Sequence[bytes | None]) -> Iterator[Read]:
+    """Yield what is read; after every part has been opened, log how many examples had to be
+    skipped."""
+    known = [pickle.loads(state) for state in states if state]
+    skipped = sum(state["read"] for state in known if "source" not in state)
+    began = time.monotonic()
+    for number, read in enumerate(reads, start=1):
+        if skipped and number == len(states):
+            seconds = time.monotonic() - began
+            log.info(
+                f"{skipped:,} examples were read again and skipped in {seconds:.1f} s: "
+                "the stream has no state_dict()"
+            )
+        yield read
+
+
+class _Reader:
+    """The processes that read a stream for one thread."""
+
+    def __init__(self, parts: Dataset[Read], device: torch.device, processes: int) -> None:
+        self._turns = _Turns()
+        self._processes = Processes(parts, self._turns, device, processes)
+
+    def read(self, begin: int, states: Sequence[bytes | None], endless: bool) -> Iterator[Read]:
+        """Yield batches from number `begin` on, where the parts had these states."""
+        self._turns.begin = begin
+        self._turns.openings = [Opening(state, endless) for state in states]
+        self._processes.begin()
+        while True:
+            yield self._processes.next()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._processes.close()
+
+
+class _Turns(Sampler[Any]):
+    """Gives a DataLoader the number of each batch; the first batch of a part comes with how to open
+    the part.
+
+    Batch by batch the DataLoader's processes take turns, and so do the parts, whose number is a
+    multiple of theirs: each part is read by the same process all the time.
+    """
+
+    def __init__(self) -> None:
+        self.begin = 0
+        self.openings: list[Opening] = []
+
+    def __iter__(self) -> Iterator[tuple[int, Opening | None]]:
+        parts = len(self.openings)
+        for number in count(self.begin):
+            first = number < self.begin + parts
+            yield number, self.openings[number % parts] if first else None

@@ -1,0 +1,382 @@
+"""A job on disk: its id, the folder of its attempt and who owns that.
+
+`runs/<id>/<attempt>/` (attempts.py) holds plain files: `settings.json`, `code.json` (the code that
+its results are from), `data.jsonl` (the files that it has read so far), `spec.json` (what the
+network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
+`metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints), `shards.…/`
+(what several processes have written of them),
+`trained.json` (how long it has trained, written at the end of training), `cost.json` (what it has
+used, as seen by its courier), `predictions.npz`, `logged/` (images, texts, tables and files),
+`profile.txt`, `profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the
+courier has come), `outcome.json`, which is written last, and after --force `before/`, what there
+was until then.
+
+The lock is held by the process that trains, so an attempt has one owner on this disk, and a dead
+owner is noticed immediately. The `owner` in the lock file tells the tracking store which folder a
+run is from.
+"""
+
+import logging
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Generic, TextIO, TypeVar
+from uuid import uuid4
+
+from labjobs import locks
+from labjobs.cli.metrics import Metric, as_plain
+from labjobs.errors import JobError, SettingsError
+from labjobs.evidence import Fingerprint, running
+from labjobs.files import opened, read_record, record, write_record, write_text
+from labjobs.job import attempts, code, copies, data, identity, inputs, journal, lines, reads
+from labjobs.job.interruption import Interruption
+from labjobs.job.places import Places
+from labjobs.job.runtime import MATTER, Runtime
+from labjobs.job.scripts import DEFAULT
+from labjobs.job.terminal import Terminal, log
+from labjobs.paths import CODE, portable
+
+S = TypeVar("S")
+
+WIDTH = 512
+"""Bytes of a lock file."""
+
+RECORDS = ("settings.json", "outcome.json")
+"""Sealed files that say what the journal must contain."""
+
+STATUS = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "diverged": "FAILED",
+    "interrupted": "KILLED",
+    "paused": "KILLED",
+}
+"""MLflow's word for each way in which an attempt at a job can end."""
+
+
+class JobFolder(Generic[S]):
+    """A job's folder, `root`, and its attempt's, `path`. `journal` is there once it is open.
+
+    `runs_root` is where other jobs are.
+    """
+
+    journal: journal.Journal
+
+    def __init__(
+        self, settings: S, runtime: Runtime, metrics: Mapping[str, Metric], script: str = DEFAULT
+    ) -> None:
+        self.settings, self.runtime, self.metrics, self.script = settings, runtime, metrics, script
+        self.id = identity.job_id(settings, script)
+        self.label = f"job {self.id}"
+        self.runs_root = _absolute(runtime.runs_root)
+        self.root = self.runs_root / self.id
+        self.interruption = Interruption()
+        inputs.name(self.id, settings, script)
+
+    @property
+    def name(self) -> str:
+        """The settings that differ from their defaults, in one line; before them the script, if it
+        is not run.py."""
+        words = identity.as_words(self.settings)
+        return words if self.script == DEFAULT else f"{self.script} {words}"
+
+    @cached_property
+    def code(self) -> Fingerprint:
+        """The code that the job's results would depend on now."""
+        return inputs.present(self.settings, self.script, self.runs_root)
+
+    @cached_property
+    def path(self) -> Path:
+        """The folder of the attempt with the present data and the present code, or code accepted as
+        the same; with --continue-anyway, the folder of the last attempt that was stopped, if there
+        is no other."""
+        own = self.root / attempts.name(self.code.digest)
+        if not self.root.exists():
+            return own
+        if attempts.begun(own) and not self.change_since(own):
+            return own
+        newest_first = attempts.all_of(self.root)[::-1]
+        found = [path for path in newest_first if not self.change_since(path)]
+        if self.runtime.continue_anyway:
+            found += filter(attempts.can_go_on, newest_first)
+        return found[0] if found else attempts.free(own)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the attempt has left results or something to continue from."""
+        return attempts.begun(self.path)
+
+    @property
+    def latest(self) -> Path | None:
+        """The folder of the attempt or, if it has not begun, of the last one."""
+        return self.path if self.begun else next(iter(attempts.all_of(self.root)[::-1]), None)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where the job's data lies."""
+        return Places(self.runtime.data_root.expanduser().absolute(), self.root.parent)
+
+    def change_since(self, attempt: Path) -> str:
+        """Return how the code, or else the data, has changed since an attempt, in a few words;
+        empty if neither has."""
+        return code.difference(attempt, self.code) or data.difference(attempt, self.places)
+
+    @property
+    def change(self) -> str:
+        """How the code or the data has changed since the latest attempt began; empty if neither
+        has."""
+        return self.change_since(self.latest) if self.latest else ""
+
+    @property
+    def changed(self) -> str:
+        """Which of them has changed: `code` or `data`."""
+        code_has = not self.latest or code.difference(self.latest, self.code)
+        return "code" if code_has else "data"
+
+    def fits(self, code_digest: str, data_digest: str) -> bool:
+        """Return whether results of the given code and data count as results of the present code
+        and data."""
+        fits = not data_digest or data.fits(data_digest, self.places)
+        return fits and code.fits(code_digest, self.code)
+
+    @property
+    def starts_over(self) -> bool:
+        """Whether the next attempt begins anew because the code or the data has changed: the last
+        one failed or left no checkpoint."""
+        latest = self.latest
+        if latest is None or not self.change:
+            return False
+        finished = attempts.status(latest) == "finished"
+        return not finished and not attempts.can_go_on(latest)
+
+    @property
+    def redone(self) -> bool:
+        """Whether --force has begun the attempt anew, and it has not finished since."""
+        return (self.path / attempts.BEFORE).exists()
+
+    @property
+    def pause_after(self) -> str:
+        """Where the job should pause; empty if it should not."""
+        return str(self.runtime.pause_after or "")
+
+    def make(self) -> None:
+        """Make sure that the job can write; raises SettingsError if it cannot."""
+        old = self.latest if self.starts_over else None
+        try:
+            if old and attempts.status(old) != "diverged":
+                attempts.replace(old, self.path)
+            self.path.mkdir(parents=True, exist_ok=True)
+            os.close(locks.opened(self.path / "lock"))
+        except OSError as error:
+            raise SettingsError(
+                f"--runs-root: cannot write in {self.path}: {error.strerror}"
+            ) from error
+
+    def note_reads(self) -> None:
+        """From now on, record which files this process reads, in addition to those that the attempt
+        has read."""
+        if self.runtime.force or self.starts_over or self.finished():
+            reads.forget(self.path)
+        notes = data.begin(self.path, self.places)
+        notes.add(data.read_by(inputs.attempts_at(self.settings, self.runs_root)))
+        reads.note_from_now_on(notes)
+
+    def take(self) -> None:
+        """Become the job's owner on this disk; raises JobError if another process is."""
+        lock = locks.take(self.path / "lock")
+        if lock is None:
+            held = read_record(self.path / "lock")
+            who = f"process {held['pid']} on {held['host']}" if held else "its lock says not where"
+            raise JobError(f"is running already ({who})")
+        self._lock = lock
+        self.owner = _owner(lock, self.path)
+        self._since_the_last = self.change, self.changed, self.starts_over
+
+    def discard(self) -> None:
+        """Remove the folders again if they are empty."""
+        if all(file.name == "lock" or reads.are_in(file) for file in self.path.iterdir()):
+            (self.path / "lock").unlink()
+            reads.forget(self.path)
+            self.path.rmdir()
+            with suppress(OSError):  # there are other attempts
+                self.root.rmdir()
+
+    def open(self) -> None:
+        """Begin, or continue what an earlier attempt left; with --force, start over.
+
+        Damaged files are repaired, and the log says so.
+        """
+        self._open_log()
+        change, changed, anew = self._since_the_last
+        before = lines.record_of(self.latest, "settings.json") if self.latest else {}
+        after = before.get("journal", {}).get("journal", "")
+        if anew:
+            log.info("starting over, since the %s has changed (%s)", changed, change)
+        if self.runtime.force:
+            attempts.put_aside(self.path)
+        elif self.finished() or anew:
+            for name in (lines.FILE, *RECORDS, attempts.TRAINED, "best.pt", *attempts.CHECKPOINTS):
+                (self.path / name).unlink(missing_ok=True)
+        self._data = data.digest(self.path)
+        for name in RECORDS:
+            if (self.path / name).exists() and not lines.record_of(self.path, name):
+                log.warning("%s was damaged; it is written again", name)
+        for file in filter(reads.damaged, self.path.glob(reads.FILES)):
+            log.warning(
+                "%s was damaged; some of the data that the job has read cannot be checked",
+                file.name,
+            )
+        if not self.begun:
+            code.keep(self.path, self.code)
+            for advice in self.code.advice:
+                log.info("%s", advice)
+        elif change and changed == "code":
+            code.keep_mixed(self.path)
+        elif change:
+            self._data = data.MIXED
+        elif not code.recorded(self.path):
+            log.warning("%s was damaged; it is written again", code.FILE)
+            code.keep(self.path, self.code)
+        log_every = self.runtime.log_every
+        self.journal = journal.Journal(self.path, log_every, code.digest(self.path), after)
+        if self.journal.damage:
+            log.warning("%s", self.journal.damage)
+        (self.path / "outcome.json").unlink(missing_ok=True)
+        if log_every not in ("auto", self.journal.log_every):
+            log.warning(
+                "--log-every stays %s, the value that this job began with", self.journal.log_every
+            )
+        self._copies = copies.keep(self.root.parent)
+        self._write_settings()
+        log.info("%s: %s", self.label, self.name)
+        self._watch = running.begin(CODE)
+
+    def _write_settings(self) -> None:
+        about = {
+            "schema": 1,
+            "id": self.id,
+            "name": self.name,
+            "script": self.script,
+            "settings": identity.identity(self.settings),
+            "runtime": self._runtime(),
+            "metrics": as_plain(self.metrics),
+            "owner": self.owner,
+            "code": code.digest(self.path),
+            "data": self._data,
+            "journal": self.journal.start,
+        }
+        if found := inputs.attempts_at(self.settings, inputs.runs_root(self.runs_root)):
+            about["inputs"] = {path.parent.name: path.name for path in found}
+        write_record(self.path / "settings.json", about | self._copies)
+
+    def _runtime(self) -> dict[str, Any]:
+        """The flags that can change bits and are not at their defaults."""
+        given = {name: getattr(self.runtime, name) for name in MATTER}
+        return {k: v for k, v in given.items() if v != getattr(Runtime, k)}
+
+    def keep_changes(self, diff: str) -> None:
+        """Write down how the code differs from its commit."""
+        path = self.path / "changes.diff"
+        write_text(path, diff) if diff else path.unlink(missing_ok=True)
+
+    def close(self, status: str, said: str) -> None:
+        """Write down how the job ended, a word of STATUS, and its last line."""
+        self._widen_code()
+        self._data = self._data_read()
+        if self._data:
+            self.journal.tags({"data": self._data})
+        self.journal.close(STATUS[status])
+        outcome = {
+            "schema": 1,
+            "id": self.id,
+            "status": status,
+            "said": said,
+            "data": self._data,
+            "data_root": portable(self.places.data_root),
+            "pause_after": self.pause_after,
+            "journal": self.journal.start["journal"],
+            "lines": self.journal.lines,
+        }
+        write_record(self.path / "outcome.json", outcome)
+        data.forget_notes(self.path)
+        if status == "finished":
+            shutil.rmtree(self.path / attempts.BEFORE, ignore_errors=True)
+
+    def _widen_code(self) -> None:
+        """Add functions to the job's code that have run although its fingerprint lacks them."""
+        names = code.widen(self.path, self.code, self.script, self._watch.ran)
+        if names:
+            line = "added to the job's fingerprint, since it ran: %s; see docs/evidence.md"
+            log.warning(line, ", ".join(names))
+            self._write_settings()
+            self.journal.tags({"code": code.digest(self.path)})
+
+    def _data_read(self) -> str:
+        """The digest of what the attempt has read, now that it ends."""
+        if self._data != data.MIXED and (change := data.difference(self.path, self.places)):
+            log.warning("the data has changed while the job ran (%s)", change)
+            return data.MIXED
+        return data.keep(self.path, self.places, self._data)
+
+    def outcome(self) -> dict[str, Any]:
+        """How the latest attempt ended; empty if it has not ended, or if the record cannot be
+        read."""
+        latest = self.latest
+        return lines.record_of(latest, "outcome.json") if latest else {}
+
+    def finished(self) -> bool:
+        """Whether the attempt finished the job, and its journal and records are undamaged."""
+        if not self.begun:
+            return False
+        outcome = self.outcome()
+        if outcome.get("status") != "finished" or not lines.record_of(self.path, "settings.json"):
+            return False
+        try:
+            return lines.count(self.path / lines.FILE) == int(outcome["lines"])
+        except (OSError, JobError):
+            return False
+
+    def _open_log(self) -> None:
+        file = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        log.handlers = [file] if self.runtime.quiet else [file, Terminal()]
+        log.setLevel(logging.INFO)
+        logging.raiseExceptions = (
+            False  # a full disk is reported once, without a trace for each log line
+        )
+
+
+@cache  # thousands of jobs in a sweep have the same one
+def _absolute(runs_root: Path) -> Path:
+    return runs_root.expanduser().resolve()
+
+
+def owner_of(folder: Path) -> str:
+    """The word that identifies an attempt's folder whose lock this process does not hold; empty if
+    there is none yet."""
+    records = (lines.record_of(folder, name) for name in ("lock", "settings.json"))
+    return next((str(each["owner"]) for each in records if each), "")
+
+
+def _owner(lock: TextIO, folder: Path) -> str:
+    """The word that identifies the folder, made once; records in the lock file who holds the lock
+    now.
+
+    If the lock file is damaged, settings.json has the word too.
+    """
+    file = lock.fileno()
+    held = opened(os.pread(file, WIDTH, 0).rstrip(b" "))
+    if held.get("id") != folder.parent.name:
+        held = lines.record_of(folder, "settings.json")
+    owner = str(held.get("owner") or uuid4().hex)
+    now = {"id": folder.parent.name, "owner": owner, "pid": os.getpid(), "host": platform.node()}
+    os.pwrite(
+        file, record(now).ljust(WIDTH), 0
+    )  # replaced as a whole: a reader never sees half of it
+    os.ftruncate(file, WIDTH)
+    os.fsync(file)
+    return owner

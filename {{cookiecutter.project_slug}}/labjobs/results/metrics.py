@@ -1,0 +1,182 @@
+"""The metrics of jobs, as their project declared them when they ran."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from labjobs.cli.metrics import Metric, from_plain
+from labjobs.errors import SettingsError
+from labjobs.results.style import number, sentence
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Part = Literal["train", "val", "test"]
+
+WORDS = {"train": "training", "val": "validation", "test": "test"}
+
+DECLARED = "declared metrics"
+"""The column of a table of jobs that has the declarations, as JSON. No setting can have a name with
+a space."""
+
+
+CURE = "name the values to draw in ONLY of plot.py"
+"""What to do if jobs differ in too many settings for a figure."""
+
+
+class NoResults(Exception):
+    """There is nothing correct to draw. Its text is one line: the cause and what to do."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric on one part of the data. As text it is what captions call it."""
+
+    name: str
+    declared: Metric
+    part: Part | None = None
+
+    def __str__(self) -> str:
+        label = self.declared.label or self.name.replace("_", " ")
+        return f"{WORDS[self.part]} {label}" if self.part else label
+
+    @property
+    def key(self) -> str:
+        """The name it is logged by, such as `val_loss`."""
+        return f"{self.part}_{self.name}" if self.part else self.name
+
+    @property
+    def result(self) -> str:
+        """The name of a job's single result: on validation data, the result of its best weights."""
+        return f"best_{self.key}" if self.part == "val" else self.key
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis."""
+        return f"{self} ({self.declared.unit})" if self.declared.unit else str(self)
+
+    @property
+    def goal(self) -> str:
+        """Its target: `≥ 0.95`, `≤ 5 mmHg`."""
+        assert self.declared.target is not None
+        unit = f" {self.declared.unit}" if self.declared.unit else ""
+        return f"{'≥' if self.sign > 0 else '≤'} {number(self.declared.target)}{unit}"
+
+    @property
+    def title(self) -> str:
+        """How a caption begins."""
+        return sentence(str(self))
+
+    @property
+    def log(self) -> bool:
+        """Whether axes, means and intervals are logarithmic."""
+        return self.declared.scale == "log"
+
+    @property
+    def sign(self) -> int:
+        """1 if higher is better, else -1."""
+        return 1 if self.declared.better == "higher" else -1
+
+    @property
+    def within(self) -> tuple[float, float]:
+        """The least and the largest value possible."""
+        low, high = self.declared.range
+        return -np.inf if low is None else low, np.inf if high is None else high
+
+    def of(self, part: Part | None) -> "Measured":
+        """Return the same metric on another part of the data, or on none in particular."""
+        return Measured(self.name, self.declared, part)
+
+    def checked(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Return values as an array. Raises NoResults if its scale cannot show them."""
+        each = np.asarray(values, dtype=float)
+        if self.log and (each <= 0).any():
+            cure = 'declare scale="linear" in METRICS'
+            raise NoResults(f"{self} is not always above 0, so it has no logarithm; {cure}")
+        return each
+
+
+THROUGHPUT = Measured(
+    "examples_per_second",
+    Metric(better="higher", label="training examples per second", range=(0, None)),
+)
+"""What every job measures."""
+
+
+def declared(jobs: "pd.DataFrame") -> dict[str, Metric]:
+    """Return the metrics that the jobs declare, by name; if there are several declarations, the
+    newest. Raises NoResults if one name has two directions.
+    """
+    metrics: dict[str, Metric] = {}
+    directions: dict[tuple[str, str], list[str]] = {}
+    for text, alike in jobs.sort_values("ended").groupby(DECLARED, sort=False):
+        metrics |= _read(str(text))
+        for name, metric in _read(str(text)).items():
+            directions.setdefault((name, metric.better), []).extend(alike["job_id"])
+    for name in metrics:
+        if {(name, "lower"), (name, "higher")} <= {*directions}:
+            raise NoResults(_two_directions(name, directions))
+    return metrics
+
+
+def monitored(jobs: "pd.DataFrame") -> Measured:
+    """Return the metric by which jobs are chosen: the one that most jobs monitor on validation
+    data. If `monitor` is `none`, it is the first declared metric with validation values, else with
+    training values, else with values that belong to no part of the data, as for a script that does
+    not train. Raises NoResults if the jobs have no such values.
+    """
+    metrics = declared(jobs)
+    monitors = jobs.get("monitor", jobs["job_id"].map(lambda _: "none"))
+    name = str(monitors.mode()[0]).removeprefix("val_")
+    if name in metrics:
+        return Measured(name, metrics[name], "val")
+    parts: tuple[Part | None, ...] = ("val", "train", None)
+    for part in parts:
+        for name, metric in metrics.items():
+            if (found := Measured(name, metric, part)).key in jobs:
+                return found
+    raise NoResults("the jobs have no values of a declared metric; declare it in METRICS")
+
+
+def chooser(jobs: "pd.DataFrame") -> Measured:
+    """Return the monitored metric, by which settings are chosen and ranked.
+
+    Raises NoResults if it is not measured on validation data.
+    """
+    metric = monitored(jobs)
+    if metric.part != "val":
+        raise NoResults("there are no validation results to choose by; hold out validation data")
+    return metric
+
+
+def with_target(jobs: "pd.DataFrame") -> Measured:
+    """Return the metric on validation data for the time to its target: the monitored metric, else
+    the first one with a target. Raises NoResults if no metric has a target."""
+    metric = monitored(jobs)
+    others = [Measured(name, each, "val") for name, each in declared(jobs).items()]
+    for each in (metric, *others):
+        if each.part == "val" and each.declared.target is not None and each.key in jobs:
+            return each
+    raise NoResults("no validation metric has a target; declare one in METRICS with target=…")
+
+
+@cache
+def _read(text: str) -> dict[str, Metric]:
+    try:
+        return from_plain(json.loads(text))
+    except (ValueError, SettingsError) as error:
+        raise NoResults(f"the metrics that the jobs declare cannot be read: {error}") from error
+
+
+def _two_directions(name: str, directions: dict[tuple[str, str], list[str]]) -> str:
+    lower, higher = (directions[name, better] for better in ("lower", "higher"))
+    few = min(lower, higher, key=len)
+    return (
+        f"lower {name} is better in {len(lower)} of the jobs, higher in {len(higher)}; run those "
+        f"declared wrongly again with --force, or delete them ({', '.join(few[:3])}"
+        f"{', …' if len(few) > 3 else ''})"
+    )

@@ -1,0 +1,258 @@
+"""What is drawn on axes, from tables of jobs and their curves.
+
+Every function shows all results: each seed in addition to the mean, its interval, and jobs that
+diverged or never reached a target. Metrics with a logarithmic scale have geometric means.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from labjobs.results import text
+from labjobs.results.figures import log_scale
+from labjobs.results.groups import finite
+from labjobs.results.metrics import Measured, NoResults
+from labjobs.results.statistics import Interval, kaplan_meier, mean_interval
+from labjobs.results.style import COLOURS, PLAIN, Look, looks, names, numbers, setting
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+OPEN: dict[str, Any] = {"markersize": 3, "markerfacecolor": "white", "markeredgewidth": 0.6}
+
+MANY = 10_000
+"""Number of points from which faint curves are stored in a PDF as an image, so that it stays
+small."""
+
+SLOTS = 0.5
+"""Fraction of the distance between two positions that the series around a position take."""
+
+WIDEST = 0.1
+"""Largest fraction of the axis that a series takes, so that none seems to have another value."""
+
+DECADE = 10
+"""Ratio of the largest to the smallest value of a setting from which its axis is logarithmic."""
+
+FILLED = 0.5
+"""Fraction of a map's cells that must have a value."""
+
+
+def bands(
+    ax: "Axes", curves: "pd.DataFrame", label: str, metric: Measured, look: Look = PLAIN
+) -> None:
+    """Draw repeated curves faintly, their mean over them, and its 95 % t interval as a band.
+
+    curves: columns job_id, step (whole numbers) and value. Mean and band end where the first curve
+    ends, and the band stays within the metric's range. A single curve has no band. Raises NoResults
+    if the curves have no step in common, as with folds of different sizes.
+    """
+    from matplotlib.collections import LineCollection
+
+    table = curves.pivot(index="step", columns="job_id", values="value")
+    steps, values = table.index.to_numpy(), metric.checked(table)
+    whole = np.isfinite(values).all(axis=1)
+    if (curves.groupby("step").size() < table.shape[1]).all():
+        whose = f" of {label}" if label else ""
+        cure = "give --eval-every in steps, such as 50"
+        raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
+    mean, low, high = _interval(values[whole], metric)
+    each = [np.column_stack([steps, curve]) for curve in values.T]
+    faint: Any = {"colors": look.colour, "linewidths": 0.4, "alpha": 0.45}
+    ax.add_collection(LineCollection(each, rasterized=values.size > MANY, **faint))
+    ax.fill_between(steps[whole], low, high, color=look.colour, alpha=0.15, linewidth=0)
+    marker = look.marker if whole.sum() == 1 else None
+    line = {"color": look.colour, "linestyle": look.line, "marker": marker, "label": label}
+    ax.plot(steps[whole], mean, **line)
+    ax.autoscale_view()
+    ax.locator_params(axis="x", integer=True, nbins=5)
+
+
+def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measured) -> None:
+    """Draw the results of series of jobs, by their names, against a setting `x`: each job an open
+    point, and the means of a series joined by a line with 95 % t intervals.
+
+    Series stand side by side around their place, and the points of a mean to its right, so that
+    nothing hides another. The axis is logarithmic if values are above 0 and span a decade. A job
+    that diverged is a cross on the worse edge.
+    """
+    values = np.unique([value for own in jobs.values() for value in own[x]])
+    log = bool(values[0] > 0 and values[-1] >= DECADE * values[0])
+    gaps = np.diff(np.log10(values) if log else values)
+    gap = gaps.min() if len(gaps) else 1.0
+    margin = max(0.7 * gap, 0.05 * gaps.sum())
+    width = gaps.sum() + 2 * margin
+    place = _Place(log, min(SLOTS * gap / len(jobs), WIDEST * width))
+    ax.set_xlabel(setting(x))
+    if log:
+        log_scale(ax.xaxis)
+    ax.set_xlim(place.at(values[0], -margin), place.at(values[-1], margin))
+    for index, (name, look) in enumerate(looks(jobs).items()):
+        aside = (index - (len(jobs) - 1) / 2) * place.step
+        _one_series(ax, jobs[name].groupby(x), metric, place, aside, look, name)
+
+
+class _Place(NamedTuple):
+    """Positions of marks on an axis: offsets from a value, or factors on a logarithmic axis."""
+
+    log: bool
+    step: float
+
+    def at(self, value: float, aside: Any) -> Any:
+        """The position next to a value."""
+        return value * 10.0**aside if self.log else value + aside
+
+    def right_of(self, value: float, aside: float, count: int) -> Any:
+        """Positions for this many marks to the right of the mean."""
+        return self.at(value, aside + self.step * np.linspace(0.25, 0.7, count))
+
+
+def _one_series(
+    ax: "Axes",
+    by_value: Iterable[tuple[Any, "pd.DataFrame"]],
+    metric: Measured,
+    place: _Place,
+    aside: float,
+    look: Look,
+    name: str,
+) -> None:
+    edge, height = ax.get_xaxis_transform(), 0.02 if metric.sign > 0 else 0.98
+    means = []
+    for value, repeated in by_value:
+        lost = int(repeated["diverged"].sum())
+        right = place.right_of(value, aside, lost)
+        ax.plot(right, [height] * lost, "x", color=look.colour, transform=edge)
+        results = finite(repeated, metric.result).to_numpy()
+        right = place.right_of(value, aside, len(results))
+        ax.plot(right, results, look.marker, color=look.colour, **OPEN)
+        if len(results):
+            mean, low, high = _interval(results, metric)
+            ax.plot([place.at(value, aside)] * 2, [low, high], color=look.colour, linewidth=0.7)
+            means.append((place.at(value, aside), mean))
+    line = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+    ax.plot(*np.reshape(means, (-1, 2)).T, label=name, zorder=3, **line)
+
+
+def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Measured) -> None:
+    """Draw the mean result for each row of jobs, by their names, and each value of a setting `x` as
+    a map of colours: better is brighter, with the number in each cell that is wide enough. A cell
+    without a result has a dash. Raises NoResults if most cells have none.
+    """
+    columns = names(value for row in rows.values() for value in row[x])
+    grid = np.full((len(rows), len(columns)), np.nan)
+    for place, row in enumerate(rows.values()):
+        for column, value in enumerate(columns):
+            results = finite(row[[each == value for each in row[x]]], metric.result)
+            grid[place, column] = _interval(results, metric).mean if len(results) else np.nan
+    if np.isfinite(grid).mean() < FILLED:
+        known = f"only {np.isfinite(grid).sum()} of {grid.size} pairs have a result"
+        raise NoResults(f"{known}, too few for a map; make a grid of two settings in run.sh")
+    colours = "viridis" if metric.sign > 0 else "viridis_r"
+    image = ax.imshow(grid, cmap=colours, norm="log" if metric.log else None, aspect="auto")
+    text.name_rows(ax, list(rows))
+    ax.set_xlabel(setting(x))
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    cell = text.name_columns(ax, list(columns.values()))
+    texts = numbers(grid.flat)
+    if not all(text.fits(each, cell) for each in texts):
+        fig = ax.get_figure(root=True)
+        assert fig
+        fig.colorbar(image, ax=ax)
+        return
+    for ((row, column), value), each in zip(np.ndenumerate(grid), texts, strict=True):
+        colour = "black" if np.isnan(value) else _on(image, value)
+        ax.text(column, row, each, color=colour, **text.IN_CELL)
+
+
+def _on(image: Any, value: float) -> str:
+    """The colour of text on the colour of a value, chosen by luminance (Rec. 709)."""
+    luminance = np.dot(image.cmap(image.norm(value))[:3], (0.2126, 0.7152, 0.0722))
+    return "white" if luminance < 0.5 else "black"
+
+
+def ranking(
+    ax: "Axes",
+    samples: "Mapping[str, pd.Series[Any]]",
+    metric: Measured,
+    tested: "Mapping[str, pd.Series[Any]] | None" = None,
+) -> None:
+    """Draw groups of results one below another: each result an open point, the mean a dot with its
+    95 % t interval. The same groups' test results stand below them, in another colour."""
+    of_tests = metric.of("test"), tested or {}, Look(COLOURS[1], marker="s"), 0.2
+    both = [(metric, samples, PLAIN, -0.2 if tested else -0.08), of_tests]
+    for measured, each, look, up in both:
+        line: dict[str, Any] = {"color": look.colour, "linestyle": "none", "marker": look.marker}
+        for row, name in enumerate(samples):
+            if name in each:
+                mean, low, high = _interval(each[name], measured)
+                ax.plot([low, high], [row + up] * 2, color=look.colour, linewidth=0.9)
+                ax.plot(mean, row + up, zorder=3, label=str(measured), **line)
+                ax.plot(each[name], np.full(len(each[name]), row + up + 0.16), **line | OPEN)
+    text.name_rows(ax, list(samples))
+    ax.set_ylim(len(samples) - 0.4, -0.6)
+    ax.grid(axis="y", linewidth=0.3)
+    if not metric.log:
+        ax.locator_params(axis="x", nbins=4)
+
+
+def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Look = PLAIN) -> None:
+    """Draw a Kaplan–Meier curve: the fraction of jobs that has reached a target, by time, with its
+    95 % interval.
+
+    `times` (n,) is when each job reached it, NaN if it never did: such jobs are vertical ticks at
+    the time at which they ended, `ended` (n,). Lines end a little after the last of these times.
+    """
+    came, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
+    curve, never = kaplan_meier(came, last), np.isnan(came)
+    x = np.concatenate([[0], curve.times, [1.1 * np.where(never, last, came).max()]])
+    fractions = _from_the_start(curve.fractions)
+    step = {"drawstyle": "steps-post", "color": look.colour, "linestyle": look.line}
+    ax.plot(x, fractions, label=label, **step)
+    low, high = _from_the_start(curve.low), _from_the_start(curve.high)
+    ax.fill_between(x, low, high, step="post", color=look.colour, alpha=0.12, linewidth=0)
+    at = fractions[np.searchsorted(x, last[never], side="right") - 1]
+    ax.plot(last[never], at, "|", color=look.colour, markersize=7, markeredgewidth=1)
+    ax.set_ylim(-0.03, 1.03)
+    ax.set_xlim(0, max(x[-1], ax.get_xlim()[1]))  # limits that are set do not adapt any more
+
+
+def _from_the_start(fractions: NDArray[Any]) -> NDArray[Any]:
+    """From none at the start to the last for ever."""
+    known = np.concatenate([[0], fractions])
+    return np.append(known, known[-1])
+
+
+def _interval(samples: ArrayLike, metric: Measured) -> Interval:
+    """The mean, and its interval within the metric's range."""
+    mean, low, high = mean_interval(metric.checked(samples), metric.log)
+    return Interval(mean, np.clip(low, *metric.within), np.clip(high, *metric.within))
+
+
+def confusion(
+    ax: "Axes", labels: NDArray[Any], predicted: NDArray[Any], classes: Sequence[str]
+) -> None:
+    """Draw a confusion matrix of true and predicted classes, numbers or booleans (N,), by the names
+    of the classes (K,): rows are true classes, colours the fractions of a row, and the counts are
+    in the cells that are wide enough."""
+    counts = np.zeros((len(classes), len(classes)), dtype=int)
+    np.add.at(counts, (labels.astype(int), predicted.astype(int)), 1)
+    fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+    ax.spines[:].set_visible(True)
+    texts = [_shortened(str(name).replace("$", r"\$")) for name in classes]
+    shown = text.named(len(classes))
+    ax.set_yticks(shown, [texts[row] for row in shown])
+    cell = text.name_columns(ax, texts)
+    if not text.fits(str(counts.max()), cell):
+        return
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            colour = "white" if fractions[row, column] > 0.5 else "black"
+            ax.text(column, row, str(count), color=colour, **text.IN_CELL)
+
+
+def _shortened(name: str, most: int = 16) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"

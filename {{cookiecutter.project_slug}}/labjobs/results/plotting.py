@@ -1,0 +1,201 @@
+"""The command line of plot.py: from a store's jobs to the files of its figures."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labjobs.errors import SettingsError, did_you_mean
+from labjobs.job.scripts import DEFAULT
+from labjobs.job.terminal import counted
+from labjobs.paths import PROJECT
+from labjobs.results import figure_files, figures, groups, provenance, style, tables, venues
+from labjobs.results.metrics import NoResults, chooser, declared
+from labjobs.tracking import reading
+from labjobs.tracking.experiment import experiment_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Drawing = Callable[["pd.DataFrame"], tuple[Any, str]]
+"""From a table of jobs to a figure and its caption."""
+
+
+def main(
+    kind: type[Any],
+    of_all: Mapping[str, Drawing],
+    of_one: Mapping[str, Drawing],
+    only: Mapping[str, Any],
+    labels: Mapping[str, str],
+    script: str = DEFAULT,
+) -> int:
+    """Draw figures, by their names: figures `of_all` jobs that have the settings of `only`, and
+    figures `of_one` of these jobs, by default the best on validation data.
+
+    The jobs all belong to one script, `run` for run.py; `kind` is the class of their settings.
+    `labels` are what settings are called in figures.
+    Returns the exit status: 1 if a figure would not print correctly, or none could be drawn.
+    """
+    args = _parser().parse_args()
+    try:
+        if args.provenance:
+            print(provenance.as_lines(provenance.read(args.provenance)))
+            return 0
+        if args.venue == "list":
+            print(venues.listing())
+            return 0
+        return _draw_all(args, kind, script, of_all, of_one, only, labels)
+    except SettingsError as error:
+        status, said = 2, str(error)
+    except (NoResults, OSError) as error:
+        status, said = 1, str(error)
+    print(f"plot.py: {said}", file=sys.stderr)
+    return status
+
+
+def _draw_all(
+    args: argparse.Namespace,
+    kind: type[Any],
+    script: str,
+    of_all: Mapping[str, Drawing],
+    of_one: Mapping[str, Drawing],
+    only: Mapping[str, Any],
+    labels: Mapping[str, str],
+) -> int:
+    venue, kinds = venues.named(args.venue), _kinds(args.format)
+    style.label_settings(labels)
+    if args.experiment == experiment_name():
+        reading.settle(args.experiment)
+    every = tables.jobs(args.experiment, kind, script)
+    jobs = tables.only(every, only)
+    if not args.any_code:
+        jobs = _without_earlier_trials(jobs)
+    declared(jobs)  # no figure can be correct if a metric has two directions
+    mixed = _other_code(jobs, args.any_code)
+    _check_job(args.job, every)
+    figures.use(venue)
+    left_out: dict[str, list[str]] = {}
+    right = []
+    for name, drawing in {**of_all, **of_one}.items():
+        try:
+            shown = jobs if name in of_all else _one(args.job, every, jobs)
+            about = provenance.provenance(shown) | {"venue": venue.name}
+            figure, caption = drawing(shown)
+            drawn = figure, caption + (mixed if name in of_all else "")
+            right.append(_draw(args, name, drawn, about, venue, kinds))
+        except NoResults as error:
+            left_out.setdefault(str(error), []).append(name)
+    for why, names in left_out.items():
+        print(f"left out {', '.join(names)}: {why}", file=sys.stderr)
+    return 0 if right and all(right) else 1
+
+
+def _draw(
+    args: argparse.Namespace,
+    name: str,
+    drawn: tuple[Any, str],
+    about: dict[str, Any],
+    venue: venues.Venue,
+    kinds: Sequence[str],
+) -> bool:
+    """Write a figure, and print the path and the printed size of its files; return whether it
+    prints correctly."""
+    checked = not args.unchecked
+    try:
+        files = figure_files.save(drawn[0], args.out / name, drawn[1], about, venue, checked, kinds)
+    except figure_files.Misprint as error:
+        for line in str(error).splitlines():
+            print(f"{name}: {line}", file=sys.stderr)
+        print(f"{name}: not written; --unchecked writes it anyway", file=sys.stderr)
+        return False
+    for path, width, height in files:
+        print(f"{path}  {width:g} x {height:g} in")
+    return True
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Draw the figures from finished jobs.")
+    add = parser.add_argument
+    add(
+        "--out",
+        type=Path,
+        default=PROJECT / "figures",
+        help="folder for the figures (default: figures)",
+    )
+    add(
+        "--experiment",
+        default=experiment_name(),
+        help="experiment in the store (default: %(default)s)",
+    )
+    add(
+        "--venue",
+        default=venues.DEFAULT,
+        help="venue to draw for; `list` shows all with their sizes",
+    )
+    known = ", ".join(provenance.METADATA)
+    add("--format", default="pdf,png", help=f"{known}; several with commas (default: %(default)s)")
+    add("--job", default="", metavar="ID", help="job for figures of one job (default: the best)")
+    add("--unchecked", action="store_true", help="write figures even if the print check fails")
+    add("--any-code", action="store_true", help="also draw jobs with other code or data")
+    add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
+    return parser
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = text.split(",")
+    for kind in kinds:
+        if kind not in provenance.METADATA:
+            known = did_you_mean(kind, provenance.METADATA)
+            raise SettingsError(f"--format {text}: unknown format {kind!r}; {known}")
+    return kinds
+
+
+def _without_earlier_trials(jobs: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the jobs without those that diverged with other code or data, if all others have the
+    present code and data, with which these may not diverge."""
+    earlier = jobs["diverged"] & jobs["stale"]
+    left = jobs[~earlier]
+    if not earlier.any() or left["stale"].any() or left["diverged"].all():
+        return jobs
+    left_out = jobs.loc[earlier, "job_id"]
+    line = f"left out {counted(len(left_out), 'job')} that diverged with other code or data"
+    print(f"plot.py: {line}, such as {left_out.iloc[0]}; --any-code draws all", file=sys.stderr)
+    return left
+
+
+def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
+    """The sentence for captions if jobs come from different code. Raises NoResults unless such jobs
+    should be drawn anyway. If all jobs are from older code, there is only a warning, since they may
+    all be from the same code.
+    """
+    stale, n = jobs.loc[jobs["stale"], "job_id"], len(jobs)
+    mixed = [*stale] if len(stale) < n else groups.of_mixed_evidence(jobs)
+    are = "is" if len(mixed) == 1 else "are"
+    if any_code and mixed:
+        return f" {len(mixed)} of the {n} jobs {are} from different code or data."
+    if mixed:
+        raise NoResults(
+            f"{len(mixed)} of {n} jobs {are} from different code or data, such as {mixed[0]}; "
+            "bash run.sh --redo-stale runs those of its grid again, --force any other job; ONLY in "
+            "plot.py leaves jobs out, --any-code draws them anyway"
+        )
+    if len(stale) and not any_code:
+        print(
+            "plot.py: the code or the data has changed since these jobs finished", file=sys.stderr
+        )
+    return ""
+
+
+def _check_job(job_id: str, jobs: "pd.DataFrame") -> None:
+    if job_id and job_id not in set(jobs.loc[~jobs["diverged"], "job_id"]):
+        raise SettingsError(f"--job {job_id}: no finished job has this id")
+
+
+def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFrame":
+    """The job with an id, or the best of some jobs; `attrs["about"]` says which."""
+    why = "" if job_id else f", the best of {len(jobs)} by {chooser(jobs)}"
+    job = every[every["job_id"] == (job_id or groups.best(jobs))]
+    told = groups.described(job, every)
+    job.attrs["about"] = f"job {job['job_id'].item()}{why}{f' ({told})' if told else ''}"
+    return job

@@ -1,0 +1,239 @@
+"""Whether a figure prints correctly: its text must be large enough, complete and not overlap, and
+its page must have the venue's size.
+
+The figure is drawn once more, and each piece of text is recorded, so that problems can be named.
+The PDF is checked as well (pdf_check.py). By design, the check does not detect text over lines and
+images, text within images, lines that end beyond the axes, and what a document does to the figure
+(include it without a width).
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labjobs.results import boxes
+from labjobs.results.pdf_check import EXACT, INCH, SCRIPT
+from labjobs.results.venues import Venue
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path
+    from matplotlib.text import Text
+
+SLACK = 0.5
+"""Points by which text may seem to be cut off or to overlap, since renderers differ a little."""
+
+INTERLOCKED = 0.2
+"""How far a text may reach into another text's box, relative to its size, if their ink does not
+overlap."""
+
+WARNINGS = ("Glyph", "constrained_layout")
+"""Beginnings of matplotlib's warnings that matter for printing: missing characters, axes without a
+size."""
+
+DPI = 300
+"""Dots per inch at which the figure is drawn for the check."""
+
+
+class _Piece(NamedTuple):
+    """A line of text as it was drawn, in points from the lower left corner of the page."""
+
+    what: str
+    text: "Text"
+    size: float
+    smallest: float
+    ink: "Path"
+    corners: NDArray[Any]
+    clip: NDArray[Any] | None
+
+
+def check(figure: "Figure", venue: Venue) -> list[str]:
+    """Return what would not print correctly, each problem in one line; empty if there is none."""
+    pieces, missing = _pieces(figure)
+    width, height = figure.get_size_inches()
+    found = [problem for piece in pieces for problem in _too_small(piece, venue.least)]
+    found += [problem for piece in pieces for problem in _cut(piece, width, height)]
+    found += [problem for pair in combinations(pieces, 2) for problem in _overlap(*pair)]
+    found += [problem for ax in figure.axes for problem in _axes_off_page(ax)]
+    return [*_page(width, height, venue), *missing, *found]
+
+
+def _page(width: float, height: float, venue: Venue) -> list[str]:
+    found = []
+    if min(abs(width - venue.column), abs(width - venue.full)) > EXACT:
+        widths = f"{venue.column:g} (column) or {venue.full:g} (full)"
+        found.append(f"the page is {width:g} in wide; should be {widths}")
+    if height > venue.height + EXACT:
+        found.append(f"the page is {height:g} in high; at most {venue.height:g} fit")
+    return found
+
+
+def _too_small(piece: _Piece, least: float) -> list[str]:
+    if piece.size < least - 0.01:
+        return [f"{piece.what} is {piece.size:.3g} pt, under {least:g}"]
+    if piece.smallest < SCRIPT * least - 0.01:
+        of = f"has parts of {piece.smallest:.3g} pt"
+        return [f"{piece.what} {of}, under {SCRIPT * least:.3g}: scripts of scripts are too small"]
+    return []
+
+
+def _cut(piece: _Piece, width: float, height: float) -> list[str]:
+    """Text that is cut off by the page's edge or by the axes to which it is clipped; text that
+    these hide completely does not count."""
+    edges = {"the page's edge": np.array([[0, 0], [INCH * width, INCH * height]])}
+    if piece.clip is not None:
+        edges["the edge of its axes"] = piece.clip
+    by, edge = max((boxes.beyond(piece.corners, box), edge) for edge, box in edges.items())
+    return [f"{piece.what} is cut by {by:.1f} pt at {edge}"] if by > SLACK else []
+
+
+def _axes_off_page(ax: "Axes") -> list[str]:
+    box = ax.get_position()
+    if min(box.extents) > -0.001 and max(box.extents) < 1.001:
+        return []
+    return [f"the axes {_short(ax.get_title())} reach beyond the page's edge"]
+
+
+def _overlap(one: _Piece, other: _Piece) -> list[str]:
+    if one.text is other.text or (by := boxes.depth(one.corners, other.corners)) <= SLACK:
+        return []
+    if by < INTERLOCKED * min(one.size, other.size) and not one.ink.intersects_path(other.ink):
+        return []
+    return [f"{one.what} and {other.what} overlap by {by:.1f} pt"]
+
+
+def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
+    """Every line of text that a renderer is asked to draw, and matplotlib's warnings about
+    characters that are missing in the font."""
+    from matplotlib.backend_bases import RendererBase
+    from matplotlib.transforms import Affine2D
+
+    pieces: list[_Piece] = []
+    places = _places(figure)
+    drawing: list[Any] = []
+
+    class Recorder(RendererBase):
+        """Records text instead of drawing it, and draws nothing else."""
+
+        def nothing(self, *args: Any, **kwargs: Any) -> None:
+            """Draw nothing."""
+
+        draw_path = draw_markers = draw_path_collection = draw_image = nothing
+        draw_quad_mesh = draw_gouraud_triangles = nothing
+
+        def get_canvas_width_height(self) -> Any:
+            return figure.bbox.size
+
+        def points_to_pixels(self, points: Any) -> Any:
+            return points * DPI / INCH
+
+        def draw_tex(self, gc, x, y, s, prop, angle, *, mtext=None) -> None:  # type: ignore
+            self.draw_text(gc, x, y, s, prop, angle, "TeX")
+
+        def draw_text(  # type: ignore
+            self, gc, x, y, s, prop, angle, ismath=False, mtext=None
+        ) -> None:
+            """Record the ink of a text and the rectangle that clips it, in inches."""
+            ink = _ink(s, prop, ismath)
+            if 0 in (gc.get_alpha(), gc.get_rgb()[3]) or not np.size(ink.vertices):
+                return
+            place = np.array([x, figure.bbox.height - y]) * INCH / DPI
+            there = Affine2D().rotate_deg(angle).translate(*place)
+            corners, ink = there.transform(boxes.corners(ink)), ink.transformed(there)
+            clip = gc.get_clip_rectangle()
+            box = None if clip is None else np.array([clip.min, clip.max]) * INCH / DPI
+            if box is not None and boxes.outside(corners, box):
+                return
+            size, text = prop.get_size_in_points(), drawing[-1]
+            smallest = _smallest(s, prop) if ismath is True else size
+            what = f"{_short(s)} ({places.get(text, 'in the figure')})"
+            pieces.append(_Piece(what, text, size, smallest, ink, corners, box))
+
+    with warnings.catch_warnings(record=True) as warned, _at_dpi(figure, DPI), _recorded(drawing):
+        warnings.simplefilter("always")
+        figure.draw_without_rendering()  # the layout is final only the second time
+        figure.draw(Recorder())
+    said = {str(each.message) for each in warned}
+    return pieces, sorted(line for line in said if line.startswith(WARNINGS))
+
+
+@contextmanager
+def _recorded(drawing: list[Any]) -> Iterator[None]:
+    """Keep the text that is being drawn at the end of a list: a renderer is not always told. Its
+    outlines and shadows, which are drawn as lines, are left out."""
+    from matplotlib.text import Text
+
+    draw = Text.draw
+
+    def record(self: Text, renderer: Any) -> None:
+        """Draw a text, which is at the end of the list meanwhile."""
+        drawing.append(self)
+        effects = self.get_path_effects()
+        self.set_path_effects([])
+        try:
+            draw(self, renderer)
+        finally:
+            self.set_path_effects(effects)
+            drawing.pop()
+
+    Text.draw = record  # type: ignore
+    try:
+        yield
+    finally:
+        Text.draw = draw  # type: ignore
+
+
+@contextmanager
+def _at_dpi(figure: "Figure", dpi: float) -> Iterator[None]:
+    before = figure.dpi
+    figure.dpi = dpi
+    try:
+        yield
+    finally:
+        figure.dpi = before
+
+
+def _ink(s: str, prop: Any, ismath: Any) -> "Path":
+    """The outlines, in points, of a line of text that begins at the origin."""
+    from matplotlib.path import Path
+    from matplotlib.textpath import text_to_path
+
+    vertices, codes = text_to_path.get_text_path(prop, s, ismath=ismath)
+    scale = prop.get_size_in_points() / text_to_path.FONT_SCALE
+    return Path(np.reshape(vertices, (-1, 2)) * scale, codes)
+
+
+def _smallest(s: str, prop: Any) -> float:
+    """The size in points of the smallest glyph of mathtext."""
+    from matplotlib.mathtext import MathTextParser
+
+    glyphs = MathTextParser("path").parse(s, INCH, prop).glyphs
+    return min((glyph[1] for glyph in glyphs), default=prop.get_size_in_points())
+
+
+def _places(figure: "Figure") -> "dict[Text | None, str]":
+    """The place of each text: `x axis of "mlp"`."""
+    from matplotlib.text import Text
+
+    places: dict[Text | None, str] = {}
+    for number, ax in enumerate(figure.axes, start=1):
+        name = _short(ax.get_title()) if ax.get_title() else f"axes {number}"
+        legend = ax.get_legend()
+        parts = {"text": ax, "legend": legend, "x axis": ax.xaxis, "y axis": ax.yaxis}
+        for part, artist in (parts | {"title": ax.title}).items():
+            places |= dict.fromkeys(artist.findobj(Text) if artist else (), f"{part} of {name}")
+    for above in figure.legends:
+        places |= dict.fromkeys(above.findobj(Text), "legend of the figure")
+    return places
+
+
+def _short(s: str, most: int = 30) -> str:
+    """The text in quotes; only its beginning if it is long."""
+    line = " ".join(s.split())
+    return f'"{line if len(line) <= most else line[: most - 1] + "…"}"'

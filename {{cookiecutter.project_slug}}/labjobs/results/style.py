@@ -1,0 +1,176 @@
+"""How figures look: matplotlib's rcParams for a venue's text, colours that everyone can
+distinguish, and how settings and numbers are written."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from labjobs.cli.values import as_text
+from labjobs.results.venues import Venue
+
+FONTS: dict[str, dict[str, Any]] = {
+    "serif": {"font.family": "STIXGeneral", "mathtext.fontset": "stix"},
+    "sans": {"font.family": "DejaVu Sans", "mathtext.fontset": "dejavusans"},
+}
+"""Both come with matplotlib, so a figure is the same on every machine; STIX matches Times."""
+
+LINES_AND_AXES: dict[str, Any] = {
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "legend.columnspacing": 1.4,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.xmargin": 0.02,
+    "axes.formatter.useoffset": False,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "image.cmap": "viridis",
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "figure",
+}
+"""In points; the rest are matplotlib's own defaults, whatever a matplotlibrc says."""
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Distinguishable with any colour vision: Okabe and Ito's (jfly.uni-koeln.de/color) without
+yellow."""
+GREY = "#666666"
+LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
+MARKERS = "osD^v"
+
+DIGITS = range(3, 7)
+"""Significant digits of results, from the fewest to the most."""
+
+SMALL, LARGE = 1e-3, 1e5
+"""The range in which results are written without an exponent."""
+
+ALIKE = 100
+"""Largest ratio between results that are written with the same number of decimals."""
+
+_labels: dict[str, str] = {}
+
+
+class Look(NamedTuple):
+    """How a series is drawn; its line and marker distinguish it even without colour."""
+
+    colour: str = COLOURS[0]
+    line: Any = LINES[0]
+    marker: str = MARKERS[0]
+
+
+PLAIN = Look()
+
+
+def looks(names: Iterable[Any]) -> dict[Any, Look]:
+    """Return a look for each name, in their order."""
+    return {
+        name: Look(COLOURS[i % len(COLOURS)], LINES[i % len(LINES)], MARKERS[i % len(MARKERS)])
+        for i, name in enumerate(names)
+    }
+
+
+def parameters(venue: Venue) -> Any:
+    """Return matplotlib's rcParams: labels as large as the venue's text, the rest smaller."""
+    labels = ("font.size", "axes.titlesize", "axes.labelsize", "figure.titlesize")
+    small = ("xtick.labelsize", "ytick.labelsize", "legend.fontsize", "legend.title_fontsize")
+    sizes = dict.fromkeys(labels, venue.text) | dict.fromkeys(small, venue.small)
+    return FONTS[venue.font] | LINES_AND_AXES | sizes
+
+
+def label_settings(labels: Mapping[str, str]) -> None:
+    """Write settings by these labels from now on: `learning rate` for `lr`."""
+    _labels.clear()
+    _labels.update(labels)
+
+
+def setting(name: str) -> str:
+    """Return a setting's name as it is written in a figure."""
+    return _labels.get(name, name.replace("_", " "))
+
+
+def settings(names: Sequence[str]) -> str:
+    """Return settings as part of a sentence: `model, seed and learning rate`."""
+    *most, last = map(setting, names)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def sentence(text: str) -> str:
+    """Return text with a capital letter at its start; the others stay as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Return a number in few characters, without superscripts: 0.001, 1e-5."""
+    return _short(f"{value:.{digits}g}")
+
+
+def _short(text: str) -> str:
+    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def numbers(values: Iterable[float]) -> list[str]:
+    """Return results in as few digits as distinguish them, all with the same number of decimals if
+    their sizes are similar; NaN is a dash."""
+    each = [float(value) for value in values]
+    finite = {value for value in each if math.isfinite(value)}
+    sizes = [abs(value) for value in finite if value]
+    largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
+    texts: dict[float, str] = {}
+    for digits in DIGITS:
+        texts = {value: _result(value, digits, largest, smallest) for value in finite}
+        if len({*texts.values()}) == len(finite):
+            break
+    return [texts.get(value, "–" if math.isnan(value) else str(value)) for value in each]
+
+
+def _result(value: float, digits: int, largest: float, smallest: float) -> str:
+    if largest < LARGE and smallest > SMALL and largest < ALIKE * smallest:
+        text = f"{value:.{max(0, digits - 1 - math.floor(math.log10(largest)))}f}"
+    elif largest < LARGE and smallest > SMALL:
+        text = number(value, digits)
+    else:
+        text = _short(f"{value:.{digits - 1}e}")
+    return signed(text)
+
+
+def signed(text: str) -> str:
+    """Return a number's text with a proper minus."""
+    return text.replace("-", "−", 1) if text.startswith("-") else text
+
+
+def with_interval(middle: float, low: float, high: float) -> str:
+    """Return a result with its 95 % interval, in as many digits as the interval justifies: 0.912
+    (0.905 to 0.919)."""
+    half = (high - low) / 2
+    if not half > 0:
+        return numbers([middle])[0]
+    decimals = max(0, 1 - math.floor(math.log10(half)))
+    texts = [signed(f"{each:.{decimals}f}") for each in (middle, low, high)]
+    of, start, end = texts if decimals < 6 else numbers([middle, low, high])
+    return f"{of} ({start} to {end})"
+
+
+def written(value: Any, digits: int = 3) -> str:
+    """Return a setting's value as it is written in a figure: as on the command line, but short."""
+    if isinstance(value, float):
+        return number(value, digits)
+    return as_text(value).replace("$", r"\$")
+
+
+def names(values: Iterable[Any]) -> dict[Any, str]:
+    """Return each distinct value, None first, as it is written: in as few digits as distinguish
+    them."""
+    each = sorted(set(values), key=lambda value: (value is not None, value))
+    texts: list[str] = []
+    for digits in (3, 6, 17):
+        texts = [written(value, digits) for value in each]
+        if len({*texts}) == len(each):
+            break
+    return dict(zip(each, texts, strict=True))

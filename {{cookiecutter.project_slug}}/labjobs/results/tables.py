@@ -1,0 +1,197 @@
+"""Results as tables: what a figure or a notebook asks for.
+
+    jobs = tables.jobs("my-project")
+    jobs.groupby(["model", "lr"])["best_val_loss"].mean()
+    curves = tables.curves(jobs, "val_loss")
+    kept = tables.outputs(jobs, "label", "predicted", settings=["model"])
+    worst = tables.logged(jobs, "worst")
+
+pandas is imported when a table is first asked for.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from labjobs.cli.job_ids import LAST
+from labjobs.errors import SettingsError, did_you_mean
+from labjobs.job import purpose
+from labjobs.job.identity import can_have_inputs
+from labjobs.job.scripts import DEFAULT
+from labjobs.results import freshness
+from labjobs.results.logged import logged
+from labjobs.results.metrics import DECLARED, Measured, NoResults
+from labjobs.results.outputs import outputs
+from labjobs.results.predictions import classes, predictions
+from labjobs.tracking import reading, stored_jobs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["classes", "curves", "jobs", "logged", "only", "outputs", "predictions", "times_to"]
+
+OWN = ("job_id", "run_id", "ended", "diverged")
+"""The columns of a table of jobs besides their settings, metrics and tags."""
+
+
+def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) -> "pd.DataFrame":
+    """Return one row per job of a script, such as `run` for run.py, by job id: its settings, last
+    metrics and tags, each a column.
+
+    With the class of the project's settings (`kind`), a job's row shows its attempt with the
+    present code, if it has one; otherwise, its latest attempt. The column `stale` says whether that
+    attempt's code differs from the present code.
+
+    The table has the jobs that finished and those that diverged (column `diverged`), which have
+    settings but no metrics. Jobs that `jobs.py find` has run are left out. Settings have today's
+    names; if a job is older than a setting, the setting has its neutral value. If a setting, a
+    metric and a tag have the same name, the setting is kept (`lr`); the tag `hardware` is the
+    device. The names of the settings are in `attrs["settings"]`. Raises NoResults if no job has
+    finished, ConnectionError if the store cannot be read.
+    """
+    every = [job for job in stored_jobs.jobs(experiment) if purpose.TAG not in job["tags"]]
+    if kind and can_have_inputs(kind):
+        freshness.name_all(every)
+    of_script = [job for job in every if freshness.script_of(job) == script]
+    found, stale = freshness.chosen(of_script, kind)
+    if all(job["diverged"] for job in found):
+        raise NoResults(_why_none(experiment, script, len(found)))
+    import pandas as pd
+
+    table = pd.DataFrame(map(_row, found))
+    table["stale"] = table["run_id"].isin(stale)
+    settings = _settings(found)
+    for name, values in settings.items():
+        table[name] = pd.Series(values, dtype=object if None in values else None)
+    table.attrs["settings"] = sorted(settings)
+    return table
+
+
+def only(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
+    """Return the jobs whose settings have these values; a list means any of its values.
+
+    Raises SettingsError for an unknown setting, NoResults if no finished job is left.
+    """
+    for name, value in wanted.items():
+        if name not in jobs.attrs["settings"]:
+            known = did_you_mean(name, jobs.attrs["settings"])
+            raise SettingsError(f"ONLY in plot.py: the jobs have no setting {name}; {known}")
+        values = value if isinstance(value, list | tuple | set) else [value]
+        jobs = jobs[jobs[name].isin(values) | jobs[name].map(str).isin(map(str, values))]
+    if jobs["diverged"].all():
+        raise NoResults(f"no finished job has the settings of ONLY in plot.py: {dict(wanted)}")
+    return jobs
+
+
+def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
+    """Return the history of a metric in the finished jobs: settings, `job_id`, `step` (the
+    optimizer step) and `value`. If a step was logged twice, the last value counts. Raises NoResults
+    where no job has the metric.
+    """
+    import pandas as pd
+
+    of_run = jobs[~jobs["diverged"]].set_index("run_id")
+    points = _points(tuple(of_run.index), key)
+    if points.empty:
+        raise NoResults(f"no finished job has logged {key}")
+    rows = of_run.index.get_indexer(pd.Index(points["run_id"]))
+    own = of_run[["job_id", *jobs.attrs["settings"]]].take(rows).reset_index(drop=True)
+    return own.join(points[["step", "value"]])
+
+
+def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
+    """Return the jobs with the seconds of training and evaluation until a metric first reached its
+    target (`reached`, NaN if it never did) and until the job's end (`lasted`). A diverged job would
+    never have reached the target: its end is the end of the longest job. Jobs that continue a
+    shorter job are left out, because their curves do not say when they first reached the target.
+    Raises NoResults if none has reached it.
+    """
+    if "init_from" in jobs:
+        jobs = jobs[~jobs["init_from"].map(str).str.endswith(LAST)]
+    seconds = curves(jobs, "elapsed_seconds").set_index(["job_id", "step"])["value"]
+    values = curves(jobs, metric.key).set_index(["job_id", "step"])["value"]
+    target = metric.declared.target
+    assert target is not None
+    there = metric.sign * values >= metric.sign * target
+    if not there.any():
+        cure = "train longer or declare another target in METRICS"
+        raise NoResults(f"no job has reached a {metric} of {metric.goal}; {cure}")
+    first = seconds.reindex(values.index[there]).groupby("job_id").min()
+    last = seconds.groupby("job_id").max()
+    lasted = jobs["job_id"].map(last).fillna(last.max())
+    return jobs.assign(reached=jobs["job_id"].map(first), lasted=lasted)
+
+
+@cache
+def _points(runs: tuple[str, ...], key: str) -> "pd.DataFrame":
+    """A metric's history in runs that have ended, so it is read only once."""
+    import pandas as pd
+
+    points = pd.DataFrame(stored_jobs.histories(runs, key), columns=["run_id", "step", "value"])
+    return points.drop_duplicates(["run_id", "step"], keep="last", ignore_index=True)
+
+
+def _row(job: stored_jobs.StoredJob) -> dict[str, Any]:
+    metrics = {} if job["diverged"] else job["metrics"]
+    own = {key: value for key, value in job.items() if key in OWN}
+    about = {
+        "hardware": job["tags"].get("device", "unknown"),
+        DECLARED: job["tags"].get("metrics", "{}"),
+    }
+    return job["tags"] | metrics | own | about
+
+
+def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
+    """The values of a setting, converted back from the stored text if that works for all of
+    them."""
+    older, renamed = _merged(found, "neutral"), _merged(found, "former")
+    params = [
+        {_today(name, renamed): text for name, text in job["params"].items()} for job in found
+    ]
+    settings: dict[str, list[Any]] = {}
+    for name in set(older).union(*params):
+        texts = [each.get(name) for each in params]
+        values = [older.get(name) if text is None else freshness.value(text) for text in texts]
+        words = any(isinstance(value, str) for value in values)
+        settings[name] = [*map(_as_word, values, texts)] if words else [*map(_as_number, values)]
+    return settings
+
+
+def _as_number(value: Any) -> Any:
+    """A setting's value, as a float if it is too large for a column of integers: 1e30 is stored
+    with all its digits."""
+    return float(value) if isinstance(value, int) and abs(value) >= 2**63 else value
+
+
+def _as_word(value: Any, text: str | None) -> Any:
+    """A setting's value in one job, if it is a word in others."""
+    if text is None:
+        return str(None) if value is None else value
+    return value if isinstance(value, str) else text
+
+
+def _merged(found: Iterable[stored_jobs.StoredJob], tag: str) -> dict[str, Any]:
+    """The values of a JSON tag of the jobs, the newest last."""
+    said: dict[str, Any] = {}
+    for job in sorted(found, key=lambda job: job["ended"]):
+        said |= json.loads(job["tags"].get(tag, "{}"))
+    return said
+
+
+def _today(name: str, renamed: Mapping[str, str]) -> str:
+    """The present name of a setting that may have been renamed several times."""
+    seen = {name}
+    while (name := renamed.get(name, name)) not in seen:
+        seen.add(name)
+    return name
+
+
+def _why_none(experiment: str, script: str, diverged: int) -> str:
+    known = reading.experiments()
+    job = "job" if script == DEFAULT else f"job of {script}.py"
+    if diverged:
+        return f"all {diverged} {job}s in the experiment {experiment!r} diverged; see their log.txt"
+    if experiment in known or not known:
+        return f"no finished {job} in the experiment {experiment!r} yet"
+    return f"no experiment {experiment!r} in the tracking store; it has {', '.join(known)}"

@@ -1,0 +1,102 @@
+"""Text that fits its place: labels in lines, names of rows and columns, numbers in cells."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from labjobs.results.metrics import CURE, NoResults
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMED = 20
+"""Largest number of columns or rows of an image that are named."""
+
+ROW_NAMES = 0.42
+"""Fraction of a figure's width that the names of rows may take."""
+
+LINES = 6
+"""Largest number of lines of a row's name."""
+
+IN_CELL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": "small"}
+"""How a number is placed in its cell."""
+
+MARGIN = 3
+"""Points beside a text in its cell."""
+
+
+def width(text: str, size: float | str) -> float:
+    """Return the points that a line of text takes."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    is_math = "$" in text.replace(r"\$", "")
+    line = text if is_math else text.replace(r"\$", "$")
+    font = FontProperties(size=size)
+    return float(text_to_path.get_text_width_height_descent(line, font, ismath=is_math)[0])
+
+
+def wrapped(text: str, points: float, size: float | str) -> str:
+    """Return a text in lines no longer than this many points, if its words allow it; broken at
+    commas if that is enough."""
+    lines: list[str] = []
+    for parts in (text.replace(", ", ",\n").split("\n"), text.split(" ")):
+        lines = parts[:1]
+        for part in parts[1:]:
+            longer = f"{lines[-1]} {part}"
+            if width(longer, size) <= points:
+                lines[-1] = longer
+            else:
+                lines.append(part)
+        if all(width(line, size) <= points for line in lines):
+            break
+    return "\n".join(lines)
+
+
+def row_names(names: Sequence[str], inches: float) -> list[str]:
+    """Return the names of rows, in lines, for a figure that is this many inches wide.
+
+    Raises NoResults for names that take too many lines, or lines that are too long.
+    """
+    import matplotlib
+
+    size, points = matplotlib.rcParams["ytick.labelsize"], ROW_NAMES * 72 * inches
+    texts = [wrapped(name, points, size) for name in names]
+    for lines in (text.split("\n") for text in texts):
+        if len(lines) > LINES or any(width(line, size) > 2 * points for line in lines):
+            raise NoResults(f"the jobs differ in too many settings to be named in a figure; {CURE}")
+    return texts
+
+
+def name_rows(ax: "Axes", names: Sequence[str]) -> None:
+    """Name the rows at 0, 1, …"""
+    texts = row_names(names, _figure(ax).get_figwidth())
+    ax.set_yticks(range(len(texts)), texts, linespacing=1.1)
+
+
+def named(count: int) -> range:
+    """Return which columns or rows of an image are named: all, or every second, third, …"""
+    return range(0, count, -(-count // NAMED))
+
+
+def name_columns(ax: "Axes", texts: Sequence[str]) -> float:
+    """Name the columns of an image, vertically if names are too long, and only some of them if
+    there are too many; return the points that a column has."""
+    fig, shown = _figure(ax), named(len(texts))
+    ax.set_xticks(shown, [texts[column] for column in shown])
+    fig.draw_without_rendering()
+    cell = 72 / fig.dpi * float(ax.get_window_extent().width) / len(texts)
+    if any(not fits(texts[column], cell * shown.step) for column in shown):
+        ax.tick_params(axis="x", rotation=90)
+    return cell
+
+
+def fits(text: str, points: float) -> bool:
+    """Return whether a text fits in a cell that is this many points wide."""
+    return width(text, IN_CELL["fontsize"]) + MARGIN <= points
+
+
+def _figure(ax: "Axes") -> "Figure":
+    fig = ax.get_figure(root=True)
+    assert fig
+    return fig

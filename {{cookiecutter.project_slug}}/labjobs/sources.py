@@ -1,0 +1,65 @@
+"""Lines of the student's source code."""
+
+import re
+import traceback
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from labjobs.errors import JobError, SettingsError
+from labjobs.paths import CODE
+
+TRACED = re.compile(r'^ *File "(.+)", line (\d+)', re.M)
+"""A line of a trace, as text."""
+
+
+class Place(NamedTuple):
+    """A line of the student's code."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def place(file: str, line: int) -> Place:
+    """Return the place of a line in one of the student's files."""
+    return Place(str(resolved(file).relative_to(CODE)), line)
+
+
+@cache
+def is_engines(file: str) -> bool:
+    """Return whether a file belongs to the engine."""
+    return resolved(file).is_relative_to(CODE / "labjobs")
+
+
+@cache
+def is_students(file: str) -> bool:
+    """Return whether a file is the student's: in the project, but neither part of the engine nor
+    installed."""
+    path = resolved(file)
+    inside = path.is_relative_to(CODE) and path.is_file()
+    return inside and not is_engines(file) and "site-packages" not in path.parts
+
+
+@cache
+def resolved(file: str) -> Path:
+    """Return a file's path without links, as CODE is."""
+    return Path(file).resolve()
+
+
+def reached(error: BaseException) -> Place | None:
+    """Return the innermost line of the student's code that an error went through, if any."""
+    passed = traceback.walk_tb(error.__traceback__)
+    lines = [(frame.f_code.co_filename, line) for frame, line in passed]
+    if str(error).startswith("Caught "):  # in a loader's process: its trace is in the text
+        lines += [(file, int(line)) for file, line in TRACED.findall(str(error))]
+    own = [place(file, line) for file, line in lines if is_students(file)]
+    return own[-1] if own else None
+
+
+def fault(error: BaseException) -> Place | None:
+    """Return the line of the student's code that caused an error; None if the error's text already
+    says what to do, or if there is no such line."""
+    return None if isinstance(error, SettingsError | JobError) else reached(error)

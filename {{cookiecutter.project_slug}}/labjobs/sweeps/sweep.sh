@@ -1,0 +1,80 @@
+# shellcheck shell=bash
+# The engine of run.sh, which sources this file, defines its grid as a function that calls `job` for
+# each job, and calls `sweep "$@"`. sweep.py reads the flags, asks once which jobs are finished,
+# freezes the code and runs what is left.
+#
+# A sweep's folder, .sweeps/<name>/, holds `grid` and two pipes (grid.py says what for), `code/` (what
+# is run) and `lock`, which is held by everything that the sweep has started.
+
+set -Euo pipefail # without -e, under which `wait`, ((n++)) and traps misbehave
+cd "$(dirname "$0")" || exit 1
+
+python=${PYTHON:-python}
+[[ -z ${PYTHON:-}${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && python=.venv/bin/python
+
+# Adds a job to the grid; in `id=$(job …)`, also prints its id. Words are separated by NUL bytes, so
+# that any value can be passed.
+job() {
+  printf '%s\0' "$#" "$@" >&4
+  if ((BASH_SUBSHELL)) && [[ ! /dev/fd/1 -ef /dev/fd/3 ]]; then print_id "$@"; fi
+}
+
+# Asks sweep.py, which may have ended because of wrong flags.
+print_id() {
+  local id
+  printf '%s\0' "$#" "$@" >&5
+  while kill -0 "$planner" 2>/dev/null; do
+    if read -r -t 1 id <&6; then echo "$id" && return; fi
+  done
+}
+
+# Adds jobs with randomly drawn settings, the same ones each time; search.py says how:
+#   search 20 --lr 'log 1e-4 1e-1' --batch-size 'choice 32 64' -- --model convnet
+search() { "$python" -m labjobs.sweeps.search "$@" >&4 || : >"$work/wrong"; }
+
+# An unknown command or variable makes the grid wrong; bash has already printed which one, and where.
+refuse_unknown() { if (($? == 127)); then : >"$work/wrong" && exit 2; fi; }
+
+# Ends sweep.py. A signal that arrives before bash has become Python is lost, so it is sent until
+# there is no such process.
+end_planner() { while kill "$planner" 2>/dev/null; do sleep 0.05; done; }
+
+clean_up() {
+  if [[ -n ${naming:-} ]]; then end_planner; fi
+  if [[ ! -e $work/slurm ]]; then rm -rf "$work"; fi
+  if [[ -n ${naming:-} ]]; then echo "run.sh: nothing was started" >&2 && exit 2; fi
+}
+
+make_folder() {
+  work=$PWD/.sweeps/$(date +%Y%m%d-%H%M%S)-$$
+  mkdir -p .sweeps && mkdir "$work" || exit 1 # never an existing folder
+  trap clean_up EXIT
+}
+
+# Passes a signal on to sweep.py. Ctrl-C as USR1: the terminal sends INT to all processes.
+forward() { kill "-$1" "$planner" 2>/dev/null; }
+
+# Runs what the grid names and is not finished, or does what the flags say instead.
+sweep() {
+  local code
+  make_folder
+  mkfifo "$work"/{asked,answered} && exec 3>&1 5<>"$work/asked" 6<>"$work/answered" || exit 1
+  "$python" -m labjobs.sweeps.sweep "$work" "$@" 3>&- 5>&- 6>&- &
+  planner=$!
+  trap 'end_planner && exit 130' INT
+  trap 'end_planner && exit 143' TERM HUP
+  trap refuse_unknown ERR
+  naming=1 && grid 4>"$work/grid"
+  trap - ERR
+  if [[ -e $work/wrong ]]; then exit 2; fi
+  naming=
+  trap 'forward USR1' INT
+  trap 'forward TERM' TERM HUP
+  printf 'end\0' >&5
+  while
+    wait "$planner"
+    code=$?
+    kill -0 "$planner" 2>/dev/null
+  do :; done
+  exit "$code" # here, so that bash reads no more of a run.sh that was edited meanwhile
+}

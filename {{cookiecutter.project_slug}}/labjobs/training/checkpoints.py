@@ -1,0 +1,158 @@
+"""Checkpoints on disk: a whole file or none, sealed, with nothing but data in it.
+
+A checkpoint is what `torch.save` writes, and `torch.load` opens it. It is a zip archive; its
+comment, at the file's end, is the seal: the SHA-256 of all before it. torch checks no checksum of
+its own, so without a seal a flipped bit would be a changed weight.
+"""
+
+import hashlib
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from labjobs.errors import JobError
+from labjobs.paths import shown
+from labjobs.training import devices
+from labjobs.training.divided import gathered, is_divided
+
+MARK = b"sha256:"
+SEAL = len(MARK) + 64
+"""Bytes of a seal."""
+
+
+PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
+"""What torch.load reads with `weights_only`, besides tensors and containers of all these."""
+
+
+class Damaged(JobError):
+    """A checkpoint is not what was written."""
+
+
+def on_host(content: Any) -> Any:
+    """Return a copy of nested values with every tensor in the host's memory, where any machine can
+    open it, so that training can go on while it is written. NumPy's numbers become Python's.
+
+    A device that runs ahead copies all tensors into pinned memory, and is waited for once. Tensors
+    that are divided among processes are whole in process 0, and empty in the others.
+    """
+    ahead: set[torch.device] = set()
+    copy = _copied(content, ahead)
+    for device in ahead:
+        devices.wait_for_stream(device)
+    return copy
+
+
+def _copied(content: Any, ahead: set[torch.device]) -> Any:
+    """Have nested values copied, and add the devices whose copies may still be under way."""
+    if is_divided(content):
+        content = gathered(content)
+    if isinstance(content, torch.Tensor):
+        non_blocking = devices.runs_ahead(content.device)  # torch then pins the memory
+        if non_blocking:
+            ahead.add(content.device)
+        return content.detach().to("cpu", copy=True, non_blocking=non_blocking)
+    if isinstance(content, dict):
+        return {key: _copied(value, ahead) for key, value in content.items()}
+    if isinstance(content, list | tuple | set):
+        return type(content)(_copied(value, ahead) for value in content)
+    return content.item() if isinstance(content, np.generic) else content
+
+
+def check_plain(content: Any) -> None:
+    """Raise TypeError if nested values hold what could be written, but not be read again."""
+    if isinstance(content, dict):
+        check_plain([*content.keys(), *content.values()])
+    elif type(content) in (list, tuple, set, torch.Size):
+        for value in content:
+            check_plain(value)
+    elif type(content) not in PLAIN and not isinstance(content, torch.Tensor | np.generic):
+        raise TypeError(f"a {type(content).__name__}")
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of a model's weights in the host's memory."""
+    copied: dict[str, torch.Tensor] = on_host(model.state_dict())
+    return copied
+
+
+def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> None:
+    """Write tensors and plain values: beside the file, onto the disk, then renamed over it.
+
+    The file that was there is kept under the name `previous`. Raises OSError, and leaves what was
+    there, if it cannot be written.
+    """
+    beside = path.with_suffix(".part")
+    try:
+        _write(beside, content)
+        if previous and path.exists():
+            path.replace(previous)
+        beside.replace(path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        beside.unlink(missing_ok=True)
+        if isinstance(error.__context__, OSError):  # torch hides it behind an error of its own
+            raise error.__context__ from None
+        raise
+
+
+def load(path: Path, device: torch.device) -> dict[str, Any]:
+    """Read what `save` wrote.
+
+    Raises Damaged for a file that is not whole, and JobError for one that holds code.
+    """
+    _check_seal(path)
+    return _opened(path, map_location=device)
+
+
+def mapped(path: Path) -> dict[str, Any]:
+    """Return what `load` returns, on the CPU; but a tensor is read when it is used. The file is not
+    checked. Raises JobError for one that holds code."""
+    return _opened(path, map_location="cpu", mmap=True)
+
+
+def _opened(path: Path, **how: Any) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = torch.load(path, weights_only=True, **how)
+    except pickle.UnpicklingError as error:
+        raise JobError(
+            f"{shown(path)} holds more than plain data and was not opened: delete it"
+        ) from error
+    return content
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.unlink(missing_ok=True)  # what a killed process left
+    with path.open("x+b") as file:
+        torch.save(content, file)
+        file.seek(-2, os.SEEK_END)  # an archive ends with the length of its comment
+        file.write(SEAL.to_bytes(2, "little"))
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.write(MARK + digest.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_seal(path: Path) -> None:
+    left = path.stat().st_size - SEAL
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+        if file.read() != MARK + digest.hexdigest().encode():
+            raise Damaged(f"{path.name} is damaged; give the same command again")
+
+
+def sync_folder(folder: Path) -> None:
+    """See the new names onto the disk as well."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
