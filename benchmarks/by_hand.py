@@ -10,10 +10,10 @@ from contextlib import nullcontext
 import data
 import models
 import torch
+from labjobs import devices
 from labjobs.cli.parser import parse
 from labjobs.data import batches
 from labjobs.job.runtime import Runtime
-from labjobs.training import devices
 from settings import Settings
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy

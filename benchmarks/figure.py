@@ -10,8 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"))
 
 from labjobs.results import figures, print_check
-from labjobs.results.style import COLOURS
-from labjobs.results.venues import DEFAULT, VENUES
+from labjobs.results.style import COLOURS, DEFAULT, VENUES
 
 HERE = Path(__file__).resolve().parent
 

@@ -24,8 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"))
 
 from labjobs.results import figures, print_check
-from labjobs.results.style import COLOURS, MARKERS, number
-from labjobs.results.venues import DEFAULT, VENUES
+from labjobs.results.style import COLOURS, DEFAULT, MARKERS, VENUES, number
 from pages import machine, page, spread
 from projects import make, run
 

@@ -38,7 +38,7 @@ def sweep() -> list[dict[str, Any]]:
 
 def milliseconds(jobs: list[dict[str, Any]]) -> float:
     """Return the processor time to read the project and find the fingerprints of some jobs."""
-    from labjobs.evidence import Project
+    from labjobs.evidence.fingerprint import Project
 
     begun = time.process_time()
     project = Project(PROJECT)

@@ -19,7 +19,7 @@ import data
 import models
 import optimizers
 import torch
-from labjobs.data.order import whole
+from labjobs.data.order import underlying
 from settings import METRICS, Settings
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -76,7 +76,7 @@ def by_hand(region: Region, settings: Settings, parts: Any, total: int, turn: in
 
 def read(part: Any) -> tuple[Tensor, Tensor]:
     """All examples, in two tensors: inputs and labels, or tokens and those that follow."""
-    dataset, indices = whole(part)
+    dataset, indices = underlying(part)
     inputs, *labels = default_collate([dataset[index] for index in indices.tolist()])
     return (inputs, *labels) if labels else (inputs[:, :-1], inputs[:, 1:])
 

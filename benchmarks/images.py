@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.pro
 import numpy as np
 import torch
 from labjobs.data import batches
-from labjobs.data.images import ImageFolder
+from labjobs.data.vision import ImageFolder
 from labjobs.machine import cores
 from pages import machine, page, spread
 from PIL import Image

@@ -15,9 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}"))
 
 import torch
+from labjobs import devices
 from labjobs.data import batches
 from labjobs.machine import cores
-from labjobs.training import devices
 from pages import machine, page, spread
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset

@@ -23,10 +23,10 @@ import torch
 from labjobs.attempt import Attempt
 from labjobs.cli.parser import parse
 from labjobs.data.batches import Batches
-from labjobs.data.order import whole
+from labjobs.data.order import underlying
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
-from labjobs.training.job import Job
+from labjobs.training.loop import Job
 from settings import METRICS, Settings
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -80,7 +80,7 @@ def parts() -> tuple[nn.Module, Tensor, Tensor]:
     """The network, the images and the labels."""
     settings = Settings(model="small", dataset="random", val_fraction=0.03)
     loaded = data.load(settings, Path.cwd())
-    dataset, indices = whole(loaded.train)
+    dataset, indices = underlying(loaded.train)
     images, labels = dataset.tensors
     return models.make(settings, loaded.spec), images[indices], labels[indices]
 

@@ -16,7 +16,7 @@ from labjobs.cli.parser import parse
 from labjobs.data.batches import Batches
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
-from labjobs.training.job import Job
+from labjobs.training.loop import Job
 from loops import terminal
 from settings import METRICS, Settings
 

@@ -5,7 +5,7 @@
 
 Pages stay where they are and read well there. They are copied into a folder, links between them
 are set to their new places, and what comes from the code is added: what the commands print for
-`--help`, the names of `labjobs.loop` with their docstrings, the layers of the engine. docs/index.md
+`--help`, the names of `labjobs` with their docstrings, the layers of the engine. docs/index.md
 is the home page and, with its headings and links, the navigation. Sphinx's warnings are errors.
 """
 
@@ -139,12 +139,12 @@ def add_commands(page: Path, project: Path) -> None:
 
 
 def add_interface(page: Path) -> None:
-    """Add the names of `labjobs.loop` and their docstrings to the page."""
-    from labjobs import loop
+    """Add the names of `labjobs` and their docstrings to the page."""
+    import labjobs
 
     text = page.read_text()
-    for name in sorted(loop.__all__, key=lambda name: (name != "Job", name.lower())):
-        named = getattr(loop, name)
+    for name in sorted(labjobs._homes(), key=lambda name: (name != "Job", name.lower())):
+        named = getattr(labjobs, name)
         if inspect.getdoc(named) and callable(named):
             taken = "" if name in MADE_BY_THE_ENGINE else signature(named)
             text += f"\n## `{name}{taken}`\n\n{inspect.getdoc(named)}\n"

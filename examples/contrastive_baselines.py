@@ -23,7 +23,7 @@ sys.path[:0] = [str(EXAMPLE / ".examples" / "contrastive"), str(EXAMPLE)]
 import data  # noqa: E402
 import models  # noqa: E402
 import run  # noqa: E402
-from labjobs.data.order import fetch, whole  # noqa: E402
+from labjobs import examples_at, underlying  # noqa: E402
 from settings import Settings  # noqa: E402
 
 LABELS = (1, 2, 5)
@@ -38,7 +38,7 @@ Features = Callable[[Tensor], Tensor]
 def examples(part: data.Examples | None) -> data.Batch:
     """Return the images (N, C, H, W) and labels (N,) of a part."""
     assert part is not None
-    images, labels = fetch(*whole(part))
+    images, labels = examples_at(*underlying(part))
     return images, labels
 
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 import warm
-from labjobs.job import costs
+from labjobs.tracking import costs
 from labjobs.training import checkpoints
 
 POINTS = """

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 from attempts import At, Ended, Toy, plain
-from labjobs.cli import Span
-from labjobs.loop import Job
+from labjobs.settings import Span
+from labjobs.training.loop import Job
 from stand_in.late import Late, running_late
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset

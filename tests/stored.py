@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from labjobs.cli import Metric
-from labjobs.cli.metrics import as_plain
+from labjobs.settings import Metric, as_plain
 from mlflow import MlflowClient
 from mlflow import entities as mlflow
 

@@ -46,7 +46,7 @@ def main(job):
 
 if __name__ != "__main__":  # it is imported for check()
     sys.modules["torch"] = SimpleNamespace(device=str)
-    sys.modules["labjobs.training.job"] = SimpleNamespace(Job=Job)
+    sys.modules["labjobs.training.loop"] = SimpleNamespace(Job=Job)
 else:
     script = Path(sys.argv[0]).stem
     job = JobFolder(*parse(Settings, Runtime, sys.argv[1:]), {}, script)

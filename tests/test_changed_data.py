@@ -175,7 +175,7 @@ def test_a_mean_over_older_jobs_with_different_data_is_refused(project: Project)
 
 def test_a_table_has_the_results_of_the_present_data(project: Project) -> None:
     table = "from labjobs.results import tables; from settings import Settings\n"
-    table += "from labjobs.tracking.experiment import experiment_name\n"
+    table += "from labjobs.tracking.mlflow_client import experiment_name\n"
     table += "print(tables.jobs(experiment_name(), Settings).stale.tolist())"
     assert project.do("python", "-c", table).stdout == "[False]\n"
     image(99, project.root / "data/cat/3.png")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults import Project, ended, job_of, kill, wait_until
-from labjobs.job import costs
+from labjobs.tracking import costs
 
 JOB = ("--epochs", "30", "--eval-every", "5", "--checkpoint-minutes", "0.001", "--quiet")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stored
-from labjobs.results import venues
+from labjobs.results import style
 from repository import REPOSITORY
 from stored import CLASSIFIER
 
@@ -269,7 +269,7 @@ def test_without_a_finished_job_one_line(draw, store, tmp_path):
 
 
 def test_two_directions_of_one_name_are_refused_in_one_line(draw, store):
-    from labjobs.cli import Metric
+    from labjobs.settings import Metric
 
     settings = {"monitor": "val_accuracy"}
     for seed, better in enumerate(("higher", "higher", "lower")):
@@ -285,7 +285,7 @@ def test_two_directions_of_one_name_are_refused_in_one_line(draw, store):
 def test_other_venues(draw, venue):
     drawn = draw("sweep", "--venue", venue)
     assert (drawn.status, drawn.said, tuple(drawn.names)) == (0, "", ALL)
-    at = venues.VENUES[venue]
+    at = style.VENUES[venue]
     widths = {float(f"{at.column:g}"), float(f"{at.full:g}")}
     assert {width for _, width, _ in drawn.files} <= widths
 

@@ -11,7 +11,7 @@ import tomllib
 
 import pytest
 import yaml
-from labjobs import template as template_version
+from labjobs import sources
 from repository import REPOSITORY
 
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
@@ -278,7 +278,7 @@ def commit_of(folder):
 
 def test_the_version_stands_in_three_places():
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    assert version == template_version.VERSION
+    assert version == sources.VERSION
     newest = re.search(r"^## (\d\S+)", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest and newest[1] == version
 
@@ -303,7 +303,7 @@ def test_without_a_clone_the_commit_is_unknown(make):
     done = subprocess.run(
         [sys.executable, "jobs.py", "--version"], cwd=project, capture_output=True, text=True
     )
-    assert done.stdout == f"template {template_version.VERSION} (commit unknown)\n", done
+    assert done.stdout == f"template {sources.VERSION} (commit unknown)\n", done
 
 
 def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, make, tmp_path):

@@ -119,7 +119,7 @@ def test_no_step_waits_for_the_gpu(job: Callable[[str], Done]) -> None:
     """But for the profile itself, when it ends."""
     report = (job("profiled").folder / "profile.txt").read_text()
     waits = report.split("Where the host waits for a tensor\n")[1].split("\n\n")[0]
-    assert re.fullmatch(r"  labjobs/training/devices.py:\d+  waits for the GPU, 1 times, .*", waits)
+    assert re.fullmatch(r"  labjobs/devices.py:\d+  waits for the GPU, 1 times, .*", waits)
 
 
 def test_a_job_that_is_continued_has_the_gpus_random_numbers(

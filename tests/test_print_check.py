@@ -7,7 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import random_figures
-from labjobs.results import figures, pdf_check, print_check, venues
+from labjobs.results import figures, print_check, style
 
 FAULTS = random_figures.FAULTS
 
@@ -20,7 +20,7 @@ def right(request):
         of_each = request.config.getoption("figures") // len(FAULTS)
         for seed in range(index * of_each, (index + 1) * of_each):
             draw = np.random.default_rng(seed)
-            known = [venue for venue in venues.VENUES.values() if venue.height < math.inf]
+            known = [venue for venue in style.VENUES.values() if venue.height < math.inf]
             venue = known[draw.integers(len(known))]
             figures.use(venue)
             fig = random_figures.figure(draw, figures)
@@ -42,7 +42,7 @@ def pdf(fig):
 def test_only_what_is_planted_is_found(right, index):
     for draw, venue, fig in right(index):
         assert print_check.check(fig, venue) == []
-        assert pdf_check.check(pdf(fig), *fig.get_size_inches(), venue.least) == []
+        assert print_check.check_pdf(pdf(fig), *fig.get_size_inches(), venue.least) == []
         texts, said = FAULTS[index](draw, fig, venue)
         found = print_check.check(fig, venue)
         names = [f'"{line}"' for text in texts for line in text.get_text().splitlines()]
@@ -55,9 +55,11 @@ def test_faults_of_a_pdf_are_found(right):
     for _, venue, fig in right(0):
         size = fig.get_size_inches()
         with mpl.rc_context({"pdf.fonttype": 3}):
-            assert pdf_check.check(pdf(fig), *size, venue.least)[0].startswith("the PDF has Type 3")
+            assert print_check.check_pdf(pdf(fig), *size, venue.least)[0].startswith(
+                "the PDF has Type 3"
+            )
         file = io.BytesIO()
         fig.savefig(file, format="pdf", bbox_inches="tight")
-        assert "page is not" in pdf_check.check(file.getvalue(), *size, venue.least)[0]
+        assert "page is not" in print_check.check_pdf(file.getvalue(), *size, venue.least)[0]
         fig.text(0.5, 0.5, "small", fontsize=0.6 * venue.least)
-        assert "text of" in pdf_check.check(pdf(fig), *size, venue.least)[0]
+        assert "text of" in print_check.check_pdf(pdf(fig), *size, venue.least)[0]

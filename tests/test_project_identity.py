@@ -92,7 +92,7 @@ def test_moved_it_finds_its_files_and_writes_none_in_the_old_place(
 
 def test_jobs_that_start_together_make_one_id(project: Project) -> None:
     (project.root / ".project-id").unlink()
-    code = "from labjobs.job.project import project_id; print(project_id())"
+    code = "from labjobs.job.identity import project_id; print(project_id())"
     command = [sys.executable, "-c", code]
     several = [
         subprocess.Popen(command, cwd=project.root, stdout=subprocess.PIPE, text=True)

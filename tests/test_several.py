@@ -208,7 +208,7 @@ def test_a_job_whose_processes_are_too_many_or_too_few_is_refused_before_anythin
     project = Project(make())
     wrong = "--batch-size 1: must be at least the number of processes, 2"
     alone = "--shard: needs several processes: "
-    start = ("-m", "labjobs.sweeps.together", "2", "run.py")
+    start = ("-m", "labjobs.sweeps.gpus", "2", "run.py")
     done = ended(project.command(sys.executable, *start, "--batch-size", "1"))
     assert one_line(done, 2) == f"run.py: {wrong}"
 

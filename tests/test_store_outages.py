@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 from faults import Project, courier_of, kill, wait_until
-from labjobs.job import costs
+from labjobs.tracking import costs
 from servers import Server, Store, mlflow_server, postgres
 
 pytestmark = pytest.mark.full

@@ -61,7 +61,7 @@ def role(pid: int, command: str) -> str:
     """What a process of a sweep is there for."""
     if name(pid) == "run.py" or "/code/run.py" in command:  # a fork, or started cold
         return "job"
-    if "warm/server.py" in command:
+    if "fork_server.py" in command:
         return "couriers" if "mlflow" in command else "server"
     return "queue" if "labjobs.sweeps.sweep" in command else ""
 

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from labjobs import fork_server
 from labjobs.tracking import courier
-from labjobs.tracking.client import ENVIRONMENT
-from labjobs.warm import client
+from labjobs.tracking.mlflow_client import ENVIRONMENT
 
 SLOW = (
     *("torch", "torch._dynamo", "torchvision", "sklearn.datasets"),
@@ -24,14 +24,14 @@ MLFLOW = [name for name in courier.MODULES if not name.startswith("labjobs")]
 
 
 @cache
-def servers() -> tuple[client.Server | None, int]:
+def servers() -> tuple[fork_server.Server | None, int]:
     """Return what starts scripts, and the socket that they ask for their couriers."""
     env = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
     env["OMP_NUM_THREADS"] = "1"
-    if not (couriers := client.serve(MLFLOW, Path("/"), ENVIRONMENT | env)):
+    if not (couriers := fork_server.serve(MLFLOW, Path("/"), ENVIRONMENT | env)):
         return None, -1
     socket = couriers.socket.fileno()
-    return client.serve(SLOW, Path("/"), env, keep=[socket]), socket
+    return fork_server.serve(SLOW, Path("/"), env, keep=[socket]), socket
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
     env = {**env, courier.SERVER: str(couriers)} if scripts else env
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err, open(os.devnull) as nothing:
         files = (nothing.fileno(), out.fileno(), err.fileno())
-        status = client.start(scripts, words, folder, files, env=env, session=True).wait()
+        status = fork_server.start(scripts, words, folder, files, env=env, session=True).wait()
         for printed in (out, err):
             printed.seek(0)
         args = [sys.executable, *words]

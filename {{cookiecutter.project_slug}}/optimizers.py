@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from labjobs.loop import EarlyStopping, Job, Muon, Timing, hidden_groups
+from labjobs import EarlyStopping, Job, Muon, Timing, hidden_groups
 from settings import Settings
 
 Groups = list[dict[str, Any]]

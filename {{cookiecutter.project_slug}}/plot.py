@@ -13,7 +13,7 @@ never by test results.
 import sys
 from typing import TYPE_CHECKING
 
-from labjobs.results import comparison, figures, limits, metrics, plots, plotting, tables
+from labjobs.results import comparison, figures, metrics, plots, plotting, tables
 from settings import Settings
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
     for ax, lines in zip(axes, curves.values(), strict=True):
         for name, repeated in lines.items():
             plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
-    beyond = limits.of_curves(axes[0], curves, shown.metric)
+    beyond = figures.limit_to_curves(axes[0], curves, shown.metric)
     figures.legend(fig, shown.repeats)
     return fig, (
         f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
@@ -57,7 +57,7 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
     figures.value_axis(ax.yaxis, shown.metric)
     plots.points(ax, shown.lines, x, shown.metric)
-    cut = limits.of_intervals(ax.yaxis, shown.results().values(), shown.metric)
+    cut = figures.limit_to_intervals(ax.yaxis, shown.results().values(), shown.metric)
     figures.legend(fig, shown.repeats)
     figures.ticks_at(ax, shown.jobs[x])
     return fig, (
@@ -86,7 +86,7 @@ def ranking(jobs: "pd.DataFrame") -> "Drawn":
     tested = shown.results(part="test")
     plots.ranking(ax, best, shown.metric, tested)
     both = [*best.values(), *(tested[name] for name in best if name in tested)]
-    cut = limits.of_intervals(ax.xaxis, both, shown.metric)
+    cut = figures.limit_to_intervals(ax.xaxis, both, shown.metric)
     figures.legend(fig)
     return fig, (
         f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
@@ -120,7 +120,7 @@ def throughput(jobs: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.rows([*fastest], 0.3)
     figures.value_axis(ax.xaxis, shown.metric)
     plots.ranking(ax, fastest, shown.metric)
-    cut = limits.of_intervals(ax.xaxis, fastest.values(), shown.metric)
+    cut = figures.limit_to_intervals(ax.xaxis, fastest.values(), shown.metric)
     ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
     return fig, (
         f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 import data
 import models
 import optimizers
-from labjobs.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+from labjobs import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 

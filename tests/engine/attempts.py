@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 import torch
 from labjobs.attempt import Attempt, NoCourier
-from labjobs.job import lines
+from labjobs.job import journal
 from labjobs.job.folder import JobFolder
-from labjobs.job.interruption import handle
 from labjobs.job.runtime import Runtime
-from labjobs.loop import Job
+from labjobs.job.terminal import handle_signals
+from labjobs.training.loop import Job
 from torch import Tensor
 from toy import METRICS, Hook, Loop, Settings, factor
 
@@ -75,8 +75,8 @@ class Ended:
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the lines of the journal."""
-        with (self.folder / lines.FILE).open("rb") as file:
-            return lines.Reader(file).read()
+        with (self.folder / journal.FILE).open("rb") as file:
+            return journal.Reader(file).read()
 
     def checkpoint(self, name: str) -> dict[str, Any]:
         """Return what best.pt or last.pt holds, but for times."""
@@ -134,7 +134,7 @@ class Toy:
             with dropped:
                 status = Here(folder).run(loop.main, check)
         finally:
-            handle(signal.SIG_DFL)
+            handle_signals(signal.SIG_DFL)
             folder._lock.close()
         return Ended(status, self._capture(), folder.path)
 

@@ -14,7 +14,7 @@ import settings  # noqa: F401, which the mutants replace for a moment
 import torch
 from attempts import Here, plain
 from code_edits import student_files, write
-from labjobs.evidence import Project
+from labjobs.evidence.fingerprint import Project
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
 from labjobs.job.runtime import Runtime

@@ -18,12 +18,12 @@ from unittest.mock import patch
 import replayed
 from byte_damage import MUTATIONS
 from labjobs.files import read_record
-from labjobs.job import lines
+from labjobs.job import journal
 from labjobs.job.folder import owner_of
-from labjobs.job.interruption import Interrupted
+from labjobs.job.terminal import Interrupted
 from labjobs.sweeps import states
-from labjobs.tracking import sync
-from labjobs.tracking.delivery import Delivery, delivered
+from labjobs.tracking import courier
+from labjobs.tracking.courier import Delivery, delivered
 from replayed import EVERY, TOTAL, Courier, Killed, Store, Training
 
 RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json", "code.json")
@@ -105,7 +105,7 @@ class Damages:
         if wrong or "Traceback" in said:
             return Came("traceback" if "Traceback" in said else "silent", about)
         if result == state.result:
-            whole = path.name == lines.FILE or bool(read_record(path))
+            whole = path.name == journal.FILE or bool(read_record(path))
             return Came(("repaired" if whole else "refused") if reported else "harmless", about)
         if result._replace(disk=state.result.disk) == state.result and result.disk is None:
             return Came("refused", about)
@@ -164,7 +164,7 @@ class Damages:
     def _synchronised(self) -> str:
         """What `sync` prints."""
         with replayed.here() as said:
-            sync.sync(self._live)
+            courier.sync(self._live)
         return said.getvalue()
 
     def _finished(self) -> tuple[str, Result]:
@@ -182,9 +182,9 @@ class Damages:
 
     def _on_disk(self) -> Counter[object] | None:
         try:
-            with (self._folder / lines.FILE).open("rb") as file:
-                said = lines.Reader(file).read()
-        except lines.Damaged:
+            with (self._folder / journal.FILE).open("rb") as file:
+                said = journal.Reader(file).read()
+        except journal.Damaged:
             return None
         if not said or said[-1].get("end") != "FINISHED":
             return None

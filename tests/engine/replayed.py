@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from labjobs.attempt import Attempt
-from labjobs.job import inputs, lines
-from labjobs.job.data import Summary
+from labjobs.job import inputs
+from labjobs.job import journal as lines
+from labjobs.job.data_evidence import Summary
 from labjobs.job.folder import JobFolder
-from labjobs.job.interruption import handle
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import log
-from labjobs.tracking import delivery, store, targets
-from labjobs.tracking.reading import NOTHING, Ended
+from labjobs.job.terminal import handle_signals, log
+from labjobs.tracking import courier, mlflow_store
+from labjobs.tracking.mlflow_read import NOTHING, Ended
 from toy import METRICS, Settings
 
 TOTAL, EVERY = 24, 8
@@ -69,7 +69,7 @@ class Store:
         return self.runs.setdefault(key, Stored())
 
 
-class Run(store.Run):
+class Run(mlflow_store.Run):
     """A run, as Delivery writes it."""
 
     def open(self) -> None:
@@ -171,7 +171,7 @@ class Courier:
         if Courier.away:
             return "the store is away"
         try:
-            sent = delivery.Delivery(self.folder, Run)
+            sent = courier.Delivery(self.folder, Run)
             sent.send()
             sent.end(sent.status or "KILLED")
         except lines.Damaged as error:
@@ -200,7 +200,7 @@ def command(runs: Path) -> tuple[int, str]:
         except SystemExit as left:
             status = int(str(left.code))
         finally:
-            handle(signal.SIG_DFL)
+            handle_signals(signal.SIG_DFL)
             if hasattr(folder, "_lock"):
                 folder._lock.close()
             for handler in list(log.handlers):
@@ -223,10 +223,10 @@ def here() -> Iterator[StringIO]:
     said = StringIO()
     with (
         patch("labjobs.attempt.Courier", Courier),
-        patch("labjobs.training.job.Job", Training),
+        patch("labjobs.training.loop.Job", Training),
         patch("labjobs.job.inputs.present", _present),
         patch("labjobs.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
-        patch.object(targets, "TARGETS", (Run,)),
+        patch.object(courier, "TARGETS", (Run,)),
         redirect_stdout(said),
         redirect_stderr(said),
     ):

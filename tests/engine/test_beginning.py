@@ -7,10 +7,10 @@ import optimizers
 import pytest
 import torch
 from attempts import At, plain
-from labjobs.cli import Span, Weights
-from labjobs.job import attempts, lines
-from labjobs.loop import EMA
-from labjobs.training.longer import Trained, goes_on, problem
+from labjobs.job import attempts, journal
+from labjobs.settings import Span, Weights
+from labjobs.training.init_from import Trained, can_go_on, extension_problem
+from labjobs.training.optim import EMA
 from settings import Settings as Template
 from test_resume import ALL, Draws, Scaled, TwoModels
 from torch import nn
@@ -195,7 +195,7 @@ def test_the_last_state_stays_where_a_longer_job_could_go_on(toy, settings, stay
     ended = toy.run(keep_last=False, **settings)
     assert ended.status == 0, ended.said
     assert (ended.folder / "last.pt").exists() == stays
-    assert lines.record_of(ended.folder, attempts.TRAINED)["goes_on"] == stays
+    assert journal.record_of(ended.folder, attempts.TRAINED)["goes_on"] == stays
     assert not (ended.folder / "previous.pt").exists()
 
 
@@ -244,7 +244,7 @@ def test_what_goes_on_is_found_by_asking_the_schedule():
 
     def found_by(factor):
         asked = {name: lambda _, *at, f=each: factor(f, *at) for name, each in schedules.items()}
-        return {name for name, factor in asked.items() if goes_on(Settings(), factor, done)}
+        return {name for name, factor in asked.items() if can_go_on(Settings(), factor, done)}
 
     found = found_by(lambda schedule, at, plateaus: schedule(at) * 0.1**plateaus)
     assert found == {"constant", "after a warm-up", "by epochs"}
@@ -378,7 +378,7 @@ def test_of_the_templates_schedules_two_can_go_on():
     kept = {
         name
         for name in optimizers.SCHEDULES
-        if goes_on(Template(steps=60, schedule=name, warmup=Span("1e")), optimizers.factor, done)
+        if can_go_on(Template(steps=60, schedule=name, warmup=Span("1e")), optimizers.factor, done)
     }
     assert kept == {"constant", "plateau"}
 
@@ -388,6 +388,6 @@ def test_constant_goes_on_as_warm_up_stable_decay_until_the_decay_begins(steps, 
     """The decay is over the last fifth of what comes after the warm-up."""
     short = Template(steps=60, schedule="constant", eval_every=Span("20"))
     long = Template(steps=steps, schedule="wsd", eval_every=Span("20"))
-    said = problem(long, short, optimizers.factor, Trained(60, 6, early=False))
+    said = extension_problem(long, short, optimizers.factor, Trained(60, 6, early=False))
     assert bool(said) == begun
     assert said.startswith("in step 60 the learning rate would be 0." if begun else "")

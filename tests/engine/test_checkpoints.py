@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from labjobs import devices
 from labjobs.errors import JobError
-from labjobs.paths import CODE
-from labjobs.training import checkpoints, devices
+from labjobs.files import CODE
+from labjobs.training import checkpoints
 from torch import nn
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from labjobs.sweeps.chunks import Given, Inputs, divide
+from labjobs.sweeps.slurm import Given, Inputs, divide
 
 Divided = list[tuple[list[int], list[int | str]]]
 """Of each chunk the places of its jobs, and what it waits for."""

@@ -6,7 +6,7 @@ from types import CodeType
 
 import pytest
 from code_edits import write
-from labjobs.evidence import Fingerprint, Project
+from labjobs.evidence.fingerprint import Fingerprint, Project
 
 RUN = """import nets
 from settings import Settings

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from code_edits import EDITS, INNER, Edit, changed, student_files, write
-from labjobs.evidence import Project
+from labjobs.evidence.fingerprint import Project
 from labjobs.job.identity import identity
 from settings import Settings
 

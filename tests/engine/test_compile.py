@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 import torch
+from labjobs.devices import Precision
 from labjobs.errors import SettingsError
 from labjobs.job.runtime import Compile
 from labjobs.training import compilation
 from labjobs.training.forward import Prepared
-from labjobs.training.precision import Precision
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from toy import STEPS, Loop, forward

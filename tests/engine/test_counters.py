@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from labjobs.tracking import counters
-from labjobs.tracking.counters import Counters
-from labjobs.training import devices
+from labjobs import devices
+from labjobs.tracking import costs
+from labjobs.tracking.costs import Counters
 from mlflow.system_metrics import metrics
 
 NOWHERE = "00000000-0000-0000-0000-000000000000"
@@ -72,12 +72,12 @@ def test_a_gpu_that_is_not_there_has_none() -> None:
 def test_a_part_of_a_gpu_is_found_too(
     uuid: str, found: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counters, "pynvml", Driver(uuid))
+    monkeypatch.setattr(costs, "pynvml", Driver(uuid))
     (line,) = Counters("1").sample(0)
     assert {name: value for name, value in line["metrics"].items() if "gpu" in name} == found
 
 
-@pytest.mark.skipif(not counters.STAT.exists(), reason="needs Linux")
+@pytest.mark.skipif(not costs.STAT.exists(), reason="needs Linux")
 def test_the_machines_cores_and_memory() -> None:
     machine = Counters()
     until = time.process_time() + 0.05
@@ -92,7 +92,7 @@ def test_the_machines_cores_and_memory() -> None:
 
 def test_elsewhere_the_machine_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("STAT", "MEMORY"):
-        monkeypatch.setattr(counters, name, tmp_path / "nowhere")
+        monkeypatch.setattr(costs, name, tmp_path / "nowhere")
     assert Counters().sample(0) == []
 
 
@@ -101,7 +101,7 @@ def test_the_names_are_those_of_mlflows_own_monitors() -> None:
     monitors = Path(metrics.__file__).parent
     text = "".join((monitors / f"{name}_monitor.py").read_text() for name in ("cpu", "gpu"))
     for name in {*MACHINE, *MEMORY, *WHOLE}:
-        own = name.removeprefix(counters.PREFIX).replace("gpu_0", "gpu_{i}")
+        own = name.removeprefix(costs.PREFIX).replace("gpu_0", "gpu_{i}")
         assert f'"{own}"' in text
 
 

@@ -5,9 +5,9 @@ import signal
 
 import stored
 from attempts import At, Ended, Toy
-from labjobs.job import journal, lines
-from labjobs.tracking.delivery import Delivery
-from labjobs.tracking.store import Run
+from labjobs.job import journal
+from labjobs.tracking.courier import Delivery
+from labjobs.tracking.mlflow_store import Run
 from toy import STEPS
 
 STOP, END = 5, 12
@@ -27,7 +27,7 @@ def killed(toy: Toy) -> Ended:
 
 def damage(left: Ended, step: int) -> None:
     """Turn over a bit of the point of a step."""
-    path = left.folder / lines.FILE
+    path = left.folder / journal.FILE
     whole = path.read_bytes()
     assert whole.count(b'"step": %d,' % step) >= 1
     path.write_bytes(whole.replace(b'"step": %d,' % step, b'"step": %d,' % (step ^ 1), 1))
@@ -69,7 +69,7 @@ def test_a_point_that_the_store_has_is_not_sent_again(toy, tmp_path, monkeypatch
     store = stored.fresh(tmp_path / "store")
     experiment = store.client.create_experiment("toy", (tmp_path / "files").as_uri())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
-    monkeypatch.setattr("labjobs.tracking.store.prepare", lambda: experiment)
+    monkeypatch.setattr("labjobs.tracking.mlflow_store.prepare", lambda: experiment)
     left = killed(toy)
     Delivery(left.folder, Run).send()
     damage(left, STOP + 3)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from labjobs.data.augmentation import random_shift
-from labjobs.data.order import whole
+from labjobs.data.order import underlying
 from labjobs.data.splits import split
+from labjobs.data.vision import random_shift
 from labjobs.errors import SettingsError
 from torch.nn.functional import pad
 from torch.utils.data import TensorDataset
@@ -14,7 +14,7 @@ EXAMPLES = TensorDataset(torch.arange(100))
 
 def held_out(fraction=0.2, seed=0, dataset=EXAMPLES):
     """The examples in both parts, by their index in the whole dataset."""
-    return [whole(part)[1].tolist() for part in split(dataset, fraction, seed)]
+    return [underlying(part)[1].tolist() for part in split(dataset, fraction, seed)]
 
 
 def test_every_example_is_in_one_part():
@@ -37,7 +37,7 @@ def test_a_part_can_be_split_again():
     rest, test = split(EXAMPLES, 0.2, 0)
     train, val = held_out(0.25, dataset=rest)
     assert (len(train), len(val)) == (60, 20)
-    assert sorted(train + val + whole(test)[1].tolist()) == list(range(100))
+    assert sorted(train + val + underlying(test)[1].tolist()) == list(range(100))
 
 
 def test_the_same_split_is_made_once():

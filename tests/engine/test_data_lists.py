@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from byte_damage import MUTATIONS
 from labjobs.files import write_record, write_shared
-from labjobs.job import data, reads
-from labjobs.job.places import Places
+from labjobs.job import data_evidence, reads
+from labjobs.job.reads import Places
 
 COUNT = 300
 
@@ -23,8 +23,10 @@ def attempt(root: Path, job: str, contents: str) -> Path:
         path = root / "data" / name
         path.write_text(name)
         notes.note("open", (str(path), "r", 0))
-    write_record(folder / "outcome.json", {"id": job, "data": data.keep(folder, places, "")})
-    data.forget_notes(folder)
+    write_record(
+        folder / "outcome.json", {"id": job, "data": data_evidence.keep(folder, places, "")}
+    )
+    data_evidence.forget_notes(folder)
     return folder
 
 
@@ -33,27 +35,29 @@ def places_of(root: Path) -> Places:
 
 
 def list_of(attempt: Path) -> Path:
-    return attempt.parents[1] / ".data" / f"{data.digest(attempt)}.jsonl"
+    return attempt.parents[1] / ".data" / f"{data_evidence.digest(attempt)}.jsonl"
 
 
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_a_change_is_noticed_or_not_being_able_to_is_said(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     one, other = attempt(tmp_path, "0" * 12, "abc"), attempt(tmp_path, "1" * 12, "abcd")
-    assert data.difference(one, places_of(tmp_path)) == data.unchecked(one, places_of(tmp_path))
+    assert data_evidence.difference(one, places_of(tmp_path)) == data_evidence.unchecked(
+        one, places_of(tmp_path)
+    )
     whole = list_of(one).read_bytes()
     damage = chance.choice(MUTATIONS)
     list_of(one).write_bytes(damage(bytearray(whole), chance, list_of(other).read_bytes()))
     (tmp_path / "data/b").write_text("another")
     forget()
-    noticed = data.difference(one, places_of(tmp_path)) == "data/b changed"
-    assert noticed or "is missing or damaged" in data.unchecked(one, places_of(tmp_path))
+    noticed = data_evidence.difference(one, places_of(tmp_path)) == "data/b changed"
+    assert noticed or "is missing or damaged" in data_evidence.unchecked(one, places_of(tmp_path))
 
 
 def forget() -> None:
     """What a process remembers of lists is not for the next one."""
-    data._listed.cache_clear()
-    data._changed.cache_clear()
+    data_evidence._listed.cache_clear()
+    data_evidence._changed.cache_clear()
 
 
 def test_a_damaged_line_of_a_killed_job_is_said(tmp_path: Path) -> None:

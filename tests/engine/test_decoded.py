@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from labjobs.data import images, masks
-from labjobs.data.images import ImageFolder
+from labjobs.data import vision
+from labjobs.data.vision import ImageFolder
 from labjobs.errors import JobError, SettingsError
 from PIL import Image
 from torch import Tensor
@@ -55,14 +55,14 @@ def read(folder: Path) -> Tensor:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were decoded."""
     files: list[str] = []
-    decode = images.in_colour
+    decode = vision.in_colour
 
     def noting(path: str | Path, upright: bool = True) -> Image.Image:
         files.append(Path(path).name)
         return decode(path, upright)
 
-    monkeypatch.setattr(images, "in_colour", noting)
-    monkeypatch.setattr(masks, "in_colour", noting)
+    monkeypatch.setattr(vision, "in_colour", noting)
+    monkeypatch.setattr(vision, "in_colour", noting)
     return files
 
 
@@ -224,7 +224,7 @@ def test_masks_are_kept_with_their_images(tmp_path: Path, cache: Path, decoded: 
     Image.fromarray(classes).save(drawn / "a.png")
 
     def example() -> tuple[Tensor, Tensor]:
-        return masks.MaskedImages([pictures / "a.png"], [drawn / "a.png"], range(2), SIDE)[0]
+        return vision.MaskedImages([pictures / "a.png"], [drawn / "a.png"], range(2), SIDE)[0]
 
     (image, mask), (again, mask_again) = example(), example()
     assert decoded == ["a.png"]

@@ -4,10 +4,10 @@ from importlib import metadata
 
 import pytest
 import torch
+from labjobs import devices
+from labjobs.distributed.ranks import Rank
 from labjobs.errors import SettingsError
 from labjobs.job import provenance
-from labjobs.job.ranks import Rank
-from labjobs.training import devices
 
 CPU = torch.device("cpu")
 no_gpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without")

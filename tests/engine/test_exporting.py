@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from labjobs.commands import exported_program
 from labjobs.errors import JobError
-from labjobs.exporting import check, inputs, program
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -53,34 +53,36 @@ def batch(examples: int) -> Tensor:
     return torch.randn(examples, 3)
 
 
-def saved(model: nn.Module, example: inputs.Make, folder: Path) -> float:
+def saved(model: nn.Module, example: exported_program.Make, folder: Path) -> float:
     """How far the outputs of a network are from those of the program that is made of it."""
-    program.save(program.traced(model, example), folder / "model.pt2")
-    call = program.opened(folder / "model.pt2")
-    return check.difference(
+    exported_program.save(exported_program.traced(model, example), folder / "model.pt2")
+    call = exported_program.opened(folder / "model.pt2")
+    return exported_program.difference(
         lambda given: model(*given.args, **given.kwargs), call, example, "model.pt2"
     )
 
 
 def test_dimensions_that_grow_with_the_examples_may_have_any_size() -> None:
-    shapes = inputs.dynamic_shapes(lambda n: (torch.zeros(n, 3), torch.zeros(2, 5 * n), batch(7)))
+    shapes = exported_program.dynamic_shapes(
+        lambda n: (torch.zeros(n, 3), torch.zeros(2, 5 * n), batch(7))
+    )
     assert shapes == [{0: Dim.DYNAMIC}, {1: Dim.DYNAMIC}, {}]
 
 
 @pytest.mark.parametrize("made", [3, None, (), [torch.zeros(3)], {"x": 1}])
 def test_inputs_that_are_no_tensors_are_refused(made: Any) -> None:
     with pytest.raises(JobError, match="must return a tensor, a tuple or a dict"):
-        inputs.make(lambda examples: made, 3)
+        exported_program.make_inputs(lambda examples: made, 3)
 
 
 def test_inputs_that_do_not_grow_are_refused() -> None:
     with pytest.raises(JobError, match="the number of examples that it is asked for"):
-        inputs.dynamic_shapes(lambda examples: torch.zeros(3))
+        exported_program.dynamic_shapes(lambda examples: torch.zeros(3))
 
 
 def test_inputs_are_the_same_each_time_and_leave_random_numbers_alone() -> None:
     state = torch.random.get_rng_state()
-    one, other = (inputs.make(batch, 5).tensors[0] for _ in range(2))
+    one, other = (exported_program.make_inputs(batch, 5).tensors[0] for _ in range(2))
     assert torch.equal(one, other)
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -90,7 +92,9 @@ def test_inputs_are_the_same_each_time_and_leave_random_numbers_alone() -> None:
     [batch, lambda n: (batch(n), batch(n)), lambda n: {"x": batch(n), "y": batch(n)}],
     ids=["tensor", "tuple", "dict"],
 )
-def test_a_program_gives_the_outputs_of_its_network(example: inputs.Make, tmp_path: Path) -> None:
+def test_a_program_gives_the_outputs_of_its_network(
+    example: exported_program.Make, tmp_path: Path
+) -> None:
     assert saved(Scaled(), example, tmp_path) == 0
 
 
@@ -99,7 +103,7 @@ def test_code_that_looks_at_values_or_fixes_a_size_is_refused_in_one_line(
     network: nn.Module,
 ) -> None:
     with pytest.raises(JobError, match=r"torch\.export cannot follow the network") as refused:
-        program.traced(network, batch)
+        exported_program.traced(network, batch)
     assert len(str(refused.value).splitlines()) == 1
     assert str(refused.value).endswith("docs/export.md shows what to write instead")
 
@@ -135,15 +139,15 @@ NAN, INF = math.nan, math.inf
 )
 def test_difference_of_outputs(wanted: list[Any], found: list[Any], apart: float) -> None:
     outputs = [[torch.zeros(1), torch.tensor(values)] for values in (wanted, found)]
-    measured = check.difference
-    if apart > check.TOLERANCE:
+    measured = exported_program.difference
+    if apart > exported_program.TOLERANCE:
         with pytest.raises(JobError, match="gives other outputs"):
             measured(lambda _: outputs[0], lambda _: outputs[1], batch, "it")
-        assert check._apart(*outputs) == apart
+        assert exported_program._apart(*outputs) == apart
     else:
         assert measured(lambda _: outputs[0], lambda _: outputs[1], batch, "it") == apart
 
 
 def test_an_output_that_is_no_tensor_is_refused() -> None:
     with pytest.raises(JobError, match="returns Scaled; only tensors can be compared"):
-        check.tensors((torch.zeros(1), Scaled()))
+        exported_program.tensors((torch.zeros(1), Scaled()))

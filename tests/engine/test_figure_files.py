@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 import stored
-from labjobs.results import figure_files, figures, plotting, provenance, venues
+from labjobs.results import figure_files, figure_provenance, figures, plotting, style
 from labjobs.results.metrics import NoResults
 from labjobs.results.predictions import predictions
 from toy import Settings
 
-ICML = venues.VENUES["icml"]
+ICML = style.VENUES["icml"]
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +104,10 @@ def test_text_in_provenance_survives_every_format(tmp_path):
     figures.use(ICML)
     about = {"shared": {"note": html.escape('<a> & (b) \\ "c" ä 学')}}
     fig, _ = figures.figure()
-    kinds = list(provenance.METADATA)
+    kinds = list(figure_provenance.METADATA)
     files = figure_files.save(fig, tmp_path / "x", "", about, ICML, kinds=kinds)
     for file in files:
-        assert provenance.read(file.path) == about, file.path
+        assert figure_provenance.read(file.path) == about, file.path
 
 
 def test_captions_are_latex(tmp_path):
@@ -229,9 +229,9 @@ def test_what_cannot_be_is_said_in_one_line(draw, tmp_path, flags, said):
 
 def test_venues_are_listed_and_give_their_widths(draw):
     status, out, _ = draw("--venue", "list")
-    assert status == 0 and len(out.splitlines()) == 1 + len(venues.VENUES)
+    assert status == 0 and len(out.splitlines()) == 1 + len(style.VENUES)
     _, out, _ = draw("--venue", "nature", of_all={"one": plain})
-    assert f"  {venues.VENUES['nature'].column:g} x " in out
+    assert f"  {style.VENUES['nature'].column:g} x " in out
 
 
 def test_a_store_that_cannot_be_read_is_one_line(draw, tmp_path, monkeypatch):

@@ -8,16 +8,15 @@ import pytest
 import torch
 from attempts import Toy, plain, steps_of
 from labjobs import machine
+from labjobs.commands import find
+from labjobs.commands.find import Size, Speed, smallest_good
+from labjobs.commands.findings import valley
+from labjobs.commands.short_jobs import Trials
 from labjobs.errors import JobError
-from labjobs.finding import batch_sizes, noise_scales
-from labjobs.finding.batch_sizes import Size
-from labjobs.finding.speeds import Speed, smallest_good
-from labjobs.finding.trials import Trials
-from labjobs.finding.valley import valley
-from labjobs.job import purpose
-from labjobs.sweeps import gpus, slots
-from labjobs.training import pace
-from labjobs.training.noise_scale import NoiseScale
+from labjobs.job import runtime
+from labjobs.sweeps import gpus
+from labjobs.training import probes
+from labjobs.training.probes import NoiseScale
 from torch import Tensor
 
 RATES = 10 * 10 ** (6 * (np.arange(150) / 151 - 1))
@@ -89,7 +88,7 @@ def gradients_of_parts(sizes: Sequence[int], steps: int, scaler: torch.amp.GradS
     """
     torch.manual_seed(0)
     weights = torch.nn.Parameter(torch.full((D,), 0.3))  # the true ones are 0
-    logged: dict[str, list[float]] = {purpose.SIGNAL: [], purpose.NOISE: []}
+    logged: dict[str, list[float]] = {runtime.SIGNAL: [], runtime.NOISE: []}
 
     def log(measured: dict[str, Tensor]) -> None:
         for name, value in measured.items():
@@ -120,7 +119,7 @@ def test_the_noise_scale_of_a_linear_model_is_estimated_without_bias(sizes: Sequ
     noise = (D + 1) * squared + D * SPREAD**2  # E |x|² (x·d)² = (D + 2) |d|²
     steps = 4000
     found = gradients_of_parts(sizes, steps, None)
-    for name, truth in ((purpose.SIGNAL, squared), (purpose.NOISE, noise)):
+    for name, truth in ((runtime.SIGNAL, squared), (runtime.NOISE, noise)):
         error = found[name].std() / np.sqrt(steps)
         assert abs(found[name].mean() - truth) < 4 * error < 0.1 * truth
 
@@ -137,7 +136,7 @@ def test_spans_of_the_noise_scale() -> None:
     steps = np.arange(1, 201)
     noise, signal = 50 + 10 * random.standard_normal((2, 200))
     signal = signal / 50
-    spans = noise_scales.spans_of(list(zip(steps, noise, signal, strict=True)))
+    spans = find.spans_of(list(zip(steps, noise, signal, strict=True)))
     assert [(span.first, span.last) for span in spans] == [
         (1, 50),
         (51, 100),
@@ -146,9 +145,9 @@ def test_spans_of_the_noise_scale() -> None:
     ]
     assert all(span.is_known and span.low < 50 < span.high for span in spans)
     drowned = zip(steps, noise, signal - 1, strict=True)  # no gradient is left of it
-    assert not any(span.is_known for span in noise_scales.spans_of(list(drowned)))
+    assert not any(span.is_known for span in find.spans_of(list(drowned)))
     with pytest.raises(JobError, match="only 31 steps were measured"):
-        noise_scales.spans_of([(1, 1.0, 1.0)] * 31)
+        find.spans_of([(1, 1.0, 1.0)] * 31)
 
 
 def test_of_speeds_the_smallest_that_is_nearly_the_highest() -> None:
@@ -167,11 +166,11 @@ def test_speeds_that_vary_too_much_tell_nothing() -> None:
 def test_a_size_is_not_tried_if_the_memory_would_be_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_memory", lambda: 10 * 2**30)
     took = [Size("", Speed(8 * 2**n, []), gib * 2**30, 0) for n, gib in enumerate((1, 2, 4))]
-    assert batch_sizes._too_large([]) == batch_sizes._too_large(took[:1]) == ""
-    assert batch_sizes._too_large(took[:2]) == ""  # 4 GiB: half of its size, and 1 GiB more
-    assert batch_sizes._too_large([*took[:2], took[2]]) == ""  # 8 GiB, the limit
+    assert find._too_large([]) == find._too_large(took[:1]) == ""
+    assert find._too_large(took[:2]) == ""  # 4 GiB: half of its size, and 1 GiB more
+    assert find._too_large([*took[:2], took[2]]) == ""  # 8 GiB, the limit
     more = took[2]._replace(memory=4.1 * 2**30)
-    assert batch_sizes._too_large([*took[:2], more]).startswith("it would take 8.3 GiB")
+    assert find._too_large([*took[:2], more]).startswith("it would take 8.3 GiB")
 
 
 def test_available_memory_is_linux_own_estimate(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,23 +185,23 @@ def test_available_memory_is_linux_own_estimate(tmp_path, monkeypatch: pytest.Mo
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of two steps."""
-    monkeypatch.setattr(pace, "WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr(pace, "WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(probes, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(probes, "WINDOW_SECONDS", 0.0)
 
 
 def test_a_job_whose_speed_is_measured_pauses_and_goes_on_as_if_it_had_not(
     toy: Toy, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = toy.run()
-    monkeypatch.setenv(purpose.VARIABLE, purpose.FIND_BATCH_SIZE)
+    monkeypatch.setenv(runtime.VARIABLE, runtime.FIND_BATCH_SIZE)
     paused = toy.run("measured", runtime={"workers": 2})
     assert paused.status == 0 and "paused: after 10 steps" in paused.said
-    assert steps_of(paused, purpose.RATE) == [6, 7, 8, 9, 10]
-    (measured, *_) = [line for line in paused.journal() if purpose.RATE in line.get("metrics", {})]
-    assert measured["metrics"][purpose.EXAMPLES] == 8
-    assert measured["metrics"][purpose.WORKERS] == 2
-    assert measured["metrics"][purpose.MEMORY] > 2**20
-    monkeypatch.delenv(purpose.VARIABLE)
+    assert steps_of(paused, runtime.RATE) == [6, 7, 8, 9, 10]
+    (measured, *_) = [line for line in paused.journal() if runtime.RATE in line.get("metrics", {})]
+    assert measured["metrics"][runtime.EXAMPLES] == 8
+    assert measured["metrics"][runtime.WORKERS] == 2
+    assert measured["metrics"][runtime.MEMORY] > 2**20
+    monkeypatch.delenv(runtime.VARIABLE)
     after = toy.run("measured")
     for name in ("best.pt", "last.pt"):
         assert plain(after.checkpoint(name)) == plain(whole.checkpoint(name))
@@ -212,14 +211,14 @@ def test_the_noise_scale_is_measured_in_each_step_and_changes_nothing(
     toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = toy.run(accumulate=3, clip_norm=0.1)
-    monkeypatch.setenv(purpose.VARIABLE, purpose.FIND_NOISE_SCALE)
+    monkeypatch.setenv(runtime.VARIABLE, runtime.FIND_NOISE_SCALE)
     measured = toy.run("measured", accumulate=3, clip_norm=0.1)
     for name in ("best.pt", "last.pt"):
         kept = measured.checkpoint(name)
         assert plain(kept["models" if name == "best.pt" else "best"]) == plain(
             whole.checkpoint(name)["models" if name == "best.pt" else "best"]
         )
-    steps = steps_of(measured, f"train_{purpose.NOISE}")
+    steps = steps_of(measured, f"train_{runtime.NOISE}")
     assert steps == [step for step in range(1, 22) if step % 7]  # the 7th has 3 examples: one part
 
 
@@ -238,12 +237,12 @@ def test_a_gpu_that_another_job_has_is_waited_for(
         listed = {"-L": "GPU 0: one (UUID: GPU-1)", "--query-gpu=uuid": "GPU-1"}
         return listed.get(words[0], "0, 0")
 
-    for module in (slots, gpus):
+    for module in (gpus, gpus):
         monkeypatch.setattr(module, "nvidia_smi", nvidia_smi)
     monkeypatch.setenv("GPU_LOCKS", str(tmp_path / "locks"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert not Trials(purpose.FIND_LR, "cpu", again=False).on_gpu
-    running = Trials(purpose.FIND_LR, "auto", again=False)
+    assert not Trials(runtime.FIND_LR, "cpu", again=False).on_gpu
+    running = Trials(runtime.FIND_LR, "auto", again=False)
     assert running.on_gpu
     of_a_sweep = gpus.Gpu(running._slots[0], shared=False)
     assert of_a_sweep.take()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from code_edits import INNER, JOBS, student_files, write
-from labjobs.evidence import Fingerprint, Project, engine_code
-from labjobs.evidence.versions import COMMAND, MANIFEST, record
+from labjobs.evidence import engine_code
+from labjobs.evidence.engine_code import COMMAND, MANIFEST, record
+from labjobs.evidence.fingerprint import Fingerprint, Project
 from labjobs.job.identity import identity
 from settings import Settings
 
@@ -69,7 +70,7 @@ def test_parts_are_what_the_job_uses(found: Fingerprint) -> None:
     assert {"models:ConvNet", "models:block", "models:MODELS[convnet]", "data:digits"} < {
         *found.parts
     }
-    others = {"models:MLP", "models:GPT", "data:mnist", "run:check", "labjobs.data.published"}
+    others = {"models:MLP", "models:GPT", "data:mnist", "run:check", "labjobs.data.vision"}
     assert not others & {*found.parts}
     assert not [part for part in found.parts if part.startswith(("labjobs.", "plot"))]
     assert not found.advice
@@ -87,7 +88,7 @@ def test_a_part_says_what_it_is_and_by_what_it_was_reached(found: Fingerprint) -
 
 
 def test_it_is_the_same_on_each_version_of_python(tmp_path: Path) -> None:
-    """If these have to change, raise SCHEME in labjobs/evidence/canonical.py."""
+    """If these have to change, raise SCHEME in labjobs/evidence/syntax.py."""
     small, large = (
         Project(write(tmp_path / net, SMALL)).fingerprint({"net": net, "big": False}).digest[:12]
         for net in ("small", "large")
@@ -147,10 +148,10 @@ def test_damaged_code_is_never_a_fault(tmp_path: Path) -> None:
 
 
 def edited(root: Path, change: bytes, line_end: bytes = b"\n") -> Fingerprint:
-    """Return the fingerprint in a project after a change at the end of labjobs.training.ema."""
+    """Return the fingerprint in a project after a change at the end of labjobs.training.optim."""
     folder = write(root, FILES)
     shutil.copytree(INNER / "labjobs", folder / "labjobs")
-    file = folder / "labjobs/training/ema.py"
+    file = folder / "labjobs/training/optim.py"
     file.write_bytes((file.read_bytes() + change).replace(b"\n", line_end))
     return Project(folder).fingerprint(JOB)
 
@@ -158,10 +159,10 @@ def edited(root: Path, change: bytes, line_end: bytes = b"\n") -> Fingerprint:
 def test_an_engine_that_was_edited_counts_as_code(tmp_path: Path, found: Fingerprint) -> None:
     new = edited(tmp_path / "new", b"\nEMA.decay = 1\n")
     assert {*new.parts.items()} - {*found.parts.items()} == {
-        ("labjobs.training.ema", new.parts["labjobs.training.ema"])
+        ("labjobs.training.optim", new.parts["labjobs.training.optim"])
     }
-    assert new.source("labjobs.training.ema").endswith("EMA.decay = 1\n")
-    assert new.why("labjobs.training.ema").startswith("labjobs.training.ema <- run:")
+    assert new.source("labjobs.training.optim").endswith("EMA.decay = 1\n")
+    assert new.why("labjobs.training.optim").startswith("labjobs.training.optim <- run:")
     for name, change, line_end in (("comment", b"# !\n", b"\n"), ("ends", b"", b"\r\n")):
         assert edited(tmp_path / name, change, line_end).digest == found.digest
 
@@ -174,14 +175,14 @@ def test_another_engine_counts_by_its_results_versions(
     versions = json.loads(MANIFEST.read_text())
     for module in versions["modules"].values():
         module["imports"] = []
-    versions["modules"]["labjobs.training.ema"]["results"] += raised
+    versions["modules"]["labjobs.training.optim"]["results"] += raised
     monkeypatch.setattr(engine_code, "MANIFEST", tmp_path / "versions.json")
     (tmp_path / "versions.json").write_text(json.dumps(versions))
     new = edited(tmp_path / "project", b"")
     assert (new.digest != found.digest) == raised
     if raised:
-        assert new.parts["labjobs.training.ema"] == "v2"
-        assert new.source("labjobs.training.ema") == "labjobs.training.ema: results version 2\n"
+        assert new.parts["labjobs.training.optim"] == "v2"
+        assert new.source("labjobs.training.optim") == "labjobs.training.optim: results version 2\n"
 
 
 def test_the_results_versions_are_recorded() -> None:

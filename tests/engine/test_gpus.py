@@ -1,8 +1,7 @@
 """The GPUs of a job that needs several: all are held, or none."""
 
 import pytest
-from labjobs.sweeps.gpus import Gpu, places
-from labjobs.sweeps.slots import Slot
+from labjobs.sweeps.gpus import Gpu, Slot, places
 
 
 @pytest.fixture

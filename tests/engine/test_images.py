@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from labjobs.data import batches as loaders
-from labjobs.data.images import ImageFolder, channel_statistics
-from labjobs.data.order import fetch
+from labjobs.data import batches
+from labjobs.data.order import examples_at
+from labjobs.data.vision import ImageFolder, channel_statistics
 from labjobs.errors import JobError, SettingsError, cause
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
@@ -23,7 +23,7 @@ def pixels(*shape):
 
 def everything(dataset):
     """All images (N, C, H, W) and labels (N,) of a dataset."""
-    images, labels = fetch(dataset, torch.arange(len(dataset)))
+    images, labels = examples_at(dataset, torch.arange(len(dataset)))
     return images.numpy(), labels.tolist()
 
 
@@ -174,7 +174,7 @@ def test_corrupt_image_is_named_in_one_line(tmp_path, loader):
     broken = tmp_path / "dog" / "1.png"
     broken.write_bytes(broken.read_bytes()[:300])
     with pytest.raises(JobError) as caught:
-        list(loaders.make(ImageFolder(tmp_path, 16), torch.device("cpu"), 4, loader, 1))
+        list(batches.make(ImageFolder(tmp_path, 16), torch.device("cpu"), 4, loader, 1))
     assert cause(caught.value) == f"{broken} cannot be read as an image: image file is truncated"
 
 

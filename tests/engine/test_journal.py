@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from labjobs import files
 from labjobs.job import journal
-from labjobs.job.lines import FILE, Damaged, Reader, count
+from labjobs.job.journal import FILE, Damaged, Reader, count
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

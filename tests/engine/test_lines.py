@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 from labjobs import files
-from labjobs.job import lines
-from labjobs.job.journal import Journal
-from labjobs.job.lines import Damaged, Reader
+from labjobs.job import journal
+from labjobs.job.journal import Damaged, Journal, Reader
 
-SEED = lines.seed_of("abc")
+SEED = journal.seed_of("abc")
 
 
 def line(number: int, seed: int = SEED, **said: object) -> bytes:
-    return lines.encoded(number, json.dumps(said), seed)
+    return journal.encoded(number, json.dumps(said), seed)
 
 
 START = line(1, start={"journal": "abc"})
@@ -24,31 +23,31 @@ def test_a_line_is_json_that_says_its_number_and_ends_with_its_checksum() -> Non
     assert written.endswith(b'"}\n') and written.count(b"\n") == 1
     said = json.loads(written)
     assert [*said] == ["line", "step", "metrics", "crc"]
-    assert lines.decoded(written, SEED) == said
+    assert journal.decoded(written, SEED) == said
     assert said["line"] == 3 and said["metrics"] == {"lr": 0.1}
 
 
 def test_a_line_of_another_journal_or_with_another_byte_says_nothing() -> None:
     written = line(3, step=12)
-    assert lines.decoded(written, lines.seed_of("abd")) == {}
+    assert journal.decoded(written, journal.seed_of("abd")) == {}
     for place in range(len(written)):
         damaged = written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :]
-        assert lines.decoded(damaged, SEED) == {}
+        assert journal.decoded(damaged, SEED) == {}
     for text in (b"", b"\n", written[:-1], written + b"\n", written * 2):
-        assert lines.decoded(text, SEED) == {}
+        assert journal.decoded(text, SEED) == {}
 
 
 def test_how_a_journal_starts() -> None:
-    assert lines.start_in(START) == {"journal": "abc"}
-    assert lines.start_in(START.replace(b"abc", b"abd")) == {}
-    assert lines.start_in(line(1, lines.seed_of("x"), start={"journal": "abc"})) == {}
+    assert journal.start_in(START) == {"journal": "abc"}
+    assert journal.start_in(START.replace(b"abc", b"abd")) == {}
+    assert journal.start_in(line(1, journal.seed_of("x"), start={"journal": "abc"})) == {}
     others = (b"", b"[]", b"3", b'{"start": 3}', b'{"start": {}}', b"[" * 10**5, b"\xff")
     for text in (*others, line(1, start={"journal": 3}), line(2, step=1)):
-        assert lines.start_in(text) == {}
+        assert journal.start_in(text) == {}
 
 
 def test_a_reader_takes_whole_lines_as_they_come(tmp_path: Path) -> None:
-    path = tmp_path / lines.FILE
+    path = tmp_path / journal.FILE
     second, third = line(2, step=1), line(3, step=2)
     with path.open("wb", buffering=0) as out, path.open("rb") as file:
         reader = Reader(file)
@@ -77,8 +76,8 @@ def read(path: Path, *written: bytes) -> list[int]:
 
 def test_a_reader_goes_on_after_lines_that_are_known_to_be_lost(tmp_path: Path) -> None:
     assert read(tmp_path / "a", *RIGHT) == [1, 2, 4, 5]
-    assert lines.count(tmp_path / "a") == 5
-    assert read(tmp_path / "empty") == [] and lines.count(tmp_path / "empty") == 0
+    assert journal.count(tmp_path / "a") == 5
+    assert read(tmp_path / "empty") == [] and journal.count(tmp_path / "empty") == 0
 
 
 @pytest.mark.parametrize(
@@ -93,17 +92,17 @@ def test_a_reader_goes_on_after_lines_that_are_known_to_be_lost(tmp_path: Path) 
         ([*RIGHT, line(5, step=9)], 6),
         ([START, b"\n"], 2),
         ([START, b'{"line": 2, "step": 1}\n'], 2),
-        ([START, line(2, lines.seed_of("abd"), step=1)], 2),
+        ([START, line(2, journal.seed_of("abd"), step=1)], 2),
     ],
 )
 def test_a_reader_stops_at_a_line_that_is_not_right(
     tmp_path: Path, written: list[bytes], at: int
 ) -> None:
-    said = f"^{lines.FILE} is damaged at line {at}; the job's own command mends it$"
+    said = f"^{journal.FILE} is damaged at line {at}; the job's own command mends it$"
     with pytest.raises(Damaged, match=said):
         read(tmp_path / "a", *written)
     with pytest.raises(Damaged, match=said):
-        lines.count(tmp_path / "a")
+        journal.count(tmp_path / "a")
 
 
 def test_what_was_read_before_a_damaged_line_is_not_read_again(tmp_path: Path) -> None:
@@ -121,31 +120,31 @@ def test_what_was_read_before_a_damaged_line_is_not_read_again(tmp_path: Path) -
 def test_a_record_is_that_of_its_job(tmp_path: Path) -> None:
     folder = tmp_path / "0123456789ab" / "attempt"
     folder.mkdir(parents=True)
-    assert lines.record_of(folder, "settings.json") == {}
+    assert journal.record_of(folder, "settings.json") == {}
     for job, found in (("0123456789ab", True), ("0123456789ac", False)):
         files.write_record(folder / "settings.json", {"id": job, "settings": {}})
-        assert bool(lines.record_of(folder, "settings.json")) == found
+        assert bool(journal.record_of(folder, "settings.json")) == found
 
 
 def test_how_many_lines_there_must_be_is_the_most_that_is_known_of_this_journal(
     tmp_path: Path,
 ) -> None:
-    assert lines.expected(tmp_path, "abc") == 0
+    assert journal.expected(tmp_path, "abc") == 0
     files.write_record(tmp_path / "outcome.json", {"journal": "abc", "lines": 7})
-    assert lines.expected(tmp_path, "abc") == 7
+    assert journal.expected(tmp_path, "abc") == 7
     files.write_record(tmp_path / "sent.json", {"journal": "abc", "lines": 9})
-    assert lines.expected(tmp_path, "abc") == 9
+    assert journal.expected(tmp_path, "abc") == 9
     files.write_record(tmp_path / "outcome.json", {"journal": "abc", "lines": 11})
-    assert lines.expected(tmp_path, "abc") == 11
-    assert lines.expected(tmp_path, "abd") == 0
+    assert journal.expected(tmp_path, "abc") == 11
+    assert journal.expected(tmp_path, "abd") == 0
 
 
 def test_the_writing_end_and_the_reading_end_agree(tmp_path: Path) -> None:
     written = Journal(tmp_path, 1)
     written.metrics(5, {"é": 1.5}, at=3)
     written.close("FINISHED")
-    with (tmp_path / lines.FILE).open("rb") as file:
+    with (tmp_path / journal.FILE).open("rb") as file:
         start, point, end = Reader(file).read()
     assert start["start"] == written.start
     assert (point["step"], point["metrics"], end["end"]) == (5, {"é": 1.5}, "FINISHED")
-    assert lines.count(tmp_path / lines.FILE) == written.lines == 3
+    assert journal.count(tmp_path / journal.FILE) == written.lines == 3

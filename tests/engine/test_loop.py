@@ -2,16 +2,16 @@
 
 import re
 
+import labjobs
 import pytest
 import torch
 from attempts import At, steps_of
-from labjobs import loop
-from labjobs.cli import Metric, Span
+from labjobs.files import PROJECT
 from labjobs.job.terminal import duration
-from labjobs.loop import Job
-from labjobs.paths import PROJECT
-from labjobs.training import report
-from labjobs.training.length import TIMED, WARM_UP
+from labjobs.settings import Metric, Span
+from labjobs.training import progress
+from labjobs.training.loop import Job
+from labjobs.training.progress import TIMED, WARM_UP
 from toy import METRICS, STEPS, Loop
 
 
@@ -189,7 +189,7 @@ class Timed:
 
 
 def test_the_time_left_counts_evaluations_and_not_the_warm_up(toy, monkeypatch):
-    monkeypatch.setattr(report, "time", clock := Timed())
+    monkeypatch.setattr(progress, "time", clock := Timed())
     done = toy.run(loop=Loop(hook=clock.hook), epochs=6)
     said = re.findall(r"epoch (\d).*?(?:, ([0-9 a-z]+) left)?$", done.said, re.MULTILINE)
     each = STEPS + 30
@@ -199,7 +199,7 @@ def test_the_time_left_counts_evaluations_and_not_the_warm_up(toy, monkeypatch):
 
 def test_the_time_left_of_a_continued_job_is_by_what_it_does_now(toy, monkeypatch):
     toy.run(stop=At("step", STEPS + 3), epochs=6)
-    monkeypatch.setattr(report, "time", clock := Timed())
+    monkeypatch.setattr(progress, "time", clock := Timed())
     done = toy.run(loop=Loop(hook=clock.hook), epochs=6)
     assert "left" not in done.said.partition("epoch 4/6: ")[0]
     assert re.findall(r"(\d+) s left", done.said) == ["74", "37"]
@@ -219,5 +219,5 @@ def test_the_docs_name_all_that_scripts_may_use() -> None:
     page = (PROJECT / "docs" / "job.md").read_text()
     of_the_engine = {"start", "stop", "finish", "close", "end_training"}
     of_scripts = {name for name in dir(Job) if name[0] != "_"} - of_the_engine
-    used = {f"job.{name}" for name in of_scripts} | {*loop.__all__} - {"Job"}
+    used = {f"job.{name}" for name in of_scripts} | {*labjobs._homes()} - {"Job"}
     assert used == {name for name in used if re.search(rf"`{re.escape(name)}\b", page)}

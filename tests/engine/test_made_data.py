@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attempts import At, steps_of
-from labjobs.cli import Span
+from labjobs.settings import Span
 from toy import Loop
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from labjobs.data.masks import IGNORED, MaskedImages, read_folder
+from labjobs.data.vision import IGNORED, MaskedImages, read_masked_images
 from labjobs.errors import JobError, SettingsError
 from PIL import Image
 
@@ -127,7 +127,7 @@ def folder(root, classes="sky\nroad\ncar\n"):
 def test_a_folder_is_read_by_the_names_of_its_files(tmp_path):
     second, first = folder(tmp_path)
     (tmp_path / "images" / ".hidden").touch()
-    found, classes = read_folder(tmp_path, 8)
+    found, classes = read_masked_images(tmp_path, 8)
     assert classes == ["sky", "road", "car"]
     assert [image.name for image in found.images] == ["a.png", "b.png"]
     assert np.array_equal(found[0][1], first) and np.array_equal(found[1][1], second)
@@ -173,5 +173,5 @@ def test_what_is_missing_in_a_folder_is_said_in_one_line(tmp_path, change, words
     folder(tmp_path)
     change(tmp_path)
     with pytest.raises(SettingsError, match=f"^--data-root: .*{words}") as caught:
-        read_folder(tmp_path)
+        read_masked_images(tmp_path)
     assert "\n" not in str(caught.value)

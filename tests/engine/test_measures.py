@@ -4,10 +4,9 @@ import threading
 
 import pytest
 import torch
-from labjobs.cli import Span
-from labjobs.loop import Means
-from labjobs.training import devices
-from labjobs.training.meters import TrainMeter
+from labjobs import devices
+from labjobs.settings import Span
+from labjobs.training.meters import Means, TrainMeter
 from torch import nn
 from toy import STEPS, VAL, Loop, forward, network
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from labjobs.cli import Metric
 from labjobs.errors import Diverged, JobError
-from labjobs.job import lines
+from labjobs.job import journal
 from labjobs.job.journal import Journal
+from labjobs.settings import Metric
 from labjobs.training import meters
 from labjobs.training.meters import STEPS, VALUES, TrainMeter
 
@@ -21,7 +21,7 @@ class Training:
     """A meter and its journal."""
 
     def __init__(self, folder: Path, every: int | str = 1, steps: int | None = 100) -> None:
-        self.path = folder / lines.FILE
+        self.path = folder / journal.FILE
         self.meter = TrainMeter(Journal(folder, every), CPU, DECLARED)
         self.meter.choose_spacing(steps)
         self.step = 0
@@ -37,7 +37,7 @@ class Training:
     def points(self) -> list[tuple[int, dict[str, float]]]:
         """Return (step, metrics) of the points in the journal."""
         with self.path.open("rb") as file:
-            said = lines.Reader(file).read()
+            said = journal.Reader(file).read()
         return [(line["step"], line["metrics"]) for line in said if "metrics" in line]
 
 
@@ -127,7 +127,7 @@ def test_a_point_has_the_numbers_and_the_time_of_its_last_step(
     training.meter.close(5)
     assert [(n, point["lr"]) for n, point in training.points()] == [(2, 0.2), (4, 0.4), (5, 0.5)]
     with training.path.open("rb") as file:
-        times = [line["time"] for line in lines.Reader(file).read() if "time" in line]
+        times = [line["time"] for line in journal.Reader(file).read() if "time" in line]
     assert times == [1002, 1004, 1005]
 
 

@@ -9,9 +9,9 @@ import models
 import pytest
 import run
 import torch
-from labjobs.cli import Weights
 from labjobs.errors import SettingsError
-from labjobs.training.recomputing import recompute_blocks
+from labjobs.settings import Weights
+from labjobs.training.compilation import recompute_blocks
 from settings import Settings
 from torch import Tensor, nn
 

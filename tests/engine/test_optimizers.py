@@ -6,7 +6,7 @@ from copy import deepcopy
 import optimizers
 import pytest
 import torch
-from labjobs.training import muon
+from labjobs.training import optim
 from optimizers import SCHEDULES, Progress
 from settings import Settings
 from torch import nn
@@ -74,7 +74,7 @@ def test_orthogonalized_matrices_keep_their_singular_vectors() -> None:
     torch.manual_seed(0)
     for shape in ((3, 32, 8), (3, 8, 32), (2, 16, 16)):
         matrices = torch.randn(shape)
-        made = muon.orthogonalized(matrices)
+        made = optim.orthogonalized(matrices)
         u, _, v = torch.linalg.svd(matrices, full_matrices=False)
         diagonal = u.mT @ made @ v.mT
         values = diagonal.diagonal(dim1=-2, dim2=-1)
@@ -143,7 +143,7 @@ def test_muon_agrees_with_torchs_own() -> None:
     """Which computes in bf16, and takes matrices only."""
     torch.manual_seed(0)
     mine, other = (nn.Parameter(weight) for weight in torch.randn(20, 10).expand(2, 20, 10).clone())
-    ours = muon.Muon([{"params": [mine]}], lr=0.1)
+    ours = optim.Muon([{"params": [mine]}], lr=0.1)
     theirs = torch.optim.Muon([other], lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
         mine.grad = torch.randn(20, 10)

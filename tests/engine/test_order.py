@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from labjobs.data.order import Order, Slices, fetch, whole
+from labjobs.data.order import Order, Slices, examples_at, underlying
+from labjobs.distributed.ranks import Rank
 from labjobs.errors import SettingsError
-from labjobs.job.ranks import Rank
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 ORDERS = [
@@ -77,12 +77,12 @@ class Several(Dataset):
 
 def test_how_examples_become_a_batch():
     indices, tensors = torch.tensor([3, 1]), TensorDataset(torch.arange(5), torch.arange(5.0))
-    numbers, halves = fetch(tensors, indices)
+    numbers, halves = examples_at(tensors, indices)
     assert (numbers.tolist(), halves.tolist()) == ([3, 1], [3.0, 1.0])
-    assert fetch(tensors, indices, lambda examples: [a + 10 for a, _ in examples]) == [13, 11]
-    assert fetch(Several(), indices).tolist() == [30, 10]
-    assert fetch(Several(), indices, sum) == 40
-    assert fetch([5, 6, 7, 8], indices).tolist() == [8, 6]
+    assert examples_at(tensors, indices, lambda examples: [a + 10 for a, _ in examples]) == [13, 11]
+    assert examples_at(Several(), indices).tolist() == [30, 10]
+    assert examples_at(Several(), indices, sum) == 40
+    assert examples_at([5, 6, 7, 8], indices).tolist() == [8, 6]
 
 
 class Marked(Subset):
@@ -92,12 +92,12 @@ class Marked(Subset):
 def test_a_subset_of_a_subset_is_looked_through():
     tensors = TensorDataset(torch.arange(20))
     inner = Subset(tensors, range(10, 20))
-    found, indices = whole(Subset(inner, torch.tensor([3, 1])))
+    found, indices = underlying(Subset(inner, torch.tensor([3, 1])))
     assert found is tensors and indices.tolist() == [13, 11]
-    found, indices = whole(tensors)
+    found, indices = underlying(tensors)
     assert found is tensors and indices.tolist() == [*range(20)]
     marked = Marked(tensors, [5, 6])
-    found, indices = whole(Subset(marked, [1]))
+    found, indices = underlying(Subset(marked, [1]))
     assert found is marked and indices.tolist() == [1]
 
 

@@ -12,8 +12,7 @@ from labjobs.errors import SettingsError
 from labjobs.results import tables
 from labjobs.results.metrics import NoResults
 from labjobs.training import outputs
-from labjobs.training.outputs import Outputs
-from labjobs.training.shared_outputs import PLACES, in_order
+from labjobs.training.outputs import PLACES, Outputs, in_order
 from toy import DATA, TRAIN, VAL, Loop
 
 CPU = torch.device("cpu")

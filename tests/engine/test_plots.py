@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from labjobs.cli import Metric
-from labjobs.results import figures, limits, plots, print_check, text, ticks, venues
+from labjobs.results import figures, plots, print_check, style, text
 from labjobs.results.metrics import Measured, NoResults
+from labjobs.settings import Metric
 
-ICML = venues.VENUES["icml"]
+ICML = style.VENUES["icml"]
 HIGHER = Measured("score", Metric(better="higher", range=(0, 1)), "val")
 LOWER = Measured("error", Metric(better="lower"), "val")
 LOG = Measured("error", Metric(better="lower", scale="log", unit="mm"), "val")
@@ -92,7 +92,7 @@ def test_axes_hide_only_the_worst_values(metric):
     found = {"a": {"": curves(values)}}
     _, (ax,) = figures.panels(["a"], "step", metric)
     plots.bands(ax, found["a"][""], "", metric)
-    said = limits.of_curves(ax, found, metric)
+    said = figures.limit_to_curves(ax, found, metric)
     low, high = ax.get_ylim()
     hidden = np.mean((values < low) | (values > high))
     assert low < 1 < high
@@ -107,10 +107,10 @@ def test_bands_are_cut_off_where_they_would_crowd_the_curves_out(metric, seeds):
     found = {"a": {"": curves(*values)}}
     _, (ax,) = figures.panels(["a"], "step", metric)
     plots.bands(ax, found["a"][""], "", metric)
-    said = limits.of_curves(ax, found, metric)
+    said = figures.limit_to_curves(ax, found, metric)
     low, high = ax.get_ylim()
     assert 0.27 < low < 0.32 and 0.5 < high < 0.6
-    assert limits.CUT in said
+    assert figures.CUT in said
     assert band(ax)[0] < low
 
 
@@ -119,7 +119,7 @@ def test_nothing_is_said_of_bands_that_are_there_whole(metric):
     found = {"a": {"": curves([0.9, 0.5, 0.2], [0.9, 0.5, 0.2])}}
     _, (ax,) = figures.panels(["a"], "step", metric)
     plots.bands(ax, found["a"][""], "", metric)
-    assert limits.CUT not in limits.of_curves(ax, found, metric)
+    assert figures.CUT not in figures.limit_to_curves(ax, found, metric)
 
 
 LEAST, MOST = 0.25, 0.6
@@ -148,9 +148,9 @@ def test_intervals_of_two_results_are_cut_off_and_others_never(metric, of, resul
         table = jobs(metric, lr=[0.1] * len(results), y=results)
         plots.points(ax, {"mlp": table}, "lr", metric)
     before, drawn = axis.get_view_interval(), axis.get_data_interval()
-    said = limits.of_intervals(axis, [pd.Series(results)], metric)
+    said = figures.limit_to_intervals(axis, [pd.Series(results)], metric)
     low, high = axis.get_view_interval()
-    assert (said == limits.CUT) == cut == (drawn[0] < low or drawn[1] > high)
+    assert (said == figures.CUT) == cut == (drawn[0] < low or drawn[1] > high)
     assert low < min(results) <= max(results) < high
     if cut:
         taken = np.diff(axis.get_transform().transform([min(results), max(results)]))
@@ -164,7 +164,7 @@ def test_intervals_of_two_results_are_cut_off_and_others_never(metric, of, resul
 def test_without_results_no_interval_is_cut_off(metric):
     _, ax = figures.figure()
     for results in ([], [pd.Series([], dtype=float)], [pd.Series([math.nan, math.inf])]):
-        assert limits.of_intervals(ax.yaxis, results, metric) == ""
+        assert figures.limit_to_intervals(ax.yaxis, results, metric) == ""
 
 
 @METRICS
@@ -285,9 +285,9 @@ def test_confusion_of_any_classes_prints_right(classes):
     ],
 )
 def test_few_ticks_on_logarithmic_axes(low, high, labels):
-    places = ticks.LogTicks().tick_values(low, high)
-    assert len(places) <= ticks.MOST
-    assert {ticks.plain(place, 0) for place in places} <= {*labels}
+    places = style.LogTicks().tick_values(low, high)
+    assert len(places) <= style.MOST
+    assert {style.plain(place, 0) for place in places} <= {*labels}
     assert len(places) >= 3
 
 

@@ -11,8 +11,8 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
-from labjobs.data.order import fetch
-from labjobs.data.published import published
+from labjobs.data.order import examples_at
+from labjobs.data.vision import published
 from labjobs.errors import SettingsError
 
 RANDOM = np.random.default_rng(0)
@@ -37,7 +37,7 @@ def pixels(*shape):
 
 def everything(dataset):
     """All images (N, C, H, W) and labels (N,) of a dataset."""
-    images, labels = fetch(dataset, torch.arange(len(dataset)))
+    images, labels = examples_at(dataset, torch.arange(len(dataset)))
     return images.numpy(), labels.tolist()
 
 

@@ -14,7 +14,7 @@ from code_edits import EDITS, INNER, changed, student_files, write
 DIGESTS = """
 import json, sys
 from pathlib import Path
-from labjobs.evidence import Project
+from labjobs.evidence.fingerprint import Project
 found = {}
 for folder in sorted(Path(sys.argv[1]).iterdir()):
     for name, settings in json.loads((folder / "jobs.json").read_text()).items():

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from labjobs import devices
 from labjobs.errors import SettingsError
-from labjobs.profiling.ranges import Ranges
-from labjobs.training import devices
+from labjobs.training.ranges import Ranges
 
 
 def test_each_range_ends_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:

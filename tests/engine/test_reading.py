@@ -10,7 +10,7 @@ import labjobs
 import pytest
 import torch
 from labjobs.data import batches as loaders
-from labjobs.job import interruption
+from labjobs.job import terminal
 from torch.utils.data import Dataset, TensorDataset
 
 ENGINE = str(Path(labjobs.__file__).parents[1])
@@ -121,7 +121,7 @@ def test_batches_can_be_read_again_after_they_were_closed(loader):
     assert not active_children()
 
 
-@pytest.mark.parametrize("number", interruption.SIGNALS)
+@pytest.mark.parametrize("number", terminal.SIGNALS)
 def test_processes_leave_signals_to_the_job(number):
     batches = make(Examples())
     begun = batches.from_position(0, 0)

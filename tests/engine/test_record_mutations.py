@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 import pytest
-from labjobs.job import lines
+from labjobs.job import journal
 from record_mutations import RECORDS, Damages
 
 COUNT = 500
@@ -45,6 +45,6 @@ def test_without_a_checksum_some_would_be_taken(
         return found if isinstance(found, dict) and "line" in found else {}
 
     monkeypatch.setattr(os, "fsync", lambda file: None)
-    monkeypatch.setattr(lines, "decoded", unchecked)
+    monkeypatch.setattr(journal, "decoded", unchecked)
     chance = random.Random(0)
-    assert any(damages.try_one(lines.FILE, chance).word == "silent" for _ in range(COUNT))
+    assert any(damages.try_one(journal.FILE, chance).word == "silent" for _ in range(COUNT))

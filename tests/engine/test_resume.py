@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from attempts import At
-from labjobs.cli import Span
-from labjobs.training.length import TIMED, WARM_UP
+from labjobs.settings import Span
 from labjobs.training.meters import UNKNOWN
+from labjobs.training.progress import TIMED, WARM_UP
 from torch import nn
 from toy import STEPS, Loop, network
 

@@ -8,9 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from labjobs.data.apportioning import nearest
-from labjobs.data.order import whole
-from labjobs.data.splits import check_groups, fold, split
+from labjobs.data.order import underlying
+from labjobs.data.splits import check_groups, fold, nearest, split
 from labjobs.errors import SettingsError
 from repository import REPOSITORY
 from torch.utils.data import TensorDataset
@@ -25,7 +24,7 @@ def dataset(count):
 
 def places(part):
     """Where a part's examples are in the whole dataset."""
-    return whole(part)[1].numpy()
+    return underlying(part)[1].numpy()
 
 
 def refusal(function, *args, **kwargs):

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from labjobs.job import ranks, srun
-from labjobs.job.ranks import ALONE, Rank
+from labjobs.distributed import ranks
+from labjobs.distributed.ranks import ALONE, Rank
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -28,7 +28,7 @@ def environment(monkeypatch):
 
 def translated(environment, **variables):
     environment |= variables
-    srun.translate()
+    ranks.translate()
     return ranks.mine()
 
 
@@ -67,7 +67,7 @@ def test_torchruns_variables_come_first(environment):
 
 def test_a_sweep_starts_jobs_of_their_own(environment):
     environment |= STEP
-    srun.forget()
+    ranks.forget()
     assert translated(environment) == ALONE
 
 

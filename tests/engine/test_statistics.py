@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from labjobs.results import statistics
+from labjobs.results import groups
 
 TRIALS = 4000
 
@@ -17,16 +17,16 @@ def held(low, high, truth):
 
 
 def test_mean_interval():
-    mean, low, high = statistics.mean_interval([[1, 2, 3], [4, 4, 4]])
+    mean, low, high = groups.mean_interval([[1, 2, 3], [4, 4, 4]])
     half = 4.302653 / math.sqrt(3)  # Student's t, .975, 2 d.f.
     assert mean == pytest.approx([2, 4])
     assert low == pytest.approx([2 - half, 4])
     assert high == pytest.approx([2 + half, 4])
-    assert math.isnan(statistics.mean_interval([5]).low)
+    assert math.isnan(groups.mean_interval([5]).low)
 
 
 def test_mean_of_the_logarithm_is_the_geometric_mean():
-    mean, low, high = statistics.mean_interval([1e-4, 1e-2], log=True)
+    mean, low, high = groups.mean_interval([1e-4, 1e-2], log=True)
     assert mean == pytest.approx(1e-3)
     assert low * high == pytest.approx(mean**2)
     assert low > 0
@@ -36,7 +36,7 @@ def test_mean_of_the_logarithm_is_the_geometric_mean():
 @pytest.mark.parametrize("log", [False, True])
 def test_t_interval_contains_the_mean_as_often_as_it_says(n, log):
     samples = np.random.default_rng(n).normal(0.9, 0.02, (TRIALS, n))
-    _, low, high = statistics.mean_interval(np.exp(samples) if log else samples, log)
+    _, low, high = groups.mean_interval(np.exp(samples) if log else samples, log)
     fraction, error = held(low, high, np.exp(0.9) if log else 0.9)
     assert abs(fraction - 0.95) < 4 * error
 
@@ -48,7 +48,7 @@ def test_paired_difference_drops_what_seeds_share():
         shared, noise = drawn.normal(0, 1, 5), drawn.normal(0, 0.01, (2, 5))
         first = pd.Series(shared + 0.05 + noise[0], index=seeds)
         second = pd.Series(shared + noise[1], index=seeds).sample(frac=1, random_state=0)
-        intervals.append(statistics.paired_difference(first, second))
+        intervals.append(groups.paired_difference(first, second))
     _, low, high = np.array(intervals).T
     fraction, error = held(low, high, 0.05)
     assert abs(fraction - 0.95) < 4 * error
@@ -57,20 +57,20 @@ def test_paired_difference_drops_what_seeds_share():
 
 def test_paired_difference_of_some_or_no_shared_seeds():
     first = pd.Series([1.0, 2.0, 4.0], index=[0, 1, 2])
-    assert statistics.paired_difference(first, first[1:] - 1).mean == 1
-    assert statistics.paired_difference(first, first[1:] / 2, log=True).mean == pytest.approx(2)
-    assert math.isnan(statistics.paired_difference(first[:1], first[1:]).mean)
+    assert groups.paired_difference(first, first[1:] - 1).mean == 1
+    assert groups.paired_difference(first, first[1:] / 2, log=True).mean == pytest.approx(2)
+    assert math.isnan(groups.paired_difference(first[:1], first[1:]).mean)
 
 
 def test_iqm_is_the_mean_of_the_middle_half():
-    assert statistics.iqm([[0, 0], [1, 2], [3, 2], [9, 100]]) == pytest.approx(2)
+    assert groups.iqm([[0, 0], [1, 2], [3, 2], [9, 100]]) == pytest.approx(2)
 
 
 def test_iqm_interval_contains_it_about_as_often_as_it_says():
     drawn = np.random.default_rng(2)
-    truth = statistics.iqm(drawn.normal(np.linspace(0, 1, 20), 0.1, (20_000, 20)))
+    truth = groups.iqm(drawn.normal(np.linspace(0, 1, 20), 0.1, (20_000, 20)))
     ends = [
-        statistics.iqm_interval(drawn.normal(np.linspace(0, 1, 20), 0.1, (10, 20)), 300, trial)
+        groups.iqm_interval(drawn.normal(np.linspace(0, 1, 20), 0.1, (10, 20)), 300, trial)
         for trial in range(300)
     ]
     fraction, _ = held(*np.array(ends).T, truth)
@@ -78,10 +78,10 @@ def test_iqm_interval_contains_it_about_as_often_as_it_says():
 
 
 def test_fraction_that_reached_a_target():
-    curve = statistics.kaplan_meier([1, 3, np.nan, 2], [5, 5, 2.5, 5])
+    curve = groups.kaplan_meier([1, 3, np.nan, 2], [5, 5, 2.5, 5])
     assert curve.times.tolist() == [1, 2, 2.5, 3]
     assert curve.fractions == pytest.approx([1 / 4, 1 / 2, 1 / 2, 1])
-    assert statistics.kaplan_meier([np.nan], [4]).fractions.tolist() == [0]
+    assert groups.kaplan_meier([np.nan], [4]).fractions.tolist() == [0]
 
 
 def test_fraction_that_reached_a_target_is_within_its_interval():
@@ -89,7 +89,7 @@ def test_fraction_that_reached_a_target_is_within_its_interval():
     ends = []
     for _ in range(1000):
         times, ended = drawn.exponential(1, 40), drawn.uniform(0.5, 3, 40)
-        curve = statistics.kaplan_meier(np.where(times <= ended, times, np.nan), ended)
+        curve = groups.kaplan_meier(np.where(times <= ended, times, np.nan), ended)
         at = np.searchsorted(curve.times, 0.7) - 1
         ends.append((curve.low[at], curve.high[at]))
     fraction, error = held(*np.array(ends).T, 1 - math.exp(-0.7))
@@ -100,14 +100,14 @@ def test_the_interval_of_a_ratio_contains_it_as_often_as_it_says():
     random = np.random.default_rng(0)
     noise = random.normal(0, 1, (TRIALS, 2, 12))
     noise[:, 1] += 0.5 * noise[:, 0]  # the two of a pair go together
-    intervals = [statistics.ratio_interval(6 + a, 2 + b) for a, b in noise]
+    intervals = [groups.ratio_interval(6 + a, 2 + b) for a, b in noise]
     low, high = np.array([(each.low, each.high) for each in intervals]).T
     assert np.isfinite(low).mean() > 0.99
     fraction, error = held(low, high, 3)
-    assert abs(fraction - statistics.LEVEL) < 4 * error
+    assert abs(fraction - groups.LEVEL) < 4 * error
 
 
 def test_a_ratio_to_what_may_be_0_can_be_anything():
-    found = statistics.ratio_interval([1.0, 1.1, 0.9], [0.1, -0.2, 0.2])
+    found = groups.ratio_interval([1.0, 1.1, 0.9], [0.1, -0.2, 0.2])
     assert (found.low, found.high) == (-math.inf, math.inf)
-    assert math.isnan(statistics.ratio_interval([1.0], [2.0]).low)
+    assert math.isnan(groups.ratio_interval([1.0], [2.0]).low)

@@ -5,7 +5,7 @@ import models
 import numpy as np
 import pytest
 import torch
-from labjobs.data.order import fetch, whole
+from labjobs.data.order import examples_at, underlying
 from labjobs.errors import SettingsError
 from PIL import Image
 from settings import Settings
@@ -21,7 +21,7 @@ def load(root, **settings):
 
 def examples(part):
     """Everything that is in a part, as one batch."""
-    return fetch(*whole(part))
+    return examples_at(*underlying(part))
 
 
 def write_folder(root, classes=("cat", "dog"), count=10):
@@ -38,7 +38,7 @@ def test_digits_come_along(tmp_path):
     labels = torch.cat([examples(part)[1] for part in (parts.train, parts.val, parts.test)])
     pixels, digits = load_digits(return_X_y=True)  # 0 to 16
     expected = np.round(pixels * 255 / 16).astype(np.uint8)
-    order = np.concatenate([whole(p)[1] for p in (parts.train, parts.val, parts.test)])
+    order = np.concatenate([underlying(p)[1] for p in (parts.train, parts.val, parts.test)])
     assert np.array_equal(images.flatten(1).numpy(), expected[order])
     assert np.array_equal(labels.numpy(), digits[order])
     assert sorted(order.tolist()) == list(range(1797))
@@ -50,11 +50,11 @@ def test_digits_come_along(tmp_path):
 
 def test_a_fifth_is_held_out_for_the_test_whatever_is_for_validation(tmp_path):
     first, other = load(tmp_path), load(tmp_path, val_fraction=0.5)
-    assert torch.equal(whole(first.test)[1], whole(other.test)[1])
+    assert torch.equal(underlying(first.test)[1], underlying(other.test)[1])
     assert [len(p) for p in (first.train, first.val, first.test)] == [1294, 144, 359]
     assert [len(p) for p in (other.train, other.val, other.test)] == [719, 719, 359]
     reseeded = load(tmp_path, split_seed=1)
-    assert not torch.equal(whole(first.test)[1], whole(reseeded.test)[1])
+    assert not torch.equal(underlying(first.test)[1], underlying(reseeded.test)[1])
 
 
 def test_validation_examples_can_be_left_out(tmp_path):

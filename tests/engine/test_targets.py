@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 from labjobs.files import write_record
 from labjobs.job.journal import Journal
-from labjobs.tracking import carrying
-from labjobs.tracking.delivery import Delivery, delivered
-from labjobs.tracking.parquet import ParquetFiles
-from labjobs.tracking.target import Line, Target
+from labjobs.tracking import courier
+from labjobs.tracking.courier import Delivery, delivered
+from labjobs.tracking.mlflow_store import Line, ParquetFiles, Target
 
 JOB = "0123456789ab"
 
@@ -76,14 +75,14 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A courier ends itself by an alarm; a test should not."""
-    monkeypatch.setattr("labjobs.tracking.carrying.signal.setitimer", lambda *_: None)
-    monkeypatch.setattr(carrying, "INTERVAL", 0.01)
+    monkeypatch.setattr("labjobs.tracking.courier.signal.setitimer", lambda *_: None)
+    monkeypatch.setattr(courier, "INTERVAL", 0.01)
 
 
 def carry(folder: Path, *kinds: type[Kept]) -> Iterator[Kept]:
     """Deliver a journal to targets; yields them as they are then."""
     deliveries = [Delivery(folder, kind) for kind in kinds]
-    carrying.carry(deliveries, lambda seconds: True, lambda: False)
+    courier.carry(deliveries, lambda seconds: True, lambda: False)
     for each in deliveries:
         assert isinstance(each._target, Kept)
         yield each._target
@@ -116,7 +115,7 @@ def test_another_target_s_note_does_not_count(folder: Path) -> None:
 
 def test_a_job_goes_on_to_the_next_courier_while_a_target_is_away(folder: Path) -> None:
     delivery = Delivery(folder, Away)
-    carrying.carry([delivery], lambda seconds: True, lambda: True)
+    courier.carry([delivery], lambda seconds: True, lambda: True)
     assert not delivered(folder, Away)
 
 
@@ -128,7 +127,7 @@ def test_a_parquet_table_has_each_point_once_though_its_folder_was_away(
 ) -> None:
     tables = tmp_path / "tables"
     monkeypatch.setenv("PARQUET_FOLDER", str(tables))
-    monkeypatch.setattr("labjobs.tracking.parquet.project_id", lambda: "0123456789abcdef")
+    monkeypatch.setattr("labjobs.tracking.mlflow_store.project_id", lambda: "0123456789abcdef")
     delivery = Delivery(folder, ParquetFiles)
     delivery.send()
     journal = Journal(folder, "auto")

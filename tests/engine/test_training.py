@@ -5,13 +5,12 @@ import re
 
 import pytest
 import torch
-from labjobs.cli import Metric
+from labjobs.devices import GlobalStreams, Precision
 from labjobs.errors import Diverged, JobError, SettingsError
-from labjobs.loop import EMA, EarlyStopping, clip_gradients
-from labjobs.training import report, stopwatch
-from labjobs.training.precision import Precision
-from labjobs.training.seeding import GlobalStreams
-from labjobs.training.stopwatch import Stopwatch
+from labjobs.settings import Metric
+from labjobs.training import progress
+from labjobs.training.optim import EMA, EarlyStopping, clip_gradients
+from labjobs.training.progress import Stopwatch
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -149,7 +148,7 @@ class Clock:
 
 
 def test_times_are_those_of_all_attempts_and_waiting_is_told_from_training(monkeypatch):
-    monkeypatch.setattr(stopwatch, "time", clock := Clock())
+    monkeypatch.setattr(progress, "time", clock := Clock())
 
     def batches():
         for seconds in (1.0, 0.0):
@@ -181,7 +180,7 @@ def test_times_are_those_of_all_attempts_and_waiting_is_told_from_training(monke
 
 @pytest.mark.parametrize("peak", [None, 4000.0])
 def test_speed_is_told_in_other_units_and_as_a_fraction_of_a_known_peak(monkeypatch, peak):
-    monkeypatch.setattr(stopwatch, "time", clock := Clock())
+    monkeypatch.setattr(progress, "time", clock := Clock())
     watch = Stopwatch()
     watch.peak = peak
     watch.start({"tokens": 16, "flops": 100.0})
@@ -192,5 +191,5 @@ def test_speed_is_told_in_other_units_and_as_a_fraction_of_a_known_peak(monkeypa
     told = {"examples_per_second": 20, "tokens_per_second": 320, "data_wait_fraction": 0}
     assert watch.rates == told
     assert mfu == (peak and 20 * 100 / peak)
-    line = ", ".join(report.speeds(watch.rates | ({"mfu": mfu} if mfu else {})))
+    line = ", ".join(progress.speeds(watch.rates | ({"mfu": mfu} if mfu else {})))
     assert line == "20 examples/s, 320 tokens/s" + (", 50.0% MFU" if peak else "")

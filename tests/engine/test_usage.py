@@ -9,12 +9,13 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from labjobs import machine
 from labjobs.files import write_record
-from labjobs.job import costs, journal, usage
-from labjobs.tracking import counters, meter
-from labjobs.tracking.meter import Energy, Meter
+from labjobs.job import journal
+from labjobs.tracking import costs
+from labjobs.tracking.costs import Energy, Meter
 
-pytestmark = pytest.mark.skipif(not usage.PROC.joinpath("self").exists(), reason="needs Linux")
+pytestmark = pytest.mark.skipif(not machine.PROC.joinpath("self").exists(), reason="needs Linux")
 
 BURN = """
 import time
@@ -54,10 +55,10 @@ def test_time_on_cores_is_that_of_getrusage():
         found = map(resource.getrusage, both)
         return sum(each.ru_utime + each.ru_stime for each in found)
 
-    before, known_before = usage.own()[1]["cpu_seconds"], known()
+    before, known_before = machine.own()[1]["cpu_seconds"], known()
     subprocess.run([sys.executable, "-c", BURN.format(seconds=0.2)], check=True)
     exec(BURN.format(seconds=0.2))
-    used, wanted = usage.own()[1]["cpu_seconds"] - before, known() - known_before
+    used, wanted = machine.own()[1]["cpu_seconds"] - before, known() - known_before
     assert wanted >= 0.4
     assert used == pytest.approx(wanted, abs=6 * TICK)
 
@@ -78,7 +79,7 @@ print("there", flush=True)
 input()
 """
     alone, two, other = (
-        usage.of(running(code.format(child=child, own=own)).pid)[1]
+        machine.of(running(code.format(child=child, own=own)).pid)[1]
         for own in ((), (False, False), (False, True))
     )
     assert two["cpu_seconds"] - alone["cpu_seconds"] >= 0.35
@@ -89,7 +90,7 @@ input()
 
 def test_memory_is_the_most_that_there_was(running):
     process = running(f"data = b'x' * 200_000_000\ndel data\n{WAIT}")
-    assert 2e8 <= usage.of(process.pid)[1]["host_bytes"] < 3e8
+    assert 2e8 <= machine.of(process.pid)[1]["host_bytes"] < 3e8
 
 
 def test_what_is_written_to_a_disk(running, tmp_path):
@@ -98,14 +99,14 @@ def test_what_is_written_to_a_disk(running, tmp_path):
         pytest.skip("the temporary folder is in memory")
     write = "file = open({!r}, 'wb'); file.write(b'x' * 8_000_000); file.flush()\n"
     process = running(write.format(str(tmp_path / "written")) + WAIT)
-    assert 8e6 <= usage.of(process.pid)[1]["written_bytes"] < 9e6
+    assert 8e6 <= machine.of(process.pid)[1]["written_bytes"] < 9e6
 
 
 def test_a_process_that_has_ended_is_not_there(running):
     process = running(WAIT)
     process.communicate("")
     with pytest.raises(OSError):
-        usage.of(process.pid)
+        machine.of(process.pid)
 
 
 # Over all processes
@@ -195,9 +196,9 @@ class Driver:
 def driver(request, monkeypatch):
     """That driver in the place of the real one, and its clock."""
     made = Driver(request.param)
-    for module in (counters, meter):
+    for module in (costs, costs):
         monkeypatch.setattr(module, "pynvml", made)
-    monkeypatch.setattr(meter, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(costs, "time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 
@@ -223,7 +224,7 @@ def test_trainers_that_are_killed_are_known_by_their_couriers(driver, running, t
         for _ in range(3):
             assert not wait(0.0)
             driver.now += 10
-        seconds += usage.of(process.pid)[1]["seconds"]
+        seconds += machine.of(process.pid)[1]["seconds"]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert wait(0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults import wait_until
-from labjobs.warm import client
+from labjobs import fork_server
 
 PROGRAM = """
 import atexit, json, os, sys, threading, time
@@ -28,27 +28,27 @@ exec(sys.argv[1])
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[client.Server]:
+def server() -> Iterator[fork_server.Server]:
     """A server with a module that the programs do not import themselves."""
-    made = client.serve(["json", "colorsys"], Path("/"), os.environ)
+    made = fork_server.serve(["json", "colorsys"], Path("/"), os.environ)
     assert made
     yield made
     made.socket.close()
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., client.Process]:
+def start(tmp_path: Path) -> Callable[..., fork_server.Process]:
     """Starts PROGRAM, whose output goes into `out`, with a server or cold."""
     (tmp_path / "program.py").write_text(PROGRAM)
 
-    def start(server: client.Server | None, *words: str) -> client.Process:
+    def start(server: fork_server.Server | None, *words: str) -> fork_server.Process:
         with open(os.devnull) as nothing, (tmp_path / "out").open("w") as out:
             files = (nothing.fileno(), out.fileno(), out.fileno())
             words = ("program.py", *words)
             env = os.environ | {"WORD": "é"}
             before = os.umask(0o031)
             try:
-                return client.start(server, words, tmp_path, files, env=env)
+                return fork_server.start(server, words, tmp_path, files, env=env)
             finally:
                 os.umask(before)
 
@@ -67,8 +67,8 @@ def start(tmp_path: Path) -> Callable[..., client.Process]:
     ],
 )
 def test_a_fork_is_as_a_new_python(
-    server: client.Server,
-    start: Callable[..., client.Process],
+    server: fork_server.Server,
+    start: Callable[..., fork_server.Process],
     tmp_path: Path,
     ending: str,
     status: int,
@@ -89,19 +89,21 @@ def test_a_fork_is_as_a_new_python(
         assert "server.py" not in warm[0]
 
 
-def test_modules_are_found_from_where_the_program_is(server: client.Server, tmp_path: Path) -> None:
+def test_modules_are_found_from_where_the_program_is(
+    server: fork_server.Server, tmp_path: Path
+) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "here.py").write_text("import sys\nsys.exit(len(sys.argv))")
     files = (0, 1, 2)
     words = ["-m", "package.here", "one", "two"]
-    assert client.start(server, words, tmp_path, files, env=os.environ).wait(60) == 3
+    assert fork_server.start(server, words, tmp_path, files, env=os.environ).wait(60) == 3
 
 
 def test_a_program_whose_server_is_killed_goes_on(
-    start: Callable[..., client.Process], tmp_path: Path
+    start: Callable[..., fork_server.Process], tmp_path: Path
 ) -> None:
     """Its end is known, its exit status is not; what comes after it starts cold."""
-    server = client.serve([], tmp_path, os.environ)
+    server = fork_server.serve([], tmp_path, os.environ)
     process = start(server, "time.sleep(1); open('reached', 'w')")
     (parent,) = (
         int(line.split()[1])
@@ -109,13 +111,13 @@ def test_a_program_whose_server_is_killed_goes_on(
         if line.startswith("PPid")
     )
     os.kill(parent, signal.SIGKILL)
-    assert process.wait(60) == client.LOST
+    assert process.wait(60) == fork_server.LOST
     assert (tmp_path / "reached").exists()
     assert start(server, "sys.exit(5)").wait(60) == 5
 
 
 def test_signals_reach_a_program(
-    server: client.Server, start: Callable[..., client.Process], tmp_path: Path
+    server: fork_server.Server, start: Callable[..., fork_server.Process], tmp_path: Path
 ) -> None:
     process = start(
         server, "signal = __import__('signal'); print('on', flush=True); signal.pause()"
@@ -133,14 +135,16 @@ threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
 
 
 def test_a_library_that_uses_the_gpu(
-    start: Callable[..., client.Process], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    start: Callable[..., fork_server.Process], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Known by a file that CUDA opens."""
     (tmp_path / "nvidia-uvm").touch()
     (tmp_path / "library.py").write_text(f"opened = open({str(tmp_path / 'nvidia-uvm')!r})")
-    process = start(client.serve(["json", "colorsys", "library"], tmp_path, os.environ), "pass")
+    process = start(
+        fork_server.serve(["json", "colorsys", "library"], tmp_path, os.environ), "pass"
+    )
     assert process.wait(60) == 0
-    assert not isinstance(process, client.Fork)
+    assert not isinstance(process, fork_server.Fork)
     line = "run.sh: no warm start, since library uses the GPU when it is imported\n"
     assert capfd.readouterr().err == line
 
@@ -156,7 +160,7 @@ def test_a_library_that_uses_the_gpu(
     ids=["stays", "ends", "fails", "pool"],
 )
 def test_a_library_that_starts_threads(
-    start: Callable[..., client.Process],
+    start: Callable[..., fork_server.Process],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     library: str,
@@ -165,10 +169,10 @@ def test_a_library_that_starts_threads(
     """It ends the server, with one line, and programs start cold."""
     (tmp_path / "library.py").write_text(library)
     env = os.environ | {"OMP_NUM_THREADS": "2"}
-    server = client.serve(["json", "colorsys", "library"], tmp_path, env)
+    server = fork_server.serve(["json", "colorsys", "library"], tmp_path, env)
     process = start(server, "pass")
     assert process.wait(60) == 0
-    assert isinstance(process, client.Fork) is not stays
+    assert isinstance(process, fork_server.Fork) is not stays
     line = "run.sh: no warm start, since library starts threads when it is imported\n"
     assert capfd.readouterr().err == (line if stays else "")
 
@@ -179,7 +183,7 @@ def test_a_server_ends_with_those_who_ask_it(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text(
         f"import atexit, pathlib\natexit.register(pathlib.Path({str(ends)!r}).touch)"
     )
-    server = client.serve(["library"], tmp_path, os.environ)
+    server = fork_server.serve(["library"], tmp_path, os.environ)
     assert server
     server.socket.close()
     wait_until(ends.exists)

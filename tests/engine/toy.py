@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from labjobs.cli import Metric, Span, Weights, setting
-from labjobs.loop import EMA, EarlyStopping, Job, Means, Timing, clip_gradients
+from labjobs.settings import Metric, Span, Weights, setting
+from labjobs.training.init_from import Timing
+from labjobs.training.loop import Job
+from labjobs.training.meters import Means
+from labjobs.training.optim import EMA, EarlyStopping, clip_gradients
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset

@@ -1,31 +1,56 @@
-"""The template's engine: everything around the training loop. It needs no change for an experiment.
+"""The engine of a project's jobs: everything around the training loop.
 
-    cli        the command line of a settings dataclass
-    evidence   the code that a job's results depend on
-    job        a job from the command to its exit status: identity, folder, journal, signals
-    tracking   the tracking store, MLflow
-    data       datasets, splits, batches, augmentation
-    training   what a training loop is made of
-    sweeps     many jobs: the grid, the queue, the GPUs, Slurm
-    results    tables, statistics and figures of finished jobs
-    finding    what `python jobs.py find` does: it looks for a learning rate, a batch size
-    exporting  what `python jobs.py export-model` does: a network to use without the project
-    repeating  what `python jobs.py repeat` does: it runs jobs again and compares the bits
-    jobs       what `python jobs.py` does: it looks after jobs
-    warm       programs that start as forks of a process with the slow imports
-    checks     what `--check` does: it tests the guarantees on the project's own code
-    profiling  what `--profile` measures and reports
+    settings, launch, attempt    what settings.py says; a job from its command to its exit status
+    cli           a dataclass of settings as a command line
+    evidence      the code that a job's results depend on
+    job           a job's identity, folder, journal, evidence and terminal
+    distributed   the processes of one job; followers: those that write nothing
+    tracking      MLflow: what is uploaded, and what is read back
+    devices       CPUs and GPUs, number formats, seeds
+    data          datasets, splits, batches, augmentation
+    training      what a training loop is made of
+    sweeps        many jobs: the grid, the queue, the GPUs, Slurm
+    results       tables, statistics and figures of finished jobs
+    checks        what `--check` does: it tests the guarantees on the project's own code
+    commands      what `python jobs.py` does
 
-`launch`, `attempt`, `following`, `loop` and `watched` make commands of them. `errors`, `files`,
-`paths`, `locks`, `machine`, `privacy`, `stateful` and `template` are small modules that all
-packages share. Each package says in its docstring what it may import; pyproject.toml holds the
+`errors`, `files`, `fork_server`, `locks`, `machine`, `privacy` and `sources` are small modules that
+all of them share. Each package says in its docstring what it may import; pyproject.toml holds the
 rules (import-linter).
+
+A project's files use the names in `__init__.pyi`: `from labjobs import Job`.
 """
 
+import ast
 import sys
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 if sys.platform == "win32":
     sys.exit("This project needs Unix's file locks and signals; on Windows, use it within WSL 2")
 if not find_spec("mlflow"):
     sys.exit(f"{sys.executable}: missing packages; README.md says how to install them")
+
+
+@cache
+def _homes() -> dict[str, tuple[str, str]]:
+    """The module of each name in `__init__.pyi`, and what it is called there."""
+    listed = ast.parse(Path(__file__).with_suffix(".pyi").read_bytes()).body
+    imports = [line for line in listed if isinstance(line, ast.ImportFrom)]
+    return {n.asname or n.name: (str(line.module), n.name) for line in imports for n in line.names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: finished jobs are answered for without torch."""
+    module, original = _homes().get(name, ("", ""))
+    if module in ("", __name__):  # a module of its own: Python imports it
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), original)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_homes()})

@@ -17,33 +17,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from labjobs import locks
-from labjobs.cli.metrics import as_plain
 from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause
+from labjobs.files import PROJECT, shown
 from labjobs.job import (
     attempts,
-    code,
-    data,
+    code_evidence,
+    data_evidence,
     identity,
     inputs,
-    interruption,
-    project,
     provenance,
-    purpose,
+    runtime,
+    terminal,
 )
 from labjobs.job.folder import JobFolder
-from labjobs.job.interruption import Interrupted, Stopped
-from labjobs.job.places import Places
-from labjobs.job.terminal import as_line, leave, log
-from labjobs.paths import PROJECT, shown
+from labjobs.job.reads import Places
+from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log
+from labjobs.settings import as_plain
 from labjobs.sources import fault
-from labjobs.tracking import page, reading, targets
+from labjobs.tracking import courier, mlflow_read
 from labjobs.tracking.courier import IMPATIENCE, PATIENCE, Courier
-from labjobs.tracking.experiment import experiment_name
-from labjobs.tracking.store import LEASE
+from labjobs.tracking.mlflow_client import experiment_name
+from labjobs.tracking.mlflow_store import LEASE
 
 if TYPE_CHECKING:
-    from labjobs.training.job import Job
-    from labjobs.training.processes import Processes
+    from labjobs.distributed.collectives import Processes
+    from labjobs.training.loop import Job
 
 S = TypeVar("S")
 NOTICE = 2.0
@@ -73,8 +71,8 @@ class Attempt(Generic[S]):
         return self._folder.label
 
     def _begin(self) -> None:
-        project.project_id()
-        project.share_with_group(self._folder.runtime.runs_root)
+        identity.project_id()
+        identity.share_with_group(self._folder.runtime.runs_root)
         known = self._ask_store()
         folder = self._folder
         if not folder.runtime.force:
@@ -83,7 +81,7 @@ class Attempt(Generic[S]):
         folder.make()
         self._take()
         for lease in known.leases.get(folder.id, []):
-            if code.fits(lease.code, folder.code) and lease.owner != folder.owner:
+            if code_evidence.fits(lease.code, folder.code) and lease.owner != folder.owner:
                 line = f"{self.label} is running already (on {lease.host}, says the tracking store)"
                 sys.exit(leave(4, f"{line}; if it is not, try again in {LEASE:.0f} s"))
         folder.note_reads()
@@ -107,7 +105,7 @@ class Attempt(Generic[S]):
             said = self._result(job, main)
         except Exception as error:
             # With several processes, torchrun stops all of them once one has ended.
-            interruption.handle(signal.SIG_IGN if self.processes else signal.SIG_DFL)
+            terminal.handle_signals(signal.SIG_IGN if self.processes else signal.SIG_DFL)
             return self._failed(self._explained(error))
         except Stopped as stop:
             if fault := self.processes and self.processes.first and self.processes.first.fault:
@@ -126,7 +124,7 @@ class Attempt(Generic[S]):
             from labjobs.training.several import JobOfSeveral
 
             return JobOfSeveral(self._folder, self.processes, self.place[0])
-        from labjobs.training.job import Job
+        from labjobs.training.loop import Job
 
         return Job(self._folder)
 
@@ -147,14 +145,14 @@ class Attempt(Generic[S]):
         except OSError as error:
             sys.exit(leave(1, f"{self.label} {cause(error)}"))
 
-    def _ask_store(self) -> reading.Known:
+    def _ask_store(self) -> mlflow_read.Known:
         try:
-            return reading.known(experiment_name())
+            return mlflow_read.known(experiment_name())
         except ConnectionError as error:
             self._store_is_away = str(error)
-            return reading.NOTHING
+            return mlflow_read.NOTHING
 
-    def _leave_if_over(self, known: reading.Known) -> None:
+    def _leave_if_over(self, known: mlflow_read.Known) -> None:
         """End the process if the store and the job's folder show that the job needs no attempt, or
         may not have one."""
         folder = self._folder
@@ -166,7 +164,7 @@ class Attempt(Generic[S]):
         if root != folder.places.data_root:
             line += f" (on --data-root {root})"
         fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
-        if fits and (folder.change or not targets.copies_lack(folder.path)):
+        if fits and (folder.change or not courier.copies_lack(folder.path)):
             sys.exit(leave(0, f"{self.label} {line}{self._unchecked()}"))
         self._leave_if_stale(bool(stored))
         diverged = known.diverged.get(folder.id, []) if not folder.latest else []
@@ -190,7 +188,7 @@ class Attempt(Generic[S]):
     def _unchecked(self) -> str:
         """A remark on data that cannot be compared with what the job has read."""
         folder = self._folder
-        why = folder.latest and data.unchecked(folder.latest, folder.places)
+        why = folder.latest and data_evidence.unchecked(folder.latest, folder.places)
         return f" (its data was not checked: {why})" if why else ""
 
     def _leave_if_stale(self, stored: bool) -> None:
@@ -223,10 +221,10 @@ class Attempt(Generic[S]):
             **{name: json.dumps(found) for name, found in changes.items() if found},
             "metrics": json.dumps(as_plain(folder.metrics)),
             "script": folder.script,
-            "code": code.digest(folder.path),
+            "code": code_evidence.digest(folder.path),
             "diverged": "false",
         }
-        folder.journal.tags(provenance.tags() | page.tags(folder) | purpose.tags() | about)
+        folder.journal.tags(provenance.tags() | mlflow_read.tags(folder) | runtime.tags() | about)
         folder.keep_changes(provenance.version()["changes"])
         folder.journal.flush()
         if self._store_is_away:
@@ -237,7 +235,7 @@ class Attempt(Generic[S]):
         try:
             job.start()
             said = as_line(job.finish(main(job)))
-            interruption.handle(signal.SIG_IGN)
+            terminal.handle_signals(signal.SIG_IGN)
         except BaseException as error:
             job.stop(save=isinstance(error, Stopped))
             raise

@@ -12,21 +12,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from labjobs import settings as declared
 from labjobs.attempt import Attempt, Scratch
-from labjobs.checks.command import Check
-from labjobs.cli import metrics as declared
-from labjobs.cli.metrics import Metric
+from labjobs.checks.check import Check
 from labjobs.cli.parser import parse
+from labjobs.distributed import ranks
+from labjobs.distributed.ranks import ALONE
 from labjobs.errors import SettingsError
-from labjobs.job import interruption, ranks, srun
+from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
-from labjobs.job.ranks import ALONE
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import leave
-from labjobs.tracking import address
+from labjobs.settings import Metric
+from labjobs.tracking import mlflow_client
 
 if TYPE_CHECKING:
-    from labjobs.following import Together
+    from labjobs.followers import Together
 
 S = TypeVar("S")
 
@@ -35,12 +36,14 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S
     """Read the command line of a job script; ends the process if there is nothing else to do.
     Returns an object with a method `run(main, check)`: an attempt at the job, an attempt of several
     processes, or, for --check, the test of the guarantees. The grid of run.sh reads from the
-    script's source which settings and metrics it gives here (job/scripts.py).
+    script's source which settings and metrics it gives here (job/identity.py).
     """
-    interruption.handle(signal.SIG_DFL)
-    srun.translate()
+    terminal.handle_signals(signal.SIG_DFL)
+    ranks.translate()
     script = Path(sys.argv[0]).name
-    os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
+    os.environ["MLFLOW_TRACKING_URI"] = (
+        mlflow_client.store_uri()
+    )  # absolute, for all that is started
 
     def folder() -> JobFolder[S]:
         declared.check(metrics)
@@ -49,9 +52,9 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S
 
     try:
         if ranks.mine() != ALONE:
-            from labjobs import following  # which one process does not need
+            from labjobs import followers  # which one process does not need
 
-            return following.begin(folder, lambda: _attempt_of_several(folder()))
+            return followers.begin(folder, lambda: _attempt_of_several(folder()))
         own = folder()
         ranks.check(own.settings, own.runtime, 1)
         return Check(own) if own.runtime.check else _attempt(own)

@@ -14,8 +14,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 import plot
-from labjobs.cli.metrics import as_plain
 from labjobs.job.identity import identity
+from labjobs.settings import as_plain
 from settings import METRICS, Settings
 
 PROJECT = Path(plot.__file__).parent

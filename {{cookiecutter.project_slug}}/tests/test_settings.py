@@ -14,21 +14,14 @@ from typing import Literal
 import pytest
 
 import settings as project_settings
-from labjobs.cli import (
-    JobId,
-    Metric,
-    SettingsError,
-    Span,
-    Weights,
-    added,
-    metrics,
-    registries,
-    setting,
-)
+from labjobs import settings as metrics
+from labjobs.cli import registries
+from labjobs.cli.flags import as_text
 from labjobs.cli.parser import parse as parse_command
-from labjobs.cli.values import as_text
+from labjobs.errors import SettingsError
 from labjobs.job.identity import as_words, identity, inputs, job_id, neutral, restore
 from labjobs.job.runtime import Runtime
+from labjobs.settings import JobId, Metric, Span, Weights, added, setting
 
 METRICS = {"loss": Metric(better="lower"), "mae": Metric(better="lower", range=(0, None))}
 

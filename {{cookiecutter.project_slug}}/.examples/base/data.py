@@ -23,13 +23,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from labjobs.data.augmentation import random_shift
-from labjobs.data.images import ImageFolder, channel_statistics
-from labjobs.data.labels import class_counts
-from labjobs.data.published import published
-from labjobs.data.splits import fold, split
-from labjobs.errors import SettingsError
-from labjobs.loop import Job
+from labjobs import (
+    ImageFolder,
+    Job,
+    SettingsError,
+    channel_statistics,
+    class_counts,
+    fold,
+    published,
+    random_shift,
+    split,
+)
 from models import Spec
 from settings import FOLDS, Settings
 

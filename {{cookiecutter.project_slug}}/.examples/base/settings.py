@@ -14,7 +14,7 @@ nothing slow.
 from dataclasses import dataclass
 from typing import Literal
 
-from labjobs.cli import Metric, SettingsError, Span, Weights, added, setting
+from labjobs.settings import Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names under which run.py measures them
     "loss": Metric(

@@ -25,13 +25,18 @@ from torch import Generator, Tensor
 from torch.nn.functional import affine_grid, grid_sample
 from torch.utils.data import Dataset, TensorDataset
 
-from labjobs.data.images import ImageFolder, channel_statistics
-from labjobs.data.order import fetch, whole
-from labjobs.data.published import published
-from labjobs.data.remembering import remembered
-from labjobs.data.seeds import generator
-from labjobs.data.splits import fold, split
-from labjobs.errors import SettingsError
+from labjobs import (
+    ImageFolder,
+    SettingsError,
+    channel_statistics,
+    examples_at,
+    fold,
+    generator,
+    published,
+    remembered,
+    split,
+    underlying,
+)
 from models import Spec
 from settings import FOLDS, Settings
 
@@ -102,7 +107,7 @@ class Draws(Dataset[Batch]):
 
     def __getitem__(self, number: int) -> Batch:
         """Return the images (N, C, H, W) and the labels (N,) of a draw."""
-        images, labels = fetch(self._dataset, self._indices[number])
+        images, labels = examples_at(self._dataset, self._indices[number])
         return images, labels
 
 
@@ -113,7 +118,7 @@ def draws(train: Examples, count: int, classes: Sequence[str], seed: int) -> Dra
     Raises SettingsError if a class has fewer.
     """
     dataset: Any
-    dataset, indices = whole(train)
+    dataset, indices = underlying(train)
     labels = dataset.tensors[1] if isinstance(dataset, TensorDataset) else dataset.targets
     labels, random, drawn = torch.as_tensor(labels)[indices], generator(seed, "draws"), []
     for number, name in enumerate(classes):

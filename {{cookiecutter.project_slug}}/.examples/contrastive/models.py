@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from labjobs.training.classifiers import Normalized, torchvision_classifier
+from labjobs import Normalized, torchvision_classifier
 from settings import Settings
 
 

@@ -13,7 +13,7 @@ fold, monitor, schedule and init_from. Everything imports this file, so it impor
 from dataclasses import dataclass
 from typing import Literal
 
-from labjobs.cli import Metric, SettingsError, Span, Weights, added, setting
+from labjobs.settings import Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names under which run.py measures them
     "loss": Metric(better="lower", label="contrastive loss", unit="nats", range=(0, None)),

@@ -28,9 +28,7 @@ from tokenizers.trainers import WordLevelTrainer
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from labjobs.data.order import whole
-from labjobs.data.splits import fold, split
-from labjobs.errors import SettingsError, first_line
+from labjobs import SettingsError, first_line, fold, split, underlying
 from models import MODELS, Spec, checkpoint, configuration, readable
 from settings import FOLDS, Settings
 
@@ -128,7 +126,7 @@ def load(settings: Settings, data_root: Path) -> Splits:
     elif settings.monitor != "none":
         raise SettingsError("--val-fraction 0: without validation examples, add --monitor none")
     if settings.model in MODELS:
-        tokenizer = words(texts.texts[index] for index in whole(train)[1])
+        tokenizer = words(texts.texts[index] for index in underlying(train)[1])
     else:
         folder = checkpoint(settings.model, root)
         with readable(folder):

@@ -23,7 +23,7 @@ from transformers import (
     logging,
 )
 
-from labjobs.errors import SettingsError, did_you_mean, first_line
+from labjobs import SettingsError, did_you_mean, first_line
 from settings import Settings
 
 # Its report on the weights has many lines; start() refuses a checkpoint that lacks some.

@@ -19,16 +19,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from labjobs.jobs import command
+from labjobs import jobs_command
 from settings import Settings
 
 if __name__ == "__main__":
-    sys.exit(command.run())  # before torch is imported, which is slow
+    sys.exit(jobs_command())  # before torch is imported, which is slow
 
 from torch import Tensor, nn
 
 import models
-from labjobs.training import kept
+from labjobs import best_weights
 
 Weights = dict[str, Tensor]
 
@@ -50,7 +50,7 @@ def load(job_id: str, runs_root: Path | None = None) -> Loaded:
     Needs neither the data nor run.py. Raises JobError if there is no such job or it has kept no
     weights.
     """
-    best = kept.best(job_id, Settings, runs_root)
+    best = best_weights(job_id, Settings, runs_root)
     spec = models.Spec(**best.spec)
     model = models.make(best.settings, spec).generator
     model.load_state_dict(best.weights["generator"])

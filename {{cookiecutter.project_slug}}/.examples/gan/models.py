@@ -13,8 +13,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from labjobs.errors import SettingsError
-from labjobs.training.classifiers import Normalized
+from labjobs import Normalized, SettingsError
 from settings import Settings
 
 

@@ -25,7 +25,7 @@ from torch.nn.functional import interpolate, softplus
 import data
 import models
 import optimizers
-from labjobs.loop import EMA, Batches, EarlyStopping, Job, clip_gradients
+from labjobs import EMA, Batches, EarlyStopping, Job, clip_gradients
 
 Metrics = dict[str, float]
 Loss = tuple[Tensor, dict[str, Tensor]]  # and what is measured: a value for each example

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from labjobs.errors import JobError, SettingsError, first_line
+from labjobs import JobError, SettingsError, first_line
 from models import Graphs, Spec
 from settings import Settings
 

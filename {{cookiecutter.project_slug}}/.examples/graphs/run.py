@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import data
 import models
 import optimizers
-from labjobs.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+from labjobs import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 

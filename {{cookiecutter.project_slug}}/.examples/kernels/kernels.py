@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labjobs.errors import SettingsError
-from labjobs.paths import CODE, PROJECT
+from labjobs import CODE, PROJECT, SettingsError
 
 SOURCE = "kernels.cpp"  # the engine counts a file that a constant names as code: docs/evidence.md
 

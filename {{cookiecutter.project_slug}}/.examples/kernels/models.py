@@ -17,9 +17,13 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from labjobs.errors import SettingsError
-from labjobs.training.classifiers import Normalized, freeze_backbone, torchvision_classifier
-from labjobs.training.recomputing import recompute_blocks
+from labjobs import (
+    Normalized,
+    SettingsError,
+    freeze_backbone,
+    recompute_blocks,
+    torchvision_classifier,
+)
 from settings import Settings
 
 

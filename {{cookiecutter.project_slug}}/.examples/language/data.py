@@ -20,7 +20,7 @@ from pydoc_data import topics
 from torch import Tensor
 
 import texts
-from labjobs.errors import SettingsError
+from labjobs import SettingsError
 from models import Spec
 from settings import Settings
 from texts import Text, Tokenizer, Windows

@@ -30,7 +30,7 @@ import data
 import models
 import optimizers
 import texts
-from labjobs.loop import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+from labjobs import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 

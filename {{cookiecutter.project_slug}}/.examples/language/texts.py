@@ -25,9 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from labjobs import locks
-from labjobs.errors import SettingsError, first_line
-from labjobs.paths import PROJECT
+from labjobs import PROJECT, SettingsError, first_line, locks
 
 Text = bytes | mmap.mmap
 

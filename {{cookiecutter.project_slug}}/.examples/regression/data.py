@@ -23,9 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from labjobs.data.order import fetch, whole
-from labjobs.data.splits import fold, split
-from labjobs.errors import SettingsError
+from labjobs import SettingsError, examples_at, fold, split, underlying
 from models import Spec
 from settings import FOLDS, Settings
 
@@ -72,7 +70,7 @@ def load(settings: Settings, data_root: Path) -> Splits:
         train, val = split(train, settings.val_fraction, settings.split_seed)
     if val is None and settings.monitor != "none":
         raise SettingsError("--val-fraction 0: without validation examples, add --monitor none")
-    features, targets = fetch(*whole(train))
+    features, targets = examples_at(*underlying(train))
     mean, std = tuple(features.mean(0).tolist()), tuple(features.std(0).tolist())
     target = targets.mean().item(), targets.std().item()
     return Splits(train, val, test, Spec(mean, std, target))

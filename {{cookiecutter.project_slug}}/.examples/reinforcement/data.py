@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from labjobs.stateful import Stateful
+from labjobs import Stateful
 from models import Spec
 from settings import Settings
 

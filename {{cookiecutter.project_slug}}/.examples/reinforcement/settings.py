@@ -13,7 +13,7 @@ nothing slow.
 
 from dataclasses import dataclass
 
-from labjobs.cli import Metric, SettingsError, Span, Weights, added, setting
+from labjobs.settings import Metric, SettingsError, Span, Weights, added, setting
 
 METRICS = {  # by the names under which run.py measures them
     "return": Metric(better="higher", range=(0, 500), target=450),

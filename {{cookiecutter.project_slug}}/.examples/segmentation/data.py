@@ -23,13 +23,18 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, TensorDataset
 
-from labjobs.data.augmentation import random_shift
-from labjobs.data.images import channel_statistics
-from labjobs.data.masks import IGNORED, MaskedImages, read_folder
-from labjobs.data.published import fetching
-from labjobs.data.seeds import generator
-from labjobs.data.splits import fold, split
-from labjobs.errors import SettingsError
+from labjobs import (
+    IGNORED,
+    MaskedImages,
+    SettingsError,
+    channel_statistics,
+    fetching,
+    fold,
+    generator,
+    random_shift,
+    read_masked_images,
+    split,
+)
 from models import Spec
 from settings import FOLDS, Settings
 
@@ -171,7 +176,7 @@ def pets(root: Path, size: int | None) -> Source:
 def mask_folder(root: Path, size: int | None) -> Source:
     """Return your own images: `<root>/images/*`, `<root>/masks/*.png` of the same names, and the
     classes by their numbers in the masks, a line each in `<root>/classes.txt`."""
-    return Source(*read_folder(root, size))
+    return Source(*read_masked_images(root, size))
 
 
 DATASETS: dict[str, Callable[[Path, int | None], Source]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, max_pool2d
 
-from labjobs.training.classifiers import Normalized
+from labjobs import Normalized
 from settings import Settings
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labjobs.cli import Metric
-from labjobs.results import comparison, figures, limits, metrics, plots, plotting, tables
+from labjobs.results import comparison, figures, metrics, plots, plotting, tables
+from labjobs.settings import Metric
 from settings import Settings
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
     for ax, lines in zip(axes, curves.values(), strict=True):
         for name, repeated in lines.items():
             plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
-    beyond = limits.of_curves(axes[0], curves, shown.metric)
+    beyond = figures.limit_to_curves(axes[0], curves, shown.metric)
     figures.legend(fig, shown.repeats)
     return fig, (
         f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
@@ -67,7 +67,7 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
     figures.value_axis(ax.yaxis, shown.metric)
     plots.points(ax, shown.lines, x, shown.metric)
-    cut = limits.of_intervals(ax.yaxis, shown.results().values(), shown.metric)
+    cut = figures.limit_to_intervals(ax.yaxis, shown.results().values(), shown.metric)
     figures.legend(fig, shown.repeats)
     figures.ticks_at(ax, shown.jobs[x])
     return fig, (
@@ -96,7 +96,7 @@ def ranking(jobs: "pd.DataFrame") -> "Drawn":
     tested = shown.results(part="test")
     plots.ranking(ax, best, shown.metric, tested)
     both = [*best.values(), *(tested[name] for name in best if name in tested)]
-    cut = limits.of_intervals(ax.xaxis, both, shown.metric)
+    cut = figures.limit_to_intervals(ax.xaxis, both, shown.metric)
     figures.legend(fig)
     return fig, (
         f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
@@ -130,7 +130,7 @@ def throughput(jobs: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.rows([*fastest], 0.3)
     figures.value_axis(ax.xaxis, shown.metric)
     plots.ranking(ax, fastest, shown.metric)
-    cut = limits.of_intervals(ax.xaxis, fastest.values(), shown.metric)
+    cut = figures.limit_to_intervals(ax.xaxis, fastest.values(), shown.metric)
     ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
     return fig, (
         f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
@@ -156,7 +156,7 @@ def iou_by_class(jobs: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.rows([*results], 0.2)
     figures.value_axis(ax.xaxis, metric)
     plots.ranking(ax, results, metric)
-    cut = limits.of_intervals(ax.xaxis, results.values(), metric)
+    cut = figures.limit_to_intervals(ax.xaxis, results.values(), metric)
     which = f" with the settings of the best {shown.metric} ({best})" if best else ""
     return fig, f"Test IoU of each class{which}: {alike.repeats}.{cut}{alike.notes}"
 

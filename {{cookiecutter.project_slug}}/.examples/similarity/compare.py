@@ -27,9 +27,7 @@ import data
 import jobs
 import models
 import similarity
-from labjobs.data.seeds import generator
-from labjobs.errors import JobError
-from labjobs.loop import Job
+from labjobs import Job, JobError, generator
 
 IMAGENET = tuple(f"class {number}" for number in range(1000))
 """The number of classes of published weights, so that the weights of the last layer fit too."""

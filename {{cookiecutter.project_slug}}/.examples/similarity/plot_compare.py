@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labjobs.cli import Metric
 from labjobs.results import figures, groups, metrics, plotting, style, tables, text
+from labjobs.settings import Metric
 from settings import CompareSettings
 
 if TYPE_CHECKING:

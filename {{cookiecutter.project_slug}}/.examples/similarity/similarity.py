@@ -16,8 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from labjobs.errors import JobError, SettingsError, did_you_mean
-from labjobs.training.classifiers import Normalized
+from labjobs import JobError, Normalized, SettingsError, did_you_mean
 
 Layers = dict[str, nn.Module]
 

@@ -29,8 +29,7 @@ from torch.optim import LBFGS, Adam, Optimizer
 import data
 import jobs
 import stitching
-from labjobs.errors import JobError
-from labjobs.loop import Batches, EarlyStopping, Forward, Job, Means
+from labjobs import Batches, EarlyStopping, Forward, Job, JobError, Means
 
 Metrics = dict[str, float]
 

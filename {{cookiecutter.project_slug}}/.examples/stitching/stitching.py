@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import jobs
-from labjobs.errors import JobError, SettingsError, did_you_mean, first_line
-from labjobs.training import kept
-from labjobs.training.classifiers import Normalized
+from labjobs import JobError, Normalized, SettingsError, best_weights, did_you_mean, first_line
 from settings import StitchSettings
 
 
@@ -167,7 +165,7 @@ def load(job_id: str, runs_root: Path | None = None) -> Stitched:
 
     Raises JobError if there is no such job or it has kept no weights.
     """
-    best = kept.best(job_id, StitchSettings, runs_root)
+    best = best_weights(job_id, StitchSettings, runs_root)
     settings, weights = best.settings, best.weights["stitch"]
     outputs, inputs = weights["weight"].shape
     stitch = Stitch(inputs, outputs)

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from labjobs.paths import CODE
+from labjobs.files import CODE
 from labjobs.sources import Place, is_engines, is_students, place
 
 

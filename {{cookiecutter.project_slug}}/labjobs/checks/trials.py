@@ -16,13 +16,24 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from labjobs import attempt
-from labjobs.checks.facts import Fact, Recorded, measured
-from labjobs.checks.short import STEPS, Moment, ShortJob
-from labjobs.checks.watched import Seen, Watched
+from labjobs.checks.facts import (
+    STEPS,
+    Fact,
+    Kind,
+    Moment,
+    Recorded,
+    ShortJob,
+    difference,
+    first_difference,
+    measured,
+)
+from labjobs.checks.operations import FINE, Answer, Finding, some
+from labjobs.checks.watching import Seen, SeenInEvaluation, Watched
 from labjobs.errors import JobError, SettingsError, cause
-from labjobs.job import interruption
+from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
-from labjobs.job.interruption import Stopped
+from labjobs.job.terminal import Stopped
+from labjobs.settings import Metric, value_at_start
 from labjobs.sources import Place, reached
 
 S = TypeVar("S")
@@ -177,5 +188,201 @@ def _in_process(function: Callable[[], T]) -> T:
 
 
 def _send(function: Callable[[], Any], sending: Connection) -> None:
-    interruption.handle(signal.SIG_DFL)
+    terminal.handle_signals(signal.SIG_DFL)
     sending.send(function())
+
+
+# What the trials of a job have shown.
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The outcomes of the trials of a job."""
+
+    job: JobFolder[Any]
+    whole: Outcome
+    interrupted: Outcome
+    watched: Outcome
+
+    @property
+    def bits_may_differ(self) -> bool:
+        """Whether the job runs on a device that may give different bits each time."""
+        return self.whole.device != "cpu" and not self.job.runtime.deterministic
+
+    @property
+    def unseen(self) -> str:
+        """Why the job could not be looked at; empty if it was."""
+        failure = self.watched.failure
+        return f"since looking at the job failed: {failure.line}" if failure else ""
+
+
+# Does evaluation leave training alone, and does it give the same result when it is repeated?
+
+
+def evaluation(evidence: Evidence) -> Answer:
+    """Answer whether evaluation leaves training alone and gives the same result again."""
+    seen = evidence.watched.seen
+    if not seen:
+        return Answer(unknown=evidence.unseen)
+    if seen.in_background:
+        return Answer(unknown="since it runs in the background")
+    if not seen.evaluations:
+        return Answer(unknown="since no validation or test batches are read")
+    changes = dict.fromkeys(_changes(each) for each in seen.evaluations if each.changed)
+    return Answer((*changes, *_random(seen.evaluations, evidence)))
+
+
+def _changes(seen: SeenInEvaluation) -> Finding:
+    place = seen.changes.outer if seen.changes else seen.reads
+    return Finding(
+        place, f"evaluation changes {some(seen.changed)}; is the model in training mode?"
+    )
+
+
+def _random(evaluations: Sequence[SeenInEvaluation], evidence: Evidence) -> Sequence[Finding]:
+    """What is random in evaluation, in at most one line."""
+    metrics = evidence.watched.facts
+    whole = {fact: value for fact, value in evidence.whole.facts.items() if fact in metrics}
+    differs = first_difference(whole, metrics)
+    lines = next((each.draws for each in evaluations if each.draws), None)
+    place = lines.outer if lines else evaluations[0].reads
+    within = f": random numbers are drawn{lines.within}" if lines else ""
+    if differs and differs.kind != Kind.TRAINING:
+        return [
+            Finding(place, f"{differs.name} is not the same when it is evaluated again{within}")
+        ]
+    if any(each.drew for each in evaluations):
+        return [Finding(place, f"evaluation changes the random numbers of training{within}")]
+    return []
+
+
+# Does a job have the same bits when it is run again, and when it is interrupted and continued?
+#
+# An interrupted trial is a second one up to its first interruption.
+
+ON_GPU = "since a GPU gives the same bits only with --deterministic"
+
+
+def same_bits(evidence: Evidence) -> Answer:
+    """Answer whether the same seed gives the same bits again."""
+    seen, whole, again = evidence.watched.seen, evidence.whole, evidence.interrupted
+    unstable = seen.unstable if seen else ()
+    found = _before_interruption(evidence)
+    if found is None or unstable:
+        return Answer(unstable)
+    if evidence.bits_may_differ:
+        return Answer(unknown=ON_GPU)
+    said = f"run again, {difference(found, whole.facts, again.facts)}"
+    if seen and seen.unpredictable:
+        finding = Finding(seen.unpredictable[0], f"{said}: random numbers without a seed")
+    elif seen and seen.clocks:
+        finding = Finding(seen.clocks[0], f"{said}: a clock is read")
+    else:
+        finding = Finding(whole.resumed_at, said)
+    return Answer((finding,))
+
+
+def exact_resume(evidence: Evidence) -> Answer:
+    """Answer whether a job that is interrupted and continued ends with the same bits."""
+    whole, parts = evidence.whole, evidence.interrupted
+    if parts.failure:
+        line = f"interrupted and continued, it fails: {parts.failure.line}"
+        return Answer((Finding(parts.failure.place or whole.resumed_at, line),))
+    if not parts.stops:
+        return Answer(unknown="since it trains in no job.steps(…)")
+    if _before_interruption(evidence):
+        return Answer(unknown="since the same seed does not give the same bits")
+    found = first_difference(whole.facts, parts.facts)
+    if found is None:
+        return FINE
+    if evidence.bits_may_differ:
+        return Answer(unknown=ON_GPU)
+    said = f"continued, {difference(found, whole.facts, parts.facts)}"
+    place, why = _culprit(evidence)
+    return Answer((Finding(place, f"{said}{_states(evidence)}{why}"),))
+
+
+def _before_interruption(evidence: Evidence) -> Fact | None:
+    """The first fact that differs before the trial was interrupted."""
+    whole, again = evidence.whole, evidence.interrupted
+    found = first_difference(whole.facts, again.facts)
+    if found is None or again.failure:
+        return None
+    if not again.stops:
+        return found
+    first = again.stops[0]
+    return found if (found.step, found.kind) <= (first.step, Kind.TRAINING) else None
+
+
+def _states(evidence: Evidence) -> str:
+    """Which parts are not the same at the end, in words."""
+    one, other = evidence.whole.facts, evidence.interrupted.facts
+    differ = [fact.name for fact in one if fact.kind == Kind.STATE and one[fact] != other.get(fact)]
+    return f" (not the same at the end: {', '.join(differ)})" if differ else ""
+
+
+def _culprit(evidence: Evidence) -> tuple[Place | None, str]:
+    """The line that is the likely cause, and why."""
+    seen = evidence.watched.seen
+    if seen and seen.unstable:
+        place, text = seen.unstable[0]
+        return place, f": {text}"
+    if seen and seen.changes:
+        change = seen.changes[0]
+        return change.place, f": {change.text}"
+    return evidence.whole.resumed_at, ": something is missing in job.resume(…)"
+
+
+# Does a metric have the value at the start that METRICS declares?
+
+SLACK = 0.5
+"""The allowed relative difference, since only a few examples are measured, with weights of any
+scale."""
+
+
+def loss_at_start(evidence: Evidence) -> Answer:
+    """Answer whether the first step measures what is declared."""
+    declared: dict[str, Metric] = dict(evidence.job.metrics)
+    wanted = {name: metric for name, metric in declared.items() if metric.at_start is not None}
+    if not wanted:
+        return Answer(unknown="since no metric in METRICS has at_start=")
+    if getattr(evidence.job.settings, "init_from", None):
+        return Answer(unknown="since it starts from the weights of another job")
+    found = []
+    for name, metric in wanted.items():
+        measured = evidence.whole.facts.get(Fact(1, Kind.TRAINING, f"train_{name}"))
+        expected = value_at_start(metric, evidence.whole.spec)
+        if measured is None or expected is None:
+            missing = f"no {name} in the first step" if measured is None else "no such entry"
+            return Answer(unknown=f"since there is {missing} ({metric.at_start})")
+        if abs(float(measured) - expected) > SLACK * abs(expected):
+            text = f"train_{name} begins at {float(measured):.4g}, and not at about {expected:.4g}"
+            found.append(Finding(evidence.whole.resumed_at, f"{text} ({metric.at_start})"))
+    return Answer(tuple(found))
+
+
+# The guarantees, each with the function that tests it.
+
+Guarantee = Callable[[Evidence], Answer]
+
+
+def seen(answer: Callable[[Seen], Answer]) -> Guarantee:
+    """Return a guarantee whose answer depends only on what was seen of a job."""
+
+    def guarantee(evidence: Evidence) -> Answer:
+        found = evidence.watched.seen
+        return answer(found) if found else Answer(unknown=evidence.unseen)
+
+    return guarantee
+
+
+GUARANTEES: dict[str, Guarantee] = {
+    "exact resume": exact_resume,
+    "the same bits twice": same_bits,
+    "waits for the device": seen(lambda seen: seen.waits),
+    "evaluation": evaluation,
+    "gradients": seen(lambda seen: seen.gradients),
+    "measurements": seen(lambda seen: seen.measurements),
+    "parts of the state": seen(lambda seen: seen.forgotten),
+    "loss at the start": loss_at_start,
+}

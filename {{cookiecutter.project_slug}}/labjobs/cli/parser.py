@@ -14,11 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from labjobs.cli import docs, flags
-from labjobs.cli.flags import Flag, Flags, option
-from labjobs.cli.values import as_plain, as_text
+from labjobs.cli import flags
+from labjobs.cli.flags import Flag, Flags, as_plain, as_text, option
 from labjobs.errors import SettingsError, did_you_mean
-from labjobs.paths import shown
+from labjobs.files import shown
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -125,10 +124,10 @@ def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
         if not flag.rules.get("only_with") or own.keys() & {*flag.rules["only_with"]}
     }
     known = {**own, **offered}
-    return known, _parser(known, docs.of_fields(kind) | docs.of_fields(runtime))
+    return known, _parser(known, flags.of_fields(kind) | flags.of_fields(runtime))
 
 
-def _parser(known: Mapping[str, Flag], written: Mapping[str, docs.Doc]) -> Parser:
+def _parser(known: Mapping[str, Flag], written: Mapping[str, flags.Doc]) -> Parser:
     parser = Parser(
         usage=f"python {Path(sys.argv[0]).name} [flags]",
         formatter_class=argparse.RawTextHelpFormatter,
@@ -137,7 +136,7 @@ def _parser(known: Mapping[str, Flag], written: Mapping[str, docs.Doc]) -> Parse
     )
     groups: dict[str, Any] = {}
     for name, flag in known.items():
-        doc = written.get(name, docs.Doc("Settings", ""))
+        doc = written.get(name, flags.Doc("Settings", ""))
         group = groups.get(doc.heading) or parser.add_argument_group(doc.heading)
         groups[doc.heading] = group
         alone = True if bool in flag.reader.types else flag.rules.get("alone")

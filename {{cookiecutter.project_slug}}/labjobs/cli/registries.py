@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from labjobs.errors import SettingsError
-from labjobs.paths import CODE
+from labjobs.files import CODE
 
 WRITTEN_OUT = "must be a dict with literal names, which are read without importing the module"
 

@@ -12,20 +12,79 @@ from contextlib import closing
 from functools import partial
 from itertools import count
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from labjobs.data import trees
-from labjobs.data.order import Collate, Order, Slices, fetch, tensors, whole
-from labjobs.data.resident import Resident, is_stored, store
+from labjobs.data.order import Collate, Order, Slices, examples_at, tensors, underlying
 from labjobs.data.streams import Place, Stream, is_stream
 from labjobs.data.workers import Workers
+from labjobs.devices import free_memory, runs_ahead
+from labjobs.distributed.ranks import ALONE, Rank
 from labjobs.errors import JobError, SettingsError
-from labjobs.job.ranks import ALONE, Rank
 from labjobs.machine import cores
-from labjobs.training.devices import free_memory
+
+# Batches picked by index from a dataset of which all examples are on the device.
+
+GATHERED = 2**22
+"""Bytes of the batches that are picked at once: several small batches cost less together than
+separately."""
+
+
+class Stored:
+    """All examples of a dataset, as one batch on the device."""
+
+    def __init__(self, dataset: Dataset[Any], everything: Any, device: torch.device) -> None:
+        self.dataset = dataset  # kept alive, because it is identified by its address
+        self.examples = trees.mapped(lambda leaf: leaf.to(device), everything)
+
+
+_STORED: WeakValueDictionary[tuple[int, torch.device], Stored] = WeakValueDictionary()
+"""The data by dataset and device, as long as batches of it are in use: all subsets share one
+copy."""
+
+
+def is_stored(dataset: Dataset[Any], device: torch.device) -> bool:
+    """Return whether a dataset is on the device already."""
+    return (id(dataset), device) in _STORED
+
+
+def store(dataset: Dataset[Any], device: torch.device, read: Callable[[], Any]) -> Stored:
+    """Return the dataset on the device; `read` gives all its examples as one batch."""
+    key = id(dataset), device
+    stored = _STORED.get(key)
+    if stored is None:
+        stored = _STORED[key] = Stored(dataset, read(), device)
+    return stored
+
+
+class Resident:
+    """Picks batches by index from data on the device: nothing is copied during training."""
+
+    def __init__(self, stored: Stored, order: Order, device: torch.device) -> None:
+        self.order, self._device = order, device
+        self._stored = stored  # kept alive
+        leaves = trees.leaves(stored.examples)
+        batch = order.batch_size * sum(leaf[:1].nbytes for leaf in leaves)
+        self._at_once = order.batch_size * max(1, GATHERED // max(1, batch))
+        self._leaves: list[Tensor] = leaves
+        self._filled = trees.filler(stored.examples)
+
+    def epoch(self, number: int, done: int) -> Iterator[Any]:
+        """Yield the batches of one epoch but the first `done`."""
+        size = self.order.batch_size
+        indices = self.order.epoch(number).to(self._device, non_blocking=runs_ahead(self._device))
+        for first in range(done * size, len(indices), self._at_once):
+            several = indices[first : first + self._at_once]
+            picked = [leaf.index_select(0, several).split(size) for leaf in self._leaves]
+            yield from map(self._filled, zip(*picked, strict=True))
+
+    def close(self) -> None:
+        """Do nothing: there are no processes to end."""
+
 
 RESIDENT_FRACTION = 0.25
 """`auto` keeps a dataset on the device if it takes at most this fraction of the device's free
@@ -135,7 +194,7 @@ def make(
             )
         stream = Stream(dataset, batch_size, device, processes, collate or trees.stacked)
         return Batches(stream, batch_size, "workers")
-    dataset, indices = whole(dataset)
+    dataset, indices = underlying(dataset)
     if not len(indices):
         raise SettingsError("--dataset: one of its parts has no examples")
     many = rank.size > 1
@@ -153,7 +212,7 @@ def _auto_workers() -> int:
 def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
     if is_stored(dataset, device) or (tensors(dataset) and device.type == "cpu"):
         return True
-    example = fetch(dataset, torch.tensor([0]))
+    example = examples_at(dataset, torch.tensor([0]))
     size = sum(leaf.nbytes for leaf in trees.leaves(example)) * len(cast(Sized, dataset))
     return bool(size <= RESIDENT_FRACTION * free_memory(device))
 

@@ -1,5 +1,6 @@
 """Which examples of a dataset make up which batch."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
@@ -8,9 +9,21 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from labjobs.data import trees
-from labjobs.data.seeds import generator
+from labjobs.distributed.ranks import Rank
 from labjobs.errors import SettingsError
-from labjobs.job.ranks import Rank
+
+# Independent random streams from one seed.
+
+
+def generator(seed: int, *use: str | int) -> torch.Generator:
+    """Return a generator on the CPU for one use of a seed: `generator(seed, "order", epoch)`.
+
+    Streams for different uses are independent; the same use always gives the same stream.
+    """
+    words = "/".join(map(str, (seed, *use)))
+    number = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big")
+    return torch.Generator().manual_seed(number >> 1)
+
 
 Collate = Callable[[list[Any]], Any]
 """Makes a batch from examples, like the collate_fn of torch's DataLoader."""
@@ -100,7 +113,7 @@ def slice_of(size: int, rank: Rank) -> range:
     return range(first, first + each + (rank.number < more))
 
 
-def whole(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
+def underlying(dataset: Dataset[Any]) -> tuple[Dataset[Any], Tensor]:
     """Return the dataset that a subset (or a subset of a subset) belongs to, and the indices (N,)
     into it."""
     indices = torch.arange(len(cast(Sized, dataset)))
@@ -119,7 +132,7 @@ def tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
     return dataset.tensors if as_they_are else None
 
 
-def fetch(dataset: Dataset[Any], indices: Tensor, collate: Collate | None = None) -> Any:
+def examples_at(dataset: Dataset[Any], indices: Tensor, collate: Collate | None = None) -> Any:
     """Return the batch of the examples at indices (B,), by default stacked. If the dataset has
     `__getitems__`, which takes a list of indices, it is called once for all of them.
     """
@@ -127,3 +140,23 @@ def fetch(dataset: Dataset[Any], indices: Tensor, collate: Collate | None = None
         return dataset[indices]
     several, at = getattr(dataset, "__getitems__", None), indices.tolist()
     return (collate or trees.stacked)(several(at) if several else [dataset[i] for i in at])
+
+
+# Labels of datasets, without reading their examples.
+
+
+def class_counts(dataset: Dataset[Any], classes: int) -> tuple[int, ...]:
+    """Return how many examples of each class a dataset, or a subset of one, has; empty if its
+    labels are not known.
+
+    They are the last tensor of a TensorDataset, or `targets` as in torchvision's datasets.
+    """
+    dataset, indices = underlying(dataset)
+    labels: Tensor | None = None
+    if isinstance(dataset, TensorDataset):
+        labels = dataset.tensors[-1]
+    elif hasattr(dataset, "targets"):
+        labels = torch.as_tensor(dataset.targets)
+    if labels is None or labels.ndim != 1 or labels.is_floating_point():
+        return ()
+    return tuple(torch.bincount(labels[indices].long(), minlength=classes).tolist())

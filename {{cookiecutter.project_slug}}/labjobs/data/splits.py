@@ -12,24 +12,117 @@ Parts keep the dataset's order, and the same arguments, if labels and groups are
 give the same objects.
 """
 
-from collections.abc import Iterator, Sized
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Hashable, Iterator, Sized
+from functools import wraps
+from heapq import heapreplace
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
 
-from labjobs.data.apportioning import apportioned, dealt, nearest
-from labjobs.data.order import whole
-from labjobs.data.remembering import remembered
-from labjobs.data.seeds import generator
+from labjobs.data.order import generator, underlying
 from labjobs.errors import SettingsError, first_line, require
+
+# Choosing how many examples of each label to hold out, and which groups have that many.
+
+Ints = NDArray[np.int64]
+
+FREE = 20
+"""Number of groups that are chosen by their sizes: one of their million subsets nearly always fits
+exactly."""
+
+
+def apportioned(fraction: float, sizes: NDArray[Any], random: torch.Generator) -> Ints:
+    """Return the number of examples of each label to hold out (K,), where labels have `sizes` (K,).
+
+    The sum is the fraction of all examples, rounded. Each number is the fraction of its label,
+    rounded up where the remainder is largest (at random among equal ones), else down.
+    """
+    exact = fraction * sizes
+    counts = np.floor(exact).astype(int)
+    missing = round(fraction * float(sizes.sum())) - int(counts.sum())
+    drawn = torch.randperm(len(sizes), generator=random).numpy()
+    largest = drawn[np.argsort(counts[drawn] - exact[drawn], kind="stable")]
+    counts[largest[:missing]] += 1
+    return counts
+
+
+def nearest(sizes: Ints, wanted: int) -> list[int]:
+    """Return the indices of groups whose sizes, taken from `sizes` (G,), add up to the wanted sum
+    as nearly as possible.
+
+    Earlier groups are preferred, so groups in a random order give a random choice. If more than
+    FREE groups are needed, the first ones are taken whatever their sizes, and the last FREE are
+    chosen by size.
+    """
+    unit = int(np.gcd.reduce(sizes)) or 1
+    wanted = unit * round(wanted / unit)
+    totals = np.cumsum(sizes)
+    sure = max(0, int(np.searchsorted(totals, wanted)) - FREE)
+    # For each sum that some groups come to: the last of these groups, as early as possible.
+    last = {int(totals[sure - 1]) if sure else 0: -1}
+    for place, size in enumerate(sizes[sure:].tolist(), sure):
+        if wanted in last:
+            break
+        last = {total + size: place for total in last if total < wanted} | last
+    total = min(last, key=lambda total: (abs(total - wanted), total))
+    chosen = list(range(sure))
+    while (place := last[total]) >= 0:
+        chosen.append(place)
+        total -= int(sizes[place])
+    return chosen
+
+
+def dealt(sizes: Ints, totals: list[int]) -> tuple[Ints, list[int]]:
+    """Return the fold (G,) of each group, given their sizes (G,), and the number of examples then
+    in each fold; `totals` are the numbers before. The groups are assigned by size, the largest
+    first, each to the fold with the fewest examples of these groups so far; in a tie, to the one
+    with the smallest total.
+    """
+    folds = np.zeros(len(sizes), dtype=int)
+    smallest = sorted((0, total, number) for number, total in enumerate(totals))
+    for place in np.argsort(-sizes, kind="stable").tolist():
+        size = int(sizes[place])
+        own, total, number = smallest[0]
+        heapreplace(smallest, (own + size, total + size, number))
+        folds[place] = number
+    return folds, [total for _, total, _ in sorted(smallest, key=lambda each: each[2])]
+
+
+# Functions of a dataset that remember their results, so that they work only once for each dataset.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def remembered(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Return a function that remembers its results, by the dataset itself and the other arguments.
+
+    All jobs of a grid are checked in one process, and most of them have the same data. Unlike
+    `functools.cache` it takes datasets, arrays and lists, which have no hash.
+    """
+    results: dict[Hashable, tuple[Any, R]] = {}
+
+    @wraps(function)
+    def remembering(dataset: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        named = sorted((name, _key(value)) for name, value in kwargs.items())
+        key = (_key(dataset), *map(_key, args), *named)
+        if key not in results:  # keeps the objects, so that their addresses are not reused
+            results[key] = (dataset, args, kwargs), function(dataset, *args, **kwargs)
+        return results[key][1]
+
+    return remembering
+
+
+def _key(value: Any) -> Hashable:
+    """Numbers and texts are identified by their value, everything else by its address."""
+    return value if isinstance(value, int | float | str) else id(value)
+
 
 Values = Any
 """A sequence, an array or a tensor (N,), with a value for each example of a whole dataset."""
-
-Ints = NDArray[np.int64]
 
 
 @remembered
@@ -91,7 +184,7 @@ def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
     """
     first: dict[Any, str] = {}
     twice: dict[Any, str] = {}
-    datasets = [whole(part)[0] for part in parts.values() if isinstance(part, Dataset)]
+    datasets = [underlying(part)[0] for part in parts.values() if isinstance(part, Dataset)]
     if any(dataset is not datasets[0] for dataset in datasets):
         raise SettingsError(
             "--dataset: its parts come from several datasets; give groups for each part"
@@ -166,7 +259,7 @@ def _parts(dataset: Dataset[Any], held_out: NDArray[np.bool_]) -> tuple[Subset[A
 
 def _values(part: Dataset[Any], values: Values, what: str) -> list[Any]:
     """The values of a part's examples, taken from the values of the whole dataset."""
-    dataset, indices = whole(part)
+    dataset, indices = underlying(part)
     listed, count = _listed(values), len(cast(Sized, dataset))
     if len(listed) != count:
         raise SettingsError(f"--dataset: {len(listed)} {what} for {count} examples; give one each")

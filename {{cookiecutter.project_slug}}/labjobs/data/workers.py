@@ -1,14 +1,213 @@
 """Batches of a dataset, read by processes in the background."""
 
-from collections.abc import Iterator
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
-from typing import Any
+from multiprocessing import parent_process
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import finalize
 
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from labjobs.data.order import Collate, Order, fetch
-from labjobs.data.processes import Processes, Read, Readers
+from labjobs.data import trees
+from labjobs.data.order import Collate, Order, examples_at
+from labjobs.devices import SideStream, in_thread, runs_ahead
+from labjobs.job import reads, terminal
+from labjobs.job.reads import Places
+
+# Processes that read batches in the background and put them on the device.
+
+T = TypeVar("T")
+
+
+class Reader(Protocol):
+    """Reads batches for one thread, in processes of its own."""
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+R = TypeVar("R", bound=Reader)
+
+
+class Readers(Generic[R]):
+    """Readers for several threads at once; their processes live until `close`."""
+
+    def __init__(self, new: Callable[[], R]) -> None:
+        self._new = new
+        self._all: list[R] = []
+        self._idle: list[R] = []
+        # Also at the end of Python, before multiprocessing kills them, which torch would report.
+        finalize(self, _close, self._all)
+
+    @contextmanager
+    def one(self) -> Iterator[R]:
+        """A reader that no other thread uses in the meantime."""
+        try:
+            reader = self._idle.pop()
+        except IndexError:  # also if another thread was faster
+            reader = self._new()
+            self._all.append(reader)
+        try:
+            yield reader
+        finally:
+            self._idle.append(reader)
+
+    def close(self) -> None:
+        """End the processes; they start again when they are needed."""
+        _close(self._all)
+
+
+def _close(readers: list[R]) -> None:
+    for reader in readers:
+        reader.close()
+
+
+class Read:
+    """A batch as a DataLoader passes it on, with further information `about` it. Without this
+    class, the DataLoader would turn the tuples in the batch into lists.
+    """
+
+    def __init__(self, batch: Any, about: Any = None) -> None:
+        self.batch, self.about = batch, about
+
+    def pin_memory(self) -> "Read":
+        """Return the batch in pinned memory; the DataLoader asks for it."""
+        return Read(trees.mapped(_pinned, self.batch), self.about)
+
+
+class Processes:
+    """Reads `dataset[key]` for each of the sampler's keys, in their order, in processes that live
+    until `close`; without any, in this one."""
+
+    def __init__(
+        self, dataset: Dataset[Read], keys: Sampler[Any], device: torch.device, processes: int
+    ) -> None:
+        self._device, self._copies = device, SideStream(device)
+        self._new = partial(
+            DataLoader,
+            dataset,
+            batch_size=None,
+            sampler=keys,
+            collate_fn=_as_read,
+            num_workers=processes,
+            persistent_workers=processes > 0,
+            pin_memory=runs_ahead(device),
+            worker_init_fn=partial(_begin_to_read, reads.of_job()),
+            generator=torch.Generator(),  # so that torch's own stream is left alone
+        )
+        self._loader: DataLoader[Read] | None = None
+        self._read: Iterator[Read] = iter(())
+
+    def begin(self) -> None:
+        """Read from the sampler's first key on.
+
+        Processes are started in the main thread or in a new one. In a forked process the thread
+        that forked is the main one. When the process ends, concurrent.futures waits for the threads
+        of its pools; if the main thread is one of them, that is an error, and torch says in the job
+        that a process failed.
+        """
+        if threading.current_thread() is threading.main_thread():
+            self._read = self._restarted()
+        else:
+            started: Future[Iterator[Read]] = Future()
+            threading.Thread(target=_keep_result, args=(started, self._restarted)).start()
+            self._read = started.result()
+
+    def next(self) -> Read:
+        """Return what was read for the next key, with the batch on the device; a GPU copies it
+        while it works on the previous batch."""
+        read = next(self._read)
+        ahead = runs_ahead(self._device)
+        with self._copies:
+            move = partial(_moved, device=self._device, ahead=ahead)
+            copied = trees.mapped(move, read.batch)
+        self._copies.hand_over(leaf for leaf in trees.leaves(copied) if isinstance(leaf, Tensor))
+        others = partial(_moved_otherwise, device=self._device)
+        return Read(trees.mapped(others, copied), read.about)
+
+    def close(self) -> None:
+        """End the processes.
+
+        Without being told, torch does so when nothing refers to its iterator any more; the
+        traceback of an error may do so until multiprocessing kills the processes.
+        """
+        if end := getattr(self._read, "_shutdown_workers", None):
+            end()
+            for process in self._read._workers:  # type: ignore[attr-defined]
+                process.kill()  # if it hangs; the others have ended
+                process.join(1)
+        self._loader, self._read = None, iter(())
+
+    def _restarted(self) -> Iterator[Read]:
+        in_thread(self._device)
+        if self._loader is None:
+            self._loader = self._new()
+        return iter(self._loader)
+
+
+def _keep_result(future: Future[T], function: Callable[[], T]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _as_read(read: Any) -> Any:
+    return read
+
+
+def _pinned(leaf: Any) -> Any:
+    return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
+
+
+def _moved(leaf: Any, device: torch.device, ahead: bool) -> Any:
+    """A tensor on the device; anything else as it is."""
+    return leaf.to(device, non_blocking=ahead) if isinstance(leaf, Tensor) else leaf
+
+
+def _moved_otherwise(leaf: Any, device: torch.device) -> Any:
+    """A value that is not a tensor but contains some, such as a PackedSequence, on the device;
+    texts and the like unchanged. Its contents cannot be handed over to another stream, so the
+    current stream copies it."""
+    return leaf.to(device) if hasattr(leaf, "to") and not isinstance(leaf, Tensor) else leaf
+
+
+def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
+    """Record what is read, for the job, and ignore signals. Ctrl-C and Slurm's signals reach all
+    processes of the job, but the job needs this one until the end of a step."""
+    reads.join(job)
+    terminal.handle_signals(signal.SIG_IGN)
+    sys.excepthook = _say_what_went_wrong
+
+
+def _say_what_went_wrong(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an error, unless the job was killed, in which case the error is that a pipe to the job
+    has broken.
+
+    Such errors come from the thread of multiprocessing that hands over shared memory.
+    """
+    job = parent_process()
+    assert job
+    until = time.monotonic() + 1.0  # its pipes break a moment before it ends
+    while os.getppid() == job.pid:
+        if time.monotonic() > until:
+            sys.__excepthook__(kind, error, trace)
+            return
+        time.sleep(0.01)
 
 
 class Workers:
@@ -93,4 +292,4 @@ class _Whole(Dataset[Read]):
         self._dataset, self._collate = dataset, collate
 
     def __getitem__(self, indices: Any) -> Read:
-        return Read(fetch(self._dataset, torch.from_numpy(indices), self._collate))
+        return Read(examples_at(self._dataset, torch.from_numpy(indices), self._collate))

@@ -3,18 +3,281 @@
 import ast
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from labjobs.evidence.conditions import Undecided
-from labjobs.evidence.evidence_files import Files
-from labjobs.evidence.modules import Module, extent
-from labjobs.evidence.project_code import ProjectCode
-from labjobs.evidence.project_files import parents
-from labjobs.evidence.resolution import chain_of
-from labjobs.evidence.uses import Use, Written
-from labjobs.evidence.wanted import Wanted
-from labjobs.evidence.writer import Writer
+from labjobs.evidence import syntax
+from labjobs.evidence.modules import Files, Module, Target, chain_of, extent, is_guard, parents
+from labjobs.evidence.names import NameWriter, ProjectCode
+from labjobs.evidence.registry_entries import Entry, Registries
+from labjobs.evidence.settings_use import MODULE as SETTINGS
+from labjobs.evidence.settings_use import TOKEN, Conditions, Key, Undecided, Use, Written
+from labjobs.evidence.syntax import does_nothing
+
+# Which entries of registries a job uses.
+
+Name = tuple[str, str]
+
+
+@dataclass
+class Taken:
+    """What is known about the keys with which a job uses a registry."""
+
+    by: str
+    """The part that used the registry first."""
+
+    everything: bool = False
+    words: bool = False
+    keys: set[str] = field(default_factory=set)
+
+
+class Wanted:
+    """The registries that a job uses, and the keys with which it uses them."""
+
+    def __init__(self, registries: Registries, settings: Mapping[str, Any]) -> None:
+        self._registries, self._settings = registries, settings
+        self._taken: dict[Name, Taken] = {}
+
+    def add(self, use: Use, by: str) -> None:
+        """Note that a registry is used, and with it the registries that it includes by `**`."""
+        name = (use.module, use.name)
+        taken = self._taken.setdefault(name, Taken(by))
+        before = (taken.everything, taken.words, len(taken.keys))
+        if use.how == "definition":
+            taken.everything = True
+        elif use.how == "words":
+            taken.words = True
+        elif use.key:
+            self._ask(taken, use.key)
+        if before != (taken.everything, taken.words, len(taken.keys)):
+            for other in self._registries.included.get(name, []):
+                self.add(use._replace(module=other.module, name=other.name), by)
+
+    def _ask(self, taken: Taken, key: Key) -> None:
+        if key.kind == "constant":
+            taken.keys.add(key.value)
+        elif key.kind == "words":
+            taken.words = True
+        elif key.value in self._settings:
+            taken.keys.add(str(self._settings[key.value]))
+        else:  # a setting that is not part of the identity
+            taken.everything = True
+
+    def entries(self, words: set[str]) -> dict[str, tuple[list[Entry], str]]:
+        """Return the entries that are used, by the names of their parts, and the parts from which
+        they are reached."""
+        found: dict[str, tuple[list[Entry], str]] = {}
+        for (module, name), taken in self._taken.items():
+            keys = taken.keys | (words if taken.words else set())
+            for entry in self._registries.of((module, name)):
+                if taken.everything or entry.key in keys:
+                    part = f"{module}:{name}[{entry.key}]"
+                    found.setdefault(part, ([], taken.by))[0].append(entry)
+        return found
+
+
+# Canonical text of code that uses registries, and which of their entries count.
+
+
+class RegistryWriter(NameWriter):
+    """Writes code; using a registry with a key that is known counts as using one entry."""
+
+    def _registry(self, node: ast.AST) -> Target | None:
+        """Return the registry that an expression names."""
+        target = self.target(node)
+        return target if target and self.code.is_registry(target, node) else None
+
+    def _by_key(self, target: Target, key: ast.expr) -> bool:
+        """Write the use of a registry with a key; returns whether the key is known."""
+        keys = self.code.keys.of(key, self.scope, self.module)
+        if keys is None:
+            return False
+        self.out.append(TOKEN.format(target.module, target.name))
+        for each in sorted(keys):
+            self.use(Use("key", target.module, target.name, each))
+        return True
+
+    def _names(self, target: Target, how: str) -> None:
+        """Write the use of only the names in a registry."""
+        self.out.append(TOKEN.format(target.module, target.name))
+        if how:
+            self.use(Use(how, target.module, target.name))
+
+    def _Subscript(self, node: ast.Subscript) -> None:
+        """`MODELS[name]`, or `MODELS[name] = …`, which looks at no entry."""
+        target = self._registry(node.value)
+        if target and not isinstance(node.ctx, ast.Load):
+            self._names(target, "")
+            self.out.append("=")
+            self.write(node.slice)
+        elif target and self._by_key(target, node.slice):
+            self.out.append("[")
+            self.write(node.slice)
+            self.out.append("]")
+        else:
+            self.plain(node)
+
+    def _Compare(self, node: ast.Compare) -> None:
+        """`name in MODELS`: whether it is there is whether its entry counts."""
+        target = self._registry(node.comparators[0]) if len(node.ops) == 1 else None
+        if target and isinstance(node.ops[0], ast.In | ast.NotIn):
+            self.out.append(type(node.ops[0]).__name__)
+            if not self._by_key(target, node.left):
+                self._names(target, "names")
+            self.write(node.left)
+        else:
+            self.plain(node)
+
+    def _Call(self, node: ast.Call) -> None:
+        called = self.target(node.func)
+        path = called.path if called else ""
+        method = node.func if isinstance(node.func, ast.Attribute) else None
+        owner = self._registry(method.value) if method else None
+        if path in syntax.METRIC:
+            self._metric(node)
+        elif path in syntax.IMPORTS and node.args and isinstance(node.args[0], ast.Constant):
+            self._import_by_name(str(node.args[0].value))
+        elif not (method and owner and self._asks(owner, method.attr, node)):
+            self.out.append("Call(")
+            self.write(node.func)
+            self._passed([*node.args, *node.keywords], path)
+            self.out.append(")")
+
+    def _passed(self, arguments: Sequence[ast.expr | ast.keyword], path: str) -> None:
+        """Write arguments; some functions use only the names in a registry."""
+        for argument in arguments:
+            target = self._registry(getattr(argument, "value", argument))
+            if target and path.startswith("labjobs."):
+                self._names(target, "words" if target.module == SETTINGS else "")
+            elif target and path in syntax.TAKES_NAMES:
+                self._names(target, "names")
+            else:
+                self.write(argument)
+            self.out.append(",")
+
+    def _asks(self, target: Target, method: str, node: ast.Call) -> bool:
+        """Write `MODELS.get(key)` and the like; returns whether it was one."""
+        if method in ("get", "pop", "setdefault", "register") and node.args:
+            if not self._by_key(target, node.args[0]):
+                return False
+        elif method == "keys":
+            self._names(target, "names")
+        else:
+            return False
+        self.out.append(f".{method}(")
+        self._passed([*node.args, *node.keywords], "")
+        self.out.append(")")
+        return True
+
+    def _import_by_name(self, name: str) -> None:
+        self.out.append(f"import:{name}")
+        if name in self.code.modules:
+            why = f"{self.module.name}.py imports it by its name"
+            self.use(Use("whole", name, why=why))
+
+    def _metric(self, node: ast.Call) -> None:
+        """Write the declaration of a metric: its direction decides which weights are kept."""
+        self.out.append("Metric(")
+        for better in [*node.args[:1], *(k.value for k in node.keywords if k.arg == "better")]:
+            self.write(better)
+        self.out.append(")")
+
+
+# The canonical text of a definition in a job, and what the definition uses.
+#
+# Left out are branches that the job's settings do not take, annotations that nothing reads, calls
+# that only print, and the text of errors that nothing reads.
+
+
+class Writer(RegistryWriter):
+    """Writes statements and expressions of one module, for one job."""
+
+    def __init__(self, code: ProjectCode, module: Module, settings: Mapping[str, Any]) -> None:
+        super().__init__(code, module)
+        self._conditions = Conditions(settings)
+        self._words: set[str] = set()
+
+    def written(self, nodes: Sequence[ast.AST]) -> Written:
+        """Return the text of some statements or expressions, and what they use."""
+        for node in nodes:
+            self.write(node)
+            self.out.append("\n")
+        asked = dict(self._conditions.asked)
+        return Written(self.text(), list(self.uses), frozenset(self._words), asked)
+
+    def block(self, statements: Iterable[ast.stmt]) -> None:
+        """Write statements, except those that do nothing and branches that are not taken."""
+        self.out.append("[")
+        self._statements(statements)
+        self.out.append("]")
+
+    def _statements(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            if isinstance(statement, ast.If) and (truth := self._truth(statement)) is not None:
+                self._statements(statement.body if truth else statement.orelse)
+            elif not self._is_left_out(statement):
+                self.write(statement)
+                self.out.append(",")
+
+    def _is_left_out(self, statement: ast.stmt) -> bool:
+        if does_nothing(statement):
+            return not (self.code.reads_docstrings and isinstance(statement, ast.Expr))
+        return syntax.only_prints(statement, self._path)
+
+    def _truth(self, node: ast.If | ast.IfExp) -> bool | None:
+        return self._conditions.truth(node.test) if self.code.use.own else None
+
+    def _path(self, node: ast.expr) -> str:
+        """Return the dotted path of what a name refers to outside the project."""
+        target = self.target(node)
+        return self.code.logger(target, node) or target.path if target else ""
+
+    def _If(self, node: ast.If) -> None:
+        self.plain(self.code.without_check(node) if is_guard(node) else node)
+
+    def _IfExp(self, node: ast.IfExp) -> None:
+        truth = self._truth(node)
+        if truth is None:
+            self.plain(node)
+        else:
+            self.write(node.body if truth else node.orelse)
+
+    def _AnnAssign(self, node: ast.AnnAssign) -> None:
+        """Write `x: int = 1` as `x = 1`; in a class it is a field, whose type may matter."""
+        around = self.scope.node if self.scope else None
+        if isinstance(around, ast.ClassDef):
+            self.out.append("field:")
+            self.write(node.target)
+            self._type_of_field(around, node.annotation)
+            if node.value:
+                self.write(node.value)
+        elif node.value:
+            self.plain(ast.Assign([node.target], node.value))
+
+    def _type_of_field(self, around: ast.ClassDef, annotation: ast.expr) -> None:
+        if self.code.keeps_annotations(self.module, around):
+            self.write(annotation)
+        else:  # all that dataclasses look for
+            words = ast.unparse(annotation)
+            special = [word for word in ("ClassVar", "InitVar", "KW_ONLY") if word in words]
+            self.out.append(f":{','.join(special)}:")
+
+    def _Raise(self, node: ast.Raise) -> None:
+        """Write an exception, without its text unless some code looks at exceptions."""
+        match node.exc:
+            case ast.Call(func=kind, args=args, keywords=keywords) if (
+                not self.code.reads_errors and all(map(syntax.is_pure, [*args, *keywords]))
+            ):
+                self.plain(ast.Raise(kind, node.cause))
+            case _:
+                self.plain(node)
+
+    def _Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            self._words.add(node.value)
+        super()._Constant(node)
+
 
 Cache = dict[ast.AST, list[Written]]
 """The texts written for a statement or expression for other jobs."""

@@ -8,27 +8,30 @@ versions.json beside this file holds, for each engine module that can change a j
     imports  those of these modules that it imports
 """
 
+import argparse
 import ast
 import json
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labjobs.evidence import canonical
-from labjobs.evidence.canonical import short
-from labjobs.evidence.project_files import UNREADABLE, parents
+from labjobs.evidence import syntax
+from labjobs.evidence.modules import UNREADABLE, parents
+from labjobs.evidence.syntax import SCHEME, short
+from labjobs.files import CODE
 
 CAN_CHANGE_RESULTS = (
-    *("labjobs.training", "labjobs.data", "labjobs.stateful"),
-    *("labjobs.launch", "labjobs.attempt", "labjobs.loop"),
-    *("labjobs.cli.spans", "labjobs.cli.metrics"),  # lengths, and which of two values is better
+    *("labjobs.training", "labjobs.data", "labjobs.devices", "labjobs.distributed"),
+    *("labjobs.launch", "labjobs.attempt"),
+    "labjobs.settings",  # lengths, and which of two values is better
 )
-"""All other modules (the command line, identity, tracking, sweeps, results, profiling, …) never
-change results."""
+"""All other modules (the command line, identity, tracking, sweeps, results, …) never change
+results."""
 
-FACADES = ("labjobs.loop", "labjobs.cli")
-"""Modules that pass names on."""
+DOOR = "labjobs"
+"""The package whose `__init__.pyi` says where the names come from that a project may use."""
 
 FIRST = "v1"
 """The results version of a module whose results never changed. Such modules are left out, because
@@ -50,7 +53,7 @@ def text_hash(data: bytes) -> str:
 def code_hash(data: bytes) -> str:
     """Return the hash of a module's code, or of its bytes if it cannot be read."""
     try:
-        return short(canonical.whole(ast.parse(data)).encode())
+        return short(syntax.whole(ast.parse(data)).encode())
     except UNREADABLE:
         return text_hash(data)
 
@@ -72,15 +75,18 @@ class EngineCode:
         return modules
 
     @cached_property
-    def facades(self) -> dict[str, str]:
-        """Where the names come from that the engine passes on."""
-        found = {}
-        for facade in FACADES:
-            for statement in self._tree(facade).body:
-                if isinstance(statement, ast.ImportFrom):
-                    for name in statement.names:
-                        found[f"{facade}.{name.name}"] = f"{statement.module}.{name.name}"
-        return found
+    def door(self) -> dict[str, str]:
+        """Where the names come from that a project may use, by their dotted paths."""
+        try:
+            tree = ast.parse((self._folder / DOOR / "__init__.pyi").read_bytes())
+        except UNREADABLE:
+            return {}
+        return {
+            f"{DOOR}.{name.asname or name.name}": f"{statement.module}.{name.name}"
+            for statement in tree.body
+            if isinstance(statement, ast.ImportFrom)
+            for name in statement.names
+        }
 
     def file(self, module: str) -> Path | None:
         """Return the file of a module of the engine; None if there is no such module."""
@@ -151,3 +157,61 @@ def imports(tree: ast.Module, engine: EngineCode) -> Iterator[str]:
             names = [f"{node.module}.{name.name}" for name in node.names]
         for name in names:
             yield from (m for m in parents(name) if counts(m) and engine.file(m))
+
+
+# Record the engine's modules in versions.json; for maintainers of the template.
+#
+#     python -m labjobs.evidence.engine_code                  # after a change without effect
+#     python -m labjobs.evidence.engine_code --raise MODULE   # after one that changes results
+#
+# Raise the results version of a module if the same job would give other results: jobs that use the
+# module are then stale in all projects that take the new engine over. For a change that leaves
+# results as they are, run it without --raise.
+
+COMMAND = "python -m labjobs.evidence.engine_code"
+
+
+def record(folder: Path, raised: list[str]) -> dict[str, Any]:
+    """Return what versions.json should hold, with the results version of some modules raised."""
+    engine = EngineCode(folder)
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted(folder.joinpath("labjobs").rglob("*.py")):
+        module = ".".join(file.relative_to(folder).with_suffix("").parts)
+        module = module.removesuffix(".__init__")
+        if not counts(module):
+            continue
+        data = file.read_bytes()
+        imported = set(imports(ast.parse(data), engine)) - {module}
+        results = engine.known.get(module, {}).get("results", 1)
+        found[module] = {
+            "results": results + (module in raised),
+            "code": code_hash(data),
+            "text": text_hash(data),
+            "imports": sorted(imported),
+        }
+    return {"scheme": SCHEME, "modules": found}
+
+
+def main() -> int:
+    """Write versions.json; refused in a project, where an edited engine counts as the project's
+    code."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--raise", dest="raised", nargs="+", default=[], metavar="MODULE")
+    arguments = parser.parse_args()
+    if not (CODE.parent / "cookiecutter.json").is_file():
+        return _refused("for the template only: an engine that you edit counts as your own code")
+    new = record(CODE, arguments.raised)
+    for module in arguments.raised:
+        if module not in new["modules"]:
+            return _refused(f"--raise {module}: no module of the engine that can change results")
+    MANIFEST.write_text(json.dumps(new, indent=1) + "\n")
+    return 0
+
+
+def _refused(why: str) -> int:
+    print(f"{COMMAND}: {why}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from labjobs import locks
-from labjobs.job import lines, reads
+from labjobs.job import journal, reads
 
 DIGITS = 8
 """Digits of a fingerprint in the name of an attempt's folder."""
@@ -29,7 +29,7 @@ GOES_ON = "goes_on"
 """The field of this record that says whether a longer job could continue from the last
 checkpoint."""
 
-BEGUN = (lines.FILE, "last.pt")
+BEGUN = (journal.FILE, "last.pt")
 """An attempt that has begun has one of these files."""
 
 BEFORE = "before"
@@ -60,14 +60,14 @@ def begun(attempt: Path) -> bool:
     return any(os.path.exists(attempt / file) for file in BEGUN)
 
 
-def status(attempt: Path) -> str:
+def status_of(attempt: Path) -> str:
     """Return how an attempt ended; empty if it has not ended, or if the record cannot be read."""
-    return str(lines.record_of(attempt, "outcome.json").get("status", ""))
+    return str(journal.record_of(attempt, "outcome.json").get("status", ""))
 
 
 def can_go_on(attempt: Path) -> bool:
     """Whether an attempt was stopped and has a checkpoint to continue from."""
-    stopped = status(attempt) not in ("finished", "failed", "diverged")
+    stopped = status_of(attempt) not in ("finished", "failed", "diverged")
     return stopped and has_checkpoint(attempt)
 
 
@@ -82,7 +82,7 @@ def drop_checkpoints(attempt: Path) -> None:
     Call this only for attempts whose results are in the store: others need their last checkpoint to
     repair a journal that is damaged later.
     """
-    if not lines.record_of(attempt, TRAINED).get(GOES_ON, True):
+    if not journal.record_of(attempt, TRAINED).get(GOES_ON, True):
         for file in CHECKPOINTS:
             (attempt / file).unlink(missing_ok=True)
         for folder in attempt.glob(f"{SHARDS}*"):

@@ -28,17 +28,26 @@ from typing import Any, Generic, TextIO, TypeVar
 from uuid import uuid4
 
 from labjobs import locks
-from labjobs.cli.metrics import Metric, as_plain
 from labjobs.errors import JobError, SettingsError
-from labjobs.evidence import Fingerprint, running
-from labjobs.files import opened, read_record, record, write_record, write_text
-from labjobs.job import attempts, code, copies, data, identity, inputs, journal, lines, reads
-from labjobs.job.interruption import Interruption
-from labjobs.job.places import Places
+from labjobs.evidence import fingerprint
+from labjobs.evidence.fingerprint import Fingerprint
+from labjobs.files import CODE, opened, portable, read_record, record, write_record, write_text
+from labjobs.job import (
+    attempts,
+    code_evidence,
+    data_evidence,
+    identity,
+    inputs,
+    journal,
+    provenance,
+    reads,
+)
+from labjobs.job import journal as lines
+from labjobs.job.identity import DEFAULT
+from labjobs.job.reads import Places
 from labjobs.job.runtime import MATTER, Runtime
-from labjobs.job.scripts import DEFAULT
-from labjobs.job.terminal import Terminal, log
-from labjobs.paths import CODE, portable
+from labjobs.job.terminal import Interruption, Terminal, log
+from labjobs.settings import Metric, as_plain
 
 S = TypeVar("S")
 
@@ -75,7 +84,7 @@ class JobFolder(Generic[S]):
         self.runs_root = _absolute(runtime.runs_root)
         self.root = self.runs_root / self.id
         self.interruption = Interruption()
-        inputs.name(self.id, settings, script)
+        inputs.input_name(self.id, settings, script)
 
     @property
     def name(self) -> str:
@@ -123,7 +132,9 @@ class JobFolder(Generic[S]):
     def change_since(self, attempt: Path) -> str:
         """Return how the code, or else the data, has changed since an attempt, in a few words;
         empty if neither has."""
-        return code.difference(attempt, self.code) or data.difference(attempt, self.places)
+        return code_evidence.difference(attempt, self.code) or data_evidence.difference(
+            attempt, self.places
+        )
 
     @property
     def change(self) -> str:
@@ -134,14 +145,14 @@ class JobFolder(Generic[S]):
     @property
     def changed(self) -> str:
         """Which of them has changed: `code` or `data`."""
-        code_has = not self.latest or code.difference(self.latest, self.code)
+        code_has = not self.latest or code_evidence.difference(self.latest, self.code)
         return "code" if code_has else "data"
 
     def fits(self, code_digest: str, data_digest: str) -> bool:
         """Return whether results of the given code and data count as results of the present code
         and data."""
-        fits = not data_digest or data.fits(data_digest, self.places)
-        return fits and code.fits(code_digest, self.code)
+        fits = not data_digest or data_evidence.fits(data_digest, self.places)
+        return fits and code_evidence.fits(code_digest, self.code)
 
     @property
     def starts_over(self) -> bool:
@@ -150,7 +161,7 @@ class JobFolder(Generic[S]):
         latest = self.latest
         if latest is None or not self.change:
             return False
-        finished = attempts.status(latest) == "finished"
+        finished = attempts.status_of(latest) == "finished"
         return not finished and not attempts.can_go_on(latest)
 
     @property
@@ -167,7 +178,7 @@ class JobFolder(Generic[S]):
         """Make sure that the job can write; raises SettingsError if it cannot."""
         old = self.latest if self.starts_over else None
         try:
-            if old and attempts.status(old) != "diverged":
+            if old and attempts.status_of(old) != "diverged":
                 attempts.replace(old, self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             os.close(locks.opened(self.path / "lock"))
@@ -181,8 +192,8 @@ class JobFolder(Generic[S]):
         has read."""
         if self.runtime.force or self.starts_over or self.finished():
             reads.forget(self.path)
-        notes = data.begin(self.path, self.places)
-        notes.add(data.read_by(inputs.attempts_at(self.settings, self.runs_root)))
+        notes = data_evidence.begin(self.path, self.places)
+        notes.add(data_evidence.read_by(inputs.attempts_at(self.settings, self.runs_root)))
         reads.note_from_now_on(notes)
 
     def take(self) -> None:
@@ -221,7 +232,7 @@ class JobFolder(Generic[S]):
         elif self.finished() or anew:
             for name in (lines.FILE, *RECORDS, attempts.TRAINED, "best.pt", *attempts.CHECKPOINTS):
                 (self.path / name).unlink(missing_ok=True)
-        self._data = data.digest(self.path)
+        self._data = data_evidence.digest(self.path)
         for name in RECORDS:
             if (self.path / name).exists() and not lines.record_of(self.path, name):
                 log.warning("%s was damaged; it is written again", name)
@@ -231,18 +242,18 @@ class JobFolder(Generic[S]):
                 file.name,
             )
         if not self.begun:
-            code.keep(self.path, self.code)
+            code_evidence.keep(self.path, self.code)
             for advice in self.code.advice:
                 log.info("%s", advice)
         elif change and changed == "code":
-            code.keep_mixed(self.path)
+            code_evidence.keep_mixed(self.path)
         elif change:
-            self._data = data.MIXED
-        elif not code.recorded(self.path):
-            log.warning("%s was damaged; it is written again", code.FILE)
-            code.keep(self.path, self.code)
+            self._data = data_evidence.MIXED
+        elif not code_evidence.recorded(self.path):
+            log.warning("%s was damaged; it is written again", code_evidence.FILE)
+            code_evidence.keep(self.path, self.code)
         log_every = self.runtime.log_every
-        self.journal = journal.Journal(self.path, log_every, code.digest(self.path), after)
+        self.journal = journal.Journal(self.path, log_every, code_evidence.digest(self.path), after)
         if self.journal.damage:
             log.warning("%s", self.journal.damage)
         (self.path / "outcome.json").unlink(missing_ok=True)
@@ -250,10 +261,10 @@ class JobFolder(Generic[S]):
             log.warning(
                 "--log-every stays %s, the value that this job began with", self.journal.log_every
             )
-        self._copies = copies.keep(self.root.parent)
+        self._copies = provenance.keep_copies(self.root.parent)
         self._write_settings()
         log.info("%s: %s", self.label, self.name)
-        self._watch = running.begin(CODE)
+        self._watch = fingerprint.begin(CODE)
 
     def _write_settings(self) -> None:
         about = {
@@ -265,7 +276,7 @@ class JobFolder(Generic[S]):
             "runtime": self._runtime(),
             "metrics": as_plain(self.metrics),
             "owner": self.owner,
-            "code": code.digest(self.path),
+            "code": code_evidence.digest(self.path),
             "data": self._data,
             "journal": self.journal.start,
         }
@@ -302,25 +313,27 @@ class JobFolder(Generic[S]):
             "lines": self.journal.lines,
         }
         write_record(self.path / "outcome.json", outcome)
-        data.forget_notes(self.path)
+        data_evidence.forget_notes(self.path)
         if status == "finished":
             shutil.rmtree(self.path / attempts.BEFORE, ignore_errors=True)
 
     def _widen_code(self) -> None:
         """Add functions to the job's code that have run although its fingerprint lacks them."""
-        names = code.widen(self.path, self.code, self.script, self._watch.ran)
+        names = code_evidence.widen(self.path, self.code, self.script, self._watch.ran)
         if names:
             line = "added to the job's fingerprint, since it ran: %s; see docs/evidence.md"
             log.warning(line, ", ".join(names))
             self._write_settings()
-            self.journal.tags({"code": code.digest(self.path)})
+            self.journal.tags({"code": code_evidence.digest(self.path)})
 
     def _data_read(self) -> str:
         """The digest of what the attempt has read, now that it ends."""
-        if self._data != data.MIXED and (change := data.difference(self.path, self.places)):
+        if self._data != data_evidence.MIXED and (
+            change := data_evidence.difference(self.path, self.places)
+        ):
             log.warning("the data has changed while the job ran (%s)", change)
-            return data.MIXED
-        return data.keep(self.path, self.places, self._data)
+            return data_evidence.MIXED
+        return data_evidence.keep(self.path, self.places, self._data)
 
     def outcome(self) -> dict[str, Any]:
         """How the latest attempt ended; empty if it has not ended, or if the record cannot be

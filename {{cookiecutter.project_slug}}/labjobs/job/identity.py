@@ -4,15 +4,28 @@ Settings that came later do not change the ids of older jobs, nor do renamed and
 docs/settings.md says what to write for each kind of change.
 """
 
+import ast
 import hashlib
 import json
+import os
+import re
 import shlex
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar, get_args
+from uuid import uuid4
 
-from labjobs.cli import JobId, Weights, flags
-from labjobs.cli.values import as_plain, as_text
-from labjobs.errors import SettingsError
+from labjobs.cli import flags
+from labjobs.cli.flags import as_plain, as_text
+from labjobs.cli.registries import parsed
+from labjobs.errors import SettingsError, cause, did_you_mean
+from labjobs.files import CODE, PROJECT, shown
+from labjobs.settings import JobId, Metric, Weights
 
 S = TypeVar("S")
 
@@ -136,3 +149,136 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
     for name, value in left.items():
         raise SettingsError(f"{name}={as_text(value)}: no longer a setting of this project")
     return kind(**values)
+
+
+# A project's identity, independent of its name and its place: an id, made once.
+#
+# The id is in the file `.project-id`, which should be committed: clones of a project have the same
+# id, so they share results. An experiment in a tracking store records the id of its project, so two
+# projects that happen to have the same name never mix up their jobs.
+
+FILE = PROJECT / ".project-id"
+
+
+@cache
+def project_id() -> str:
+    """Return the project's id, 32 hex digits; the first job of a project makes it.
+
+    Raises SettingsError if the file contains something else or cannot be written.
+    """
+    return existing_id() or _made()
+
+
+def existing_id() -> str:
+    """Return the project's id; empty if no job has made it yet. Raises the same errors as
+    `project_id`."""
+    try:
+        text = FILE.read_text().strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(cause(error)) from error
+    if not re.fullmatch("[0-9a-f]{32}", text):
+        raise _wrong("has no project id in it; restore it from version control")
+    return text
+
+
+def share_with_group(folder: Path) -> None:
+    """Let the group write the files that this process makes, if they are in a folder that the group
+    can write to, so that the members of a lab can continue each other's jobs."""
+    with suppress(OSError):  # a folder that does not exist yet, or cannot exist
+        if folder.stat().st_mode & stat.S_IWGRP:
+            os.umask(os.umask(0o077) & ~stat.S_IRWXG)
+
+
+def _made() -> str:
+    """Make the file. Of several jobs that do so at once, all get the id of the first."""
+    part = FILE.with_name(f"{FILE.name}.{os.getpid()}")
+    try:
+        part.write_text(f"{uuid4().hex}\n")
+        with suppress(FileExistsError):
+            os.link(part, FILE)  # a rename would replace the file of another job
+    except OSError as error:
+        raise _wrong(cause(error)) from error
+    finally:
+        part.unlink(missing_ok=True)
+    return existing_id()
+
+
+def _wrong(why: str) -> SettingsError:
+    return SettingsError(f"{shown(FILE)}: {why}")
+
+
+# Job scripts, such as run.py: which settings and metrics their jobs have.
+#
+# Both are read from the script's source, because running a script would import torch:
+#
+#     from settings import METRICS, Settings
+#     command = launch.begin(Settings, METRICS)
+#     sys.exit(command.run(main, check))
+
+DEFAULT = "run"
+"""The default script."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A job script; `name` is without `.py`."""
+
+    name: str
+    settings: type[Any]
+    """The class of its jobs' settings."""
+
+    metrics: Mapping[str, Metric]
+    check: str
+    """The function that says whether a job could run."""
+
+
+@cache
+def read(name: str) -> Script:
+    """Return the script of a name such as `run`.
+
+    Raises SettingsError if the project has no such script, or it does not say what its jobs are.
+    """
+    file = CODE / f"{name}.py"
+    if "/" in name or not file.is_file():  # it must be beside run.py
+        known = did_you_mean(file.name, sorted(path.name for path in CODE.glob("*.py")))
+        raise SettingsError(f"{file.name}: there is no such script; {known}")
+    tree = parsed(file)
+    imported = {
+        alias.asname or alias.name: (statement.module, alias.name)
+        for statement in ast.walk(tree)
+        if isinstance(statement, ast.ImportFrom) and statement.module
+        for alias in statement.names
+    }
+    found = _declared(tree)
+    if not found or not {*found[:2]} <= imported.keys():
+        wanted = "launch.begin(Settings, METRICS), imported from settings.py, and run(main, check)"
+        raise SettingsError(f"{file.name}: is not a job script, which calls {wanted}")
+    settings, metrics = (imported[each] for each in found[:2])
+    return Script(name, _value(*settings), _value(*metrics), check=found[2])
+
+
+def _declared(tree: ast.Module) -> tuple[str, str, str] | None:
+    """The names that a script uses for its class of settings, its metrics and its check."""
+    begun: dict[str, tuple[str, str]] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=command)],
+                value=ast.Call(
+                    func=ast.Name(id="begin") | ast.Attribute(attr="begin"),
+                    args=[ast.Name(id=settings), ast.Name(id=metrics)],
+                ),
+            ):
+                begun[command] = settings, metrics
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=command), attr="run"),
+                args=[_, ast.Name(id=check)],
+            ) if command in begun:
+                return *begun[command], check
+    return None
+
+
+def _value(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)

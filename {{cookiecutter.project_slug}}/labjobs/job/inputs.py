@@ -11,8 +11,8 @@ from typing import Any
 
 from labjobs import locks
 from labjobs.errors import JobError, SettingsError
-from labjobs.evidence import Fingerprint
-from labjobs.job import acceptance, attempts, code, data, identity, lines, scripts
+from labjobs.evidence.fingerprint import Fingerprint
+from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
 from labjobs.job.runtime import Runtime
 
 UNKNOWN = "unknown"
@@ -25,7 +25,7 @@ _named: dict[str, Known] = {}
 _of_this_job: tuple[set[str], Path] | None = None
 
 
-def name(job_id: str, settings: Any, script: str) -> None:
+def input_name(job_id: str, settings: Any, script: str) -> None:
     """Register a job that may be an input before it has begun, as in a grid."""
     _named[job_id] = settings, script
 
@@ -54,7 +54,7 @@ def refuse(job_id: str, change: str) -> None:
 def present(settings: Any, script: str, runs_root: Path) -> Fingerprint:
     """Return the fingerprint of the code as it is, for a job with these settings."""
     digests = {str(job): _digest(job, runs_root) for job in identity.inputs(settings)}
-    return code.present(settings, script, digests)
+    return code_evidence.present(settings, script, digests)
 
 
 def check(settings: Any, runs_root: Path, coming: Collection[str] = ()) -> None:
@@ -98,8 +98,8 @@ def _digest(job: str, runs_root: Path) -> str:
         return UNKNOWN
     found = present(*known, runs_root)
     for attempt in attempts.all_of(runs_root / job)[-1:]:
-        found = code.present_as_in(attempt, found)
-    return acceptance.accepted().oldest_code(found.digest)
+        found = code_evidence.present_as_in(attempt, found)
+    return code_evidence.accepted().oldest_code(found.digest)
 
 
 def settings_of(job: str, runs_root: Path) -> Known | None:
@@ -110,8 +110,8 @@ def settings_of(job: str, runs_root: Path) -> Known | None:
     if job in _named:
         return _named[job]
     for attempt in reversed(attempts.all_of(runs_root / job)):
-        if about := lines.record_of(attempt, "settings.json"):
-            kind = scripts.read(about["script"]).settings
+        if about := journal.record_of(attempt, "settings.json"):
+            kind = identity.read(about["script"]).settings
             try:
                 return identity.restore(kind, about["settings"]), about["script"]
             except ValueError as error:  # a rule in __post_init__
@@ -126,13 +126,13 @@ def _problem(job: str, runs_root: Path) -> str:
         return ""
     if fitting:
         runs = locks.held(fitting[-1] / "lock")
-        status = "running" if runs else attempts.status(fitting[-1]) or "interrupted"
+        status = "running" if runs else attempts.status_of(fitting[-1]) or "interrupted"
         return f"has not finished ({status})"
     return f"is stale ({_change(job, found[-1], runs_root)})" if found else "has not begun"
 
 
 def _finished(found: list[Path]) -> Iterator[Path]:
-    return (path for path in found if attempts.status(path) == "finished")
+    return (path for path in found if attempts.status_of(path) == "finished")
 
 
 def _fitting(job: str, runs_root: Path) -> list[Path]:
@@ -144,5 +144,5 @@ def _fitting(job: str, runs_root: Path) -> list[Path]:
 def _change(job: str, attempt: Path, runs_root: Path) -> str:
     """How the code or the data has changed since an attempt at a job."""
     known = settings_of(job, runs_root)
-    changed = code.difference(attempt, present(*known, runs_root)) if known else ""
-    return changed or data.difference(attempt, data.last_places(attempt))
+    changed = code_evidence.difference(attempt, present(*known, runs_root)) if known else ""
+    return changed or data_evidence.difference(attempt, data_evidence.last_places(attempt))

@@ -1,18 +1,25 @@
 """Where a result comes from: the code's commit, the machine, the versions of the libraries."""
 
+import io
 import json
 import os
 import platform
 import shutil
 import subprocess
+import sys
+import tarfile
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import BinaryIO
 
-from labjobs import privacy, template
-from labjobs.paths import CODE
+from labjobs import files, privacy, sources
+from labjobs.files import CODE
+from labjobs.job import reads
+from labjobs.job.reads import of_text
 
 FROZEN = ".version.json"
 """The file in a copy of the code that says what was copied."""
@@ -31,7 +38,7 @@ def tags() -> dict[str, str]:
         "commit": version()["commit"] or "none",
         "dirty": str(bool(version()["changes"])).lower(),
         "host": platform.node(),
-        "template": template.version(),
+        "template": sources.version(),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
     }
 
@@ -117,3 +124,92 @@ def _git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
     except FileNotFoundError:
         return b""
     return done.stdout
+
+
+# Which files are the project's code: in a git repository, the tracked files and new files that are
+# not ignored; otherwise, the files next to the scripts and the folders that contain Python files.
+
+
+def paths() -> set[Path]:
+    """Return the paths of the code's files, from its folder."""
+    listed = names("ls-files", "--cached", "--others", "--exclude-standard")
+    found = {Path(name) for name in listed}
+    if Path("run.py") not in found:  # no repository, or one that ignores the project
+        found = set(_without_git())
+    return {path for path in found if (CODE / path).exists()}
+
+
+def _without_git() -> Iterator[Path]:
+    for path in CODE.iterdir():
+        if path.name.startswith(".") or path.name.startswith("mlflow.db"):
+            continue
+        if path.is_dir() and any(path.glob("*.py")):
+            yield from (file.relative_to(CODE) for file in path.rglob("*") if file.is_file())
+        else:
+            yield path.relative_to(CODE)
+
+
+# Complete copies of what jobs ran with, so that they can be run again years later.
+#
+# In the folder of runs, `.code/<digest>.tar.gz` has the project's code, engine included, as it was;
+# `.installed/<digest>.txt` has the versions of Python and of all packages, as pip and uv read them.
+# Jobs that ran with the same code or versions share one file.
+
+CODE_COPY, INSTALLED = "code_copy", "installed"
+"""Fields of settings.json that name the two files."""
+
+
+def keep_copies(runs_root: Path) -> dict[str, str]:
+    """Keep the code and the versions of this process; returns the paths of the two copies, relative
+    to the folder of runs, for settings.json."""
+    paths = {}
+    for name, (path, content) in _copies().items():
+        if not (runs_root / path).exists():
+            files.write_shared(runs_root / path, content)
+        paths[name] = path
+    return paths
+
+
+@cache
+def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
+    """The path of each copy, and the function that writes it; the code is that of the first
+    call."""
+    with reads.aside():
+        code, installed = dict(_code()), "".join(_installed())
+    return {
+        CODE_COPY: (f".code/{of_text(repr(code))}.tar.gz", lambda file: _pack(code, file)),
+        INSTALLED: (
+            f".installed/{of_text(installed)}.txt",
+            lambda file: file.write(installed.encode()),
+        ),
+    }
+
+
+def _code() -> Iterator[tuple[str, str]]:
+    """The names and contents of the code's files: text files that are not large and hold no
+    secrets."""
+    for path in sorted(paths()):
+        file = CODE / path
+        if file.is_file() and not file.is_symlink() and not is_closed(path.as_posix()):
+            with suppress(OSError, UnicodeDecodeError):  # an editor's temporary file; not a text
+                if file.stat().st_size <= LARGEST:
+                    yield path.as_posix(), privacy.scrub(file.read_text("utf-8"), code=True)
+
+
+def _pack(code: Mapping[str, str], file: BinaryIO) -> None:
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, text in code.items():
+            content = text.encode()
+            about = tarfile.TarInfo(name)
+            about.size, about.mode = len(content), 0o755 if name.endswith(".sh") else 0o644
+            archive.addfile(about, io.BytesIO(content))
+
+
+def _installed() -> Iterator[str]:
+    """The lines of a requirements file. Reading the names of folders takes a millisecond; asking
+    each package would take a fifth of a second."""
+    yield f"# Python {platform.python_version()}\n"
+    found = {path.name for entry in sys.path for path in Path(entry).glob("*.dist-info")}
+    for name in sorted(found):
+        package, _, version = name.removesuffix(".dist-info").rpartition("-")
+        yield f"{package.replace('_', '-')}=={version}\n"

@@ -10,21 +10,170 @@ job had read is known. Each further process of a job, perhaps on another machine
 own, such as `data.1.jsonl`: on a network file system, several machines cannot append to one file.
 """
 
+import hashlib
 import json
 import os
+import stat
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from labjobs.files import opened, sealed
-from labjobs.job.contents import Entry, look
-from labjobs.job.lines import SEAL
-from labjobs.job.places import DATA, Places
+from labjobs.files import CODE, PROJECT, opened, sealed
+from labjobs.job.journal import SEAL
+from labjobs.job.terminal import log
+
+# Where the files are that count as a job's data: below --data-root, and in the project's folder.
+#
+# The name of an entry says which of the two, and the path within it, such as `data/train/cat/1.png`
+# or `project/words.txt`; it stays the same wherever the data is copied to.
+
+DATA, PROJECTS = "data", "project"
+"""The beginnings of names."""
+
+NOT_DATA = (
+    "accepted.json",
+    "labjobs/",
+    "figures/",
+    "mlflow.db",
+    "mlruns/",
+    "paper/",
+    "runs/",
+    "tests/",
+)
+"""Folders in the project that are not data."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of a job's data, and what is ignored in them.
+
+    Python files, which are code (labjobs.evidence), hidden files, installed packages and files that
+    jobs write are not data.
+    """
+
+    data_root: Path
+    runs_root: Path
+
+    @cached_property
+    def _roots(self) -> tuple[tuple[str, str], ...]:
+        data = ((root, DATA) for root in _spellings(self.data_root))
+        return (*data, (f"{CODE}/", PROJECTS), (f"{PROJECT}/", PROJECTS))
+
+    @cached_property
+    def _not_data(self) -> tuple[str, ...]:
+        of_project = (f"{root}/{name}" for root in (CODE, PROJECT) for name in NOT_DATA)
+        return (*_spellings(self.runs_root), f"{sys.prefix}/", *of_project)
+
+    def name(self, path: str) -> str:
+        """Return the name of a file, or of a folder if its absolute path ends with a slash; empty
+        if it is not data."""
+        if path.startswith(self._not_data) or path.endswith((".py", ".pyc")):
+            return ""
+        for root, word in self._roots:
+            if path.startswith(root):
+                below = path.removeprefix(root)
+                counts = word == DATA or not path.endswith("/") or not _is_code(below, path)
+                return f"{word}/{below}" if counts and not _is_hidden(below) else ""
+        return ""
+
+    def path(self, name: str) -> Path:
+        """Return the path at which a file or folder with this name is, or would be."""
+        word, _, below = name.partition("/")
+        if word == DATA:
+            return self.data_root / below
+        frozen = CODE / below
+        return frozen if frozen.exists() else PROJECT / below
+
+    def at_hand(self, name: str) -> bool:
+        """Whether the folder that should contain the file exists."""
+        return not name.startswith(f"{DATA}/") or self.data_root.is_dir()
+
+
+def _spellings(root: Path) -> tuple[str, str]:
+    """The beginnings of the paths below a folder, as given and without symbolic links."""
+    return f"{root}/", f"{root.resolve()}/"
+
+
+def _is_hidden(below: str) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in below.split("/"))
+
+
+def _is_code(below: str, folder: str) -> bool:
+    """Whether a folder of the project holds Python's files, which importing them lists."""
+    return not below or any(name.endswith(".py") for name in os.listdir(folder))
+
+
+# Hashes of the contents of files and folders.
+
+DIGITS = 32
+"""Hexadecimal digits of a hash, of SHA-256's 64."""
+
+LARGE = 10**10
+"""Bytes of a file above which reading it takes so long that the log says why."""
+
+
+class Entry(NamedTuple):
+    """A file that was read, or a folder that was listed: its name then ends with a slash."""
+
+    name: str
+    size: int
+    """Bytes; of a folder, names."""
+
+    time: int
+    """When the file system last recorded a change (st_ctime), in nanoseconds since 1970."""
+
+    hash: str
+    """Hash of the content; for a folder, of the names in it except hidden ones."""
+
+
+def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
+    """Return the entry of a file, or of a folder if the name ends with a slash; None if there is no
+    such file or folder that can be read.
+
+    If size and time are the same as in the known entry, the file is not read again.
+    """
+    try:
+        about = path.stat()
+        if name.endswith("/"):
+            return _folder(path, name, about, known)
+        if not stat.S_ISREG(about.st_mode):
+            return None
+        size, time = about.st_size, about.st_ctime_ns
+        if known and known[1:3] == (size, time):
+            return known
+        if size > LARGE:
+            log.info("reading %s, %.0f GB, to know it again", path, size / 1e9)
+        with path.open("rb") as file:
+            return Entry(name, size, time, hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS])
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        return None
+
+
+def content_digest(entries: Iterable[Entry]) -> str:
+    """Return a hash of names and contents, without times; empty if there are no entries."""
+    found = sorted((entry.name, entry.hash) for entry in entries)
+    return of_text("\n".join(map("\0".join, found))) if found else ""
+
+
+def _folder(path: Path, name: str, about: os.stat_result, known: Entry | None) -> Entry:
+    time = about.st_ctime_ns
+    if known and known.time == time:
+        return known
+    names = sorted(each for each in os.listdir(path) if not each.startswith("."))
+    return Entry(name, len(names), time, of_text("\0".join(names)))
+
+
+def of_text(text: str) -> str:
+    """Return the hash of a text, which may contain bytes that are not text, as file names can."""
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:DIGITS]
+
 
 FILE = "data.jsonl"
 

@@ -1,12 +1,14 @@
 """How a job runs: flags of the engine that do not change results, so they are not part of a job's
-id."""
+id.
+"""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from labjobs.cli import Span, setting
-from labjobs.paths import PROJECT
+from labjobs.files import PROJECT
+from labjobs.settings import Span, setting
 
 Compile = Literal[
     "auto", "on", "off", "blocks", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
@@ -103,3 +105,37 @@ class Runtime:
 
     scratch: bool = False
     """Run without a job id and leave nothing behind."""
+
+
+# The purpose of a job that is not run for its own results: `jobs.py find` runs jobs to measure.
+#
+# The purpose is in the environment, since it changes no result, and in a tag of the run, so that
+# figures and tables leave the job out. Such a job logs its measurements under the names below.
+
+VARIABLE = "JOB_PURPOSE"
+TAG = "purpose"
+
+FIND_LR = "find lr"
+FIND_BATCH_SIZE = "find batch-size"
+FIND_NOISE_SCALE = "find noise-scale"
+FIND_WORKERS = "find workers"
+
+RATE, EXAMPLES = "find_examples_per_second", "find_examples_per_step"
+MEMORY, WORKERS = "find_peak_memory", "find_workers"
+"""Metrics of a window of time (training/probes.py), with memory in bytes."""
+
+LOADER = "loader"
+"""The tag that says how the job reads its batches."""
+
+SIGNAL, NOISE = "gradient_squared", "gradient_variance"
+"""Metrics of a step (training/probes.py), logged like training metrics."""
+
+
+def purpose() -> str:
+    """Return the purpose of this job; empty if it is run for its results."""
+    return os.environ.get(VARIABLE, "")
+
+
+def tags() -> dict[str, str]:
+    """Return the tag of the job's run, if it has a purpose."""
+    return {TAG: purpose()} if purpose() else {}

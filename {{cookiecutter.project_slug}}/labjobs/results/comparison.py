@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from labjobs.results import captions, tables
+from labjobs.results import tables, text
 from labjobs.results.groups import apart, groups, is_numeric, ranked, samples, varied
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
 from labjobs.results.style import Look, looks, settings
@@ -58,20 +58,20 @@ class Comparison:
     @cached_property
     def means(self) -> str:
         """What means are based on: `mean of 3 seeds`."""
-        return captions.repeats(self.jobs, self.by, self.metric)
+        return text.repeats(self.jobs, self.by, self.metric)
 
     @property
     def repeats(self) -> str:
         """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
         if "mean" not in self.means:
             return self.means
-        return f"{self.means}, {captions.interval(self.jobs, self.metric)}"
+        return f"{self.means}, {text.interval(self.jobs, self.metric)}"
 
     @property
     def notes(self) -> str:
         """Sentences about the chosen settings, and about the jobs that are left out of the
         means."""
-        return self.chosen + captions.left_out(self.jobs, self.by, self.metric)
+        return self.chosen + text.left_out(self.jobs, self.by, self.metric)
 
     def curves(self) -> "Curves":
         """Return the metric's curves by panel, which the last part distinguishes, and line."""
@@ -96,12 +96,12 @@ class Comparison:
     def first(self, most: int) -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
         count = len(self.results())
-        return captions.first(self.jobs, min(most, count), count)
+        return text.first(self.jobs, min(most, count), count)
 
     @property
     def difference(self) -> str:
         """A sentence on how the best two settings differ."""
-        return captions.compared([*self.results().values()], self.metric)
+        return text.compared([*self.results().values()], self.metric)
 
 
 def compare(

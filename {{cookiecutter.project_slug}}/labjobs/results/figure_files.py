@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from labjobs import files
-from labjobs.results import pdf_check, print_check
-from labjobs.results.provenance import METADATA
-from labjobs.results.venues import Venue
+from labjobs.results import print_check
+from labjobs.results.figure_provenance import METADATA
+from labjobs.results.style import Venue
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +81,7 @@ def save(
     images = {kind: _drawn(fig, kind, stem.name, source) for kind in kinds}
     if checked:
         pdf = images.get("pdf") or _drawn(fig, "pdf", stem.name, source)
-        problems += pdf_check.check(pdf, width, height, venue.least)
+        problems += print_check.check_pdf(pdf, width, height, venue.least)
     if problems:
         raise Misprint("\n".join(problems))
     stem.parent.mkdir(parents=True, exist_ok=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.cli.metrics import Metric, from_plain
 from labjobs.errors import SettingsError
 from labjobs.results.style import number, sentence
+from labjobs.settings import Metric, from_plain
 
 if TYPE_CHECKING:
     import pandas as pd

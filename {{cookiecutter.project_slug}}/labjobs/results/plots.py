@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from labjobs.results import text
 from labjobs.results.figures import log_scale
-from labjobs.results.groups import finite
+from labjobs.results.groups import Interval, finite, kaplan_meier, mean_interval
 from labjobs.results.metrics import Measured, NoResults
-from labjobs.results.statistics import Interval, kaplan_meier, mean_interval
 from labjobs.results.style import COLOURS, PLAIN, Look, looks, names, numbers, setting
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labjobs.errors import SettingsError, did_you_mean
-from labjobs.job.scripts import DEFAULT
+from labjobs.files import PROJECT
+from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted
-from labjobs.paths import PROJECT
-from labjobs.results import figure_files, figures, groups, provenance, style, tables, venues
+from labjobs.results import figure_files, figure_provenance, figures, groups, style, tables
 from labjobs.results.metrics import NoResults, chooser, declared
-from labjobs.tracking import reading
-from labjobs.tracking.experiment import experiment_name
+from labjobs.tracking import mlflow_read
+from labjobs.tracking.mlflow_client import experiment_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,10 +40,10 @@ def main(
     args = _parser().parse_args()
     try:
         if args.provenance:
-            print(provenance.as_lines(provenance.read(args.provenance)))
+            print(figure_provenance.as_lines(figure_provenance.read(args.provenance)))
             return 0
         if args.venue == "list":
-            print(venues.listing())
+            print(style.listing())
             return 0
         return _draw_all(args, kind, script, of_all, of_one, only, labels)
     except SettingsError as error:
@@ -63,10 +63,10 @@ def _draw_all(
     only: Mapping[str, Any],
     labels: Mapping[str, str],
 ) -> int:
-    venue, kinds = venues.named(args.venue), _kinds(args.format)
+    venue, kinds = style.named(args.venue), _kinds(args.format)
     style.label_settings(labels)
     if args.experiment == experiment_name():
-        reading.settle(args.experiment)
+        mlflow_read.settle(args.experiment)
     every = tables.jobs(args.experiment, kind, script)
     jobs = tables.only(every, only)
     if not args.any_code:
@@ -80,7 +80,7 @@ def _draw_all(
     for name, drawing in {**of_all, **of_one}.items():
         try:
             shown = jobs if name in of_all else _one(args.job, every, jobs)
-            about = provenance.provenance(shown) | {"venue": venue.name}
+            about = figure_provenance.provenance(shown) | {"venue": venue.name}
             figure, caption = drawing(shown)
             drawn = figure, caption + (mixed if name in of_all else "")
             right.append(_draw(args, name, drawn, about, venue, kinds))
@@ -96,7 +96,7 @@ def _draw(
     name: str,
     drawn: tuple[Any, str],
     about: dict[str, Any],
-    venue: venues.Venue,
+    venue: style.Venue,
     kinds: Sequence[str],
 ) -> bool:
     """Write a figure, and print the path and the printed size of its files; return whether it
@@ -130,10 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--venue",
-        default=venues.DEFAULT,
+        default=style.DEFAULT,
         help="venue to draw for; `list` shows all with their sizes",
     )
-    known = ", ".join(provenance.METADATA)
+    known = ", ".join(figure_provenance.METADATA)
     add("--format", default="pdf,png", help=f"{known}; several with commas (default: %(default)s)")
     add("--job", default="", metavar="ID", help="job for figures of one job (default: the best)")
     add("--unchecked", action="store_true", help="write figures even if the print check fails")
@@ -145,8 +145,8 @@ def _parser() -> argparse.ArgumentParser:
 def _kinds(text: str) -> list[str]:
     kinds = text.split(",")
     for kind in kinds:
-        if kind not in provenance.METADATA:
-            known = did_you_mean(kind, provenance.METADATA)
+        if kind not in figure_provenance.METADATA:
+            known = did_you_mean(kind, figure_provenance.METADATA)
             raise SettingsError(f"--format {text}: unknown format {kind!r}; {known}")
     return kinds
 

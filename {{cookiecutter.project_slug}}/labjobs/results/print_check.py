@@ -7,7 +7,9 @@ images, text within images, lines that end beyond the axes, and what a document 
 (include it without a width).
 """
 
+import re
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
@@ -16,15 +18,80 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labjobs.results import boxes
-from labjobs.results.pdf_check import EXACT, INCH, SCRIPT
-from labjobs.results.venues import Venue
+from labjobs.results.style import Venue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.path import Path
     from matplotlib.text import Text
+
+# Checks of a PDF: its page, its fonts and their sizes.
+
+SCRIPT = 0.7
+"""Ratio of the size of a superscript or subscript in mathtext to its base, as in TeX."""
+
+EXACT = 0.005
+"""Inches by which a page may differ from its size."""
+
+INCH = 72
+"""Points of an inch."""
+
+
+def check_pdf(data: bytes, width: float, height: float, least: float) -> list[str]:
+    """Return what is wrong with a PDF that matplotlib wrote; sizes are in inches, the smallest
+    allowed text in points."""
+    found = []
+    boxes = [box.split() for box in re.findall(rb"/MediaBox\s*\[([^]]+)\]", data)]
+    pages = [[float(side) / INCH for side in box] for box in boxes]
+    if len(pages) != 1 or not np.allclose(pages, [[0, 0, width, height]], atol=EXACT):
+        found.append(f"the PDF's page is not {width:g} x {height:g} in")
+    if b"/Type3" in data:
+        found.append("the PDF has Type 3 fonts; set pdf.fonttype to 42")
+    sizes = pdf_sizes(data)
+    if sizes and b"/FontFile2" not in data:
+        found.append("the PDF has text without its TrueType font")
+    if sizes and min(sizes) < SCRIPT * least - 0.01:
+        found.append(f"the PDF has text of {min(sizes):.1f} pt, under {SCRIPT * least:.1f}")
+    return found
+
+
+def pdf_sizes(data: bytes) -> list[float]:
+    """Return the sizes of fonts, in points, in a PDF that matplotlib wrote."""
+    streams = re.findall(rb"stream\r?\n(x.+?)\r?\nendstream", data, re.DOTALL)
+    texts = [zlib.decompressobj().decompress(stream) for stream in streams]
+    found = [size for text in texts for size in re.findall(rb"/F\S+ ([\d.]+) Tf", text)]
+    return [float(size) for size in found]
+
+
+# Boxes of text on a page: two corners (2, 2) of an upright one, four (4, 2) of a turned one.
+
+
+def corners_of(ink: "Path") -> NDArray[Any]:
+    """Return the corners (4, 2) of a box around outlines, one after the other."""
+    points = np.concatenate(ink.to_polygons(closed_only=False))  # get_extents() is 200 times slower
+    (left, bottom), (right, top) = points.min(axis=0), points.max(axis=0)
+    return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
+
+
+def beyond(corners: NDArray[Any], box: NDArray[Any]) -> float:
+    """Return by how much corners (4, 2) lie outside a box of two corners (2, 2)."""
+    return float(max((box[0] - corners).max(), (corners - box[1]).max()))
+
+
+def outside(corners: NDArray[Any], box: NDArray[Any]) -> bool:
+    """Return whether corners (4, 2) lie completely outside a box of two corners (2, 2)."""
+    return bool((corners.max(0) < box[0]).any() or (corners.min(0) > box[1]).any())
+
+
+def depth(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Return how far one of two rectangles, by their corners (4, 2), would have to move to be clear
+    of the other; negative if they are apart. Source: the separating axis theorem."""
+    sides = np.array([one[1] - one[0], one[3] - one[0], other[1] - other[0], other[3] - other[0]])
+    axes = (sides / np.linalg.norm(sides, axis=1, keepdims=True)).T
+    a, b = one @ axes, other @ axes
+    return float((np.minimum(a.max(0), b.max(0)) - np.maximum(a.min(0), b.min(0))).min())
+
 
 SLACK = 0.5
 """Points by which text may seem to be cut off or to overlap, since renderers differ a little."""
@@ -89,7 +156,7 @@ def _cut(piece: _Piece, width: float, height: float) -> list[str]:
     edges = {"the page's edge": np.array([[0, 0], [INCH * width, INCH * height]])}
     if piece.clip is not None:
         edges["the edge of its axes"] = piece.clip
-    by, edge = max((boxes.beyond(piece.corners, box), edge) for edge, box in edges.items())
+    by, edge = max((beyond(piece.corners, box), edge) for edge, box in edges.items())
     return [f"{piece.what} is cut by {by:.1f} pt at {edge}"] if by > SLACK else []
 
 
@@ -101,7 +168,7 @@ def _axes_off_page(ax: "Axes") -> list[str]:
 
 
 def _overlap(one: _Piece, other: _Piece) -> list[str]:
-    if one.text is other.text or (by := boxes.depth(one.corners, other.corners)) <= SLACK:
+    if one.text is other.text or (by := depth(one.corners, other.corners)) <= SLACK:
         return []
     if by < INTERLOCKED * min(one.size, other.size) and not one.ink.intersects_path(other.ink):
         return []
@@ -145,10 +212,10 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
                 return
             place = np.array([x, figure.bbox.height - y]) * INCH / DPI
             there = Affine2D().rotate_deg(angle).translate(*place)
-            corners, ink = there.transform(boxes.corners(ink)), ink.transformed(there)
+            corners, ink = there.transform(corners_of(ink)), ink.transformed(there)
             clip = gc.get_clip_rectangle()
             box = None if clip is None else np.array([clip.min, clip.max]) * INCH / DPI
-            if box is not None and boxes.outside(corners, box):
+            if box is not None and outside(corners, box):
                 return
             size, text = prop.get_size_in_points(), drawing[-1]
             smallest = _smallest(s, prop) if ismath is True else size

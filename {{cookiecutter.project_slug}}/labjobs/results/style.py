@@ -1,12 +1,90 @@
 """How figures look: matplotlib's rcParams for a venue's text, colours that everyone can
-distinguish, and how settings and numbers are written."""
+distinguish, and how settings and numbers are written.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
-from labjobs.cli.values import as_text
-from labjobs.results.venues import Venue
+import numpy as np
+from matplotlib.ticker import LogLocator, MaxNLocator, ScalarFormatter
+
+from labjobs.cli.flags import as_text
+from labjobs.errors import SettingsError, did_you_mean
+
+# Where figures are printed: widths of a column and of the page, text sizes, and their sources.
+
+
+class Venue(NamedTuple):
+    """A venue's page in inches, and the text of its figures in points.
+
+    If a page has one column, it is as wide as the page. No figure is higher than `height`, if that
+    is known.
+    """
+
+    name: str
+    column: float
+    full: float
+    height: float
+    source: str
+    text: float = 10
+    small: float = 9
+    """Ticks and legends."""
+    least: float = 8
+    """No text is smaller, except superscripts and subscripts."""
+    font: str = "serif"
+
+
+_KNOWN = (
+    Venue("icml", 3.25, 6.75, 9, "icml2024.sty"),
+    Venue("neurips", 5.5, 5.5, 9, "neurips_2024.sty"),
+    Venue("iclr", 5.5, 5.5, 9, "iclr2025_conference.sty"),
+    Venue("cvpr", 3.28125, 6.875, 8.875, "cvpr.sty of 2025, which ICCV shares"),
+    Venue("eccv", 4.803, 4.803, 7.598, "llncs.cls 2.23"),
+    Venue("aistats", 3.25, 6.75, inf, "tueplots 0.2.5, aistats2025"),
+    Venue("uai", 3.25, 6.75, inf, "tueplots 0.2.5, uai2023"),
+    Venue("aaai", 3.3125, 7, 9, "aaai25.sty"),
+    Venue("acl", 3.031, 6.299, 9.72, "acl.sty"),
+    Venue("jmlr", 6, 6, 8.5, "jmlr2e.sty"),
+    Venue("tmlr", 6.5, 6.5, 9, "tmlr.sty, which sets CM Bright", font="sans"),
+    Venue("ieee", 3.487, 7.14, 9.63, "IEEEtran.cls: 21 and 43 pica"),
+    Venue(
+        "nature",
+        3.504,
+        7.205,
+        6.69,
+        "research-figure-guide.nature.com: 89 and 183 mm, 5 to 7 pt, Arial or Helvetica",
+        text=7,
+        small=6,
+        least=5,
+        font="sans",
+    ),
+    Venue("plos", 5.2, 7.5, 8.75, "journals.plos.org figures: 2.63 to 7.5 in, 8 to 12 pt"),
+    Venue("elife", 5.626, 7.398, 9.23, "elife.cls 1.5", font="sans"),
+)
+VENUES = {venue.name: venue for venue in _KNOWN}
+"""By the names that `plot.py --venue` knows; the first is the default."""
+
+DEFAULT = next(iter(VENUES))
+
+
+def named(name: str) -> Venue:
+    """Return a venue by its name. Raises SettingsError if it is not known."""
+    if name not in VENUES:
+        raise SettingsError(f"--venue {name}: not known; {did_you_mean(name, VENUES)}")
+    return VENUES[name]
+
+
+def listing() -> str:
+    """Return the table that `--venue list` shows."""
+    lines = ["venue    column  full   height  text, at least  font   source"]
+    for name, at in VENUES.items():
+        sizes = f"{at.column:<6.4g}  {at.full:<5.4g}  {at.height:<6.4g}"
+        text = f"{at.text:g} pt, {at.least:g} pt"
+        lines.append(f"{name:<8} {sizes}  {text:<14}  {at.font:<6} {at.source}")
+    return "\n".join(lines)
+
 
 FONTS: dict[str, dict[str, Any]] = {
     "serif": {"font.family": "STIXGeneral", "mathtext.fontset": "stix"},
@@ -174,3 +252,53 @@ def names(values: Iterable[Any]) -> dict[Any, str]:
         if len({*texts}) == len(each):
             break
     return dict(zip(each, texts, strict=True))
+
+
+# Ticks in plain numbers. This module imports matplotlib, so it is imported late.
+
+MOST, LEAST = 6, 3
+"""Labelled ticks."""
+
+
+class PlainTicks(ScalarFormatter):
+    """Labels of a linear axis; very small and very large numbers have their own exponents, rather
+    than one at the end of the axis, which could be missed."""
+
+    def format_ticks(self, values: Any) -> list[str]:
+        """Return the labels of all ticks."""
+        if SMALL <= max(map(abs, values), default=1) < LARGE:
+            return super().format_ticks(values)
+        places = [float(value) for value in values]
+        texts = names(places)
+        return [signed(texts[place]) for place in places]
+
+    def get_offset(self) -> str:
+        """Return no text for the axis' end."""
+        return ""
+
+
+class LogTicks(LogLocator):
+    """Few ticks on a logarithmic axis: 1, 2, 3 and 5 in each decade, only powers of ten if there
+    would be too many, and steps of equal size if there would be too few."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """Return the places of ticks between two ends."""
+        low, high = sorted((vmin, vmax))
+        if not 0 < low < high:
+            return np.array([])
+        decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)))
+        for each in ((1, 2, 3, 5), (1, 3), (1,)):
+            places = np.multiply.outer(decades, each).ravel()
+            places = places[(low <= places) & (places <= high)]
+            if len(places) <= MOST:
+                break
+        if len(places) < LEAST:
+            linear = MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10])
+            places = np.asarray(linear.tick_values(low, high))
+            places = places[(low <= places) & (places <= high)]
+        return places[:: -(-len(places) // MOST)]
+
+
+def plain(value: float, _place: float) -> str:
+    """Return the label of a tick."""
+    return number(value)

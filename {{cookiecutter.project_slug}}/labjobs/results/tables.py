@@ -10,24 +10,67 @@ pandas is imported when a table is first asked for.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from labjobs.cli.job_ids import LAST
-from labjobs.errors import SettingsError, did_you_mean
-from labjobs.job import purpose
-from labjobs.job.identity import can_have_inputs
-from labjobs.job.scripts import DEFAULT
-from labjobs.results import freshness
-from labjobs.results.logged import logged
+from labjobs.errors import SettingsError, cause, did_you_mean
+from labjobs.job import runtime
+from labjobs.job.identity import DEFAULT, can_have_inputs
 from labjobs.results.metrics import DECLARED, Measured, NoResults
-from labjobs.results.outputs import outputs
-from labjobs.results.predictions import classes, predictions
-from labjobs.tracking import reading, stored_jobs
+from labjobs.results.predictions import classes, of_finished, outputs, predictions
+from labjobs.settings import LAST
+from labjobs.tracking import mlflow_read, stored_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# Tables that jobs have logged, by `job.log_table`.
+
+FOLDER = "logged"
+
+
+def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "pd.DataFrame":
+    """Return the rows of the tables that finished jobs have logged under a name. The columns are
+    `job_id`, these settings (or other columns of the jobs), `step` (the optimizer step), and the
+    columns of the tables, which take precedence if names are the same.
+
+    Raises NoResults if a job has logged no such table or it cannot be read, SettingsError for an
+    unknown setting.
+    """
+    import pandas as pd
+
+    found = []
+    for job, about in of_finished(jobs, settings):
+        try:
+            tables = _tables(job, name)
+        except Exception as error:  # damaged files raise all kinds of errors
+            why = f"the table {name} of the job {job['job_id']} cannot be read ({cause(error)})"
+            raise NoResults(why) from error
+        if not tables:
+            why = f"the job {job['job_id']} has logged no table {name}; see job.log_table"
+            raise NoResults(why)
+        for step, table in tables.items():
+            columns = {k: v for k, v in {**about, "step": step}.items() if k not in table}
+            found.append(table.assign(**columns)[[*columns, *table]])
+    return pd.concat(found, ignore_index=True)
+
+
+def _tables(job: Mapping[Any, Any], name: str) -> "dict[int, pd.DataFrame]":
+    """A job's tables of a name, by the step at which each was logged."""
+    import pandas as pd
+
+    place = job["run_id"], job["job_folder"]
+    wanted = re.compile(rf"{FOLDER}/{re.escape(name)}-(\d{{8,}})\.csv")
+    found = {}
+    for match in filter(None, map(wanted.fullmatch, stored_jobs.files(*place, FOLDER))):
+        content = BytesIO(stored_jobs.file(*place, match[0]))
+        table = pd.read_csv(content, keep_default_na=False, na_values=["", "nan"])
+        found[int(match[1])] = table  # words such as "None" stay words
+    return dict(sorted(found.items()))
+
 
 __all__ = ["classes", "curves", "jobs", "logged", "only", "outputs", "predictions", "times_to"]
 
@@ -50,11 +93,11 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     device. The names of the settings are in `attrs["settings"]`. Raises NoResults if no job has
     finished, ConnectionError if the store cannot be read.
     """
-    every = [job for job in stored_jobs.jobs(experiment) if purpose.TAG not in job["tags"]]
+    every = [job for job in stored_jobs.jobs(experiment) if runtime.TAG not in job["tags"]]
     if kind and can_have_inputs(kind):
-        freshness.name_all(every)
-    of_script = [job for job in every if freshness.script_of(job) == script]
-    found, stale = freshness.chosen(of_script, kind)
+        stored_jobs.name_all(every)
+    of_script = [job for job in every if stored_jobs.script_of(job) == script]
+    found, stale = stored_jobs.chosen(of_script, kind)
     if all(job["diverged"] for job in found):
         raise NoResults(_why_none(experiment, script, len(found)))
     import pandas as pd
@@ -152,7 +195,9 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
     settings: dict[str, list[Any]] = {}
     for name in set(older).union(*params):
         texts = [each.get(name) for each in params]
-        values = [older.get(name) if text is None else freshness.value(text) for text in texts]
+        values = [
+            older.get(name) if text is None else stored_jobs.fresh_value(text) for text in texts
+        ]
         words = any(isinstance(value, str) for value in values)
         settings[name] = [*map(_as_word, values, texts)] if words else [*map(_as_number, values)]
     return settings
@@ -188,7 +233,7 @@ def _today(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def _why_none(experiment: str, script: str, diverged: int) -> str:
-    known = reading.experiments()
+    known = mlflow_read.experiments()
     job = "job" if script == DEFAULT else f"job of {script}.py"
     if diverged:
         return f"all {diverged} {job}s in the experiment {experiment!r} diverged; see their log.txt"

@@ -16,12 +16,10 @@ from pathlib import Path
 
 from labjobs.errors import cause
 from labjobs.job.terminal import leave
-from labjobs.sweeps import gpus, plan, states
-from labjobs.sweeps.gpus import LOOK, Gpu, Gpus
-from labjobs.sweeps.plan import Row, Task
-from labjobs.sweeps.running import PAUSE, Running
-from labjobs.sweeps.slots import Slot
-from labjobs.sweeps.starter import Starter
+from labjobs.sweeps import gpus, grid, states
+from labjobs.sweeps.gpus import LOOK, Gpu, Gpus, Slot
+from labjobs.sweeps.grid import Row, Task
+from labjobs.sweeps.starter import PAUSE, Running, Starter
 
 ELSEWHERE = 4
 """The exit status of a job that another process trains."""
@@ -125,7 +123,7 @@ class Queue:
         worker.said = ""
         self._left.remove(task)
         row = self._row(task)
-        known = plan.ended(row.folder, since=self._since)  # another sweep may have run it
+        known = grid.ended(row.folder, since=self._since)  # another sweep may have run it
         if known is not None:
             self._leave(worker, task, known)
             return
@@ -143,7 +141,7 @@ class Queue:
             worker.failed = status
             return
         self._leave(worker, job.task, status)
-        if self._fail_fast and plan.state_after(self._row(job.task), status) == "failed":
+        if self._fail_fast and grid.state_after(self._row(job.task), status) == "failed":
             self.stop.ask(1, "--fail-fast")
 
     def _leave(self, worker: Worker, task: Task, status: int) -> None:

@@ -6,23 +6,111 @@ slurm.schedmd.com/sbatch.html, squeue.html, scontrol.html.
 """
 
 import argparse
+import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from labjobs.errors import SettingsError
-from labjobs.job.terminal import counted
-from labjobs.paths import PROJECT
-from labjobs.sweeps import chunks, plan
-from labjobs.sweeps.chunks import Chunk, Inputs
+from labjobs import files
+from labjobs.errors import SettingsError, cause
+from labjobs.files import PROJECT
+from labjobs.job.terminal import counted, leave
+from labjobs.sweeps import grid
+from labjobs.sweeps.grid import Row
+from labjobs.sweeps.starter import KILLED, PAUSE, Running, Starter
+
+# The jobs submitted to Slurm, in chunks. A task of an array runs the jobs of one chunk, in order.
+#
+# They are written to `chunks.json` in the sweep's folder.
+
+FILE = "chunks.json"
+
+Inputs = Sequence[int | str]
+"""What a job waits for: indices of jobs, from 0, and tasks that are already in Slurm's queue."""
+
+
+class Given(NamedTuple):
+    """A job submitted to Slurm: its id, its attempt's folder, and its words, the script first."""
+
+    id: str
+    folder: str
+    words: list[str]
+
+
+class Chunk(NamedTuple):
+    """The jobs of one task, and what they wait for: earlier chunks, and tasks in Slurm's queue."""
+
+    jobs: list[Given]
+    waits: Inputs
+
+
+def divide(jobs: Sequence[Given], inputs: Sequence[Inputs], most: int) -> list[Chunk]:
+    """Return the jobs in chunks of `most` or fewer, each after the chunks that it waits for. A job
+    comes after its inputs. Jobs share a chunk if they wait for the same chunks, so that no job
+    waits for more than its inputs and the jobs that run with them; and they join these inputs if
+    there is space for all of them.
+    """
+    chunks: list[Chunk] = []
+    home: dict[int | str, int | str] = {}
+    for level in _levels(inputs):
+        alike: dict[frozenset[int | str], list[int]] = {}
+        for place in level:
+            waits = frozenset(home.get(each, each) for each in inputs[place])
+            alike.setdefault(waits, []).append(place)
+        for waits, places in alike.items():
+            joined = _with_space(chunks, waits, most - len(places))
+            if joined is None:
+                several = [places[n : n + most] for n in range(0, len(places), most)]
+                first = len(chunks)
+                chunks += [Chunk([], sorted(waits, key=str)) for _ in several]
+            else:
+                several, first = [places], joined
+            for chunk, own in enumerate(several, first):
+                chunks[chunk].jobs.extend(jobs[place] for place in own)
+                home |= dict.fromkeys(own, chunk)
+    return chunks
+
+
+def _levels(inputs: Sequence[Inputs]) -> Iterator[list[int]]:
+    """The indices of the jobs by level: those without inputs, then those whose inputs are at
+    earlier levels, and so on."""
+    depths: list[int] = []
+    for each in inputs:
+        depths.append(1 + max((depths[i] for i in each if isinstance(i, int)), default=-1))
+    for _, level in groupby(range(len(inputs)), depths.__getitem__):
+        yield [*level]
+
+
+def _with_space(chunks: Sequence[Chunk], waits: frozenset[int | str], full: int) -> int | None:
+    """The only chunk that is waited for, if there is just one and it has at most `full` jobs."""
+    match [*waits]:
+        case [int(chunk)] if len(chunks[chunk].jobs) <= full:
+            return chunk
+    return None
+
+
+def write(folder: Path, chunks: Sequence[Chunk], since: int) -> None:
+    """Write down the jobs of each chunk, and when they were checked, in ns."""
+    files.write_json(folder / FILE, {"since": since, "chunks": [chunk.jobs for chunk in chunks]})
+
+
+def read(folder: Path) -> tuple[list[list[Given]], int]:
+    """Return the jobs of each chunk, and when they were checked, in ns: anything written before
+    that time belongs to an earlier sweep. Raises FileNotFoundError for a sweep whose folder was
+    removed."""
+    found = json.loads((folder / FILE).read_bytes())
+    return [[Given(*job) for job in jobs] for jobs in found["chunks"]], found["since"]
+
 
 OPTIONS = ("--signal=B:USR1@60", "--requeue", "--open-mode=append")
 """Default options of sbatch: USR1 is sent 60 s before the end, as a warning."""
@@ -105,7 +193,7 @@ def _condition(waited_for: int | str, given: Sequence[Chunk], tasks: Sequence[st
 def _script(folder: Path, first: int, processes: int) -> str:
     """The script of an array's tasks: it starts slurm_task.py. A signal that arrives before Python
     handles it must not end the script."""
-    module = [sys.executable, "-m", "labjobs.sweeps.slurm_task", str(folder)]
+    module = [sys.executable, "-m", "labjobs.sweeps.slurm", str(folder)]
     numbers = [str(first), str(processes)]
     command = shlex.join(["env", f"PROJECT_FOLDER={PROJECT}", *module, *numbers])
     return f"trap '' USR1 TERM; cd {shlex.quote(str(folder / 'code'))} && exec {command}"
@@ -139,11 +227,11 @@ def queued(sweeps: Path) -> dict[str, Queued]:
     tasks = _tasks() if folders else {}
     for folder in folders:
         with suppress(FileNotFoundError):  # removed in the meantime, so Slurm has none of its jobs
-            given, since = chunks.read(folder)
+            given, since = read(folder)
             for array, start in _arrays(folder):
                 for task, state in tasks.get(array, {}).items():
                     for job in given[start + task]:
-                        if plan.ended(job.folder, since) is None:
+                        if grid.ended(job.folder, since) is None:
                             found[job.id] = Queued(f"{array}_{task}", state)
     return found
 
@@ -184,3 +272,112 @@ def _ask(*command: str) -> str:
         reason = "; ".join(line.removeprefix("error: ") for line in lines)
         raise SettingsError(f"{name}: {reason or f'status {done.returncode}'}")
     return done.stdout
+
+
+# A Slurm task: runs the jobs of a chunk one after another; if there are several, as forks of
+# servers.
+#
+# Slurm starts `python -m labjobs.sweeps.slurm FOLDER FIRST PROCESSES` in the sweep's copy of
+# the code, with the sweep's folder, the number of the array's first chunk, and how many processes,
+# each with a GPU, train a job. Slurm's warning (USR1, before the time limit or preemption) or TERM
+# makes the running job write a checkpoint and stop. The task then goes back into Slurm's queue;
+# when it starts again, it skips the jobs that have ended.
+#
+# Exit status: 0 if all jobs have finished, or else the status of the first job that has not.
+
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+INTERRUPTED = [128 + number for number in SIGNALS]
+"""Exit statuses of a job that was asked to stop, and of its task."""
+
+FINISHED = (0, 3)
+"""Exit statuses of a finished job; after 3 the store lacks some of its results."""
+
+
+class TaskChunk:
+    """The jobs of a task, as submitted by a sweep. Remembers signals that arrive."""
+
+    def __init__(self, jobs: Sequence[Given], since: int, task: str) -> None:
+        self._jobs, self._since, self._task = jobs, since, task
+        self._asked = 0
+        for number in SIGNALS:
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, *_: object) -> None:
+        self._asked = number
+
+    def run(self, starter: Starter) -> int:
+        """Run the jobs that are left, until a signal; return the task's exit status."""
+        result = 0
+        for job in self._jobs:
+            status = grid.ended(job.folder, self._since)
+            if status is None:
+                status = self._run(job, starter)
+            if status in INTERRUPTED:
+                return status
+            if status not in FINISHED:
+                result = result or status
+        return result
+
+    def _run(self, job: Given, starter: Starter) -> int:
+        """Run a job, unless a signal has come; return its exit status."""
+        if self._asked:
+            return 128 + self._asked
+        words = self._words(job)
+        print(f"job {job.id} started: {shlex.join(words)}", flush=True)
+        task, row = grid.Task(0, words, ()), Row("", "", job.id, job.folder)
+        try:
+            running = Running(task, row, self._task, starter)
+        except OSError as error:
+            return leave(1, f"job {job.id} cannot be started: {cause(error)}")
+        status = self._wait(running)
+        print(running.ending(status), flush=True)
+        if (
+            status == KILLED and self._asked
+        ):  # the server got the signal too, and the real status is lost
+            return 128 + self._asked
+        return status
+
+    def _wait(self, running: Running) -> int:
+        """Wait for a job to end, and pass the signal on to it; return its exit status."""
+        passed_on = 0
+        while (status := running.status()) is None:
+            if self._asked and not passed_on:
+                passed_on = self._asked
+                running.stop(passed_on)
+            time.sleep(PAUSE)
+        return status
+
+    def _words(self, job: Given) -> list[str]:
+        """A job's words, without --force if it has already started over, so that it continues."""
+        begun = Path(job.folder) / "settings.json"
+        if begun.exists() and begun.stat().st_mtime_ns > self._since:
+            return [word for word in job.words if word != "--force"]
+        return job.words
+
+
+def main(folder: Path, first: int, processes: int) -> int:
+    """Run this task's jobs; returns the exit status."""
+    array, number = os.environ["SLURM_ARRAY_JOB_ID"], int(os.environ["SLURM_ARRAY_TASK_ID"])
+    node, task = os.environ["SLURMD_NODENAME"], f"{array}_{number}"
+    given, since = read(folder)
+    jobs = given[first + number]
+    chunk = TaskChunk(jobs, since, f"{node} (Slurm {task})")
+    if not os.environ.get("OMP_NUM_THREADS"):  # Slurm may not confine jobs to their cores
+        cores = int(os.environ["SLURM_CPUS_ON_NODE"])
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
+    scripts = dict.fromkeys(job.words[0] for job in jobs)
+    warm = len(jobs) > 1 and processes == 1
+    starter = Starter(folder / "code", scripts, at_once=1, warm=warm, processes=processes)
+    starter.learn(files.read_json(folder / "checked.json")["modules"])
+    status = chunk.run(starter)
+    if status in INTERRUPTED:
+        try:
+            requeue(task)
+        except SettingsError as error:
+            leave(status, f"{task} cannot be put back into the queue: {error}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

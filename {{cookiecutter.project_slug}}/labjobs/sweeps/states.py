@@ -12,26 +12,29 @@ diverged     its loss or its weights were no longer finite; --force starts it ov
 pending      it has not begun
 """
 
+import fcntl
 import json
 import os
+import shutil
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labjobs import locks
-from labjobs.errors import SettingsError
-from labjobs.job import attempts, code, lines
+from labjobs import locks, privacy
+from labjobs.errors import SettingsError, cause
+from labjobs.files import PROJECT
+from labjobs.job import attempts, code_evidence, journal, provenance
 from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
-from labjobs.paths import PROJECT
 from labjobs.sweeps import slurm
-from labjobs.tracking import reading, targets
-from labjobs.tracking.experiment import experiment_name
+from labjobs.tracking import courier, mlflow_read
+from labjobs.tracking.mlflow_client import experiment_name
 
 LOOK = 2.0
 """Seconds between two looks."""
@@ -60,10 +63,10 @@ class View:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.store_is_away = False
-        self._known = reading.NOTHING
+        self._known = mlflow_read.NOTHING
         self.queued: dict[str, slurm.Queued] = {}
         try:
-            self._known = reading.known(experiment_name())
+            self._known = mlflow_read.known(experiment_name())
         except ConnectionError as error:
             self.store_is_away = True
             self.problems.append(f"{error}; going by the jobs' folders alone")
@@ -82,7 +85,7 @@ class View:
         finished = self._known.finished.get(job.id, [])
         counts = any(job.fits(each.code, each.data) for each in finished)
         if counts and not job.runtime.force and not job.redone:
-            return State("unsent" if targets.copies_lack(job.path) else "finished")
+            return State("unsent" if courier.copies_lack(job.path) else "finished")
         if (latest := job.latest) and locks.held(latest / "lock"):
             return State("running", *progress(latest))
         if lease := self._lease(job):
@@ -116,7 +119,7 @@ class View:
         if change:
             return State("pending" if job.starts_over else "stale", change)
         if status == "finished":
-            sent = self.store_is_away and targets.all_have(job.path)
+            sent = self.store_is_away and courier.all_have(job.path)
             return State("finished" if sent else "unsent")
         if status in ("failed", "diverged"):
             return State(status, said)
@@ -124,11 +127,11 @@ class View:
             return State("paused", *progress(job.path))
         return State("interrupted", *progress(job.path))
 
-    def _lease(self, job: JobFolder[Any]) -> reading.Lease | None:
+    def _lease(self, job: JobFolder[Any]) -> mlflow_read.Lease | None:
         leases = self._known.leases.get(job.id, [])
         owner = owner_of(job.path) if leases else ""
         others = (lease for lease in leases if lease.owner != owner)
-        return next((lease for lease in others if code.fits(lease.code, job.code)), None)
+        return next((lease for lease in others if code_evidence.fits(lease.code, job.code)), None)
 
 
 def progress(folder: Path) -> tuple[str, float | None]:
@@ -201,15 +204,15 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
 
 def _last_evaluation(folder: Path) -> dict[str, Any]:
     """The journal's last line of an evaluation; empty if there is none or it is damaged."""
-    start = lines.record_of(folder, "settings.json").get("journal", {})
-    seed = lines.seed_of(start.get("journal", ""))
+    start = journal.record_of(folder, "settings.json").get("journal", {})
+    seed = journal.seed_of(start.get("journal", ""))
     try:
-        with (folder / lines.FILE).open("rb") as file:
+        with (folder / journal.FILE).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             found = [line for line in file if b'"elapsed_seconds"' in line]
     except OSError:
         return {}
-    return lines.decoded(found[-1], seed) if found else {}
+    return journal.decoded(found[-1], seed) if found else {}
 
 
 def is_trained(folder: Path) -> bool:
@@ -218,8 +221,90 @@ def is_trained(folder: Path) -> bool:
     if any(map(locks.held, folder.parent.glob("*/lock"))):
         return True
     try:
-        leases = reading.known(experiment_name()).leases.get(folder.parent.name, [])
+        leases = mlflow_read.known(experiment_name()).leases.get(folder.parent.name, [])
     except ConnectionError:
         return False
     owner = owner_of(folder)
     return any(each.owner != owner for each in leases if attempts.name(each.code) == folder.name)
+
+
+# A sweep runs the code with which it was started, a copy in the sweep's folder. Large files and
+# files that may hold secrets are linked, not copied; only the owner can read the copy.
+
+LARGEST = 10_000_000
+"""Bytes of a file above which it is linked."""
+
+YOUNG = 60.0
+"""Seconds within which a sweep has certainly locked its folder."""
+
+
+def take_snapshot(target: Path) -> None:
+    """Copy the project's code, with its commit and what has changed since.
+
+    Raises SettingsError if that cannot be done.
+    """
+    try:
+        target.mkdir(mode=0o700)
+        _copy(target)
+    except OSError as error:
+        raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
+    (target / provenance.FROZEN).write_text(json.dumps(provenance.version()))
+
+
+def _copy(target: Path) -> None:
+    for path in _files():
+        source, copy = PROJECT / path, target / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # an editor's temporary file
+            if _is_to_be_linked(path):
+                copy.symlink_to(source)
+            else:
+                shutil.copy2(source, copy)
+
+
+def _is_to_be_linked(path: Path) -> bool:
+    """Whether a path must be linked: folders, large files, and files that may hold secrets,
+    directly or through a link."""
+    source = PROJECT / path
+    if source.is_dir() or source.stat().st_size > LARGEST:
+        return True
+    return privacy.is_secret(path) or privacy.is_secret(Path(source.resolve().name))
+
+
+def lock_snapshot(folder: Path) -> int:
+    """Return the lock of a sweep's folder, which all processes of the sweep inherit: once nobody
+    holds the lock, another sweep removes the folder."""
+    file = locks.opened(folder / "lock", mode=0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def clear_snapshots(mine: Path) -> None:
+    """Remove the folders of sweeps that have no running process and no job in Slurm."""
+    for folder in mine.parent.iterdir():
+        with suppress(FileNotFoundError):  # another sweep has removed it in the meantime
+            if folder != mine and not _alive(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _files() -> set[Path]:
+    """Paths of the code's files, relative to the project; including files with secrets in the root,
+    which git usually ignores."""
+    files = {Path(path.name) for path in PROJECT.iterdir() if path.is_file()}
+    return provenance.paths() | {path for path in files if privacy.is_secret(path)}
+
+
+def _alive(folder: Path) -> bool:
+    """Whether anything that a sweep has started is still running: it holds the lock, or is in
+    Slurm's queue."""
+    if slurm.was_given(folder):
+        if slurm.has(folder):
+            return True
+    elif time.time() - folder.stat().st_mtime < YOUNG:
+        return True
+    try:
+        with os.fdopen(locks.opened(folder / "lock", os.O_RDONLY)) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False

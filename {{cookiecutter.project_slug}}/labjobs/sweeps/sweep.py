@@ -6,6 +6,7 @@ are left are checked; then they run (queue.py) or are submitted to Slurm. Of the
 process imports only settings.py, and it does not import torch.
 """
 
+import argparse
 import os
 import signal
 import sys
@@ -16,22 +17,139 @@ from functools import partial
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import TemporaryFile
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from labjobs import files
-from labjobs.cli import metrics
+from labjobs import files, settings
+from labjobs.cli import parser
 from labjobs.cli.flags import of as settings_flags
+from labjobs.distributed import ranks
 from labjobs.errors import SettingsError
-from labjobs.job import inputs, interruption, provenance, ranks, srun
+from labjobs.fork_server import LOST
+from labjobs.job import inputs, provenance, terminal
 from labjobs.job.terminal import leave
-from labjobs.sweeps import chunks, flags, grid, plan, slots, slurm, snapshot, states
-from labjobs.sweeps.grid import Entry
+from labjobs.sweeps import gpus, grid, slurm, states
+from labjobs.sweeps.gpus import Slot
+from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.queue import Queue
-from labjobs.sweeps.slots import Slot
 from labjobs.sweeps.starter import Starter
-from labjobs.tracking import address, database, reading
-from labjobs.tracking.experiment import experiment_name
-from labjobs.warm.client import LOST
+from labjobs.tracking import mlflow_client, mlflow_read
+from labjobs.tracking.mlflow_client import experiment_name
+
+# The flags of run.sh.
+
+NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+SWITCH: dict[str, Any] = {"action": "store_true"}
+FLAGS: dict[str, dict[str, Any]] = {
+    "--list": {"help": "print each job: id, state, settings; start nothing"} | SWITCH,
+    "--json": {"help": "with --list: print the jobs as JSON"} | SWITCH,
+    "--watch": {"help": "keep printing the progress of the jobs; start nothing"} | SWITCH,
+    "--gpus": {
+        "help": "GPUs by nvidia-smi's numbers (default: CUDA_VISIBLE_DEVICES, else all)",
+        "metavar": "0,2",
+    },
+    "--per-gpu": {
+        "help": "jobs at once on each GPU (default: 1), or on the CPU (default: one per core, "
+        "fewer where memory is short)",
+    }
+    | NUMBER,
+    "--gpus-per-job": {
+        "help": "GPUs for each job, which trains with a process on each of them (default: 1); "
+        "docs/several-gpus.md says when not to",
+        "default": 1,
+    }
+    | NUMBER,
+    "--retries": {
+        "help": "retry a job up to N times if it ran out of memory or was killed (default: 0)",
+        "default": 0,
+    }
+    | NUMBER,
+    "--fail-fast": {"help": "stop all jobs when one fails"} | SWITCH,
+    "--only": {
+        "help": f"run only jobs in this state: {', '.join(STARTED)}",
+        "choices": STARTED,
+        "metavar": "STATE",
+    },
+    "--redo-stale": {"help": "run jobs again that were finished or begun with other code or data"}
+    | SWITCH,
+    "--slurm": {"help": "submit the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
+    "--at-most": {"help": "with --slurm: run at most N jobs at once"} | NUMBER,
+    "--per-task": {
+        "help": "with --slurm: run up to N jobs one after another in each task, so that they start "
+        "faster (default: 1)",
+    }
+    | NUMBER,
+}
+
+
+OF_RUN_SH = {
+    ("--array", "-a"): "run.sh makes the arrays; --at-most N limits them",
+    ("--dependency", "-d"): "run.sh sets it, so that jobs wait for their inputs",
+    ("--output", "-o"): "run.sh sets it; what a job prints is in output.txt in its folder",
+    ("--wrap",): "run.sh sets it",
+}
+"""Options of sbatch that cannot be given, and why."""
+
+
+def read(words: list[str]) -> argparse.Namespace:
+    """Return run.sh's flags, with the words after `--` as `sbatch`. Raises SettingsError if they
+    are wrong; `--help` ends the process.
+    """
+    cut = words.index("--") if "--" in words else len(words)
+    reader = parser.Parser(
+        prog="run.sh",
+        usage="bash run.sh [flags]",
+        description="Runs the jobs of the grid that are not finished.",
+        allow_abbrev=False,
+    )
+    for flag, about in FLAGS.items():
+        reader.add_argument(flag, **about)
+    flags, unknown = reader.parse_known_args(words[:cut])
+    if unknown:
+        sbatch = "; options of sbatch go after --" if flags.slurm else ""
+        raise SettingsError(parser.unknown_flag(unknown[0], list(FLAGS)) + sbatch)
+    flags.sbatch = words[cut + 1 :]
+    _check_numbers(flags)
+    _check_together(flags)
+    return flags
+
+
+def _check_numbers(flags: argparse.Namespace) -> None:
+    for name, least in (
+        ("per_gpu", 1),
+        ("gpus_per_job", 1),
+        ("retries", 0),
+        ("at_most", 1),
+        ("per_task", 1),
+    ):
+        value = getattr(flags, name)
+        if value is not None and value < least:
+            raise SettingsError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+
+
+def _check_together(flags: argparse.Namespace) -> None:
+    if flags.json and not flags.list:
+        raise SettingsError("--json: only with --list")
+    of_slurm = {"--at-most": flags.at_most, "--per-task": flags.per_task, "--": flags.sbatch}
+    for flag, given in of_slurm.items() if not flags.slurm else ():
+        if given:
+            raise SettingsError(f"{flag}: only with --slurm")
+    elsewhere = {
+        "--gpus": flags.gpus,
+        "--per-gpu": flags.per_gpu,
+        "--retries": flags.retries,
+        "--fail-fast": flags.fail_fast,
+    }
+    for flag, given in elsewhere.items() if flags.slurm else ():
+        if given:
+            raise SettingsError(f"{flag}: not with --slurm")
+    if flags.per_gpu and flags.gpus_per_job > 1:
+        raise SettingsError("--gpus-per-job: not with --per-gpu")
+    for options, why in OF_RUN_SH.items():
+        if any(word.startswith(options) for word in flags.sbatch):
+            raise SettingsError(f"{options[0]}: {why}")
+    if flags.slurm:
+        slurm.require()
+
 
 PATIENCE = 2.0
 """Seconds that run.sh waits at its end for a store that is still being prepared."""
@@ -41,8 +159,8 @@ class Sweep:
     """All jobs of a grid; ends the process if one is wrong (status 2) or none is left to run."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
-        self._folder, self._flags = folder, flags.read(words)
-        self._lock = snapshot.lock(folder)
+        self._folder, self._flags = folder, read(words)
+        self._lock = states.lock_snapshot(folder)
         grid.answer(folder)
         for number, status in ((signal.SIGUSR1, 130), (signal.SIGTERM, 143)):
             signal.signal(number, partial(_leave_early, status))  # until the queue begins
@@ -52,17 +170,17 @@ class Sweep:
         self._check_scripts()
         self._each(self._entries, Entry.read)
         self._look()
-        snapshot.clear(folder)
-        self._slots = slots.on_gpus(self._flags.gpus, self._flags.per_gpu or 1)
+        states.clear_snapshots(folder)
+        self._slots = gpus.on_gpus(self._flags.gpus, self._flags.per_gpu or 1)
         self._ask_states()
         if not self._left:
             self._leave_it()
         self._check_left()
-        snapshot.take(self._folder / "code")
+        states.take_snapshot(self._folder / "code")
 
     def run(self) -> int:
         """Run the jobs that are left, or hand them to Slurm; returns the exit status."""
-        starter = self._starter(self._slots or slots.on_cpu(self._most_on_cpu()))
+        starter = self._starter(self._slots or gpus.on_cpu(self._most_on_cpu()))
         with _store_made_ready(starter):
             if not self._check(starter):
                 return 2
@@ -79,7 +197,7 @@ class Sweep:
             except SettingsError:  # reported for each of its jobs
                 continue
             settings_flags(script.settings)
-            metrics.check(script.metrics)
+            settings.check(script.metrics)
 
     def _check_left(self) -> None:
         """Look for the inputs of the jobs that are left, in the grid or finished before, and check
@@ -95,7 +213,7 @@ class Sweep:
     def _most_on_cpu(self) -> int:
         """How many jobs can run on the CPU at once."""
         wanted = {entry.job.runtime.threads for entry in self._left}
-        most = min(slots.at_once("cpu", threads) for threads in wanted)
+        most = min(gpus.at_once("cpu", threads) for threads in wanted)
         processes: int = self._flags.gpus_per_job
         return self._flags.per_gpu or max(1, most // processes)
 
@@ -124,17 +242,17 @@ class Sweep:
     def _run(self, starter: Starter) -> int:
         left = {entry.job.id: entry.number for entry in self._left}
         tasks = [
-            plan.Task(e.number, e.words, [left[job] for job in e.inputs if job in left])
+            grid.Task(e.number, e.words, [left[job] for job in e.inputs if job in left])
             for e in self._left
         ]
         on_cpu = all(slot.device == "cpu" for slot in self._slots)
         at_once = files.read_json(self._checked)["at_once"]
         if on_cpu and not self._flags.per_gpu and at_once < len(self._slots):
-            starter = self._starter(slots.on_cpu(at_once))  # on a GPU that nvidia-smi does not know
+            starter = self._starter(gpus.on_cpu(at_once))  # on a GPU that nvidia-smi does not know
         since = self._checked.stat().st_mtime_ns
         queue = Queue(self._rows, tasks, self._slots, starter, self._flags, since)
         queue.run()
-        return plan.summary(self._rows, queue.codes, queue.stop.status)
+        return grid.summary(self._rows, queue.codes, queue.stop.status)
 
     @property
     def _checked(self) -> Path:
@@ -147,7 +265,7 @@ class Sweep:
             held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
             status = self._name_left_out()
             sys.exit(leave(status, f"nothing submitted to Slurm: {held}"))
-        sys.exit(plan.summary(self._rows, {}))
+        sys.exit(grid.summary(self._rows, {}))
 
     def _look(self) -> None:
         """With --list or --watch, show the jobs' states and end the process."""
@@ -171,7 +289,7 @@ class Sweep:
         because of --only), and the jobs that are left to run."""
         self._view = view = states.View()
         view.warn()
-        to_run = {*plan.STARTED}
+        to_run = {*grid.STARTED}
         if not self._flags.slurm:
             to_run.add("running")  # wait for it; on Slurm, waiting would block a GPU
         if view.store_is_away:
@@ -190,18 +308,18 @@ class Sweep:
         self._left = sorted(left.values(), key=partial(_depth, left=left))
 
     @property
-    def _rows(self) -> list[plan.Row]:
-        return [plan.Row(e.state, e.about, e.job.id, str(e.job.path)) for e in self._entries]
+    def _rows(self) -> list[grid.Row]:
+        return [grid.Row(e.state, e.about, e.job.id, str(e.job.path)) for e in self._entries]
 
     def _submit(self) -> int:
         flags, queued = self._flags, self._view.queued
         places: dict[str, int | str] = {job: known.task for job, known in queued.items()}
         places |= {entry.job.id: place for place, entry in enumerate(self._left)}
         inputs = [[places[job] for job in e.inputs if job in places] for e in self._left]
-        given = [chunks.Given(e.job.id, str(e.job.path), e.words) for e in self._left]
-        divided = chunks.divide(given, inputs, flags.per_task or 1)
-        chunks.write(self._folder, divided, self._checked.stat().st_mtime_ns)
-        interruption.handle(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
+        given = [slurm.Given(e.job.id, str(e.job.path), e.words) for e in self._left]
+        divided = slurm.divide(given, inputs, flags.per_task or 1)
+        slurm.write(self._folder, divided, self._checked.stat().st_mtime_ns)
+        terminal.handle_signals(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
         try:
             name = experiment_name()
             line = slurm.submit(self._folder, divided, flags, name)
@@ -214,7 +332,7 @@ class Sweep:
         """Name the jobs that Slurm is not given although they are stale or diverged; returns the
         exit status."""
         given = {entry.job.id for entry in self._left}
-        return plan.name_left_out([row for row in self._rows if row.id not in given])
+        return grid.name_left_out([row for row in self._rows if row.id not in given])
 
 
 def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
@@ -226,7 +344,10 @@ def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
 def _has_store() -> bool:
     """Whether the store is a file that already contains the project's experiment."""
     with suppress(ConnectionError):
-        return database.kind() == "sqlite" and experiment_name() in reading.experiments()
+        return (
+            mlflow_client.database_kind() == "sqlite"
+            and experiment_name() in mlflow_read.experiments()
+        )
     return False
 
 
@@ -257,11 +378,13 @@ def _leave_early(status: int, *_: object) -> NoReturn:
 
 def main(folder: Path, words: list[str]) -> int:
     """Plan a sweep; returns the exit status."""
-    interruption.handle(signal.SIG_DFL)
-    srun.forget()
+    terminal.handle_signals(signal.SIG_DFL)
+    ranks.forget()
     for number in (signal.SIGINT, signal.SIGHUP):  # run.sh forwards them, once
         signal.signal(number, signal.SIG_IGN)
-    os.environ["MLFLOW_TRACKING_URI"] = address.uri()  # absolute, for all that is started
+    os.environ["MLFLOW_TRACKING_URI"] = (
+        mlflow_client.store_uri()
+    )  # absolute, for all that is started
     try:
         return Sweep(folder, words).run()
     except SettingsError as error:

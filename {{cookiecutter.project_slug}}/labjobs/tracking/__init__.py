@@ -1,2 +1,3 @@
 """The tracking store and other targets of the courier. The only package that imports MLflow and
-pyarrow; may import cli and job."""
+pyarrow; may import cli and job.
+"""

@@ -15,21 +15,255 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from labjobs import locks
-from labjobs.errors import cause
-from labjobs.job.lines import Damaged
-from labjobs.paths import CODE
-from labjobs.tracking import address, targets
-from labjobs.tracking.carrying import carry
-from labjobs.tracking.delivery import Delivery
-from labjobs.tracking.experiment import prepare
-from labjobs.tracking.meter import Meter
-from labjobs.tracking.store import Elsewhere
-from labjobs.warm import client
+from labjobs import fork_server, locks
+from labjobs.errors import JobError, SettingsError, cause
+from labjobs.files import CODE, read_record, write_record
+from labjobs.job import attempts, data_evidence, journal
+from labjobs.job.journal import Damaged
+from labjobs.job.terminal import leave
+from labjobs.tracking import costs, mlflow_client
+from labjobs.tracking.costs import Meter
+from labjobs.tracking.mlflow_client import prepare
+from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, ParquetFiles, Run, Target
+
+if TYPE_CHECKING:
+    from labjobs.tracking.costs import Counters
+
+# A job's journal on its way to a target, such as MLflow.
+#
+# A file in the job's folder (`sent.json` for MLflow) says how far the delivery has come: to which
+# run, and up to which line of which journal. The file only saves work, because lines that are sent
+# twice are stored once. A damaged journal is not sent: the job's next attempt repairs it.
+
+
+class Delivery:
+    """A journal on its way to a target. `status` is the journal's word for how the job ended, if it
+    has ended. Raises Damaged if the journal or settings.json is damaged.
+    """
+
+    def __init__(self, folder: Path, kind: type[Target]) -> None:
+        self.kind, self._folder = kind, folder
+        self._about = journal.record_of(folder, "settings.json")
+        if not self._about:
+            raise journal.Damaged(f"settings.json is damaged or missing; {journal.MENDS}")
+        self._file = (folder / journal.FILE).open("rb")
+        self._reader = journal.Reader(self._file)
+        self._id = ""
+        self._unsent: list[Line] = []
+        self._gpu = ""
+        self._counters: Counters | None = None
+        self._mended = False
+        self.status = ""
+        self.read()
+        if not self._unsent:
+            raise journal.Damaged(f"{journal.FILE} is empty; {journal.MENDS}")
+        self._journal = str(self._reader.start["journal"])
+        if self._reader.line < journal.expected(folder, self._journal):
+            raise journal.Damaged(f"the end of {journal.FILE} is lost; {journal.MENDS}")
+        self._target, self._is_open = kind(folder, self._about, self._journal), False
+
+    @property
+    def interval(self) -> float:
+        """Seconds until the target wants the next lines."""
+        return self._target.interval
+
+    def read(self) -> None:
+        """Read what the job has written since. Raises Damaged for damaged lines."""
+        new = self._reader.read()
+        self._unsent += new
+        for line in new:
+            if "start" in line:
+                self._gpu, self._counters = "", None  # the last attempt's
+            self._gpu = line.get("tags", {}).get("gpu", self._gpu)
+            self._mended |= "lost" in line
+            self.status = line.get("end", "" if "start" in line else self.status)
+
+    def send(self, running: bool = False) -> None:
+        """Send what has been read; while the job is running, also the machine's counters. Raises
+        whatever the target raises, without losing anything.
+        """
+        try:
+            if not self._is_open:
+                self._open()
+            self._target.beat()
+            if self._unsent:
+                os.fsync(self._file.fileno())  # what is sent must not be written a second time
+                self._target.log(self._unsent, self._mended)
+                names = [name for line in self._unsent for name in line.get("files", ())]
+                self._target.add(self._folder, names)
+                self._unsent = []
+                self._note("")
+            if running and self.kind.COUNTERS and (sampled := self._sampled(self._target.begun)):
+                self._target.log(sampled)
+        except Exception:
+            self._is_open = False
+            raise
+
+    def end(self, status: str) -> None:
+        """Store how the run ended, after everything else is sent; then add the files that users
+        look for. From then on, results count as stored, whatever happens to the files."""
+        if read := data_evidence.summary(self._folder):
+            self._target.has_read(read)
+        beyond = {"line": self._reader.line + 1}  # not in the journal: what the courier has seen
+        self._target.log([line | beyond for line in costs.as_lines(self._folder)])
+        self._target.end(status)
+        self._target.add(self._folder, AT_THE_END)
+        self._note(status)
+
+    def _open(self) -> None:
+        self._target.open()
+        if self._target.id != self._id:
+            self._id = self._target.id
+            self._reader, self._unsent = journal.Reader(self._file), []
+            self.read()
+            noted = self._noted
+            if (noted.get("run"), noted.get("journal")) == (self._id, self._journal):
+                self._unsent = [line for line in self._unsent if line["line"] > noted["lines"]]
+        self._is_open = True
+
+    def _sampled(self, since: int) -> list[Line]:
+        """The counters, if it is time for them; empty if they cannot be read."""
+        with suppress(Exception):  # metrics must not wait for a driver
+            from labjobs.tracking.costs import Counters
+
+            if self._counters is None or self._counters.uuid != self._gpu:
+                self._counters = Counters(self._gpu)  # a job says after its start which GPU it has
+            return self._counters.sample(since)
+        return []
+
+    def _note(self, status: str) -> None:
+        noted = {
+            "store": self.kind.place(),
+            "run": self._id,
+            "journal": self._journal,
+            "lines": self._reader.line,
+            "bytes": self._file.tell(),
+            "status": status,
+        }
+        with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
+            write_record(self._folder / self.kind.NOTED_IN, noted)
+
+    @property
+    def _noted(self) -> dict[str, Any]:
+        return read_record(self._folder / self.kind.NOTED_IN)
+
+
+def delivered(folder: Path, kind: type[Target]) -> bool:
+    """Whether a target had everything in a job's journal when it was last reached."""
+    noted = read_record(folder / kind.NOTED_IN)
+    start = journal.record_of(folder, "settings.json").get("journal", {})
+    all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
+    if all_of_it != (kind.place(), start.get("journal"), True):
+        return False
+    return bool(
+        (folder / journal.FILE).stat().st_size <= noted["bytes"]
+    )  # less, because it was damaged
+
+
+# A courier's main loop: each target gets its lines when it wants them. An unavailable target is
+# tried again, without delaying the others.
+
+INTERVAL = 1.0
+"""Seconds between two checks of the journal."""
+
+LONGEST = 10.0
+"""Largest number of seconds between two attempts to reach an unavailable target."""
+
+DELIVERY = 120.0
+"""Seconds that a courier keeps trying after its job has ended."""
+
+
+class Upload:
+    """The delivery of a journal to one target, with the problem of the last attempt: `problem`."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery, self.problem, self.done = delivery, "", False
+        self._pause, self.due = 0.0, 0.0
+
+    def attempt(self, over: bool) -> None:
+        """Send what is new; if the job is `over`, also its end. Raises Elsewhere and Damaged."""
+        delivery = self.delivery
+        try:
+            delivery.send(running=not over)
+            if over:
+                delivery.end(delivery.status or "KILLED")
+                self.done = True
+            self._pause, self.problem = delivery.interval, ""
+        except (Elsewhere, Damaged):
+            raise
+        except Exception as error:
+            self._pause = INTERVAL if over else min(LONGEST, 2 * self._pause + INTERVAL)
+            self.problem = delivery.kind.reason(error)
+        self.due = time.monotonic() + self._pause
+
+
+def carry(
+    deliveries: Sequence[Delivery],
+    job_ended: Callable[[float], bool],
+    next_waits: Callable[[], bool],
+) -> None:
+    """Deliver until the job has ended and everything is sent, or until the job's next courier can
+    take over.
+
+    `job_ended` waits up to the given number of seconds for the end. Raises Elsewhere if the job
+    belongs to another process.
+    """
+    uploads = [Upload(delivery) for delivery in deliveries]
+    pause, over, said = 0.0, False, ""
+    while left := [each for each in uploads if not each.done]:
+        gone = job_ended(
+            pause
+        )  # asked before reading, so that everything that the job wrote is read
+        for upload in left:
+            upload.delivery.read()
+        if not over and (gone or left[0].delivery.status):
+            over = True
+            signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
+        for upload in left:
+            if over or upload.due <= time.monotonic():
+                upload.attempt(over)
+        problem = "; ".join(upload.problem for upload in left if upload.problem)
+        if problem and over and next_waits():
+            return
+        if problem and problem != said:
+            print(problem, file=sys.stderr, flush=True)
+        said = problem
+        pause = max(0.0, min(upload.due for upload in left) - time.monotonic())
+
+
+# The targets of couriers: the tracking store, which says what has run, and copies of its data.
+
+TARGETS: tuple[type[Target], ...] = (Run, ParquetFiles)
+"""The store, which is always in use, comes first."""
+
+
+def in_use() -> list[type[Target]]:
+    """Return the targets that the environment names."""
+    return [kind for kind in TARGETS if kind.place()]
+
+
+def check_targets() -> None:
+    """Raise SettingsError if one of them cannot be used."""
+    for kind in TARGETS:
+        kind.check()
+
+
+def all_have(folder: Path) -> bool:
+    """Whether each target is known to have everything of an attempt."""
+    return all(delivered(folder, kind) for kind in in_use())
+
+
+def copies_lack(folder: Path) -> bool:
+    """Whether a target other than the store lacks a part of a finished attempt on this disk."""
+    copies = in_use()[1:]
+    finished = bool(copies) and attempts.status_of(folder) == "finished"
+    return finished and not all(delivered(folder, kind) for kind in copies)
+
 
 PATIENCE = 30.0
 """Seconds that a finished job waits until its targets have everything."""
@@ -44,7 +278,7 @@ SERVER = "COURIERS"
 """The variable with the number of the socket of a server that starts couriers, in a sweep."""
 
 MODULES = [
-    "labjobs.tracking.targets",
+    "labjobs.tracking.courier",
     "mlflow.store.tracking.rest_store",
     "mlflow.store.tracking.sqlalchemy_store",
 ]
@@ -78,8 +312,11 @@ class Courier:
             code = self._wait(seconds)
         self.displaced = code == DISPLACED
         self._errors.seek(0)
-        said = self._errors.read().strip() or f"{address.shown()}: no answer within {seconds:.0f} s"
-        return "" if code == 0 else address.last_line(said)
+        said = (
+            self._errors.read().strip()
+            or f"{mlflow_client.shown()}: no answer within {seconds:.0f} s"
+        )
+        return "" if code == 0 else mlflow_client.last_line(said)
 
     def _wait(self, seconds: float) -> int | None:
         """Tell the courier that the job has ended; return its exit status, None if it is still
@@ -96,8 +333,8 @@ class Courier:
         read, write = os.pipe()
         self._words = open(write, "w")  # noqa: SIM115
         with open(read) as words, open(os.devnull, "w") as nothing:
-            self._process = client.start(
-                client.inherited(SERVER),
+            self._process = fork_server.start(
+                fork_server.inherited(SERVER),
                 ["-m", "labjobs.tracking.courier", str(os.getpid())],
                 CODE,
                 (words.fileno(), nothing.fileno(), self._errors.fileno()),
@@ -167,7 +404,7 @@ def main() -> None:
     try:
         with turn(folder) as next_waits:
             meter = Meter(folder, trainer.pid)
-            deliveries = [Delivery(folder, kind) for kind in targets.in_use()]
+            deliveries = [Delivery(folder, kind) for kind in in_use()]
             carry(deliveries, meter.beside(trainer.has_ended), next_waits)
     except Elsewhere as error:
         trainer.interrupt()
@@ -175,6 +412,62 @@ def main() -> None:
         sys.exit(DISPLACED)
     except (OSError, Damaged) as error:  # of the job's own files
         sys.exit(cause(error))
+
+
+# `python jobs.py sync`: send the results of jobs on this disk that are missing in the targets.
+
+
+def sync(runs_root: Path) -> int:
+    """Send the missing results of every job that is not running; return the exit status. Raises
+    SettingsError if there is no such folder, or a target is not valid.
+    """
+    check_targets()
+    if not runs_root.expanduser().is_dir():
+        raise SettingsError(f"--runs-root: there is no folder {runs_root}")
+    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{journal.FILE}"))]
+    return max(_send_all(folders, kind) for kind in in_use())
+
+
+def _send_all(folders: Sequence[Path], kind: type[Target]) -> int:
+    """Send what one target lacks; return the exit status."""
+    left = [folder for folder in folders if not delivered(folder, kind)]
+    left = [folder for folder in left if not locks.held(folder / "lock")]
+    to = f" to {kind.NAME}" if len(in_use()) > 1 else ""
+    sent = 0
+    for folder in left:
+        try:
+            _send(folder, kind)
+        except (JobError, Elsewhere) as error:
+            leave(1, f"job {folder.parent.name} {error}")
+        except Exception as error:
+            line = f"{sent} of {len(left)} jobs sent; {kind.NAME}: {kind.reason(error)}"
+            return leave(3, f"{line}; python jobs.py sync sends the rest")
+        else:
+            sent += 1
+            print(f"job {folder.parent.name} sent{to}")
+    line = f"{sent} of {len(left)} jobs sent{to}" if left else f"{kind.NAME} has all"
+    return leave(0 if sent == len(left) else 1, line)
+
+
+def _send(folder: Path, kind: type[Target]) -> None:
+    """Raises JobError for what is wrong with the job's files, or what the target raises."""
+    with ExitStack() as held:
+        delivery = _open(folder, kind, held)
+        delivery.send()
+        delivery.end(delivery.status or "KILLED")
+        if attempts.status_of(folder) == "finished" and all_have(folder):
+            attempts.drop_checkpoints(folder)
+
+
+def _open(folder: Path, kind: type[Target], held: ExitStack) -> Delivery:
+    try:
+        if lock := locks.take(folder / "lock"):
+            held.enter_context(lock)
+            held.enter_context(turn(folder))
+            return Delivery(folder, kind)
+    except (OSError, Damaged) as error:
+        raise JobError(f"cannot be sent: {cause(error)}") from error
+    raise JobError("is running and uploads its results itself")
 
 
 if __name__ == "__main__":

@@ -10,16 +10,24 @@ read.
 import json
 import math
 import sys
-from collections.abc import Sequence
+from ast import literal_eval
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from labjobs.paths import PROJECT
-from labjobs.tracking import database
-from labjobs.tracking.database import select
-from labjobs.tracking.reading import DIVERGED, MARKED, all_runs, asked
+from labjobs.cli.flags import as_text
+from labjobs.errors import SettingsError
+from labjobs.evidence.fingerprint import Fingerprint
+from labjobs.files import PROJECT
+from labjobs.job import code_evidence, data_evidence, identity, inputs
+from labjobs.job.identity import restore
+from labjobs.tracking import mlflow_client
+from labjobs.tracking.mlflow_client import select
+from labjobs.tracking.mlflow_read import DIVERGED, MARKED, all_runs, asked
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -62,7 +70,7 @@ class StoredJob(TypedDict):
 def jobs(experiment: str) -> list[StoredJob]:
     """Return the attempts at jobs, by job id; of several runs with the same job id and code, a
     finished one, or the last to end."""
-    found = _by_sql(experiment) if database.kind() else _by_client(experiment)
+    found = _by_sql(experiment) if mlflow_client.database_kind() else _by_client(experiment)
     found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
     return list({(job["job_id"], job["tags"].get("code")): job for job in found}.values())
 
@@ -70,8 +78,8 @@ def jobs(experiment: str) -> list[StoredJob]:
 def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
     """Return a metric's history in several runs: (run id, step, value), by run id, step and
     time."""
-    if database.kind():
-        query = HISTORIES.format(database.listed("runs"))
+    if mlflow_client.database_kind():
+        query = HISTORIES.format(mlflow_client.listed("runs"))
         points = select(query, runs=json.dumps(run_ids), key=key)
         return [(run, step, _number(value)) for run, step, value in points]
     with asked() as client, ThreadPoolExecutor(AT_ONCE) as threads:
@@ -136,7 +144,7 @@ def _by_sql(experiment: str) -> list[StoredJob]:
         }
         for job_id, run, ended, status in select(JOBS, experiment=experiment)
     }
-    runs, listed = json.dumps(list(found)), database.listed("runs")
+    runs, listed = json.dumps(list(found)), mlflow_client.listed("runs")
     for run, key, value in select(OF_RUNS.format("params", listed), runs=runs):
         found[run]["params"][key] = value
     for run, key, value in select(OF_RUNS.format(f"{LATEST} AS latest", listed), runs=runs):
@@ -162,3 +170,81 @@ def _by_client(experiment: str) -> list[StoredJob]:
         for run in runs
         if "job_id" in run.data.tags
     ]
+
+
+# Whether stored results come from the present code, and which attempt a job's row in a table shows.
+# A job whose code is not known, for example because it was stored by other means, counts as fresh.
+
+WORDS = {"True": True, "False": False, "None": None}
+
+
+def chosen(
+    attempts: Sequence[StoredJob], kind: type[Any] | None
+) -> tuple[list[StoredJob], set[str]]:
+    """Return one attempt of each job, and the ids of those runs whose code or data differs from the
+    present. With the class of the project's settings, it is the attempt with the present code and
+    data, if there is one; otherwise, it is the latest.
+    """
+    found, stale = [], set()
+    for _, of_job in groupby(attempts, key=lambda attempt: attempt["job_id"]):
+        *_, last = each = list(of_job)
+        if kind:
+            present = _present(last, kind)
+            fresh = [one for one in each if _is_fresh(one["tags"], present)]
+            if not fresh:
+                stale.add(last["run_id"])
+            each = fresh or each
+        found.append(each[-1])
+    return found, stale
+
+
+def name_all(attempts: Iterable[StoredJob]) -> None:
+    """Register all jobs, since any of them may be an input of others, even if it is not on this
+    disk."""
+    for job_id, job in {attempt["job_id"]: attempt for attempt in attempts}.items():
+        with suppress(SettingsError, ValueError):  # settings of older code; a rule in __post_init__
+            kind = identity.read(script_of(job)).settings
+            inputs.input_name(job_id, _settings_of(job, kind), script_of(job))
+
+
+def script_of(job: StoredJob) -> str:
+    """Return the name of a job's script."""
+    return job["tags"].get("script", identity.DEFAULT)
+
+
+def _present(job: StoredJob, kind: type[Any]) -> Fingerprint | None:
+    """The present code of a job; None if today's settings cannot express the job."""
+    with suppress(SettingsError):
+        runs_root = folder_of(job["tags"].get("job_folder", "")).parent.parent
+        return inputs.present(_settings_of(job, kind), script_of(job), runs_root)
+    return None
+
+
+def _settings_of(job: StoredJob, kind: type[Any]) -> Any:
+    return restore(kind, {name: fresh_value(text) for name, text in job["params"].items()})
+
+
+def _is_fresh(tags: Mapping[str, str], present: Fingerprint | None) -> bool:
+    """Whether an attempt has the present code and data, if they are known."""
+    known = tags.get("code")
+    if known and not (present and code_evidence.fits(known, present)):
+        return False
+    if not tags.get("data"):
+        return True
+    folder = folder_of(tags.get("job_folder", ""))
+    return not data_evidence.difference(folder, data_evidence.last_places(folder))
+
+
+def fresh_value(text: str) -> Any:
+    """Return a setting as it was before it was stored as text; several values as the flag has them,
+    `1,2`."""
+    if text in WORDS:
+        return WORDS[text]
+    if text.startswith("[") and text.endswith("]"):
+        with suppress(ValueError, SyntaxError):
+            return as_text(literal_eval(text))
+    for number in (int, float):
+        with suppress(ValueError):
+            if repr(number(text)) == text != "nan":  # words may look like numbers: 01, 1_000
+                return number(text)
+    return text

@@ -12,9 +12,9 @@ from weakref import WeakSet
 from torch import Size, Tensor, nn
 
 from labjobs.data import trees
+from labjobs.devices import Precision
 from labjobs.training import compilation
-from labjobs.training.measures import Measured, Sum, summed, sums_of
-from labjobs.training.precision import Precision
+from labjobs.training.meters import Measured, Sum, summed, sums_of
 
 Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
 """From a model, a batch and the settings to a loss () and what was measured, by name. The model may

@@ -16,31 +16,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from labjobs import devices
 from labjobs.data.batches import Batches
 from labjobs.data.order import slice_of
+from labjobs.distributed.collectives import Processes, is_divided
 from labjobs.errors import JobError, SettingsError
 from labjobs.job import reads
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import log
-from labjobs.stateful import Part
-from labjobs.training import devices, parts
-from labjobs.training.divided import is_divided
+from labjobs.training import loop
 from labjobs.training.forward import Forward, Prepared
-from labjobs.training.job import Job
-from labjobs.training.measures import numbers, wide
-from labjobs.training.outputs import Outputs
-from labjobs.training.parts import Count
-from labjobs.training.processes import Processes
-from labjobs.training.reducing import Gradients
-from labjobs.training.shared import (
+from labjobs.training.loop import Count, Job, Metrics
+from labjobs.training.meters import Gradients, numbers, wide
+from labjobs.training.outputs import Outputs, SharedOutputs
+from labjobs.training.progress import Part
+from labjobs.training.shared_state import (
     FollowingState,
     SharedInterruption,
     SharedMeter,
     SharedState,
     SharedStreams,
 )
-from labjobs.training.shared_outputs import SharedOutputs
-from labjobs.training.training_loop import Metrics
 
 S = TypeVar("S")
 
@@ -153,9 +149,11 @@ class JobOfSeveral(Job[S]):
         how = self._processes, self._shared, self._folder.journal, minutes
         if not self.runtime.shard:
             return FollowingState(*how) if self._rank.number else SharedState(*how)
-        from labjobs.training import sharded  # slow
+        from labjobs.training import shared_state  # slow
 
-        kind = sharded.ShardedFollowingState if self._rank.number else sharded.ShardedState
+        kind = (
+            shared_state.ShardedFollowingState if self._rank.number else shared_state.ShardedState
+        )
         return kind(*how, self._processes.mesh(self.device))
 
     def _stream(self, batches: Batches | None, examples: int) -> Iterator[tuple[Any, int]]:
@@ -209,7 +207,7 @@ class JobOfSeveral(Job[S]):
         if not self.runtime.shard or count == 1:
             return super().parts(batch, elements)
         most = size // self._rank.size // 2  # no part is a single example
-        return parts.parts(batch, max(1, min(count, most)), elements, exactly=True)
+        return loop.parts(batch, max(1, min(count, most)), elements, exactly=True)
 
     def _fraction(self, mine: Tensor) -> Tensor:
         """This process's fraction of the elements of all."""

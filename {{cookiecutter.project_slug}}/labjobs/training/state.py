@@ -6,20 +6,24 @@ writes the copy while training goes on. The best weights so far are in `last.pt`
 """
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from labjobs.errors import JobError
-from labjobs.job import journal
+from labjobs.evidence.fingerprint import Fingerprint
+from labjobs.files import shown
+from labjobs.job import attempts, code_evidence, data_evidence, inputs, journal
+from labjobs.job.identity import DEFAULT, restore
 from labjobs.job.terminal import log
-from labjobs.paths import shown
-from labjobs.stateful import Part
 from labjobs.training import checkpoints
-from labjobs.training.writer import Writer
+from labjobs.training.checkpoints import Writer
+from labjobs.training.progress import Part
 
 CPU = torch.device("cpu")
 SCHEMA = 1
@@ -116,9 +120,9 @@ class TrainingState:
         content = checkpoints.load(path, CPU)
         if "shards" not in content:
             return content
-        from labjobs.training import shards  # slow
+        from labjobs.training import sharding  # slow
 
-        return shards.filled(content, self._folder)
+        return sharding.filled_shards(content, self._folder)
 
     def _state_of(self, name: str) -> dict[str, Any]:
         state = self._parts[name].state_dict()
@@ -160,3 +164,86 @@ class TrainingState:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# What a job has kept, read back: its best weights, and what they belong to.
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Best(Generic[S]):
+    """A job's best weights by model name, with its settings, spec and metrics."""
+
+    settings: S
+    spec: dict[str, Any]
+    weights: dict[str, dict[str, Tensor]]
+    metrics: dict[str, float]
+
+
+def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> Best[S]:
+    """Return what a job kept as its best, on the CPU; its settings are of the given kind.
+
+    Of several attempts it is the one with the present code and data, or else the last one that
+    finished.
+    Raises JobError if it has kept no weights or they are damaged, and within a job if it is not one
+    of that job's inputs or from other code or data; SettingsError if today's settings cannot say
+    what the job's were.
+    """
+    _, settings, kept, change = _chosen(job_id, kind, runs_root)
+    inputs.refuse(job_id, change)
+    if change:
+        warnings.warn(f"job {job_id} is from {change}", stacklevel=3)
+    return Best(settings, kept["spec"], kept["models"], kept["metrics"])
+
+
+def attempt_to_load(job_id: str, kind: type[Any], runs_root: Path | None = None) -> Path:
+    """Return the folder of the attempt that `best` reads. Raises as `best` does."""
+    return _chosen(job_id, kind, runs_root)[0]
+
+
+def _chosen(
+    job_id: str, kind: type[S], runs_root: Path | None
+) -> tuple[Path, S, dict[str, Any], str]:
+    """The attempt whose weights count, the job's settings, what best.pt holds, and how the code or
+    the data has changed since."""
+    job = (runs_root or inputs.runs_root()) / job_id
+    found = [path for path in attempts.all_of(job) if (path / "best.pt").exists()]
+    if not found:
+        line = f"{shown(job)}/*/best.pt: not found; the job has kept no weights"
+        raise JobError(line + _until_when(job))
+    found.sort(key=lambda path: attempts.status_of(path) == "finished")
+    kept = _opened(found[-1])
+    settings = restore(kind, kept["settings"])
+    script = journal.record_of(found[-1], "settings.json").get("script", DEFAULT)
+    present = inputs.present(settings, script, job.parent)
+    changes = [_change(path, present) for path in found]
+    of_present = [path for path, change in zip(found, changes, strict=True) if not change]
+    if not of_present or of_present[-1] == found[-1]:
+        return found[-1], settings, kept, changes[-1]
+    return of_present[-1], settings, _opened(of_present[-1]), ""
+
+
+def _until_when(job: Path) -> str:
+    """When a job that has kept no weights will do so; empty if it has finished, or never begun."""
+    begun = attempts.all_of(job)
+    if not begun or attempts.status_of(begun[-1]) == "finished":
+        return ""
+    command = f"`python jobs.py show {job.name}` prints the command that goes on"
+    return f" yet, and does so at its first evaluation; {command}"
+
+
+def _change(attempt: Path, present: Fingerprint) -> str:
+    """How the code or the data has changed since an attempt; empty if they have not."""
+    if change := code_evidence.difference(attempt, present):
+        return f"other code ({change})"
+    change = data_evidence.difference(attempt, data_evidence.last_places(attempt))
+    return f"other data ({change})" if change else ""
+
+
+def _opened(attempt: Path) -> dict[str, Any]:
+    path = attempt / "best.pt"
+    try:
+        return checkpoints.load(path, CPU)
+    except checkpoints.Damaged as error:
+        raise JobError(f"{shown(path)} is damaged; --force makes the job start over") from error

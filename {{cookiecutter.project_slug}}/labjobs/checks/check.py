@@ -1,0 +1,68 @@
+"""The command `python run.py --check`."""
+
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from labjobs import attempt
+from labjobs.errors import JobError, SettingsError
+from labjobs.job import inputs
+from labjobs.job.folder import JobFolder
+from labjobs.job.terminal import Interrupted, Interruption, leave
+
+if TYPE_CHECKING:
+    from labjobs.checks.trials import Failure
+
+S = TypeVar("S")
+
+
+class Check(Generic[S]):
+    """The test of a project's own code. No attempt is made: nothing of it is left."""
+
+    def __init__(self, folder: JobFolder[S]) -> None:
+        self._folder = folder
+        # Before torch is imported: a process in which OpenMP has threads could not be forked.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+    def run(self, main: attempt.Main, check: attempt.Check) -> int:
+        """Print an answer for each guarantee; returns the exit status, 1 if one is broken."""
+        try:
+            inputs.begin(self._folder.settings, self._folder.runs_root)
+            Interruption().listen()
+            with TemporaryDirectory(prefix="check-") as temporary:
+                return self._run(main, check, Path(temporary))
+        except Interrupted as stop:
+            return leave(128 + stop.number, f"check ended {stop}; nothing was kept")
+        except SettingsError as error:
+            return leave(2, f"{self._folder.script}.py: {error}")
+        except JobError as error:
+            return leave(1, f"check failed: {error}")
+
+    def _run(self, main: attempt.Main, check: attempt.Check, temporary: Path) -> int:
+        from labjobs.checks.trials import (
+            GUARANTEES,
+            Evidence,  # torch, which the script has imported by now
+            Trials,
+        )
+
+        trials = Trials(self._folder, main, check, temporary)
+        whole = trials.whole()
+        if whole.failure:
+            return self._failed(whole.failure)
+        evidence = Evidence(self._folder, whole, trials.interrupted(), trials.watched())
+        found = 0
+        for guarantee, answer in GUARANTEES.items():
+            given = answer(evidence)
+            found += len(given.findings)
+            for line in given.lines(guarantee):
+                print(line, flush=True)
+        said = f"{found} finding{'s' if found > 1 else ''}" if found else "nothing found"
+        return leave(int(found > 0), f"check finished: {said}")
+
+    def _failed(self, failure: "Failure") -> int:
+        if failure.of_settings:
+            return leave(2, f"{self._folder.script}.py: {failure.line}")
+        print(failure.trace, end="", file=sys.stderr)
+        return leave(1, f"check failed: {failure.line}")

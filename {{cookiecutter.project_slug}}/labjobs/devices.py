@@ -1,0 +1,441 @@
+"""The device that a job runs on; the only module that touches torch.cuda, torch.mps or torch.xpu.
+
+On a CUDA or XPU device the host runs ahead (`runs_ahead`): it tells the device what to do and goes
+on. To read a result without waiting, copy it into `pinned` memory, record an `event` and look later
+whether it has happened. On a CPU the same calls do nothing, since all is done at once.
+Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
+"""
+
+import hashlib
+import os
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from labjobs.distributed.ranks import ALONE, Rank
+from labjobs.errors import JobError, SettingsError
+from labjobs.job.terminal import log
+
+KINDS = ("cuda", "xpu", "mps")
+"""Accelerators that a job can run on."""
+
+ALLOCATIONS = 100_000
+"""Allocations of memory that are remembered, the last ones; a step makes some thousands."""
+
+
+class Event(Protocol):
+    """A mark in the work that a device has been told to do."""
+
+    def record(self) -> None:
+        """Place it after the work queued so far on the current stream."""
+
+    def query(self) -> bool:
+        """Return whether the device has reached it."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has reached it."""
+
+
+def choose(name: str) -> torch.device:
+    """Return the device of a name, an accelerator with its index; `auto` is one if there is one.
+
+    Raises SettingsError for a device that is not there. Takes no memory on it.
+    """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's; read as CUDA starts
+    if name == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return torch.device(found.type, 0) if found and found.type in KINDS else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"--device {name}: must be auto, cpu, cuda, cuda:N or mps") from error
+    index, cpu = device.index or 0, device.type == "cpu"
+    count = _module(device).device_count() if device.type in KINDS else int(cpu)
+    if index >= count:
+        raise SettingsError(f"--device {name}: torch sees no such device; try --device auto")
+    return torch.device("cpu") if cpu else torch.device(device.type, index)
+
+
+def choose_for(name: str, rank: Rank) -> torch.device:
+    """Return the device of one of a job's processes: on a machine, each takes the next GPU that it
+    sees. Slurm may show each a single one.
+
+    Raises SettingsError for an accelerator other than CUDA GPUs.
+    """
+    device = choose(name)
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or ":" in name:
+        raise SettingsError(f"--device {name}: for several processes it must be auto, cuda or cpu")
+    return torch.device("cuda", rank.local % torch.cuda.device_count())
+
+
+def check_each_has_its_own(gpus: Sequence[str]) -> None:
+    """Raise SettingsError if two processes have the same GPU; an empty name is a CPU."""
+    gpus = [*filter(None, gpus)]
+    if len({*gpus}) < len(gpus):
+        raise SettingsError(
+            f"--device: each of the {len(gpus)} processes needs a GPU of its own, and some have "
+            "the same; start fewer on a machine, or add --device cpu"
+        )
+
+
+def use(device: torch.device, deterministic: bool) -> None:
+    """Make a device the current one, before anything is put on it.
+
+    If all is to be deterministic, an operation that cannot be raises RuntimeError.
+    Source: docs.pytorch.org/docs/stable/notes/randomness.html.
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+        torch.use_deterministic_algorithms(True)
+    in_thread(device)
+
+
+def in_thread(device: torch.device) -> None:
+    """Make a device the current one of this thread; a new thread begins with the first of a kind.
+
+    Events, streams and pinned memory are those of the current device.
+    """
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+
+
+def tags(device: torch.device) -> dict[str, str]:
+    """Return the device as tags of the run: its model and, of a CUDA GPU, its UUID."""
+    found = {"device": describe(device)}
+    if device.type == "cuda":
+        found["gpu"] = str(torch.cuda.get_device_properties(device).uuid)
+    return found
+
+
+def describe(device: torch.device) -> str:
+    """Return the device's model."""
+    named = device.type in ("cuda", "xpu")
+    return str(_module(device).get_device_name(device)) if named else device.type
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Return whether a GPU computes in bf16 and does not emulate it; takes no memory on it."""
+    if device.type == "cuda":
+        return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "xpu" and torch.xpu.is_bf16_supported(including_emulation=False)
+
+
+def wait(device: torch.device) -> None:
+    """Return when the device has done all that it was told to."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def wait_for_stream(device: torch.device) -> None:
+    """Return when a device has done all work queued so far on its current stream."""
+    if runs_ahead(device):
+        _module(device).current_stream(device).synchronize()
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a device; on a CPU, the machine's available memory."""
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    if device.type != "cpu":
+        return int(_module(device).mem_get_info(device)[0])
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Reset the record of the most memory that tensors have taken on a device."""
+    if runs_ahead(device):
+        _module(device).reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Return the most bytes that tensors took on a device; None where torch does not count them."""
+    return int(_module(device).max_memory_allocated(device)) if runs_ahead(device) else None
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Return whether a device has streams, and copies from and to pinned memory on its own."""
+    return device.type in ("cuda", "xpu")
+
+
+def pinned(shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros in the host's memory, to and from which the device copies on its own.
+
+    `copy_(…, non_blocking=True)` of it does not wait where the device `runs_ahead`.
+    """
+    return torch.zeros(tuple(shape), dtype=dtype, pin_memory=runs_ahead(device))
+
+
+def event(device: torch.device) -> Event:
+    """Return an event of the current device; on a CPU whatever was told has been done."""
+    if device.type == "cpu":
+        return _Done()
+    made: Event = torch.mps.Event() if device.type == "mps" else _module(device).Event()
+    return made
+
+
+class _Done:
+    """An event on a device that has done all its work, such as a CPU."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+
+
+class SideStream:
+    """A queue of work on a device, which goes on while the current stream does something else.
+
+    Within its context, which one thread at a time may be in, a thread sends its work there. On a
+    device with a single queue, such as a CPU, everything goes through that one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = _module(device).Stream(device) if runs_ahead(device) else None
+
+    def __enter__(self) -> Self:
+        if self._stream:
+            self._context = _module(self._device).stream(self._stream)
+            self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._stream:
+            self._context.__exit__(*error)
+
+    def wait_stream(self) -> None:
+        """Have what comes next on it wait for what the current stream has been told so far."""
+        if self._stream:
+            self._stream.wait_stream(self._current())
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that is on it."""
+        if self._stream:
+            self._stream.synchronize()
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        """Have the current stream wait for it, and own the tensors that were made on it."""
+        if self._stream:
+            current = self._current()
+            current.wait_stream(self._stream)
+            for tensor in tensors:
+                tensor.record_stream(current)
+
+    def _current(self) -> Any:
+        return _module(self._device).current_stream(self._device)
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return the state (bytes,), uint8 on the host, of a device's random numbers."""
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    state: Tensor = _module(device).get_rng_state(device)
+    return state
+
+
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    """Restore the state of a device's random numbers."""
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        _module(device).set_rng_state(state, device)
+
+
+def record_allocations(device: torch.device) -> None:
+    """Remember the last ALLOCATIONS on a CUDA GPU, with the lines of Python that they come from.
+
+    With C++ lines too, torch looks up their names for minutes when it writes the record: 461 s
+    against 4 s in github.com/pytorch/torchtitan/pull/3628.
+    """
+    if device.type == "cuda":
+        torch.cuda.memory._record_memory_history(stacks="python", max_entries=ALLOCATIONS)
+
+
+def dump_allocations(device: torch.device, path: Path) -> bool:
+    """Write the record to a file for docs.pytorch.org/memory_viz and end it; False without one."""
+    if device.type != "cuda":
+        return False
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
+    return True
+
+
+def begin_range(name: str) -> None:
+    """Begin a range on the timeline of NVIDIA's profilers, inside the one that is open.
+
+    Source: docs.pytorch.org/docs/stable/cuda.html, NVIDIA Tools Extension.
+    """
+    torch.cuda.nvtx.range_push(name)
+
+
+def end_range() -> None:
+    """End the range that was begun last."""
+    torch.cuda.nvtx.range_pop()
+
+
+@contextmanager
+def warning_of_waits(device: torch.device) -> Iterator[None]:
+    """Have torch warn of each operation by which the host waits for a CUDA GPU.
+
+    Source: docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("warn")
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def _module(device: torch.device) -> Any:
+    return torch.get_device_module(device)
+
+
+# The number format of the forward pass and the loss.
+#
+# fp32: everything in 32 bits. tf32: matrix products of 19-bit inputs on the tensor cores. bf16,
+# fp16: autocast to 16 bits, weights and optimizer in 32; fp16 needs its loss scaled, bf16 does not.
+# Source: docs.pytorch.org/docs/stable/amp.html, .../notes/cuda.html#tf32-on-ampere.
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """A number format on a device; `auto` is bf16 where a GPU computes in it, else fp32.
+
+    With `keep_weights`, weights in 16 bits are kept until the end of the forward pass. Raises
+    SettingsError for a format that the device does not have. The GPU is not asked before the
+    first use, so that jobs can be checked on a machine whose GPUs are taken.
+    """
+
+    def __init__(self, name: str, device: torch.device, keep_weights: bool = True) -> None:
+        unknown_yet = device.type == "meta"  # Slurm will give a GPU
+        if name in ("fp16", "tf32") and device.type != "cuda" and not unknown_yet:
+            raise SettingsError(
+                f"--precision {name}: needs a CUDA GPU, this job runs on {device.type}"
+            )
+        self._asked, self._device, self._keep_weights = name, device, keep_weights
+
+    @cached_property
+    def name(self) -> str:
+        """The format, with `auto` resolved."""
+        if self._asked != "auto":
+            return self._asked
+        return "bf16" if computes_in_bf16(self._device) else "fp32"
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return a context for the forward pass: operations run in 16 bits where that is safe, if
+        asked for. What is left in 32 bits goes by the format too, backward pass included."""
+        if self._device.type == "cuda":
+            torch.set_float32_matmul_precision("highest" if self.name == "fp32" else "high")
+            torch.backends.cudnn.allow_tf32 = self.name != "fp32"
+        half = HALF.get(self.name)
+        if not half:
+            return nullcontext()
+        return torch.autocast(self._device.type, half, cache_enabled=self._keep_weights)
+
+
+# Random numbers that the whole process shares, all from the job's seed.
+#
+# The processes of a job draw the same numbers until it resumes: they make the same network. From
+# then on each draws its own, so that dropout and augmentation differ between their examples.
+
+
+class GlobalStreams:
+    """The global random numbers: torch's on the CPU and on the device, Python's and NumPy's."""
+
+    def __init__(self, seed: int, device: torch.device, rank: Rank = ALONE) -> None:
+        _seed_all(seed)
+        self._seed, self._device, self._rank = seed, device, rank
+        self._common: dict[str, Any] | None = None
+
+    def separate(self) -> None:
+        """From here on, each process of the job draws its own numbers."""
+        self._common = self.own_state()
+        self._begin(self._rank.number)
+
+    def own_state(self) -> dict[str, Any]:
+        """Return where each of this process's numbers is, as plain values and tensors."""
+        kind, keys, *rest = np.random.get_state(legacy=True)
+        return {
+            "torch": torch.get_rng_state(),
+            "device": {self._device.type: random_state(self._device)},
+            "python": random.getstate(),
+            "numpy": (kind, np.asarray(keys).tolist(), *rest),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the job's numbers."""
+        return self.own_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put each of them where it was; a device has no numbers of another kind's.
+
+        Raises JobError for the state of another number of processes, if these have drawn numbers.
+        """
+        processes = [state, *state.get("others", ())]
+        if len(processes) == self._rank.size:
+            self._restore(processes[self._rank.number])
+        elif self._have_drawn(processes):
+            raise JobError(
+                f"its checkpoint is of {len(processes)} processes, which have drawn random numbers "
+                f"(dropout, augmentation), and this job has {self._rank.size}; continue with as "
+                "many as before, or start over with --force"
+            )
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["torch"])
+        if self._device.type in state["device"]:
+            set_random_state(self._device, state["device"][self._device.type])
+        else:
+            log.warning("continuing on another kind of device: the same bits cannot be expected")
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+
+    def _have_drawn(self, processes: list[dict[str, Any]]) -> bool:
+        """Whether any process has drawn numbers since the job began."""
+        now = self.own_state()
+        try:
+            for number, state in enumerate(processes):
+                self._restore(self._common or now)
+                self._begin(number)
+                if any(not _same(state[name], value) for name, value in self.own_state().items()):
+                    return True
+            return False
+        finally:
+            self._restore(now)
+
+    def _begin(self, number: int) -> None:
+        """Begin the numbers of a process; those of process 0 go on as they are."""
+        if number:
+            words = f"{self._seed}/process/{number}"
+            digest = hashlib.sha256(words.encode()).digest()
+            _seed_all(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two nested values are the same."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(one == other)

@@ -1,0 +1,234 @@
+"""Tensors of which each process of a job holds a part (--shard), in code that meets others as well.
+
+Nothing here imports what torch has for them, which takes a second.
+"""
+
+import atexit
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from datetime import timedelta
+from secrets import token_bytes
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from labjobs.distributed import ranks
+from labjobs.distributed.ranks import First, Other
+from labjobs.errors import PeerLost, first_line
+from labjobs.job.terminal import leave
+
+# What the processes of one job exchange: small values between hosts, and tensors.
+#
+# Small values go through gloo, tensors on a CUDA GPU through NCCL. All processes make the same
+# calls in the same order, from the main thread. Source:
+# docs.pytorch.org/docs/stable/distributed.html.
+
+BUCKET = 2**25
+"""Bytes of tensors that are sent together, about."""
+
+PATIENCE = timedelta(days=1)
+"""How long a process waits for another one, such as while that downloads data. A process that has
+ended is noticed at once (distributed/ranks.py)."""
+
+
+STARTED = timedelta(minutes=10)
+"""How long processes wait for each other at their start."""
+
+_hosts: Any = None
+"""The group of the job's processes that exchanges small values; None with one process."""
+
+
+class Processes:
+    """The processes of this job, connected with each other. `rank` is this one's, `label` the job's
+    name for itself."""
+
+    def __init__(self) -> None:
+        self.rank, self.label = ranks.mine(), "job"
+        dist.init_process_group("gloo", timeout=STARTED)
+        atexit.register(dist.destroy_process_group)  # its threads must not outlive the interpreter
+        global _hosts
+        _hosts = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._tensors: Any = _hosts
+        self.first: First | None = None
+        self.other: Other | None = None
+        self._connect()
+
+    def lost(self, error: Exception) -> bool:
+        """Return whether an error says that another process cannot be reached, which torch meets
+        too: with --shard in the forward and backward pass."""
+        by_torch = isinstance(error, RuntimeError) and "gloo" in str(error)
+        return isinstance(error, PeerLost | dist.DistBackendError) or by_torch
+
+    def use(self, device: torch.device) -> None:
+        """Exchange tensors on this device from now on."""
+        if device.type == "cuda":
+            self._tensors = dist.new_group(backend="nccl", timeout=PATIENCE, device_id=device)
+
+    def tell(self, value: Any) -> Any:
+        """Return the value that process 0 has given; what others give does not matter."""
+        box = [value]
+        with _noticing():
+            dist.broadcast_object_list(box, group=_hosts)
+        return box[0]
+
+    def everyones(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by their number."""
+        return _everyones(value)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of all processes' values, one by one."""
+        together = torch.tensor(values, dtype=torch.float64)
+        with _noticing():
+            dist.all_reduce(together, dist.ReduceOp.MAX, group=_hosts)
+        return [float(value) for value in together.tolist()]
+
+    def mesh(self, device: torch.device) -> Any:
+        """Return torch's description of the processes, to divide tensors among them."""
+        from torch.distributed.device_mesh import DeviceMesh  # slow
+
+        return DeviceMesh.from_group(self._tensors, device.type)
+
+    def save(self, tensors: dict[str, Tensor], writer: Any) -> None:
+        """Write divided tensors with a writer of torch.distributed.checkpoint. Raises OSError in
+        all processes if one cannot write."""
+        from torch.distributed.checkpoint.api import CheckpointException  # no Exception
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        try:
+            with _noticing():
+                save(tensors, storage_writer=writer, process_group=_hosts)
+        except CheckpointException as error:
+            cause = next((each for each, _ in error.failures.values()), error)
+            raise OSError(f"a checkpoint could not be written: {first_line(cause)}") from error
+
+    def wait(self) -> None:
+        """Return when all processes have come here."""
+        with _noticing():
+            dist.barrier(group=_hosts)
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes; all of them get the same bits."""
+        for bucket in _buckets(tensors):
+            flat = _joined(bucket)
+            with _noticing():
+                dist.all_reduce(flat, group=self._tensors)
+            _fill(bucket, flat)
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by process 0's tensor; those on a CPU, as of a
+        network that has not been moved yet, go through the hosts."""
+        for bucket in _buckets(tensors):
+            flat = _joined(bucket)
+            with _noticing():
+                group = _hosts if flat.device.type == "cpu" else self._tensors
+                dist.broadcast(flat, 0, group=group)
+            _fill(bucket, flat)
+
+    def _connect(self) -> None:
+        if self.rank.number == 0:
+            key = token_bytes()
+            self.first = First(os.environ["MASTER_ADDR"], key, ranks.apart())
+            self.tell((self.first.address, key))
+            self.first.listen(self.rank.size - 1, self._say)
+        else:
+            address, key = self.tell(None)
+            self.other = Other(self.rank.number, address, key, self._say)
+
+    def _say(self, line: str) -> None:
+        leave(1, f"{self.label} failed: {line}")
+
+
+def connected() -> bool:
+    """Return whether this process belongs to a job of several processes."""
+    return _hosts is not None
+
+
+def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    """Return named pairs, added up over the processes that have them."""
+    found: dict[str, tuple[float, float]] = {}
+    for each in _everyones(sums):
+        for name, (top, count) in each.items():
+            before = found.get(name, (0, 0))
+            found[name] = before[0] + top, before[1] + count
+    return found
+
+
+def _everyones(value: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    with _noticing():
+        dist.all_gather_object(found, value, group=_hosts)
+    return found
+
+
+@contextmanager
+def _noticing() -> Iterator[None]:
+    """Raise PeerLost where an exchange fails."""
+    try:
+        yield
+    except RuntimeError as error:
+        line = f"the processes of this job cannot reach each other ({first_line(error)})"
+        raise PeerLost(line) from error
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield tensors of one number format together, about BUCKET bytes of them."""
+    waiting: dict[torch.dtype, tuple[list[Tensor], int]] = {}
+    for each in tensors:
+        bucket, size = waiting.get(each.dtype, ([], 0))
+        waiting[each.dtype] = [*bucket, each], size + each.nbytes
+        if size + each.nbytes >= BUCKET:
+            yield waiting.pop(each.dtype)[0]
+    yield from (bucket for bucket, _ in waiting.values())
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in tensors])
+
+
+def _fill(tensors: list[Tensor], flat: Tensor) -> None:
+    parts = flat.split([each.numel() for each in tensors])
+    views = [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_([each.detach() for each in tensors], views)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+copiers: WeakKeyDictionary[nn.Module, Callable[[Any], Any]] = WeakKeyDictionary()
+"""How networks are copied that are divided among processes."""
+
+
+def is_divided(tensor: Any) -> bool:
+    """Return whether each process of the job holds a part of a tensor (torch's DTensor)."""
+    return hasattr(tensor, "placements")
+
+
+def own(tensor: Any) -> Tensor:
+    """Return the part of a tensor that this process holds; all of it if it is not divided."""
+    held: Tensor = tensor.detach().to_local() if is_divided(tensor) else tensor.detach()
+    return held
+
+
+def gathered(tensor: Any) -> Tensor:
+    """Return a divided tensor as a whole in process 0, and an empty one in the others, so that the
+    host holds it once. All processes call it."""
+    whole: Tensor = tensor.detach().full_tensor()
+    return whole if tensor.device_mesh.get_rank() == 0 else whole.new_empty(0)
+
+
+def norm_of_all(norm: Tensor, tensor: Any) -> Tensor:
+    """Return the norm () over all processes, of the norms of their parts; `tensor` is one of those
+    that are divided."""
+    squared = norm.square()
+    torch.distributed.all_reduce(squared, group=tensor.device_mesh.get_group())
+    return squared.sqrt()
+
+
+def copied(model: M) -> M:
+    """Return a copy of a model, divided if the model is."""
+    copy: M = copiers.get(model, deepcopy)(model)
+    return copy

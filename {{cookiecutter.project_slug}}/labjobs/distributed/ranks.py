@@ -1,0 +1,247 @@
+"""Which of a job's processes this one is, according to torchrun's environment variables, or those
+of srun translated into them (srun.py).
+
+Source: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables.
+"""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import Any, NamedTuple
+
+from labjobs.errors import SettingsError, require
+from labjobs.job.runtime import Runtime
+
+
+class Rank(NamedTuple):
+    """The `number` of a process, from 0, of `size`; `local` is its number on its machine."""
+
+    number: int
+    size: int
+    local: int
+
+
+ALONE = Rank(0, 1, 0)
+"""The rank of a job's only process."""
+
+
+def mine() -> Rank:
+    """Return this process's rank; ALONE if the job has no other processes. Raises SettingsError if
+    the variables contradict each other.
+
+    Variables left over from a cluster's software, without the address where the processes meet, are
+    ignored.
+    """
+    found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    if not all(each.isdecimal() for each in found) or "MASTER_ADDR" not in os.environ:
+        return ALONE
+    rank = Rank(*map(int, found))
+    if rank.number >= rank.size:
+        raise SettingsError(f"RANK={rank.number}: must be less than WORLD_SIZE={rank.size}")
+    return ALONE if rank.size == 1 else rank
+
+
+def apart() -> bool:
+    """Return whether the processes may be on several machines."""
+    return os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
+
+
+def check(settings: Any, runtime: Runtime, size: int) -> None:
+    """Raise SettingsError if a job cannot have `size` processes: each needs an example of every
+    batch, as far as the settings say how many a batch has."""
+    batch = getattr(settings, "batch_size", None)
+    fine = not isinstance(batch, int) or batch >= size
+    require(fine, "--batch-size", batch, f"at least the number of processes, {size}")
+    if runtime.shard:
+        _check_shard(runtime, size)
+
+
+def _check_shard(runtime: Runtime, size: int) -> None:
+    if size == 1:
+        raise SettingsError(
+            "--shard: needs several processes: torchrun --nproc-per-node 4 run.py --shard, or "
+            "bash run.sh --gpus-per-job 4"
+        )
+    if runtime.compile not in ("auto", "off"):
+        raise SettingsError(f"--shard: not with --compile {runtime.compile}; leave it out")
+    if runtime.profile:
+        raise SettingsError("--shard: not with --profile; profile a smaller network without it")
+
+
+# A job of several processes that srun has started, perhaps on several machines.
+#
+#     srun --nodes 2 --ntasks-per-node 4 python run.py --batch-size 512
+#
+# srun's variables are translated into those that torchrun would set (ranks.py). Source:
+# slurm.schedmd.com/srun.html, Output Environment Variables.
+
+TASKS = "SLURM_STEP_NUM_TASKS"
+"""The variable that only srun sets, not sbatch: a script that sbatch runs is one process."""
+
+PORTS = range(10_000, 30_000)
+"""Ports that systems do not give to programs that ask for any."""
+
+
+def translate() -> None:
+    """Set torchrun's variables if srun has started several processes.
+
+    Does nothing in a process that torchrun has started, or in a shell of `srun --pty`. The address
+    and the port of process 0 are kept if they are set.
+    """
+    count = os.environ.get(TASKS, "1")
+    if count == "1" or "RANK" in os.environ or "SLURM_PTY_PORT" in os.environ:
+        return
+    for name, value in _variables(os.environ, count).items():
+        os.environ.setdefault(name, value)
+
+
+def forget() -> None:
+    """Let the programs that this process starts be jobs of their own, if srun has started it."""
+    os.environ.pop(TASKS, None)
+
+
+def _variables(of_slurm: Mapping[str, str], count: str) -> dict[str, str]:
+    found = {
+        "RANK": of_slurm["SLURM_PROCID"],
+        "WORLD_SIZE": count,
+        "LOCAL_RANK": of_slurm["SLURM_LOCALID"],
+        "MASTER_ADDR": _first(of_slurm["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": str(_port(of_slurm["SLURM_JOB_ID"], of_slurm["SLURM_STEP_ID"])),
+        "OMP_NUM_THREADS": of_slurm.get("SLURM_CPUS_PER_TASK", "1"),  # Slurm's default
+    }
+    if of_slurm["SLURM_STEP_NUM_NODES"] == "1":
+        found["LOCAL_WORLD_SIZE"] = count
+    return found
+
+
+def _first(machines: str) -> str:
+    """The first machine of a list such as `gpu[07-09,12],login`."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", machines)
+    assert first
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
+
+
+def _port(job: str, step: str) -> int:
+    """The port for the processes of a step, another for the next one."""
+    return PORTS[(int(job) * 31 + int(step)) % len(PORTS)]
+
+
+# How the processes of a job learn that one of them has ended, within seconds and with one line.
+# Each process is connected to process 0. A process that fails reports that to process 0; if a
+# process is killed, its connection is closed without a message. A thread of each process listens.
+# If the process waits for something that will never happen, such as a GPU that waits for another
+# process's GPU, the thread ends the process.
+
+GRACE = 5.0
+"""Seconds after which a process ends although it still waits for a process that has ended."""
+
+LOST = 1
+"""The exit status of processes if process 0 has ended."""
+
+STOPPED = "stopped"
+"""Prefix of the message of a process that was ended by a signal."""
+
+Say = Callable[[str], object]
+"""Prints a line for a process that has to end without doing so itself."""
+
+
+class First:
+    """Process 0, to which all others are connected; if they may be `apart`, on other machines."""
+
+    def __init__(self, host: str, key: bytes, apart: bool) -> None:
+        self._host = host
+        self._listener = Listener(("" if apart else host, 0), authkey=key)
+        self._others: dict[Connection, int] = {}
+        self._lost = self.fault = ""
+        self._noticed = threading.Event()
+        self.ending = False
+        """Whether this process ends on its own, whatever happens to the others."""
+
+    @property
+    def address(self) -> Any:
+        """Where the others find this process."""
+        assert isinstance(self._listener.address, tuple)
+        return self._host, self._listener.address[1]
+
+    def listen(self, count: int, say: Say) -> None:
+        """Wait until `count` others are connected, and listen to them from then on."""
+        for _ in range(count):
+            connection = self._listener.accept()
+            self._others[connection] = connection.recv()
+        self._listener.close()
+        threading.Thread(target=self._listen, args=(say,), daemon=True).start()
+
+    def lost(self, seconds: float) -> str:
+        """Return in one line which other process has ended, and why if known; empty if none ends
+        within this many seconds."""
+        self.ending = True
+        self._noticed.wait(seconds)
+        return self._lost
+
+    def end(self, status: int) -> None:
+        """Tell the others with which status this process ends."""
+        self.ending = True
+        for connection in self._others:
+            _send(connection, status)
+
+    def _listen(self, say: Say) -> None:
+        ended = wait(list(self._others))[0]
+        assert isinstance(ended, Connection)
+        number, said = self._others[ended], _received(ended) or ""
+        self._lost = f"process {number} has ended" + (f" ({said})" if said else "")
+        self.fault = "" if said.startswith(STOPPED) else self._lost
+        self._noticed.set()
+        time.sleep(GRACE)
+        if not self.ending:
+            say(self._lost)
+            self.end(LOST)
+            os._exit(LOST)
+
+
+class Other:
+    """A process that is not process 0."""
+
+    def __init__(self, number: int, address: Any, key: bytes, say: Say) -> None:
+        self._number, self._say = number, say
+        self._first = Client(address, authkey=key)
+        self._first.send(number)
+        self._over = threading.Event()
+        self._status: int | None = None
+        self._ending = False
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def fail(self, line: str) -> None:
+        """Tell process 0 why this process ends."""
+        _send(self._first, line)
+
+    def follow(self) -> int:
+        """Return the exit status of process 0 once that has ended."""
+        self._ending = True
+        self._over.wait()
+        if self._status is None and self._number == 1:
+            self._say("process 0 has ended")
+        return LOST if self._status is None else self._status
+
+    def _listen(self) -> None:
+        self._status = _received(self._first)
+        self._over.set()
+        time.sleep(GRACE)
+        if not self._ending:
+            os._exit(self.follow())
+
+
+def _send(connection: Connection, value: Any) -> None:
+    with suppress(OSError):  # it has ended
+        connection.send(value)
+
+
+def _received(connection: Connection) -> Any:
+    """The message that a process has sent; None if it has ended without one."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        return None

@@ -1,1 +1,0 @@
-"""What `--profile` measures and reports. May import cli, job, data and training."""

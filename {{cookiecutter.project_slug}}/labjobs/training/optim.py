@@ -1,0 +1,310 @@
+"""Which evaluation's weights are best, and when to stop waiting for better ones."""
+
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+
+from labjobs.distributed.collectives import copied, is_divided, norm_of_all, own
+from labjobs.errors import Diverged, JobError
+from labjobs.settings import Metric, no_monitor
+from labjobs.training.progress import Stateful
+
+# Muon: momentum whose matrices are orthogonalized, and AdamW for everything else.
+#
+# Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon; the step size, scaled to suit the
+# learning rates of AdamW: Liu et al. 2025, arxiv.org/abs/2502.16982, section 2.2.
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic polynomial that is applied to the singular values. It is steep at
+zero, and brings them to between 0.7 and 1.2 in five steps."""
+
+Groups = list[dict[str, Any]]
+
+STEPS = 5
+EPS = 1e-7
+
+
+class Muon(Optimizer):
+    """Muon for hidden layers. torch.optim.Muon takes matrices only; this takes convolution kernels
+    too, as matrices with a row for each output channel, and orthogonalizes those of one shape
+    together.
+
+    Groups with `hidden=False` are updated by AdamW, and so are tensors with fewer than two
+    dimensions in the others.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        lr: float,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        made = [part for group in groups for part in _split(group)]
+        defaults = {"lr": lr, "weight_decay": 0.0, "momentum": momentum, "betas": betas}
+        super().__init__(made, defaults | {"eps": 1e-8, "hidden": True, "fused": True})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
+        if closure is not None:
+            raise ValueError("Muon takes no closure")
+        for group in self.param_groups:
+            trained = [weight for weight in group["params"] if weight.grad is not None]
+            if trained:
+                (self._orthogonal if group["hidden"] else self._adamw)(group, trained)
+
+    def _orthogonal(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        kept, gradients = group["momentum"], _gradients(weights)
+        momenta = self._state(weights, "momentum_buffer")
+        torch._foreach_lerp_(momenta, gradients, 1 - kept)
+        updates = list(torch._foreach_lerp(gradients, momenta, kept))  # Nesterov's
+        if group["weight_decay"]:
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        for indices in _alike(weights):
+            rows, columns = len(weights[indices[0]]), weights[indices[0]][0].numel()
+            matrices = torch.stack([updates[index].flatten(1) for index in indices])
+            size = -group["lr"] * 0.2 * max(rows, columns) ** 0.5
+            made = orthogonalized(matrices).to(matrices.dtype)
+            for index, update in zip(indices, made, strict=True):
+                weights[index].add_(update.view(weights[index].shape), alpha=size)
+
+    def _adamw(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        for weight in weights:
+            self.state[weight].setdefault("step", torch.zeros((), device=weight.device))
+        adamw(
+            weights,
+            _gradients(weights),
+            self._state(weights, "exp_avg"),
+            self._state(weights, "exp_avg_sq"),
+            [],
+            [self.state[weight]["step"] for weight in weights],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _state(self, weights: list[Tensor], name: str) -> list[Tensor]:
+        """The state of this name for each weight, zeros at first."""
+        for weight in weights:
+            if name not in self.state[weight]:
+                self.state[weight][name] = torch.zeros_like(weight)
+        return [self.state[weight][name] for weight in weights]
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """Return matrices (N, R, C) with their singular vectors and singular values near 1.
+
+    By Newton–Schulz iterations; on a GPU in bf16, which is precise enough for an update.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    made: Tensor = matrices.mT if tall else matrices
+    if matrices.device.type != "cpu":
+        made = made.bfloat16()
+    made = made / made.norm(dim=(-2, -1), keepdim=True).clamp_min(EPS)
+    for _ in range(STEPS):
+        gram = made @ made.mT
+        made = a * made + (b * gram + c * gram @ gram) @ made
+    return made.mT if tall else made
+
+
+def hidden_groups(groups: Groups, model: nn.Module) -> Groups:
+    """Return the groups with the hidden layers' weights separated from the rest, which has
+    `hidden=False` for AdamW: embeddings, the last layer, and all with fewer than two dimensions."""
+    layers = [
+        (layer, [weight for weight in layer.parameters(recurse=False) if weight.ndim >= 2])
+        for layer in model.modules()
+    ]
+    layers = [(layer, weights) for layer, weights in layers if weights]
+    ends = [weights for layer, weights in layers if isinstance(layer, nn.Embedding)]
+    ends += [weights for _, weights in layers[-1:]]
+    excluded = {id(weight) for weights in ends for weight in weights}
+    return [part for group in groups for part in _split(group, excluded)]
+
+
+def _split(group: dict[str, Any], excluded: Container[int] = ()) -> Groups:
+    """Split a group by what updates its parameters; a part without parameters is left out."""
+    hidden: list[Tensor] = []
+    rest: list[Tensor] = []
+    for weight in group["params"]:
+        belongs = group.get("hidden", True) and weight.ndim >= 2 and id(weight) not in excluded
+        (hidden if belongs else rest).append(weight)
+    parts = ((hidden, True), (rest, False))
+    return [group | {"params": weights, "hidden": kind} for weights, kind in parts if weights]
+
+
+def _gradients(weights: list[Tensor]) -> list[Tensor]:
+    return [weight.grad for weight in weights if weight.grad is not None]
+
+
+def _alike(weights: list[Tensor]) -> list[list[int]]:
+    """The places of weights of one shape and type, which can be stacked."""
+    found: dict[Any, list[int]] = {}
+    for index, weight in enumerate(weights):
+        found.setdefault((weight.shape, weight.dtype, weight.device), []).append(index)
+    return [*found.values()]
+
+
+# The exponential moving average (EMA) of a model's weights, often better than the last ones.
+#
+# Source: Polyak & Juditsky 1992, doi.org/10.1137/0330046; Morales-Brotons et al. 2024,
+# arxiv.org/abs/2411.18704.
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class EMA(Generic[M]):
+    """The EMA of a model's weights over the steps; `model` is the model itself if `decay` is 0.
+
+    At each step the EMA keeps the fraction `decay` of itself; less at first, (1 + step) / (10 +
+    step). Buffers, such as those of batch norm, are copied.
+    """
+
+    def __init__(self, model: M, decay: float) -> None:
+        self.model = copied(model) if decay else model  # as trainable: shares compiled code
+        self._decay = decay
+        self._steps = 0
+        self._weights = _by_type(self.model.parameters(), model.parameters())
+        self._buffers = _by_type(self.model.buffers(), model.buffers())
+
+    def update(self) -> None:
+        """Take in the weights after a step; nothing is read from the device."""
+        if not self._decay:
+            return
+        self._steps += 1
+        kept = min(self._decay, (1 + self._steps) / (10 + self._steps))
+        for mine, theirs in self._weights:
+            torch._foreach_lerp_(_held(mine), _held(theirs), 1 - kept)
+        for mine, theirs in self._buffers:
+            torch._foreach_copy_(_held(mine), _held(theirs))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the EMA; empty if there is none."""
+        return {"steps": self._steps, "model": self.model.state_dict()} if self._decay else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if self._decay:
+            self._steps = state["steps"]
+            self.model.load_state_dict(state["model"])
+
+
+def _held(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors or, if they are divided, this process's parts, which torch 2.8 puts elsewhere
+    when training begins."""
+    return [own(tensor) for tensor in tensors] if is_divided(tensors[0]) else tensors
+
+
+def _by_type(
+    mine: Iterable[Tensor], theirs: Iterable[Tensor]
+) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Pairs of lists of one data type each: over mixed ones torch launches a copy for each."""
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for one, other in zip(mine, theirs, strict=True):
+        group = groups.setdefault(one.dtype, ([], []))
+        group[0].append(one if is_divided(one) else one.detach())
+        group[1].append(other if is_divided(other) else other.detach())
+    return list(groups.values())
+
+
+# Gradients between the backward pass and the optimizer's step.
+
+
+def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
+    """Scale the gradients of all parameters together down to a norm; returns their norm () before.
+
+    Does what torch's clip_grad_norm_ does in half of the host's time: that one sorts the gradients
+    by device and type first. The host learns nothing of the norm, so it does not wait. Source:
+    Pascanu et al. 2013, arxiv.org/abs/1211.5063.
+    """
+    gradients = [weight.grad for weight in parameters if weight.grad is not None]
+    divided = [gradient for gradient in gradients if is_divided(gradient)]
+    groups = _gradients_by_type([own(gradient) for gradient in gradients] if divided else gradients)
+    norms = {number: each for group in groups for number, each in _norms(group)}
+    whole: Tensor = torch.linalg.vector_norm(torch.stack([norms[n] for n in range(len(norms))]))
+    if divided:
+        whole = norm_of_all(whole, divided[0])
+    scale = (norm / (whole + 1e-6)).clamp(max=1.0)
+    for group in groups:
+        torch._foreach_mul_([*group.values()], scale)
+    return whole
+
+
+def _norms(gradients: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
+    return zip(gradients, torch._foreach_norm([*gradients.values()]), strict=True)
+
+
+def _gradients_by_type(gradients: Iterable[Tensor]) -> list[dict[int, Tensor]]:
+    """Return gradients by their number in groups of one data type each: over mixed ones torch
+    launches an operation for each."""
+    groups: dict[torch.dtype, dict[int, Tensor]] = {}
+    for number, each in enumerate(gradients):
+        groups.setdefault(each.dtype, {})[number] = each
+    return list(groups.values())
+
+
+class EarlyStopping(Stateful):
+    """Follows a validation metric in the direction that METRICS declares for it.
+
+    `improved(metrics)` says after each evaluation whether it was the best so far; a tie is no
+    improvement, so the earliest best is kept. With the monitor `none` every evaluation is the best:
+    the last weights are kept, and nothing stops early. Raises JobError for a metric that is not
+    declared.
+    """
+
+    kept = ("evaluations", "best_evaluation", "plateaus", "_best")
+
+    def __init__(
+        self, metrics: Mapping[str, Metric], monitor: str, patience: int = 0, plateau: int = 5
+    ) -> None:
+        self._monitor, self._patience, self._plateau = monitor, patience, plateau
+        name = monitor.removeprefix("val_")
+        if monitor != "none" and name not in metrics:
+            raise JobError(f"--monitor {monitor}: {no_monitor(monitor, metrics)}")
+        better = "" if monitor == "none" else metrics[name].better
+        self._sign = -1.0 if better == "lower" else 1.0
+        self._best = -math.inf
+        self.evaluations = self.best_evaluation = 0
+        self.plateaus = 0
+        """How often `plateau` evaluations in a row brought no improvement."""
+
+    def improved(self, metrics: Mapping[str, float]) -> bool:
+        """Record an evaluation; return whether it is the best so far.
+
+        Raises Diverged if the monitored metric is not finite, JobError if it was not measured.
+        """
+        self.evaluations += 1
+        if self._monitor == "none":
+            self.best_evaluation = self.evaluations
+            return True
+        if self._monitor not in metrics:
+            raise JobError(
+                f"--monitor {self._monitor}: evaluate() returned no such metric, only "
+                f"{', '.join(metrics) or 'none'}"
+            )
+        value = self._sign * float(metrics[self._monitor])
+        if not math.isfinite(value):
+            raise Diverged(f"{self._monitor} was not finite; lower the learning rate")
+        if value > self._best:
+            self._best, self.best_evaluation = value, self.evaluations
+            return True
+        waited = self.evaluations - self.best_evaluation
+        if self._plateau and waited % self._plateau == 0:
+            self.plateaus += 1
+        return False
+
+    @property
+    def due(self) -> bool:
+        """Whether `patience` evaluations have passed without a better one; never if it is 0."""
+        return 0 < self._patience <= self.evaluations - self.best_evaluation

@@ -1,0 +1,181 @@
+"""How fast a job trains and how much memory it takes, for `find batch-size` and `find workers`.
+
+After a warm-up, in which code is compiled, kernels are chosen and queues fill, some windows are
+timed, and then the job pauses. It waits for the device only at the end of each window.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labjobs import devices
+from labjobs.data.batches import Batches
+from labjobs.errors import JobError
+from labjobs.job.journal import Journal
+from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
+from labjobs.job.terminal import Paused
+
+# The noise of the gradient, from the parts of batches, for `find noise-scale`.
+#
+# For a batch of B examples in k parts, L is the squared norm of its gradient, and S the mean of the
+# squared norms of the parts' gradients, weighted by the sizes of the parts. The expectations are
+# |G|² + tr Σ / B and |G|² + k tr Σ / B, where G is the gradient over all data and Σ the covariance
+# of single examples' gradients. So these estimates are unbiased for parts of any sizes:
+#
+#     tr Σ = B (S − L) / (k − 1)        |G|² = (k L − S) / (k − 1)
+#
+# Their ratio is the simple noise scale. Source: McCandlish et al. 2018, arxiv.org/abs/1812.06162,
+# appendix A.1; its formulas are these for parts of B / k examples each.
+
+
+class NoiseScale:
+    """Looks at the gradients between the parts of a batch, without waiting for the device.
+
+    `training` returns what the loop trains with, an optimizer among it; `log` is given what a step
+    has measured.
+    """
+
+    def __init__(
+        self,
+        training: Callable[[], Iterable[object]],
+        log: Callable[[Mapping[str, Tensor]], object],
+    ) -> None:
+        self._training, self._log = training, log
+        self._examples = 0  # of this step
+
+    def steps(
+        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield batches with their numbers of examples."""
+        for batch, size in stream:
+            self._examples = size
+            yield batch, size
+
+    def end_steps(self) -> None:
+        """Do nothing: no state carries over from one step to the next."""
+
+    def close(self) -> None:
+        """Do nothing: no state is left over."""
+
+    def parts(self, parts: Iterable[tuple[Any, Tensor]]) -> Iterator[tuple[Any, Tensor]]:
+        """Yield the parts of a batch, each with its fraction (); log the estimates from
+        their gradients.
+
+        These are what the backward passes add up: before any clipping, and divided by the scale of
+        a GradScaler. Raises JobError for a loop whose gradients have no one optimizer.
+        """
+        weights = self._weights()
+        scale = self._scale(weights[0].device)
+        first = before = _gradients(weights)
+        count, of_parts = 0, torch.zeros((), device=weights[0].device)
+        for part, fraction in parts:
+            yield part, fraction
+            now = _gradients(weights)
+            of_parts = of_parts + _squared(now, before) / fraction
+            before, count = now, count + 1
+        if count < 2:
+            return
+        of_batch = _squared(before, first)
+        noise = self._examples * (of_parts - of_batch) / (count - 1)
+        signal = (count * of_batch - of_parts) / (count - 1)
+        self._log({SIGNAL: signal / scale**2, NOISE: noise / scale**2})
+
+    def _weights(self) -> list[Tensor]:
+        optimizers = [each for each in self._training() if hasattr(each, "param_groups")]
+        if len(optimizers) != 1:
+            raise JobError(
+                "find noise-scale: needs one optimizer among what job.resume(…) names; it has "
+                f"{len(optimizers) or 'none'}"
+            )
+        if not self._examples:
+            raise JobError(
+                "find noise-scale: needs the number of examples of a step; give job.steps "
+                "batches, or examples=…"
+            )
+        return [weight for group in optimizers[0].param_groups for weight in group["params"]]
+
+    def _scale(self, device: torch.device) -> Tensor:
+        """What the loss is multiplied by, (): by a GradScaler, if there is one."""
+        scale = torch.ones((), device=device)
+        for each in self._training():
+            if isinstance(each, torch.amp.GradScaler):
+                scale = each.scale(scale)
+        return scale
+
+
+def _gradients(weights: Iterable[Tensor]) -> list[Tensor]:
+    """A copy of the gradients so far."""
+    return [
+        torch.zeros_like(weight) if weight.grad is None else weight.grad.detach().clone()
+        for weight in weights
+    ]
+
+
+def _squared(after: list[Tensor], before: list[Tensor]) -> Tensor:
+    """The squared norm () of what was added to the gradients."""
+    added = torch._foreach_sub(after, before)
+    return torch.stack(torch._foreach_norm(added, 2, torch.float32)).square().sum()
+
+
+WARM_UP_STEPS, WARM_UP_SECONDS = 5, 1.0
+"""The least steps and seconds of the warm-up."""
+
+WINDOWS, WINDOW_SECONDS = 5, 0.5
+"""Number of windows, and the least seconds of each; a window has at least one step."""
+
+
+class Pace:
+    """Times a job's steps. `step` returns how many are done. Raises Paused when all is measured."""
+
+    def __init__(
+        self, device: torch.device, journal: Journal, step: Callable[[], int], workers: int | str
+    ) -> None:
+        self._device, self._journal, self._step = device, journal, step
+        self._workers = {WORKERS: float(workers)} if isinstance(workers, int) else {}
+
+    def steps(
+        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield batches with their numbers of examples, until all windows are over."""
+        self._journal.tags({LOADER: batches.loader if batches else "none"})
+        yield from self._until(stream, WARM_UP_STEPS, WARM_UP_SECONDS)
+        devices.reset_peak_memory(self._device)
+        for _ in range(WINDOWS):
+            devices.wait(self._device)
+            began, sizes = time.perf_counter(), list[int]()
+            for batch, size in self._until(stream, 1, WINDOW_SECONDS):
+                sizes.append(size)
+                yield batch, size
+            devices.wait(self._device)
+            rate = sum(sizes) / (time.perf_counter() - began)
+            measured = {RATE: rate, EXAMPLES: float(max(sizes)), MEMORY: self._peak_memory()}
+            self._journal.metrics(self._step(), measured | self._workers)
+        raise Paused(f"after {self._step()} steps, since its speed has been measured")
+
+    def end_steps(self) -> None:
+        """Do nothing: evaluations between steps count as training time; the finder has none."""
+
+    def close(self) -> None:
+        """Do nothing: a job that ends earlier has fewer windows."""
+
+    def _until(
+        self, stream: Iterator[tuple[Any, int]], steps: int, seconds: float
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield at least this many batches, for at least this long."""
+        began, done = time.perf_counter(), 0
+        while done < steps or time.perf_counter() - began < seconds:
+            yield next(stream)
+            done += 1
+
+    def _peak_memory(self) -> float:
+        """The peak memory in bytes: of tensors on a GPU, or else of the process."""
+        on_device = devices.peak_memory(self._device)
+        if on_device is not None:
+            return float(on_device)
+        unit = 1 if sys.platform == "darwin" else 1024
+        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

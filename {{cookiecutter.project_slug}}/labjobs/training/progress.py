@@ -1,0 +1,336 @@
+"""The output of a job while it trains: a progress bar, and a line for each evaluation."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from labjobs.errors import JobError, SettingsError
+from labjobs.job.terminal import Progress, as_line, duration, log
+from labjobs.settings import Span
+
+# Parts of a training loop that can be saved and restored.
+
+
+class Part(Protocol):
+    """A part of the training loop with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain values and tensors."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Restore a state."""
+
+
+class Stateful:
+    """A part whose state is the attributes named in `kept`."""
+
+    kept: ClassVar[tuple[str, ...]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the attributes' values."""
+        return {name: getattr(self, name) for name in self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the attributes; a tensor is filled in place, so it stays on its device."""
+        for name in self.kept:
+            mine, value = getattr(self, name), state[name]
+            setattr(self, name, mine.copy_(value) if hasattr(mine, "copy_") else value)
+
+
+# How long a job trains: a number of epochs, steps or minutes.
+
+WARM_UP = 10
+"""Steps before the timed ones: the first few compile code, choose kernels and fill caches."""
+
+TIMED = 20
+"""Steps whose time tells how many steps fit into --minutes."""
+
+
+class Length(Stateful):
+    """The length of a job by its settings' `epochs`, or `steps` or `minutes` if one is above 0.
+
+    Minutes become a number of steps, measured over TIMED steps and kept in the checkpoint, so that
+    a job that is killed and continued takes as many steps as one that is not. `steps_per_epoch` is
+    None until the training batches are known, and 0 for a stream without an end; it is kept too,
+    since a job that continues may ask for it before its first step.
+    """
+
+    kept = ("_measured", "steps_per_epoch")
+
+    def __init__(self, settings: Any) -> None:
+        self.epochs = int(getattr(settings, "epochs", 1))
+        self.minutes = float(getattr(settings, "minutes", 0))
+        self._steps = int(getattr(settings, "steps", 0))
+        self.in_epochs = not (self._steps or self.minutes)
+        self._measured = 0  # steps that the minutes amount to
+        self._taken = 0  # steps that this process has taken
+        self._began = self._timed_from = 0.0
+        self.steps_per_epoch: int | None = None
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds since some moment; the same for all processes of a job."""
+
+    def set_epoch(self, steps: int | None) -> None:
+        """Record how many batches an epoch has, None for a stream.
+
+        Raises SettingsError for a length in epochs of a stream.
+        """
+        self.steps_per_epoch = steps or 0
+        if self.in_epochs and not steps:
+            raise SettingsError("--epochs: this data has no epochs; use --steps or --minutes")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it, also from a checkpoint that has no steps of an epoch."""
+        super().load_state_dict({"steps_per_epoch": self.steps_per_epoch, **state})
+
+    @property
+    def total(self) -> int | None:
+        """Steps of the whole job; None while its minutes are not measured yet.
+
+        Raises JobError before the length of an epoch is known, if the job's is in epochs.
+        """
+        if self.minutes:
+            return self._measured or None
+        if self._steps:
+            return self._steps
+        if self.steps_per_epoch is None:
+            raise JobError(
+                "the number of steps is not known before job.batches(…, shuffle=True) is called"
+            )
+        return self.epochs * self.steps_per_epoch
+
+    def fraction(self, step: int) -> float:
+        """Return the fraction of the job that is done after so many steps; of its time while its
+        minutes are not measured."""
+        total = self.total
+        if total:
+            return step / total
+        return min(1.0, self._elapsed / (60 * self.minutes)) if self._began else 0.0
+
+    def measure(self, step: int) -> None:
+        """Record that a step was taken, after the device has done it."""
+        self._taken += 1
+        if self._taken == WARM_UP:
+            self._timed_from = self.clock()
+        elif self._taken == WARM_UP + TIMED:
+            each = (self.clock() - self._timed_from) / TIMED
+            self._measured = step + max(0, round((60 * self.minutes - self._elapsed) / each))
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the next step is to be measured; notes when the first one began."""
+        if self._measured or not self.minutes:
+            return False
+        self._began = self._began or self.clock()
+        return True
+
+    @property
+    def _elapsed(self) -> float:
+        return self.clock() - self._began
+
+
+# Where a training loop is: the steps that are done, and when the model is evaluated next.
+
+
+class Position(Stateful):
+    """The position of a loop: `step` steps are done, in `interval` whole evaluation intervals.
+
+    `evaluating`: the steps of this interval are done, its evaluation is not. `over`: the loop has
+    ended, by its length or by the student's `break`.
+    """
+
+    kept = ("step", "interval", "evaluating", "over")
+
+    def __init__(self, settings: Any, length: Length) -> None:
+        self.length = length
+        every = Span(getattr(settings, "eval_every", "1e"))
+        self._every, self._in_epochs = every.number, every.endswith("e")
+        self.step = self.interval = 0
+        self.evaluating = self.over = False
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training data so far; 0 for a stream."""
+        per_epoch = self.length.steps_per_epoch
+        return self.step / per_epoch if per_epoch else 0.0
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the job that is done."""
+        return self.length.fraction(self.step)
+
+    def place(self) -> tuple[int, int]:
+        """Return the next step's epoch, counted from 1, and its batch in there, counted from 0."""
+        per_epoch = self.length.steps_per_epoch
+        if not per_epoch:
+            return 1, self.step
+        return self.step // per_epoch + 1, self.step % per_epoch
+
+    @property
+    def interval_end(self) -> int:
+        """The step at whose end the model is evaluated next, or at which the job ends."""
+        end, total = self._next_evaluation(), self.length.total
+        return end if total is None else min(end, total)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to train or to evaluate."""
+        if self.over or self.evaluating or not self.step:
+            return self.over
+        total = self.length.total
+        return total is not None and self.step >= total
+
+    def end_interval(self) -> None:
+        """An interval and its evaluation are over."""
+        self.interval += 1
+        self.evaluating = False
+        while self._next_evaluation() <= self.step:  # spans shorter than a step
+            self.interval += 1
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the model is evaluated after a step, whatever the job's length is."""
+        while (end := self._next_evaluation()) < step:
+            self.interval += 1
+        return end == step
+
+    def _next_evaluation(self) -> int:
+        per_epoch = self.length.steps_per_epoch if self._in_epochs else 1
+        if not per_epoch:
+            raise SettingsError(
+                "--eval-every: this data has no epochs; give a number of steps, such as 500"
+            )
+        return max(1, round((self.interval + 1) * self._every * per_epoch))
+
+
+# Where the time of a job goes, according to the host's clock.
+
+T = TypeVar("T")
+
+
+class Stopwatch(Stateful):
+    """Times of training and evaluation, over all attempts at a job, in seconds."""
+
+    kept = ("_seconds", "_trained", "_waited", "_examples", "rates")
+
+    def __init__(self) -> None:
+        self._seconds = self._trained = self._waited = 0.0
+        self._examples = 0
+        self._noted = time.monotonic()
+        self._units: dict[str, float] = {}
+        self.peak: float | None = None
+        """Floating-point operations per second that the device can do, if known."""
+        self.rates: dict[str, float] = {}
+        """Of the last interval: training examples per second, what they consist of per second, the
+        MFU if it is known, and the fraction of its training spent waiting for data."""
+
+    def start(self, units: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Training begins or goes on; time before that does not count. `units` is how much of
+        something else an example is, by name, such as its `flops`."""
+        self._noted, self._units = time.monotonic(), dict(units)
+
+    def waiting(self, batches: Iterator[T]) -> Iterator[T]:
+        """Yield the batches, with the time spent waiting for each of them counted."""
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            self._waited += time.monotonic() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def trained(self, examples: int) -> None:
+        """Record that a step with this many examples was taken."""
+        self._examples += examples
+
+    def end_steps(self) -> None:
+        """The steps of an interval are over and the device has done them."""
+        self._lap(training=True)
+        if self._trained and self._examples:
+            rate = self._examples / self._trained
+            self.rates = {
+                "examples_per_second": rate,
+                **{f"{name}_per_second": rate * each for name, each in self._units.items()},
+                "data_wait_fraction": min(1.0, self._waited / self._trained),
+            }
+            speed = self.rates.pop("flops_per_second", 0.0)
+            if speed and self.peak:
+                self.rates["mfu"] = speed / self.peak
+        self._trained = self._waited = 0.0
+        self._examples = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training and evaluation so far."""
+        self._lap()
+        return self._seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the times so far; called between two steps or in an evaluation."""
+        self._lap(training=self._examples > 0)
+        return super().state_dict()
+
+    def _lap(self, training: bool = False) -> None:
+        now = time.monotonic()
+        self._seconds += now - self._noted
+        self._trained += (now - self._noted) if training else 0.0
+        self._noted = now
+
+
+class Report:
+    """The progress of a job, from numbers that the host has: it never waits for the device."""
+
+    def __init__(self, position: Position, quiet: bool) -> None:
+        self._position = position
+        self._steps = 0  # that this process has taken
+        self._first = 0.0, 1.0  # when its first evaluation was over, and how much was done then
+        self._bar = Progress(position.length.total, quiet, done=position.step)
+
+    def step(self) -> None:
+        """One optimizer step was queued."""
+        self._bar.step()
+        self._steps += 1
+
+    def show(
+        self,
+        at: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        rates: Mapping[str, float],
+    ) -> None:
+        """Log an evaluation in one line: where it was made, what came out, how fast it goes."""
+        parts = [as_line(metrics)] if metrics else []
+        if rates:
+            parts.append(", ".join(speeds(rates)))
+        if left := self._left():
+            parts.append(f"{left} left")
+        log.info("%s: %s", self._place(at), ", ".join(parts))
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+    def _place(self, at: Mapping[str, Any]) -> str:
+        length = self._position.length
+        if length.in_epochs:
+            return f"epoch {round(at['epoch'], 2):g}/{length.epochs}"
+        return f"step {at['step']}" + (f"/{length.total}" if length.total else "")
+
+    def _left(self) -> str:
+        """The time left, with its evaluations: by what came after the first one of this process,
+        since the first steps compile code and fill caches."""
+        now, done = time.monotonic(), self._position.fraction
+        began, before = self._first
+        if before < done < 1:
+            return duration((now - began) / (done - before) * (1 - done))
+        if before == 1 and self._steps >= WARM_UP:
+            self._first = now, done
+        return ""
+
+
+def speeds(rates: Mapping[str, float]) -> Iterator[str]:
+    """Yield how fast training goes: in examples and whatever else was counted, and its MFU."""
+    for name, rate in rates.items():
+        unit = name.removesuffix("_per_second")
+        if unit != name:
+            yield f"{rate:,.0f} {unit}/s"
+    if "mfu" in rates:
+        yield f"{rates['mfu']:.1%} MFU"
