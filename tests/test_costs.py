@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults import Project, ended, job_of, kill, wait_until
+from labjobs import layout
 from labjobs.tracking import costs
 
 JOB = ("--epochs", "30", "--eval-every", "5", "--checkpoint-minutes", "0.001", "--quiet")
@@ -25,10 +26,10 @@ def killed(
     copy = project.copy(tmp_path_factory.mktemp("killed") / "copy")
     process = copy.start(*JOB)
     wait_until(lambda: any(copy.root.glob("runs/*/*/last.pt")))
-    wait_until(lambda: any(copy.root.glob(f"runs/*/*/{costs.FILE}")))
+    wait_until(lambda: any(copy.root.glob(f"runs/*/*/{layout.COST}")))
     kill(process.pid)
     assert ended(process).returncode == -9
-    (file,) = copy.root.glob(f"runs/*/*/{costs.FILE}")
+    (file,) = copy.root.glob(f"runs/*/*/{layout.COST}")
     before = costs.totals(file.parent)["cpu_hours"]
     again = copy.command("python", str(copy.root / "run.py"), *JOB)
     _, status, used = os.wait4(again.pid, 0)
@@ -43,7 +44,7 @@ def test_the_hours_of_both_processes_add_up(killed: tuple[Project, str, float, f
     found = dict(project.ask(LATEST, job))
     assert before > 0
     assert before < float(str(found["cpu_hours"])) <= before + second + 60 / 3600
-    seen = json.loads((project.folder(job) / costs.FILE).read_text())["processes"]
+    seen = json.loads((project.folder(job) / layout.COST).read_text())["processes"]
     assert len(seen) == 2
     most = max(each["host_bytes"] for each in seen.values())
     assert float(str(found["peak_host_memory_gb"])) >= most / 1e9 > 0.05

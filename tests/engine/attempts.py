@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from labjobs import layout
 from labjobs.attempt import Attempt, NoCourier
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
@@ -75,7 +76,7 @@ class Ended:
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the lines of the journal."""
-        with (self.folder / journal.FILE).open("rb") as file:
+        with (self.folder / layout.JOURNAL).open("rb") as file:
             return journal.Reader(file).read()
 
     def checkpoint(self, name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import replayed
 from byte_damage import MUTATIONS
+from labjobs import layout
 from labjobs.files import read_record
 from labjobs.job import journal
 from labjobs.job.folder import owner_of
@@ -105,7 +106,7 @@ class Damages:
         if wrong or "Traceback" in said:
             return Came("traceback" if "Traceback" in said else "silent", about)
         if result == state.result:
-            whole = path.name == journal.FILE or bool(read_record(path))
+            whole = path.name == layout.JOURNAL or bool(read_record(path))
             return Came(("repaired" if whole else "refused") if reported else "harmless", about)
         if result._replace(disk=state.result.disk) == state.result and result.disk is None:
             return Came("refused", about)
@@ -182,7 +183,7 @@ class Damages:
 
     def _on_disk(self) -> Counter[object] | None:
         try:
-            with (self._folder / journal.FILE).open("rb") as file:
+            with (self._folder / layout.JOURNAL).open("rb") as file:
                 said = journal.Reader(file).read()
         except journal.Damaged:
             return None

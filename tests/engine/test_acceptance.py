@@ -1,8 +1,9 @@
 """Changes that are accepted as changing no results: which code counts as the same."""
 
 import pytest
+from labjobs import layout
 from labjobs.errors import SettingsError
-from labjobs.job.code_evidence import ACCEPTED, Accepted, Change, accept, accepted, between
+from labjobs.job.code_evidence import Accepted, Change, accept, accepted, between
 
 ABOUT = {"because": "a refactor", "by": "Ada", "on": "2026-11-22", "verified": True}
 
@@ -60,6 +61,6 @@ def test_it_is_read_as_written_and_further_changes_are_added(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "[]", "<<<<<<< HEAD", '{"changes": [{}], "codes": []}'])
 def test_a_damaged_file_is_one_line(tmp_path, content):
-    (tmp_path / ACCEPTED).write_text(content)
+    (tmp_path / layout.ACCEPTED).write_text(content)
     with pytest.raises(SettingsError, match="restore it from version control"):
         accepted(tmp_path)

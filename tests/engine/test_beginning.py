@@ -7,7 +7,8 @@ import optimizers
 import pytest
 import torch
 from attempts import At, plain
-from labjobs.job import attempts, journal
+from labjobs import layout
+from labjobs.job import journal
 from labjobs.settings import Span, Weights
 from labjobs.training.init_from import Trained, can_go_on, extension_problem
 from labjobs.training.optim import EMA
@@ -195,7 +196,7 @@ def test_the_last_state_stays_where_a_longer_job_could_go_on(toy, settings, stay
     ended = toy.run(keep_last=False, **settings)
     assert ended.status == 0, ended.said
     assert (ended.folder / "last.pt").exists() == stays
-    assert journal.record_of(ended.folder, attempts.TRAINED)["goes_on"] == stays
+    assert journal.record_of(ended.folder, layout.TRAINED)["goes_on"] == stays
     assert not (ended.folder / "previous.pt").exists()
 
 

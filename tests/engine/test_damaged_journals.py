@@ -5,6 +5,7 @@ import signal
 
 import stored
 from attempts import At, Ended, Toy
+from labjobs import layout
 from labjobs.job import journal
 from labjobs.tracking.courier import Delivery
 from labjobs.tracking.mlflow_store import Run
@@ -27,7 +28,7 @@ def killed(toy: Toy) -> Ended:
 
 def damage(left: Ended, step: int) -> None:
     """Turn over a bit of the point of a step."""
-    path = left.folder / journal.FILE
+    path = left.folder / layout.JOURNAL
     whole = path.read_bytes()
     assert whole.count(b'"step": %d,' % step) >= 1
     path.write_bytes(whole.replace(b'"step": %d,' % step, b'"step": %d,' % (step ^ 1), 1))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from byte_damage import MUTATIONS
+from labjobs import layout
 from labjobs.files import write_record, write_shared
 from labjobs.job import data_evidence, reads
 from labjobs.job.reads import Places
@@ -17,7 +18,7 @@ def attempt(root: Path, job: str, contents: str) -> Path:
     """An attempt that has read a file for each letter, and has ended."""
     folder, places = root / "runs" / job / "01234567", places_of(root)
     folder.mkdir(parents=True)
-    notes = reads.Reads(folder / reads.FILE, places)
+    notes = reads.Reads(folder / layout.DATA, places)
     (root / "data").mkdir(exist_ok=True)
     for name in contents:
         path = root / "data" / name
@@ -62,7 +63,7 @@ def forget() -> None:
 
 def test_a_damaged_line_of_a_killed_job_is_said(tmp_path: Path) -> None:
     folder = attempt(tmp_path, "0" * 12, "abc")
-    notes = folder / reads.FILE
+    notes = folder / layout.DATA
     notes.write_bytes(list_of(folder).read_bytes())
     assert not reads.damaged(notes)
     notes.write_bytes(notes.read_bytes()[:-5])  # killed while it wrote

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labjobs import files
+from labjobs import files, layout
 from labjobs.job import journal
-from labjobs.job.journal import FILE, Damaged, Reader, count
+from labjobs.job.journal import Damaged, Reader, count
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / layout.JOURNAL).read_text().splitlines()]
 
 
 def test_threads_that_write_at_once_lose_nothing(tmp_path):
@@ -47,7 +47,7 @@ def test_half_a_line_is_cut_off(tmp_path):
     first = journal.Journal(tmp_path, 1)
     first.metrics(1, {"a": 1.0})
     first.flush()
-    with (tmp_path / FILE).open("a") as file:
+    with (tmp_path / layout.JOURNAL).open("a") as file:
         file.write('{"time": 1, "st')
     again = journal.Journal(tmp_path, 1)
     again.metrics(2, {"a": 2.0})
@@ -67,7 +67,7 @@ def written(tmp_path: Path) -> Path:
     files.write_record(
         tmp_path / "settings.json", {"id": tmp_path.parent.name, "journal": made.start}
     )
-    return tmp_path / FILE
+    return tmp_path / layout.JOURNAL
 
 
 def points(path: Path) -> list[int]:
@@ -89,7 +89,7 @@ def test_a_damaged_line_is_cut_out_kept_and_said(written):
     bad = whole.splitlines(keepends=True)[4].replace(b'"step": 4', b'"step": 5')
     written.write_bytes(whole.replace(whole.splitlines(keepends=True)[4], bad))
     again = journal.Journal(written.parent, 1)
-    said = f"{FILE} was damaged and has lost 1 of its 11 lines"
+    said = f"{layout.JOURNAL} was damaged and has lost 1 of its 11 lines"
     assert again.damage.startswith(said)
     assert (written.parent / "metrics.damaged").read_bytes() == bad
     assert points(written) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
@@ -112,7 +112,7 @@ def test_points_that_come_after_the_checkpoint_are_measured_again(written, check
     whole = written.read_bytes().splitlines(keepends=True)
     written.write_bytes(b"".join(whole[:4] + whole[6:]))
     again = journal.Journal(written.parent, 1)
-    assert again.damage == f"{FILE} was damaged and has lost 2 of its 11 lines"
+    assert again.damage == f"{layout.JOURNAL} was damaged and has lost 2 of its 11 lines"
     assert about in again.go_on_from(checkpoint)
     for step in range(max(checkpoint, 1), 12):
         again.metrics(step, {"a": step / 3})
@@ -146,7 +146,7 @@ def test_what_costs_nothing_is_put_right(written, change):
     before = lines(written.parent)
     written.write_bytes(b"".join(change(written.read_bytes().splitlines(keepends=True))))
     again = journal.Journal(written.parent, 1)
-    assert again.damage.startswith(f"{FILE} was damaged and has lost nothing")
+    assert again.damage.startswith(f"{layout.JOURNAL} was damaged and has lost nothing")
     assert lines(written.parent)[:11] == before
     assert again.log_every == 5
     assert not journal.Journal(written.parent, 1).damage
@@ -156,7 +156,7 @@ def test_without_any_start_the_id_comes_from_the_settings(written):
     (written.parent / "settings.json").unlink()
     written.write_bytes(written.read_bytes().replace(b"start", b"stort"))
     again = journal.Journal(written.parent, 1)
-    assert again.damage.startswith(f"{FILE} was damaged and has lost 10 of its 11 lines")
+    assert again.damage.startswith(f"{layout.JOURNAL} was damaged and has lost 10 of its 11 lines")
     assert count(written) == 14
     assert again.log_every == 1
 
@@ -168,7 +168,8 @@ def test_lines_of_another_journal_are_not_taken(written, tmp_path):
         other.metrics(step, {"a": 0.0}, at=1000 + step)
     other.flush()
     mixed, foreign = (
-        path.read_bytes().splitlines(keepends=True) for path in (written, tmp_path / "other" / FILE)
+        path.read_bytes().splitlines(keepends=True)
+        for path in (written, tmp_path / "other" / layout.JOURNAL)
     )
     mixed[5] = foreign[5]
     written.write_bytes(b"".join(mixed))
@@ -185,7 +186,7 @@ def test_an_end_that_is_gone_is_noticed_where_something_knows_of_it(written, rec
     files.write_record(written.parent / record, {"journal": start["journal"], "lines": 11})
     written.write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:8]))
     again = journal.Journal(written.parent, 1)
-    assert again.damage == f"{FILE} was damaged and has lost 3 of its 11 lines"
+    assert again.damage == f"{layout.JOURNAL} was damaged and has lost 3 of its 11 lines"
     assert count(written) == 14
 
 

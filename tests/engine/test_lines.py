@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from labjobs import files
+from labjobs import files, layout
 from labjobs.job import journal
 from labjobs.job.journal import Damaged, Journal, Reader
 
@@ -47,7 +47,7 @@ def test_how_a_journal_starts() -> None:
 
 
 def test_a_reader_takes_whole_lines_as_they_come(tmp_path: Path) -> None:
-    path = tmp_path / journal.FILE
+    path = tmp_path / layout.JOURNAL
     second, third = line(2, step=1), line(3, step=2)
     with path.open("wb", buffering=0) as out, path.open("rb") as file:
         reader = Reader(file)
@@ -98,7 +98,7 @@ def test_a_reader_goes_on_after_lines_that_are_known_to_be_lost(tmp_path: Path) 
 def test_a_reader_stops_at_a_line_that_is_not_right(
     tmp_path: Path, written: list[bytes], at: int
 ) -> None:
-    said = f"^{journal.FILE} is damaged at line {at}; the job's own command mends it$"
+    said = f"^{layout.JOURNAL} is damaged at line {at}; the job's own command mends it$"
     with pytest.raises(Damaged, match=said):
         read(tmp_path / "a", *written)
     with pytest.raises(Damaged, match=said):
@@ -143,8 +143,8 @@ def test_the_writing_end_and_the_reading_end_agree(tmp_path: Path) -> None:
     written = Journal(tmp_path, 1)
     written.metrics(5, {"é": 1.5}, at=3)
     written.close("FINISHED")
-    with (tmp_path / journal.FILE).open("rb") as file:
+    with (tmp_path / layout.JOURNAL).open("rb") as file:
         start, point, end = Reader(file).read()
     assert start["start"] == written.start
     assert (point["step"], point["metrics"], end["end"]) == (5, {"é": 1.5}, "FINISHED")
-    assert journal.count(tmp_path / journal.FILE) == written.lines == 3
+    assert journal.count(tmp_path / layout.JOURNAL) == written.lines == 3

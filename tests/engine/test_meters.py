@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from labjobs import layout
 from labjobs.errors import Diverged, JobError
 from labjobs.job import journal
 from labjobs.job.journal import Journal
@@ -21,7 +22,7 @@ class Training:
     """A meter and its journal."""
 
     def __init__(self, folder: Path, every: int | str = 1, steps: int | None = 100) -> None:
-        self.path = folder / journal.FILE
+        self.path = folder / layout.JOURNAL
         self.meter = TrainMeter(Journal(folder, every), CPU, DECLARED)
         self.meter.choose_spacing(steps)
         self.step = 0

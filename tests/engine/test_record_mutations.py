@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 import pytest
+from labjobs import layout
 from labjobs.job import journal
 from record_mutations import RECORDS, Damages
 
@@ -47,4 +48,4 @@ def test_without_a_checksum_some_would_be_taken(
     monkeypatch.setattr(os, "fsync", lambda file: None)
     monkeypatch.setattr(journal, "decoded", unchecked)
     chance = random.Random(0)
-    assert any(damages.try_one(journal.FILE, chance).word == "silent" for _ in range(COUNT))
+    assert any(damages.try_one(layout.JOURNAL, chance).word == "silent" for _ in range(COUNT))

@@ -9,7 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from labjobs import machine
+from labjobs import layout, machine
 from labjobs.files import write_record
 from labjobs.job import journal
 from labjobs.tracking import costs
@@ -154,7 +154,7 @@ def test_what_cannot_be_read_costs_nothing(tmp_path, content):
     made.cost("last", {"cpu_seconds": 3600.0})
     made.flush()
     if content is not None:
-        (path / costs.FILE).write_bytes(content)
+        (path / layout.COST).write_bytes(content)
     assert costs.totals(path) == {"cpu_hours": 1.0}
 
 
@@ -232,7 +232,7 @@ def test_trainers_that_are_killed_are_known_by_their_couriers(driver, running, t
     assert 0.4 - 2 * TICK <= 3600 * cost["cpu_hours"] < 4
     assert cost["energy_kwh"] == pytest.approx(2 * 300 * 30 / 3.6e6)
     assert 0.4 - 2 * TICK <= 3600 * cost["gpu_hours"] <= seconds + TICK
-    assert len(json.loads((path / costs.FILE).read_text())["processes"]) == 2
+    assert len(json.loads((path / layout.COST).read_text())["processes"]) == 2
 
 
 def test_without_a_gpu_there_are_no_hours_of_one(running, tmp_path):

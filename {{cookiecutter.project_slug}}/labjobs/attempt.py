@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from labjobs import locks
+from labjobs import exit_status, layout, locks
 from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause
 from labjobs.files import PROJECT, shown
 from labjobs.job import (
@@ -83,7 +83,11 @@ class Attempt(Generic[S]):
         for lease in known.leases.get(folder.id, []):
             if code_evidence.fits(lease.code, folder.code) and lease.owner != folder.owner:
                 line = f"{self.label} is running already (on {lease.host}, says the tracking store)"
-                sys.exit(leave(4, f"{line}; if it is not, try again in {LEASE:.0f} s"))
+                sys.exit(
+                    leave(
+                        exit_status.ELSEWHERE, f"{line}; if it is not, try again in {LEASE:.0f} s"
+                    )
+                )
         folder.note_reads()
         self._courier = Courier()
 
@@ -141,9 +145,9 @@ class Attempt(Generic[S]):
         try:
             self._folder.take()
         except JobError as error:
-            sys.exit(leave(4, f"{self.label} {error}"))
+            sys.exit(leave(exit_status.ELSEWHERE, f"{self.label} {error}"))
         except OSError as error:
-            sys.exit(leave(1, f"{self.label} {cause(error)}"))
+            sys.exit(leave(exit_status.FAILED, f"{self.label} {cause(error)}"))
 
     def _ask_store(self) -> mlflow_read.Known:
         try:
@@ -165,13 +169,13 @@ class Attempt(Generic[S]):
             line += f" (on --data-root {root})"
         fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
         if fits and (folder.change or not courier.copies_lack(folder.path)):
-            sys.exit(leave(0, f"{self.label} {line}{self._unchecked()}"))
+            sys.exit(leave(exit_status.DONE, f"{self.label} {line}{self._unchecked()}"))
         self._leave_if_stale(bool(stored))
         diverged = known.diverged.get(folder.id, []) if not folder.latest else []
         elsewhere = any(folder.fits(each.code, each.data) for each in diverged)
         if last.get("status") == "diverged" or elsewhere:
             line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"
-            sys.exit(leave(1, f"{self.label} {line}"))
+            sys.exit(leave(exit_status.FAILED, f"{self.label} {line}"))
         if folder.finished():
             self._take()
             self._courier = Courier()
@@ -183,7 +187,7 @@ class Attempt(Generic[S]):
         try:
             inputs.begin(self._folder.settings, self._folder.runs_root)
         except JobError as error:
-            sys.exit(leave(1, f"{self.label} {error}"))
+            sys.exit(leave(exit_status.FAILED, f"{self.label} {error}"))
 
     def _unchecked(self) -> str:
         """A remark on data that cannot be compared with what the job has read."""
@@ -195,19 +199,29 @@ class Attempt(Generic[S]):
         """End the process if the job was finished with other code or data (perhaps in another
         folder), would be continued with other code or data, or is running with them."""
         folder, change, changed = self._folder, self._folder.change, self._folder.changed
-        if change and folder.latest and locks.held(folder.latest / "lock"):
+        if change and folder.latest and locks.held(folder.latest / layout.LOCK):
             line = f"is running already, with other {changed} ({change})"
-            sys.exit(leave(4, f"{self.label} {line}; --force runs it with this {changed}, too"))
+            sys.exit(
+                leave(
+                    exit_status.ELSEWHERE,
+                    f"{self.label} {line}; --force runs it with this {changed}, too",
+                )
+            )
         if folder.starts_over:
             return
         status = folder.outcome().get("status")
         if (change and status == "finished") or (stored and not folder.latest):
             line = f"was finished with other {changed} ({change or 'in another folder'})"
-            sys.exit(leave(5, f"{self.label} {line}; --force runs it again with this {changed}"))
+            sys.exit(
+                leave(
+                    exit_status.OTHER_CODE,
+                    f"{self.label} {line}; --force runs it again with this {changed}",
+                )
+            )
         if change and not folder.runtime.continue_anyway:
             line = f"was begun with other {changed} ({change}); --force starts it over"
             go_on = f"--continue-anyway continues it with this {changed}"
-            sys.exit(leave(5, f"{self.label} {line}, {go_on}"))
+            sys.exit(leave(exit_status.OTHER_CODE, f"{self.label} {line}, {go_on}"))
 
     def _open(self) -> None:
         folder = self._folder
@@ -252,7 +266,7 @@ class Attempt(Generic[S]):
             self.processes.first.ending = True  # the others have found the same
         self._courier.finish(IMPATIENCE)
         self._folder.discard()
-        return leave(2, f"{self._folder.script}.py: {error}")
+        return leave(exit_status.WRONG, f"{self._folder.script}.py: {error}")
 
     def _failed(self, error: Exception) -> int:
         why, status = cause(error), "diverged" if isinstance(error, Diverged) else "failed"
@@ -278,7 +292,7 @@ class Attempt(Generic[S]):
     def _ended(self, code: int, line: str) -> int:
         problem = self._courier.finish(IMPATIENCE)
         if self._courier.displaced:  # the signal that interrupted it
-            return leave(4, f"{self.label} {problem}")
+            return leave(exit_status.ELSEWHERE, f"{self.label} {problem}")
         return leave(code, f"{self.label} {line}")
 
     def _delivered(self, line: str) -> int:
@@ -295,7 +309,7 @@ class Attempt(Generic[S]):
                 f"{self.label} {line}; {missing}: python jobs.py sync uploads what is left",
             )
         attempts.drop_checkpoints(self._folder.path)
-        return leave(0, f"{self.label} {line}")
+        return leave(exit_status.DONE, f"{self.label} {line}")
 
 
 class Scratch(Attempt[S]):

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from labjobs import exit_status
 from labjobs.attempt import Attempt, Check, Main, NoCourier
 from labjobs.distributed.ranks import STOPPED, Other
 from labjobs.errors import SettingsError, cause, first_line
@@ -47,10 +48,12 @@ def begin(folder: Callable[[], JobFolder[S]], attempt: Callable[[], Attempt[S]])
         processes = Processes()
     except Exception as error:  # of many kinds; there is no process 0 yet to say it for all
         line = f"the processes of this job cannot reach each other ({first_line(error)})"
-        sys.exit(leave(1, f"{Path(sys.argv[0]).name}: {line}"))
+        sys.exit(leave(exit_status.FAILED, f"{Path(sys.argv[0]).name}: {line}"))
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if any(other != words for other in processes.everyones(words)):
-        sys.exit(2 if processes.rank.number else leave(2, f"{words[0]}: {DIFFERENT}"))
+        sys.exit(
+            2 if processes.rank.number else leave(exit_status.WRONG, f"{words[0]}: {DIFFERENT}")
+        )
     if processes.rank.number:
         return _followed(folder, processes)
     try:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from labjobs import exit_status
 from labjobs import settings as declared
 from labjobs.attempt import Attempt, Scratch
 from labjobs.checks.check import Check
@@ -59,7 +60,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S
         ranks.check(own.settings, own.runtime, 1)
         return Check(own) if own.runtime.check else _attempt(own)
     except SettingsError as error:
-        sys.exit(leave(2, f"{script}: {error}"))
+        sys.exit(leave(exit_status.WRONG, f"{script}: {error}"))
 
 
 def _attempt(folder: JobFolder[S]) -> Attempt[S]:

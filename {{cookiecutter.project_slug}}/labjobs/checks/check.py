@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from labjobs import attempt
+from labjobs import attempt, exit_status
 from labjobs.errors import JobError, SettingsError
 from labjobs.job import inputs
 from labjobs.job.folder import JobFolder
@@ -34,11 +34,13 @@ class Check(Generic[S]):
             with TemporaryDirectory(prefix="check-") as temporary:
                 return self._run(main, check, Path(temporary))
         except Interrupted as stop:
-            return leave(128 + stop.number, f"check ended {stop}; nothing was kept")
+            return leave(
+                exit_status.SIGNALLED + stop.number, f"check ended {stop}; nothing was kept"
+            )
         except SettingsError as error:
-            return leave(2, f"{self._folder.script}.py: {error}")
+            return leave(exit_status.WRONG, f"{self._folder.script}.py: {error}")
         except JobError as error:
-            return leave(1, f"check failed: {error}")
+            return leave(exit_status.FAILED, f"check failed: {error}")
 
     def _run(self, main: attempt.Main, check: attempt.Check, temporary: Path) -> int:
         from labjobs.checks.trials import (
@@ -63,6 +65,6 @@ class Check(Generic[S]):
 
     def _failed(self, failure: "Failure") -> int:
         if failure.of_settings:
-            return leave(2, f"{self._folder.script}.py: {failure.line}")
+            return leave(exit_status.WRONG, f"{self._folder.script}.py: {failure.line}")
         print(failure.trace, end="", file=sys.stderr)
-        return leave(1, f"check failed: {failure.line}")
+        return leave(exit_status.FAILED, f"check failed: {failure.line}")

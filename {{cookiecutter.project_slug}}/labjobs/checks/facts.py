@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from labjobs import layout
 from labjobs.checks.operations import digest
 from labjobs.checks.places import here
 from labjobs.data.batches import Batches
@@ -174,7 +175,7 @@ class Recorded(ShortJob[S]):
 
 def measured(attempt: Path, declared: Mapping[str, Any]) -> dict[Fact, str]:
     """Return what the journal of an attempt has of declared metrics, and the learning rate."""
-    with (attempt / journal.FILE).open("rb") as file:
+    with (attempt / layout.JOURNAL).open("rb") as file:
         said = journal.Reader(file).read()
     found = {}
     for line in said:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from labjobs import attempt
+from labjobs import attempt, layout
 from labjobs.checks.facts import (
     STEPS,
     Fact,
@@ -139,7 +139,7 @@ class Trials(Generic[S]):
         folder = JobFolder(mine.settings, runtime, mine.metrics, mine.script)
         folder.make()
         folder.take()
-        with (root / "output.txt").open("ab") as output:
+        with (root / layout.OUTPUT).open("ab") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         return folder

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from labjobs import exit_status, layout
 from labjobs.cli import flags
 from labjobs.cli.flags import as_text, option
 from labjobs.commands.inventory import Job, Project
@@ -44,7 +45,7 @@ def difference(job: JobFolder[Any]) -> str:
     if inputs(job.settings):
         raise JobError("it is derived from another job, whose results a replay does not have")
     start, said = _journal(job.latest)
-    declared = lines.record_of(job.latest, "settings.json").get("metrics", {})
+    declared = lines.record_of(job.latest, layout.SETTINGS).get("metrics", {})
     names = {f"{part}_{name}" for part in ("train", "val") for name in declared} | {"lr"}
     evaluated = (line["step"] for line in said if "elapsed_seconds" in line.get("metrics", {}))
     until = next(evaluated, FIRST)
@@ -65,7 +66,7 @@ def difference(job: JobFolder[Any]) -> str:
 
 
 def _journal(attempt: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
-    with (attempt / lines.FILE).open("rb") as file:
+    with (attempt / layout.JOURNAL).open("rb") as file:
         reader = lines.Reader(file)
         said = reader.read()
         return reader.start, said
@@ -103,7 +104,7 @@ def _again(
     )
     if done.returncode:
         raise JobError(last_line(done.stderr))
-    (journal,) = folder.glob(f"*/*/{lines.FILE}")
+    (journal,) = folder.glob(f"*/*/{layout.JOURNAL}")
     return _journal(journal.parent)[1]
 
 
@@ -126,7 +127,7 @@ def accept(project: Project, because: str, verify: bool) -> int:
         print("no job is stale")
     if len(known) < len(stale):
         left_out = counted(len(stale) - len(known), "job")
-        leave(1, f"{left_out} left out: the engine does not know what has changed")
+        leave(exit_status.FAILED, f"{left_out} left out: the engine does not know what has changed")
     accepted = _verified(known) if verify else known
     if accepted:
         names = Counter(name for job in accepted for name in _names(job))
@@ -153,7 +154,10 @@ def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
     for jobs in alike.values():
         replayed = next((job for job in jobs if not inputs(job.settings)), jobs[0])
         if problem := _problem(replayed):
-            leave(1, f"not accepted for {counted(len(jobs), 'job')}: job {replayed.id}: {problem}")
+            leave(
+                exit_status.FAILED,
+                f"not accepted for {counted(len(jobs), 'job')}: job {replayed.id}: {problem}",
+            )
         else:
             verified += jobs
     return verified
@@ -192,9 +196,7 @@ def _say(names: Counter[str], count: int, verified: bool) -> None:
     how = "replayed with the same bits" if verified else "not verified"
     for name, n in sorted(names.items()):
         print(f"accepted: {name}, of {counted(n, 'job')} ({how})")
-    print(
-        f"no longer stale: {counted(count, 'job')}; commit {code_evidence.ACCEPTED} with the change"
-    )
+    print(f"no longer stale: {counted(count, 'job')}; commit {layout.ACCEPTED} with the change")
 
 
 def _changes(job: JobFolder[Any]) -> Changes:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labjobs import sources
+from labjobs import exit_status, layout, sources
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.commands import accept, listing, staleness
 from labjobs.commands import repeat as again
@@ -31,11 +31,9 @@ from labjobs.tracking.courier import sync
 
 # `export-model`: a job's network in a folder of its own, to use without the project.
 
-FOLDER = "exported"
-
 EXPORT_ARGUMENTS: dict[str, dict[str, Any]] = {
     "--out": {
-        "help": f"folder to make (default: {FOLDER}/JOB)",
+        "help": f"folder to make (default: {layout.EXPORTED}/JOB)",
         "metavar": "FOLDER",
         "type": Path,
     },
@@ -54,7 +52,7 @@ def start_export(project: Project, given: argparse.Namespace) -> int:
         raise JobError(f"job {job.id}: {job.problem}")
     if not find_spec("safetensors"):  # the environment is older than this command
         raise JobError("safetensors is missing; README.md says how to install packages")
-    out: Path = given.out or PROJECT / FOLDER / job.id
+    out: Path = given.out or PROJECT / layout.EXPORTED / job.id
     interruption = Interruption()
     try:
         interruption.listen()
@@ -64,7 +62,9 @@ def start_export(project: Project, given: argparse.Namespace) -> int:
         what = job.id, type(job.folder.settings), job.folder.runs_root, out.expanduser().absolute()
         return command.export(command.Wanted(*what, given.onnx, given.json, interruption))
     except Interrupted as stop:
-        return leave(128 + stop.number, f"jobs.py: export-model was interrupted {stop}")
+        return leave(
+            exit_status.SIGNALLED + stop.number, f"jobs.py: export-model was interrupted {stop}"
+        )
 
 
 # `repeat`: does the stored code of jobs still give the same results, bit for bit?
@@ -107,7 +107,10 @@ def start_repeat(project: Project, given: argparse.Namespace) -> int:
                 if not quiet:
                     _say(job_id, found[job_id])
     except Interrupted as stop:
-        return leave(128 + stop.number, f"jobs.py: repeat was interrupted {stop}; nothing is left")
+        return leave(
+            exit_status.SIGNALLED + stop.number,
+            f"jobs.py: repeat was interrupted {stop}; nothing is left",
+        )
     if quiet:
         print(json.dumps({"versions": given.versions, "jobs": [*_plain(found)]}, indent=2))
     else:
@@ -368,9 +371,11 @@ def jobs_command(**kinds: type) -> int:
         project = Project(kinds, given.runs_root)
         status = COMMANDS[given.command].act(project, given)
     except (SettingsError, JobError, ConnectionError) as error:
-        return leave(2 if isinstance(error, SettingsError) else 1, f"jobs.py: {error}")
+        return leave(
+            exit_status.WRONG if isinstance(error, SettingsError) else 1, f"jobs.py: {error}"
+        )
     for problem in project.problems:
-        leave(1, f"jobs.py: {problem}")
+        leave(exit_status.FAILED, f"jobs.py: {problem}")
     return status
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from labjobs import layout
 from labjobs.commands.repeat import Difference
 from labjobs.errors import JobError
 from labjobs.training import checkpoints
 
-WEIGHTS, PREDICTIONS = "best.pt", "predictions.npz"
+WEIGHTS, PREDICTIONS = layout.BEST, layout.PREDICTIONS
 
 Arrays = Mapping[str, NDArray[Any]]
 

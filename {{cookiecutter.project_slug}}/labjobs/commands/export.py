@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
+from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text
 from labjobs.commands import exported_program
 from labjobs.errors import JobError, SettingsError, cause, first_line
@@ -59,10 +60,10 @@ def read_card(attempt: Path, change: str, classes: Sequence[str]) -> About:
 
     Raises JobError for a damaged journal, OSError if it cannot be read.
     """
-    recorded = journal.record_of(attempt, "settings.json")
+    recorded = journal.record_of(attempt, layout.SETTINGS)
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
-    with (attempt / journal.FILE).open("rb") as file:
+    with (attempt / layout.JOURNAL).open("rb") as file:
         for line in journal.Reader(file).read():
             tags |= line.get("tags", {})
             metrics |= {k: v for k, v in line.get("metrics", {}).items() if k.startswith(RESULTS)}
@@ -267,9 +268,12 @@ def _export(wanted: Wanted) -> int:
     attempt = state.attempt_to_load(job, wanted.kind, wanted.runs_root)
     loaded = _loaded(wanted)
     if loaded.change:
-        leave(1, f"jobs.py: {loaded.change}")
+        leave(exit_status.FAILED, f"jobs.py: {loaded.change}")
     if attempts.status_of(attempt) != "finished":
-        leave(1, f"jobs.py: job {job} has not finished; these are its best weights so far")
+        leave(
+            exit_status.FAILED,
+            f"jobs.py: job {job} has not finished; these are its best weights so far",
+        )
     with _whole(out) as folder:
         apart = _write(folder, loaded, onnx)
         about = read_card(attempt, loaded.change, loaded.classes)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labjobs import machine
+from labjobs import exit_status, machine
 from labjobs.commands import findings, short_jobs
 from labjobs.commands.findings import Answer, Row, show, valley
 from labjobs.commands.short_jobs import MANY, Ended, Target, Trials
@@ -479,7 +479,7 @@ def find(given: argparse.Namespace, words: Sequence[str], runs_root: Path | None
         line = f"jobs.py: {what} was interrupted {stop}; the same command continues it"
         return leave(short_jobs.KILLED + stop.number, line)
     except JobError as error:
-        return leave(1, f"jobs.py: {error}")
+        return leave(exit_status.FAILED, f"jobs.py: {error}")
     jobs = [*running.jobs.values()]
     answer.jobs = jobs
     name = f"{what.replace(' ', '-')}-{wanted.job.id}"

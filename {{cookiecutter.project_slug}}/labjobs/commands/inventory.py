@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labjobs import locks
+from labjobs import layout, locks
 from labjobs.cli.flags import as_text
 from labjobs.errors import JobError, SettingsError, cause
 from labjobs.files import PROJECT, read_record, shown
@@ -90,15 +90,15 @@ class Attempt:
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     """Return the attempt in a folder; `job` is the job with today's settings, if there can be
     one."""
-    outcome = journal.record_of(path, "outcome.json")
-    running = locks.held(path / "lock")
-    sent = read_record(path / "sent.json")
+    outcome = journal.record_of(path, layout.OUTCOME)
+    running = locks.held(path / layout.LOCK)
+    sent = read_record(path / layout.SENT)
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
-    declared = journal.record_of(path, "settings.json").get("metrics", {})
+    declared = journal.record_of(path, layout.SETTINGS).get("metrics", {})
     problem = ""
     try:
-        with (path / journal.FILE).open("rb") as file:
+        with (path / layout.JOURNAL).open("rb") as file:
             for line in journal.Reader(file).read():
                 tags |= line.get("tags", {})
                 found = line.get("metrics", {})
@@ -114,9 +114,9 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         tags=tags,
         metrics=metrics,
         cost=costs.totals(path),
-        code_copy=_kept(path, "settings.json", "code_copy"),
-        installed=_kept(path, "settings.json", "installed"),
-        split=_kept(path, "split.json", "split"),
+        code_copy=_kept(path, layout.SETTINGS, "code_copy"),
+        installed=_kept(path, layout.SETTINGS, "installed"),
+        split=_kept(path, layout.SPLIT, "split"),
         data_root=shown(PROJECT / outcome["data_root"]) if "data_root" in outcome else "",
         folder=path,
         run_id=str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
@@ -159,11 +159,11 @@ def last_logged(attempt: Path) -> float:
     """Return when an attempt last logged something, in seconds since 1970; 0 if that is not
     known."""
     try:
-        with (attempt / journal.FILE).open("rb") as file:
+        with (attempt / layout.JOURNAL).open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL))
             times = TIME.findall(file.read())
-        return int(times[-1]) / 1000 if times else (attempt / journal.FILE).stat().st_mtime
+        return int(times[-1]) / 1000 if times else (attempt / layout.JOURNAL).stat().st_mtime
     except (OSError, ValueError):
         return 0.0
 
@@ -227,7 +227,7 @@ class Job:
                 return view.state(self.folder)
         except OSError as error:
             return State("unreadable", cause(error))
-        if any(locks.held(attempt / "lock") for attempt in self.attempts):
+        if any(locks.held(attempt / layout.LOCK) for attempt in self.attempts):
             return State("running")
         return State("stale" if self.settings else "unreadable", self.problem)
 
@@ -328,7 +328,7 @@ class Project:
 
     def _read_settings(self, job: Job) -> None:
         for attempt in reversed(job.attempts):
-            if about := journal.record_of(attempt, "settings.json"):
+            if about := journal.record_of(attempt, layout.SETTINGS):
                 job.script, job.settings = about["script"], about["settings"]
                 return
         for stored in job.stored or (each for each in self._stored if each["job_id"] == job.id):
@@ -340,7 +340,7 @@ class Project:
 
     def _runtime(self, job: Job) -> Runtime:
         """Those flags of the job's last run on which its state depends."""
-        outcome = journal.record_of(job.attempts[-1], "outcome.json") if job.attempts else {}
+        outcome = journal.record_of(job.attempts[-1], layout.OUTCOME) if job.attempts else {}
         pause = outcome.get("pause_after") if outcome.get("status") == "paused" else None
         return Runtime(
             data_root=PROJECT / outcome.get("data_root", Runtime.data_root),

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from labjobs import exit_status, layout
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
 from labjobs.commands.inventory import (
@@ -75,7 +76,7 @@ def print_list(project: Project, state: str, as_json: bool) -> int:
 def _row(project: Project, job: Job) -> Row:
     state, about, _ = job.state(project.view)
     latest = job.latest
-    outcome = journal.record_of(latest, "outcome.json") if latest else {}
+    outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished_here = outcome.get("status") == "finished" and (not job.folder or job.folder.begun)
     if latest and (finished_here or state != "finished"):
         said = str(outcome.get("said", "")) if outcome.get("status") == "finished" else ""
@@ -108,7 +109,7 @@ def _print_json(project: Project, rows: list[Row]) -> None:
     print(json.dumps(plain, indent=2), flush=True)
     for row in plain:
         if row["problem"]:
-            leave(1, f"jobs.py: job {row['id']}: {row['problem']}")
+            leave(exit_status.FAILED, f"jobs.py: job {row['id']}: {row['problem']}")
 
 
 def _plain(project: Project, row: Row) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, Self
 
+from labjobs import layout
 from labjobs.cli.flags import as_text, option
 from labjobs.errors import JobError
 from labjobs.files import PROJECT
 from labjobs.job import attempts, code_evidence, data_evidence, journal, runtime
-from labjobs.job.journal import FILE
 from labjobs.job.provenance import CODE_COPY, INSTALLED
 from labjobs.job.reads import of_text
 from labjobs.job.runtime import MATTER
@@ -47,7 +47,7 @@ class Recorded:
     @cached_property
     def about(self) -> Mapping[str, Any]:
         """What settings.json holds."""
-        return journal.record_of(self.path, "settings.json")
+        return journal.record_of(self.path, layout.SETTINGS)
 
     @cached_property
     def journal(self) -> "Journal":
@@ -115,11 +115,11 @@ class Journal:
 
 def read(attempt: Path) -> Journal:
     """Return the journal of an attempt. Raises JobError if it is damaged, OSError."""
-    with (attempt / journal.FILE).open("rb") as file:
+    with (attempt / layout.JOURNAL).open("rb") as file:
         reader = journal.Reader(file)
         said = reader.read()
         if "log_every" not in reader.start:
-            raise JobError(f"{attempt / journal.FILE}: the beginning is damaged")
+            raise JobError(f"{attempt / layout.JOURNAL}: the beginning is damaged")
         return Journal(reader.start, said)
 
 
@@ -363,9 +363,9 @@ class Workplace:
             if not target.exists():
                 shutil.copytree(source, target)
                 with suppress(FileExistsError):
-                    (self.runs / data_evidence.LISTS).mkdir()
-                for file in source.parent.parent.glob(f"{data_evidence.LISTS}/*.jsonl"):
-                    shutil.copy2(file, self.runs / data_evidence.LISTS)
+                    (self.runs / layout.DATA_LISTS).mkdir()
+                for file in source.parent.parent.glob(f"{layout.DATA_LISTS}/*.jsonl"):
+                    shutil.copy2(file, self.runs / layout.DATA_LISTS)
             self.copy_inputs(Recorded(source))
 
     def forget(self, job: str) -> None:
@@ -424,7 +424,7 @@ def repeat(attempt: Recorded, workplace: Workplace) -> Repeated:
     status, said = run([*words, f"--runs-root={workplace.runs}", "--quiet"], PROJECT, env)
     if status not in FINE:
         raise JobError(f"it ended with status {status}: {said.strip().rpartition(chr(10))[2]}")
-    found = [path.parent for path in (workplace.runs / attempt.job).glob(f"*/{FILE}")]
+    found = [path.parent for path in (workplace.runs / attempt.job).glob(f"*/{layout.JOURNAL}")]
     if len(found) != 1:
         raise JobError("with its stored code, it is another job")
     return _compared(attempt, Recorded(found[0]))

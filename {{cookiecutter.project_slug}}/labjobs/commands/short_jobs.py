@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple, Self
 
+from labjobs import layout
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text, option
 from labjobs.cli.parser import parse
@@ -208,7 +209,7 @@ class Trials:
     def __init__(self, what: str, device: str, again: bool) -> None:
         self._purpose, self._again = what, again
         self._slots = _slots(device)
-        self._folder = PROJECT / ".sweeps" / f"{what.replace(' ', '-')}-{os.getpid()}"
+        self._folder = PROJECT / layout.SWEEPS / f"{what.replace(' ', '-')}-{os.getpid()}"
         self._starter: Starter | None = None
         self._begun: set[str] = set()
         self._asked = 0
@@ -373,7 +374,7 @@ def tag(job: JobFolder[Any], name: str) -> str:
 
 
 def _lines(job: JobFolder[Any]) -> list[dict[str, Any]]:
-    path = Path(job.latest or job.path) / journal.FILE
+    path = Path(job.latest or job.path) / layout.JOURNAL
     try:
         with path.open("rb") as file:
             return journal.Reader(file).read()

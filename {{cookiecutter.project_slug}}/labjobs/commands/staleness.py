@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from labjobs import exit_status
 from labjobs.commands.inventory import Job, Project
 from labjobs.errors import SettingsError
 from labjobs.evidence.fingerprint import Fingerprint
@@ -142,7 +143,7 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
         return 0
     near = _near(found, definition)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    return leave(1, f"job {job.id} does not depend on {definition}{hint}")
+    return leave(exit_status.FAILED, f"job {job.id} does not depend on {definition}{hint}")
 
 
 def _chain(found: Fingerprint, definition: str) -> list[str]:

@@ -21,6 +21,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from labjobs import layout
 from labjobs.data import trees
 from labjobs.data.order import examples_at, generator, underlying
 from labjobs.data.splits import remembered
@@ -121,7 +122,7 @@ class _Cache:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("IMAGE_CACHE") or PROJECT / ".cache" / "images")
+    return Path(os.environ.get("IMAGE_CACHE") or PROJECT / layout.CACHE / "images")
 
 
 def _opened(path: Path, rows: int, size: int) -> _Cache | None:

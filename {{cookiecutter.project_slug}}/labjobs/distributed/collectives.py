@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from labjobs import exit_status
 from labjobs.distributed import ranks
 from labjobs.distributed.ranks import First, Other
 from labjobs.errors import PeerLost, first_line
@@ -140,7 +141,7 @@ class Processes:
             self.other = Other(self.rank.number, address, key, self._say)
 
     def _say(self, line: str) -> None:
-        leave(1, f"{self.label} failed: {line}")
+        leave(exit_status.FAILED, f"{self.label} failed: {line}")
 
 
 def connected() -> bool:

@@ -11,31 +11,20 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from labjobs import locks
+from labjobs import layout, locks
 from labjobs.job import journal, reads
 
 DIGITS = 8
 """Digits of a fingerprint in the name of an attempt's folder."""
 
-CHECKPOINTS = ("last.pt", "previous.pt")
-
-SHARDS = "shards."
-"""How the folders begin that hold what the processes of a job have written of a checkpoint."""
-
-TRAINED = "trained.json"
-"""The record of how long an attempt has trained, written when its training has ended."""
-
 GOES_ON = "goes_on"
 """The field of this record that says whether a longer job could continue from the last
 checkpoint."""
 
-BEGUN = (journal.FILE, "last.pt")
+BEGUN = (layout.JOURNAL, layout.LAST)
 """An attempt that has begun has one of these files."""
 
-BEFORE = "before"
-"""Where --force puts an attempt aside, until the new one has finished."""
-
-STAY = ("lock", "courier.lock", "output.txt", "log.txt", BEFORE)
+STAY = ("lock", layout.COURIER_LOCK, layout.OUTPUT, layout.LOG, layout.BEFORE)
 """What --force leaves where it is, with the files of reads.py."""
 
 
@@ -62,7 +51,7 @@ def begun(attempt: Path) -> bool:
 
 def status_of(attempt: Path) -> str:
     """Return how an attempt ended; empty if it has not ended, or if the record cannot be read."""
-    return str(journal.record_of(attempt, "outcome.json").get("status", ""))
+    return str(journal.record_of(attempt, layout.OUTCOME).get("status", ""))
 
 
 def can_go_on(attempt: Path) -> bool:
@@ -73,7 +62,7 @@ def can_go_on(attempt: Path) -> bool:
 
 def has_checkpoint(attempt: Path) -> bool:
     """Whether an attempt has a checkpoint, damaged or not."""
-    return any((attempt / file).exists() for file in CHECKPOINTS)
+    return any((attempt / file).exists() for file in layout.CHECKPOINTS)
 
 
 def drop_checkpoints(attempt: Path) -> None:
@@ -82,10 +71,10 @@ def drop_checkpoints(attempt: Path) -> None:
     Call this only for attempts whose results are in the store: others need their last checkpoint to
     repair a journal that is damaged later.
     """
-    if not journal.record_of(attempt, TRAINED).get(GOES_ON, True):
-        for file in CHECKPOINTS:
+    if not journal.record_of(attempt, layout.TRAINED).get(GOES_ON, True):
+        for file in layout.CHECKPOINTS:
             (attempt / file).unlink(missing_ok=True)
-        for folder in attempt.glob(f"{SHARDS}*"):
+        for folder in attempt.glob(f"{layout.SHARDS}*"):
             shutil.rmtree(folder)
 
 
@@ -99,7 +88,7 @@ def free(own: Path) -> Path:
 def replace(old: Path, new: Path) -> None:
     """Let a new attempt begin in the folder of one that left nothing, unless that one is
     running."""
-    lock = locks.take(old / "lock")
+    lock = locks.take(old / layout.LOCK)
     if lock is None:
         return
     with lock, suppress(OSError):  # another process was first
@@ -109,7 +98,7 @@ def replace(old: Path, new: Path) -> None:
 def put_aside(attempt: Path) -> None:
     """Move the files of an attempt that starts over into a folder of their own; remove them if it
     already started over before and has not finished since."""
-    aside = attempt / BEFORE
+    aside = attempt / layout.BEFORE
     left = [p for p in attempt.iterdir() if p.name not in STAY and not reads.are_in(p)]
     if aside.exists():
         for path in left:

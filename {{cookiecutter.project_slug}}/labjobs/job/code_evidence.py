@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from labjobs import layout
 from labjobs.errors import SettingsError
 from labjobs.evidence.fingerprint import Fingerprint, Project
 from labjobs.files import CODE, opened, write_json, write_record
@@ -33,8 +34,6 @@ from labjobs.privacy import scrub
 # `old` and `new` are the hashes of definitions, by their names without a module: for people, and
 # for messages that name further changes. `codes` are the fingerprints of whole jobs before and
 # after the change, which thousands of jobs can share: with them, runs in the store count again.
-
-ACCEPTED = "accepted.json"
 
 Hashes = Mapping[str, str]
 """Hashes of definitions, by their names without a module."""
@@ -91,14 +90,14 @@ class Accepted:
 def accepted(folder: Path = CODE) -> Accepted:
     """Return what is accepted; SettingsError if its file cannot be read."""
     try:
-        content = json.loads((folder / ACCEPTED).read_bytes())
+        content = json.loads((folder / layout.ACCEPTED).read_bytes())
         codes = [(str(old), str(new)) for old, new in content["codes"]]
         return Accepted([Change(**each) for each in content["changes"]], codes)
     except FileNotFoundError:
         return Accepted()
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SettingsError(
-            f"{ACCEPTED}: cannot be read; restore it from version control"
+            f"{layout.ACCEPTED}: cannot be read; restore it from version control"
         ) from error
 
 
@@ -108,7 +107,7 @@ def accept(changes: Iterable[Change], codes: Iterable[tuple[str, str]], folder: 
     every = [*before.changes, *(each for each in changes if each not in before.changes)]
     pairs = sorted({*before.codes, *codes})
     content = {"schema": 1, "changes": [asdict(each) for each in every], "codes": pairs}
-    write_json(folder / ACCEPTED, content)
+    write_json(folder / layout.ACCEPTED, content)
     accepted.cache_clear()
 
 
@@ -124,8 +123,6 @@ def between(old: Hashes, new: Hashes) -> Sequence[tuple[Hashes, Hashes]]:
         return [({name: before[name]}, {name: after[name]}) for name in before]
     return [(before, after)]
 
-
-FILE = "code.json"
 
 MIXED = "mixed"
 """Takes the place of a digest if a job was continued with changed code."""
@@ -186,19 +183,19 @@ def keep(folder: Path, code: Fingerprint) -> None:
         parts[name] = {"hash": found, "label": code.labels[name]}
         if not name.startswith("file:"):
             parts[name]["source"] = scrub(code.source(name), code=True)
-    write_record(folder / FILE, {"schema": 1, "digest": code.digest, "parts": parts})
+    write_record(folder / layout.CODE, {"schema": 1, "digest": code.digest, "parts": parts})
 
 
 def keep_mixed(folder: Path) -> None:
     """Record that a job was continued with changed code, so that it fits no version of the code."""
-    write_record(folder / FILE, {"schema": 1, "digest": MIXED})
+    write_record(folder / layout.CODE, {"schema": 1, "digest": MIXED})
 
 
 def digest(folder: Path) -> str:
     """Return the digest of a job's code; empty if it is not recorded. If code.json is damaged,
     settings.json has the digest too.
     """
-    about = _kept(folder) or {"digest": record_of(folder, "settings.json").get("code", "")}
+    about = _kept(folder) or {"digest": record_of(folder, layout.SETTINGS).get("code", "")}
     return str(about["digest"])
 
 
@@ -246,7 +243,7 @@ def difference(folder: Path, code: Fingerprint) -> str:
 
 def _kept(folder: Path) -> dict[str, Any]:
     with suppress(OSError):
-        return _opened((folder / FILE).read_bytes())
+        return _opened((folder / layout.CODE).read_bytes())
     return {}
 
 

@@ -12,12 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from labjobs import files
+from labjobs import files, layout
 from labjobs.files import PROJECT, shown
 from labjobs.job import journal, reads
 from labjobs.job.reads import Entry, Places
-
-LISTS = ".data"
 
 MIXED = "mixed"
 """Takes the place of a digest if a job was continued with changed data."""
@@ -29,9 +27,9 @@ NAMED = 2
 def begin(attempt: Path, places: Places) -> reads.Reads:
     """Return an object that records the files that an attempt reads from now on."""
     known: dict[str, Entry] = {}
-    for path in (places.runs_root / LISTS).glob("*.jsonl"):
+    for path in (places.runs_root / layout.DATA_LISTS).glob("*.jsonl"):
         known |= reads.read(path)
-    return reads.Reads(attempt / reads.FILE, places, known)
+    return reads.Reads(attempt / layout.DATA, places, known)
 
 
 def keep(attempt: Path, places: Places, before: str) -> str:
@@ -64,8 +62,8 @@ def forget_notes(attempt: Path) -> None:
 def digest(attempt: Path) -> str:
     """Return the digest of the data that an attempt had read when it last ended; empty if it had
     read nothing."""
-    ended = journal.record_of(attempt, "outcome.json") or journal.record_of(
-        attempt, "settings.json"
+    ended = journal.record_of(attempt, layout.OUTCOME) or journal.record_of(
+        attempt, layout.SETTINGS
     )
     return str(ended.get("data", ""))
 
@@ -110,7 +108,7 @@ def difference(attempt: Path, places: Places) -> str:
 
 def last_places(attempt: Path) -> Places:
     """Return where the data lay when an attempt last ended."""
-    root = journal.record_of(attempt, "outcome.json").get("data_root", "data")
+    root = journal.record_of(attempt, layout.OUTCOME).get("data_root", "data")
     return Places(PROJECT / root, attempt.parent.parent)
 
 
@@ -147,7 +145,7 @@ def _printable(name: str) -> str:
 
 
 def _list(digest: str, places: Places) -> Path:
-    return places.runs_root / LISTS / f"{digest}.jsonl"
+    return places.runs_root / layout.DATA_LISTS / f"{digest}.jsonl"
 
 
 def _write(path: Path, found: Iterable[Entry]) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 from uuid import uuid4
 
-from labjobs import locks
+from labjobs import layout, locks
 from labjobs.errors import JobError, SettingsError
 from labjobs.evidence import fingerprint
 from labjobs.evidence.fingerprint import Fingerprint
@@ -54,7 +54,7 @@ S = TypeVar("S")
 WIDTH = 512
 """Bytes of a lock file."""
 
-RECORDS = ("settings.json", "outcome.json")
+RECORDS = (layout.SETTINGS, layout.OUTCOME)
 """Sealed files that say what the journal must contain."""
 
 STATUS = {
@@ -167,7 +167,7 @@ class JobFolder(Generic[S]):
     @property
     def redone(self) -> bool:
         """Whether --force has begun the attempt anew, and it has not finished since."""
-        return (self.path / attempts.BEFORE).exists()
+        return (self.path / layout.BEFORE).exists()
 
     @property
     def pause_after(self) -> str:
@@ -181,7 +181,7 @@ class JobFolder(Generic[S]):
             if old and attempts.status_of(old) != "diverged":
                 attempts.replace(old, self.path)
             self.path.mkdir(parents=True, exist_ok=True)
-            os.close(locks.opened(self.path / "lock"))
+            os.close(locks.opened(self.path / layout.LOCK))
         except OSError as error:
             raise SettingsError(
                 f"--runs-root: cannot write in {self.path}: {error.strerror}"
@@ -198,9 +198,9 @@ class JobFolder(Generic[S]):
 
     def take(self) -> None:
         """Become the job's owner on this disk; raises JobError if another process is."""
-        lock = locks.take(self.path / "lock")
+        lock = locks.take(self.path / layout.LOCK)
         if lock is None:
-            held = read_record(self.path / "lock")
+            held = read_record(self.path / layout.LOCK)
             who = f"process {held['pid']} on {held['host']}" if held else "its lock says not where"
             raise JobError(f"is running already ({who})")
         self._lock = lock
@@ -223,20 +223,26 @@ class JobFolder(Generic[S]):
         """
         self._open_log()
         change, changed, anew = self._since_the_last
-        before = lines.record_of(self.latest, "settings.json") if self.latest else {}
+        before = lines.record_of(self.latest, layout.SETTINGS) if self.latest else {}
         after = before.get("journal", {}).get("journal", "")
         if anew:
             log.info("starting over, since the %s has changed (%s)", changed, change)
         if self.runtime.force:
             attempts.put_aside(self.path)
         elif self.finished() or anew:
-            for name in (lines.FILE, *RECORDS, attempts.TRAINED, "best.pt", *attempts.CHECKPOINTS):
+            for name in (
+                layout.JOURNAL,
+                *RECORDS,
+                layout.TRAINED,
+                layout.BEST,
+                *layout.CHECKPOINTS,
+            ):
                 (self.path / name).unlink(missing_ok=True)
         self._data = data_evidence.digest(self.path)
         for name in RECORDS:
             if (self.path / name).exists() and not lines.record_of(self.path, name):
                 log.warning("%s was damaged; it is written again", name)
-        for file in filter(reads.damaged, self.path.glob(reads.FILES)):
+        for file in filter(reads.damaged, self.path.glob(layout.DATA_FILES)):
             log.warning(
                 "%s was damaged; some of the data that the job has read cannot be checked",
                 file.name,
@@ -250,13 +256,13 @@ class JobFolder(Generic[S]):
         elif change:
             self._data = data_evidence.MIXED
         elif not code_evidence.recorded(self.path):
-            log.warning("%s was damaged; it is written again", code_evidence.FILE)
+            log.warning("%s was damaged; it is written again", layout.CODE)
             code_evidence.keep(self.path, self.code)
         log_every = self.runtime.log_every
         self.journal = journal.Journal(self.path, log_every, code_evidence.digest(self.path), after)
         if self.journal.damage:
             log.warning("%s", self.journal.damage)
-        (self.path / "outcome.json").unlink(missing_ok=True)
+        (self.path / layout.OUTCOME).unlink(missing_ok=True)
         if log_every not in ("auto", self.journal.log_every):
             log.warning(
                 "--log-every stays %s, the value that this job began with", self.journal.log_every
@@ -282,7 +288,7 @@ class JobFolder(Generic[S]):
         }
         if found := inputs.attempts_at(self.settings, inputs.runs_root(self.runs_root)):
             about["inputs"] = {path.parent.name: path.name for path in found}
-        write_record(self.path / "settings.json", about | self._copies)
+        write_record(self.path / layout.SETTINGS, about | self._copies)
 
     def _runtime(self) -> dict[str, Any]:
         """The flags that can change bits and are not at their defaults."""
@@ -312,10 +318,10 @@ class JobFolder(Generic[S]):
             "journal": self.journal.start["journal"],
             "lines": self.journal.lines,
         }
-        write_record(self.path / "outcome.json", outcome)
+        write_record(self.path / layout.OUTCOME, outcome)
         data_evidence.forget_notes(self.path)
         if status == "finished":
-            shutil.rmtree(self.path / attempts.BEFORE, ignore_errors=True)
+            shutil.rmtree(self.path / layout.BEFORE, ignore_errors=True)
 
     def _widen_code(self) -> None:
         """Add functions to the job's code that have run although its fingerprint lacks them."""
@@ -339,22 +345,22 @@ class JobFolder(Generic[S]):
         """How the latest attempt ended; empty if it has not ended, or if the record cannot be
         read."""
         latest = self.latest
-        return lines.record_of(latest, "outcome.json") if latest else {}
+        return lines.record_of(latest, layout.OUTCOME) if latest else {}
 
     def finished(self) -> bool:
         """Whether the attempt finished the job, and its journal and records are undamaged."""
         if not self.begun:
             return False
         outcome = self.outcome()
-        if outcome.get("status") != "finished" or not lines.record_of(self.path, "settings.json"):
+        if outcome.get("status") != "finished" or not lines.record_of(self.path, layout.SETTINGS):
             return False
         try:
-            return lines.count(self.path / lines.FILE) == int(outcome["lines"])
+            return lines.count(self.path / layout.JOURNAL) == int(outcome["lines"])
         except (OSError, JobError):
             return False
 
     def _open_log(self) -> None:
-        file = logging.FileHandler(self.path / "log.txt", encoding="utf-8")
+        file = logging.FileHandler(self.path / layout.LOG, encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.handlers = [file] if self.runtime.quiet else [file, Terminal()]
         log.setLevel(logging.INFO)
@@ -371,7 +377,7 @@ def _absolute(runs_root: Path) -> Path:
 def owner_of(folder: Path) -> str:
     """The word that identifies an attempt's folder whose lock this process does not hold; empty if
     there is none yet."""
-    records = (lines.record_of(folder, name) for name in ("lock", "settings.json"))
+    records = (lines.record_of(folder, name) for name in ("lock", layout.SETTINGS))
     return next((str(each["owner"]) for each in records if each), "")
 
 
@@ -384,7 +390,7 @@ def _owner(lock: TextIO, folder: Path) -> str:
     file = lock.fileno()
     held = opened(os.pread(file, WIDTH, 0).rstrip(b" "))
     if held.get("id") != folder.parent.name:
-        held = lines.record_of(folder, "settings.json")
+        held = lines.record_of(folder, layout.SETTINGS)
     owner = str(held.get("owner") or uuid4().hex)
     now = {"id": folder.parent.name, "owner": owner, "pid": os.getpid(), "host": platform.node()}
     os.pwrite(

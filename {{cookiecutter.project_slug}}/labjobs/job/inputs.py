@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from labjobs import locks
+from labjobs import layout, locks
 from labjobs.errors import JobError, SettingsError
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.job import attempts, code_evidence, data_evidence, identity, journal
@@ -110,7 +110,7 @@ def settings_of(job: str, runs_root: Path) -> Known | None:
     if job in _named:
         return _named[job]
     for attempt in reversed(attempts.all_of(runs_root / job)):
-        if about := journal.record_of(attempt, "settings.json"):
+        if about := journal.record_of(attempt, layout.SETTINGS):
             kind = identity.read(about["script"]).settings
             try:
                 return identity.restore(kind, about["settings"]), about["script"]
@@ -125,7 +125,7 @@ def _problem(job: str, runs_root: Path) -> str:
     if any(_finished(fitting)):
         return ""
     if fitting:
-        runs = locks.held(fitting[-1] / "lock")
+        runs = locks.held(fitting[-1] / layout.LOCK)
         status = "running" if runs else attempts.status_of(fitting[-1]) or "interrupted"
         return f"has not finished ({status})"
     return f"is stale ({_change(job, found[-1], runs_root)})" if found else "has not begun"

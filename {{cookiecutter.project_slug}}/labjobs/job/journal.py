@@ -7,7 +7,7 @@ anywhere else.
      "crc": "0c85d0bb"}
     {"line": 2, "tags": {"commit": "…"}, "crc": "91f4e2d7"}
     {"line": 3, "time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31}, "crc": "…"}
-    {"line": 4, "files": ["profile.txt"], "crc": "…"}
+    {"line": 4, "files": [layout.PROFILE], "crc": "…"}
     {"line": 5, "cost": {"process": "…", "cpu_seconds": 8.1, …}, "crc": "…"}
     {"line": 6, "end": "FINISHED", "crc": "…"}
 
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from uuid import uuid4
 
-from labjobs import files
+from labjobs import files, layout
 from labjobs.errors import JobError
 from labjobs.files import opened, read_record, sealed
 from labjobs.machine import Reading
@@ -45,7 +45,6 @@ from labjobs.machine import Reading
 # place. The field comes last, so that a line is plain JSON for every reader, and costs a
 # microsecond.
 
-FILE = "metrics.jsonl"
 MENDS = "the job's own command mends it"
 
 SEAL = b', "crc": "%08x"}\n'
@@ -88,7 +87,7 @@ def record_of(folder: Path, name: str) -> dict[str, Any]:
 
 def expected(folder: Path, journal: str) -> int:
     """Return how many lines a journal had when its last attempt ended, or was sent."""
-    records = [read_record(folder / name) for name in ("outcome.json", "sent.json")]
+    records = [read_record(folder / name) for name in (layout.OUTCOME, layout.SENT)]
     of_this = [each for each in records if each.get("journal") == journal]
     return max((int(each["lines"]) for each in of_this), default=0)
 
@@ -127,7 +126,7 @@ class Reader:
             self._seed = seed_of(self.start.get("journal", ""))
         found = decoded(line, self._seed)
         if not found or not self.start or found["line"] - found.get("lost", 1) != self.line:
-            raise Damaged(f"{FILE} is damaged at line {self.line + 1}; {MENDS}")
+            raise Damaged(f"{layout.JOURNAL} is damaged at line {self.line + 1}; {MENDS}")
         self.line = found["line"]
         return found
 
@@ -176,7 +175,7 @@ def mend(folder: Path, **begins: Any) -> Mended:
 
     Raises OSError if it cannot be read or written.
     """
-    path = folder / FILE
+    path = folder / layout.JOURNAL
     *ended, half = (path.read_bytes() if path.exists() else b"").split(b"\n")
     start = _start(folder, ended) or {"journal": uuid4().hex, **begins}
     found = _sort(ended, seed_of(start["journal"]), expected(folder, start["journal"]))
@@ -202,7 +201,7 @@ def _tags(said: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
 
 def _start(folder: Path, ended: Sequence[bytes]) -> dict[str, Any]:
     """The start of the journal, from settings.json or else from one of its lines."""
-    noted = record_of(folder, "settings.json").get("journal")
+    noted = record_of(folder, layout.SETTINGS).get("journal")
     return noted or next(filter(None, (start_in(line + b"\n") for line in ended)), {})
 
 
@@ -245,7 +244,7 @@ def _about(found: _Sorted, lost: Sequence[tuple[int, int]]) -> str:
     gone = sum(last - first + 1 for first, last in lost) - found.known_lost
     what = f"{gone} of its {found.last} lines" if gone > 0 else "nothing"
     aside = f"; what was not in order is kept in {ASIDE}" if found.foreign else ""
-    return f"{FILE} was damaged and has lost {what}{aside}"
+    return f"{layout.JOURNAL} was damaged and has lost {what}{aside}"
 
 
 def _points(
@@ -277,7 +276,7 @@ class Journal:
         self._last, self._there = found.last_steps, found.points
         self.tags_before = found.tags
         self._seed = seed_of(self.start["journal"])
-        self._file = (folder / FILE).open("ab", buffering=0)
+        self._file = (folder / layout.JOURNAL).open("ab", buffering=0)
         self._unwritten, self._one_thread = b"", threading.Lock()
         self._write({"start": self.start})
         if self.damage:
@@ -325,7 +324,7 @@ class Journal:
         Training goes on from a checkpoint that was made when there were `count` lines.
         """
         if count > self._before:
-            self.damage = f"the end of {FILE} is lost"
+            self.damage = f"the end of {layout.JOURNAL} is lost"
         elif not (self.damage and self._lost):
             return ""
         passed = count > self._before or any(first <= count for first, _ in self._lost)

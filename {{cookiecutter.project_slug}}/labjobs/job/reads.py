@@ -25,6 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from labjobs import layout
 from labjobs.files import CODE, PROJECT, opened, sealed
 from labjobs.job.journal import SEAL
 from labjobs.job.terminal import log
@@ -38,7 +39,7 @@ DATA, PROJECTS = "data", "project"
 """The beginnings of names."""
 
 NOT_DATA = (
-    "accepted.json",
+    layout.ACCEPTED,
     "labjobs/",
     "figures/",
     "mlflow.db",
@@ -175,11 +176,6 @@ def of_text(text: str) -> str:
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:DIGITS]
 
 
-FILE = "data.jsonl"
-
-FILES = "data*.jsonl"
-"""What the files of all processes of an attempt are called."""
-
 OPENED, LISTED, MOVED = "open", ("os.listdir", "os.scandir"), "os.rename"
 EVENTS = {OPENED, *LISTED, MOVED}
 MOVED_TO = 1
@@ -288,25 +284,25 @@ def read(file: Path) -> dict[str, Entry]:
 
 def of_process(number: int) -> str:
     """Return the name of the file of one of an attempt's processes."""
-    return f"data.{number}.jsonl" if number else FILE
+    return f"data.{number}.jsonl" if number else layout.DATA
 
 
 def are_in(file: Path) -> bool:
     """Return whether a file is called as these files are."""
-    return fnmatch(file.name, FILES)
+    return fnmatch(file.name, layout.DATA_FILES)
 
 
 def of_attempt(attempt: Path) -> dict[str, Entry]:
     """Return what all processes of an attempt have recorded, by name, without damaged lines."""
     found: dict[str, Entry] = {}
-    for file in attempt.glob(FILES):
+    for file in attempt.glob(layout.DATA_FILES):
         found |= read(file)
     return found
 
 
 def forget(attempt: Path) -> None:
     """Delete what the processes of an attempt have recorded."""
-    for file in attempt.glob(FILES):
+    for file in attempt.glob(layout.DATA_FILES):
         file.unlink(missing_ok=True)
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from labjobs import layout
 from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.results.metrics import NoResults
 from labjobs.tracking import stored_jobs
@@ -17,11 +18,7 @@ if TYPE_CHECKING:
 
 # The values that jobs have kept for each test example, by `job.keep_outputs` in run.py.
 
-FILE = "predictions.npz"
-
 INDEX = "index"
-LENGTHS = ".lengths"
-"""Ending of the name of the lengths of arrays that are stored one after another."""
 
 
 def outputs(jobs: "pd.DataFrame", *names: str, settings: Collection[str] = ()) -> "pd.DataFrame":
@@ -67,7 +64,7 @@ def kept(job: Mapping[Any, Any], what: str = "outputs") -> Iterator[Mapping[str,
     import numpy as np
 
     try:
-        file = stored_jobs.file(job["run_id"], job["job_folder"], FILE)
+        file = stored_jobs.file(job["run_id"], job["job_folder"], layout.PREDICTIONS)
         with np.load(BytesIO(file)) as arrays:
             yield arrays
     except Exception as error:  # damaged files raise all kinds of errors
@@ -78,7 +75,7 @@ def kept(job: Mapping[Any, Any], what: str = "outputs") -> Iterator[Mapping[str,
 def _columns(job: Mapping[Any, Any], names: Collection[str]) -> dict[str, Any]:
     """The values that a job has kept, as columns of a table."""
     with kept(job) as arrays:
-        own = [name for name in arrays if name != INDEX and not name.endswith(LENGTHS)]
+        own = [name for name in arrays if name != INDEX and not name.endswith(layout.LENGTHS)]
         index = [INDEX] if INDEX in arrays else []
         return {name: _column(arrays, name) for name in (*index, *(names or own))}
 
@@ -88,8 +85,8 @@ def _column(arrays: Mapping[str, Any], name: str) -> Any:
     import numpy as np
 
     values = arrays[name]
-    if name + LENGTHS in arrays:
-        return np.split(values, np.cumsum(arrays[name + LENGTHS]))[:-1]
+    if name + layout.LENGTHS in arrays:
+        return np.split(values, np.cumsum(arrays[name + layout.LENGTHS]))[:-1]
     return values if values.ndim == 1 else list(values)
 
 
@@ -115,7 +112,8 @@ def predictions(job: "pd.DataFrame") -> Predictions:
         label, predicted = arrays["label"], arrays["predicted"]
     if label.shape != predicted.shape or label.ndim != 1 or not _are_numbers(label, predicted):
         raise NoResults(
-            f"{FILE} of the job {row['job_id']} does not have an integer class for each example"
+            f"{layout.PREDICTIONS} of the job {row['job_id']} does not have an integer class for "
+            "each example"
         )
     count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1
     if count > MOST_CLASSES:
@@ -128,7 +126,7 @@ def classes(job: "pd.DataFrame", count: int) -> list[str]:
     or else their numbers."""
     (row,) = job.to_dict("records")
     try:
-        spec = stored_jobs.file(row["run_id"], row["job_folder"], "spec.json")
+        spec = stored_jobs.file(row["run_id"], row["job_folder"], layout.SPEC)
         names = json.loads(spec)["classes"]
     except (OSError, ValueError, KeyError, TypeError):
         names = []

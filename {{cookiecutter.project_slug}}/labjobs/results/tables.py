@@ -16,6 +16,7 @@ from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from labjobs import layout
 from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT, can_have_inputs
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Tables that jobs have logged, by `job.log_table`.
-
-FOLDER = "logged"
 
 
 def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "pd.DataFrame":
@@ -63,9 +62,9 @@ def _tables(job: Mapping[Any, Any], name: str) -> "dict[int, pd.DataFrame]":
     import pandas as pd
 
     place = job["run_id"], job["job_folder"]
-    wanted = re.compile(rf"{FOLDER}/{re.escape(name)}-(\d{{8,}})\.csv")
+    wanted = re.compile(rf"{layout.LOGGED}/{re.escape(name)}-(\d{{8,}})\.csv")
     found = {}
-    for match in filter(None, map(wanted.fullmatch, stored_jobs.files(*place, FOLDER))):
+    for match in filter(None, map(wanted.fullmatch, stored_jobs.files(*place, layout.LOGGED))):
         content = BytesIO(stored_jobs.file(*place, match[0]))
         table = pd.read_csv(content, keep_default_na=False, na_values=["", "nan"])
         found[int(match[1])] = table  # words such as "None" stay words

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from labjobs import files
+from labjobs import exit_status, files, layout
 from labjobs.cli import parser
 from labjobs.errors import SettingsError, cause
 from labjobs.files import shown
@@ -98,7 +98,7 @@ def each(entries: Iterable[Entry], act: Callable[[Entry], object], of: int) -> N
             command = shlex.join(entry.words)
             at = fault(error)
             place = f" ({at})" if at else ""
-            leave(2, f"job {entry.number}, {command}: {cause(error)}{place}")
+            leave(exit_status.WRONG, f"job {entry.number}, {command}: {cause(error)}{place}")
     if wrong:
         raise SettingsError(f"{wrong} of {of} jobs are wrong; nothing was started")
 
@@ -161,7 +161,7 @@ class Task(NamedTuple):
 def ended(folder: str, since: int) -> int | None:
     """Return the exit status that corresponds to a job's outcome, if the outcome was written since
     then."""
-    path = Path(folder) / "outcome.json"
+    path = Path(folder) / layout.OUTCOME
     with suppress(OSError):
         if path.stat().st_mtime_ns > since:
             return ENDED.get(files.read_record(path).get("status", ""))
@@ -181,9 +181,12 @@ def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> 
     now = sum(states[index - 1] == "finished" for index in codes)
     others = ", ".join(f"{n} {state}" for state, n in sorted(count.items()) if state != "finished")
     line = f"{count['finished']} of {count.total()} jobs finished, {now} of them now"
-    leave(0, line + (others and f"; {others}"))
+    leave(exit_status.DONE, line + (others and f"; {others}"))
     if count["unsent"]:
-        leave(3, "run.sh: some results are not uploaded yet; the same command uploads them")
+        leave(
+            exit_status.NOT_UPLOADED,
+            "run.sh: some results are not uploaded yet; the same command uploads them",
+        )
     return stopped or (1 if LEFT & count.keys() else 3 if count["unsent"] else 0)
 
 
@@ -206,11 +209,11 @@ def _name(
             if changes[row.about] > MOST_NAMED:
                 continue
         if state in named:
-            leave(1, _ending(row, codes.get(index)))
+            leave(exit_status.FAILED, _ending(row, codes.get(index)))
     for about, found in changes.items():
         if found > MOST_NAMED:
             line = f"{found - MOST_NAMED} more jobs are stale: {about}"
-            leave(1, f"{line}; --list names them, --redo-stale runs them again")
+            leave(exit_status.FAILED, f"{line}; --list names them, --redo-stale runs them again")
 
 
 def state_after(row: Row, code: int | None) -> str:
@@ -218,7 +221,7 @@ def state_after(row: Row, code: int | None) -> str:
     if code is None:
         started = {*STARTED, "running"} - {"unsent"}
         return "not started" if row.state in started else row.state
-    wrote = files.read_record(Path(row.folder) / "outcome.json").get("status")
+    wrote = files.read_record(Path(row.folder) / layout.OUTCOME).get("status")
     match code:
         case 0:
             return "paused" if wrote == "paused" else "finished"
@@ -237,7 +240,7 @@ def _ending(row: Row, code: int | None) -> str:
         return f"job {row.id} is stale: {row.about}; --redo-stale runs it again"
     if code is None:
         return f"job {row.id} {row.state} before: {row.about}; --force starts it over"
-    output = Path(row.folder) / "output.txt"
+    output = Path(row.folder) / layout.OUTPUT
     if not output.exists():  # it was run by hand
         return f"job {row.id} ended with status {code} [{shown(output.parent)}]"
     *_, last = "", *output.read_text(errors="replace").splitlines()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from labjobs import exit_status
 from labjobs.errors import cause
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, states
@@ -186,7 +187,7 @@ class Queue:
         if asked != self._sent:
             self._sent = asked
             text = f"stopping the jobs because of {self.stop.why}; Ctrl-C kills them"
-            leave(1, f"run.sh: {'killing the jobs' if self.stop.kill else text}")
+            leave(exit_status.FAILED, f"run.sh: {'killing the jobs' if self.stop.kill else text}")
             for job in self._running():
                 job.stop(asked)
 

@@ -21,7 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from labjobs import files
+from labjobs import exit_status, files, layout
 from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job.terminal import counted, leave
@@ -32,8 +32,6 @@ from labjobs.sweeps.starter import KILLED, PAUSE, Running, Starter
 # The jobs submitted to Slurm, in chunks. A task of an array runs the jobs of one chunk, in order.
 #
 # They are written to `chunks.json` in the sweep's folder.
-
-FILE = "chunks.json"
 
 Inputs = Sequence[int | str]
 """What a job waits for: indices of jobs, from 0, and tasks that are already in Slurm's queue."""
@@ -101,14 +99,16 @@ def _with_space(chunks: Sequence[Chunk], waits: frozenset[int | str], full: int)
 
 def write(folder: Path, chunks: Sequence[Chunk], since: int) -> None:
     """Write down the jobs of each chunk, and when they were checked, in ns."""
-    files.write_json(folder / FILE, {"since": since, "chunks": [chunk.jobs for chunk in chunks]})
+    files.write_json(
+        folder / layout.CHUNKS, {"since": since, "chunks": [chunk.jobs for chunk in chunks]}
+    )
 
 
 def read(folder: Path) -> tuple[list[list[Given]], int]:
     """Return the jobs of each chunk, and when they were checked, in ns: anything written before
     that time belongs to an earlier sweep. Raises FileNotFoundError for a sweep whose folder was
     removed."""
-    found = json.loads((folder / FILE).read_bytes())
+    found = json.loads((folder / layout.CHUNKS).read_bytes())
     return [[Given(*job) for job in jobs] for jobs in found["chunks"]], found["since"]
 
 
@@ -329,7 +329,7 @@ class TaskChunk:
         try:
             running = Running(task, row, self._task, starter)
         except OSError as error:
-            return leave(1, f"job {job.id} cannot be started: {cause(error)}")
+            return leave(exit_status.FAILED, f"job {job.id} cannot be started: {cause(error)}")
         status = self._wait(running)
         print(running.ending(status), flush=True)
         if (
@@ -350,7 +350,7 @@ class TaskChunk:
 
     def _words(self, job: Given) -> list[str]:
         """A job's words, without --force if it has already started over, so that it continues."""
-        begun = Path(job.folder) / "settings.json"
+        begun = Path(job.folder) / layout.SETTINGS
         if begun.exists() and begun.stat().st_mtime_ns > self._since:
             return [word for word in job.words if word != "--force"]
         return job.words
@@ -369,7 +369,7 @@ def main(folder: Path, first: int, processes: int) -> int:
     scripts = dict.fromkeys(job.words[0] for job in jobs)
     warm = len(jobs) > 1 and processes == 1
     starter = Starter(folder / "code", scripts, at_once=1, warm=warm, processes=processes)
-    starter.learn(files.read_json(folder / "checked.json")["modules"])
+    starter.learn(files.read_json(folder / layout.CHECKED)["modules"])
     status = chunk.run(starter)
     if status in INTERRUPTED:
         try:

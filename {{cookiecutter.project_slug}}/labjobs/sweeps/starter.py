@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from labjobs import files, fork_server, machine
+from labjobs import exit_status, files, fork_server, layout, machine
 from labjobs.cli.registries import parsed
 from labjobs.errors import SettingsError, cause
 from labjobs.files import CODE, PROJECT
@@ -177,7 +177,7 @@ class Running:
         self.task = task
         self._row, self._place, self._starter = row, place, starter
         self._env, self._locks = env, locks
-        self._output = Path(row.folder) / "output.txt"
+        self._output = Path(row.folder) / layout.OUTPUT
         self._tries = 0
         self.start()
 
@@ -239,7 +239,7 @@ def main(folder: Path) -> int:
     """Check the jobs that are left of a sweep; returns the exit status."""
     _end_with_parent()
     os.chdir(PROJECT)
-    left = files.read_json(folder / "left.json")
+    left = files.read_json(folder / layout.LEFT)
     named = grid.entries(folder / "grid")
     entries = [named[number - 1] for number in left["numbers"]]
     for entry in entries:
@@ -247,9 +247,9 @@ def main(folder: Path) -> int:
     try:
         at_once = _check(entries, len(named), on_slurm=left["on_slurm"])
     except SettingsError as error:
-        return leave(2, f"run.sh: {error}")
+        return leave(exit_status.WRONG, f"run.sh: {error}")
     checked = {"at_once": at_once, "modules": _libraries()}
-    files.write_json(folder / "checked.json", checked)
+    files.write_json(folder / layout.CHECKED, checked)
     return 0
 
 

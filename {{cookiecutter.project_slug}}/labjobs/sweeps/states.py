@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labjobs import locks, privacy
+from labjobs import exit_status, layout, locks, privacy
 from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, code_evidence, journal, provenance
@@ -45,7 +45,7 @@ TAIL = 65_536
 OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused"}
 """States of jobs that no running sweep will train."""
 
-SWEEPS = PROJECT / ".sweeps"
+SWEEPS = PROJECT / layout.SWEEPS
 
 
 class State(NamedTuple):
@@ -86,7 +86,7 @@ class View:
         counts = any(job.fits(each.code, each.data) for each in finished)
         if counts and not job.runtime.force and not job.redone:
             return State("unsent" if courier.copies_lack(job.path) else "finished")
-        if (latest := job.latest) and locks.held(latest / "lock"):
+        if (latest := job.latest) and locks.held(latest / layout.LOCK):
             return State("running", *progress(latest))
         if lease := self._lease(job):
             return State("running", f"on {lease.host}")
@@ -103,7 +103,7 @@ class View:
     def warn(self) -> None:
         """Print the problems in asking the store or Slurm."""
         for problem in self.problems:
-            leave(1, f"run.sh: {problem}")
+            leave(exit_status.FAILED, f"run.sh: {problem}")
 
     def seconds(self, jobs: Iterable[JobFolder[Any]]) -> list[float]:
         """Return how many seconds each finished job among these has taken."""
@@ -204,10 +204,10 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
 
 def _last_evaluation(folder: Path) -> dict[str, Any]:
     """The journal's last line of an evaluation; empty if there is none or it is damaged."""
-    start = journal.record_of(folder, "settings.json").get("journal", {})
+    start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     seed = journal.seed_of(start.get("journal", ""))
     try:
-        with (folder / journal.FILE).open("rb") as file:
+        with (folder / layout.JOURNAL).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             found = [line for line in file if b'"elapsed_seconds"' in line]
     except OSError:
@@ -274,7 +274,7 @@ def _is_to_be_linked(path: Path) -> bool:
 def lock_snapshot(folder: Path) -> int:
     """Return the lock of a sweep's folder, which all processes of the sweep inherit: once nobody
     holds the lock, another sweep removes the folder."""
-    file = locks.opened(folder / "lock", mode=0o600)
+    file = locks.opened(folder / layout.LOCK, mode=0o600)
     fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
@@ -303,7 +303,7 @@ def _alive(folder: Path) -> bool:
     elif time.time() - folder.stat().st_mtime < YOUNG:
         return True
     try:
-        with os.fdopen(locks.opened(folder / "lock", os.O_RDONLY)) as file:
+        with os.fdopen(locks.opened(folder / layout.LOCK, os.O_RDONLY)) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)

@@ -19,7 +19,7 @@ from subprocess import TimeoutExpired
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
-from labjobs import files, settings
+from labjobs import exit_status, files, layout, settings
 from labjobs.cli import parser
 from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
@@ -232,7 +232,7 @@ class Sweep:
         """Whether each job that is left can run; messages about the others have been printed."""
         numbers = [entry.number for entry in self._left]
         files.write_json(
-            self._folder / "left.json", {"numbers": numbers, "on_slurm": self._flags.slurm}
+            self._folder / layout.LEFT, {"numbers": numbers, "on_slurm": self._flags.slurm}
         )
         if starter.check(str(self._folder)):
             return False
@@ -256,7 +256,7 @@ class Sweep:
 
     @property
     def _checked(self) -> Path:
-        return self._folder / "checked.json"
+        return self._folder / layout.CHECKED
 
     def _leave_it(self) -> NoReturn:
         """End the process: there is nothing to run."""
@@ -324,8 +324,10 @@ class Sweep:
             name = experiment_name()
             line = slurm.submit(self._folder, divided, flags, name)
         except SettingsError as error:
-            return leave(1 if slurm.was_given(self._folder) else 2, f"run.sh: {error}")
-        leave(0, line)
+            return leave(
+                exit_status.FAILED if slurm.was_given(self._folder) else 2, f"run.sh: {error}"
+            )
+        leave(exit_status.DONE, line)
         return self._name_left_out()
 
     def _name_left_out(self) -> int:
@@ -367,7 +369,7 @@ def _store_made_ready(starter: Starter) -> Iterator[None]:
                 errors.seek(0)
                 why = errors.read().strip().splitlines()[-1]
                 line = f"the tracking store is unavailable ({why})"
-                leave(1, f"run.sh: {line}; results wait in the jobs' folders")
+                leave(exit_status.FAILED, f"run.sh: {line}; results wait in the jobs' folders")
 
 
 def _leave_early(status: int, *_: object) -> NoReturn:
@@ -388,7 +390,7 @@ def main(folder: Path, words: list[str]) -> int:
     try:
         return Sweep(folder, words).run()
     except SettingsError as error:
-        return leave(2, f"run.sh: {error}")
+        return leave(exit_status.WRONG, f"run.sh: {error}")
 
 
 if __name__ == "__main__":

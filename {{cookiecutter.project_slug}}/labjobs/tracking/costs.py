@@ -13,15 +13,13 @@ from typing import Any
 
 import pynvml
 
-from labjobs import machine
+from labjobs import layout, machine
 from labjobs.errors import JobError
 from labjobs.files import write_record
 from labjobs.job import journal
 from labjobs.job import journal as lines
 from labjobs.job.journal import now
 from labjobs.machine import Reading
-
-FILE = "cost.json"
 
 SUMS = {
     "gpu_hours": ("gpu_seconds", 3600.0),
@@ -44,19 +42,19 @@ NAMES = (*SUMS, *PEAKS)
 def keep(attempt: Path, journal: str, processes: dict[str, Reading]) -> None:
     """Write down what the processes that trained an attempt have used, as seen by couriers."""
     about = {"schema": 1, "id": attempt.parent.name, "journal": journal}
-    write_record(attempt / FILE, {**about, "processes": processes})
+    write_record(attempt / layout.COST, {**about, "processes": processes})
 
 
 def kept(attempt: Path, journal: str) -> dict[str, Reading]:
     """Return what couriers have seen, by process; empty if it belongs to another journal."""
-    found = lines.record_of(attempt, FILE)
+    found = lines.record_of(attempt, layout.COST)
     return dict(found["processes"]) if found and found["journal"] == journal else {}
 
 
 def totals(attempt: Path) -> dict[str, float]:
     """Return the cost of an attempt so far, by metric. What is unknown is left out, such as the
     energy of a GPU that does not count it."""
-    start = lines.record_of(attempt, "settings.json").get("journal", {})
+    start = lines.record_of(attempt, layout.SETTINGS).get("journal", {})
     found = kept(attempt, start.get("journal", ""))
     for line in _journal(attempt):
         if "cost" in line:
@@ -90,7 +88,7 @@ def as_lines(attempt: Path) -> list[dict[str, Any]]:
 
 
 def _journal(attempt: Path) -> Iterable[dict[str, Any]]:
-    with suppress(OSError, JobError), (attempt / lines.FILE).open("rb") as file:
+    with suppress(OSError, JobError), (attempt / layout.JOURNAL).open("rb") as file:
         return lines.Reader(file).read()
     return []
 
@@ -240,12 +238,12 @@ class Meter:
 
     def __init__(self, folder: Path, trainer: int) -> None:
         self._folder, self._trainer = folder, trainer
-        self._journal = journal.record_of(folder, "settings.json").get("journal", {}).get("journal")
+        self._journal = journal.record_of(folder, layout.SETTINGS).get("journal", {}).get("journal")
         self._processes = kept(folder, self._journal)
         self._process, self._gpu = "", ""
         self._energy: Energy | None = None
         self._next, self._over = 0.0, False
-        self._file = (folder / journal.FILE).open("rb")
+        self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
 
     def beside(self, has_ended: Callable[[float], bool]) -> Callable[[float], bool]:

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labjobs import fork_server, locks
+from labjobs import exit_status, fork_server, layout, locks
 from labjobs.errors import JobError, SettingsError, cause
 from labjobs.files import CODE, read_record, write_record
 from labjobs.job import attempts, data_evidence, journal
@@ -48,10 +48,10 @@ class Delivery:
 
     def __init__(self, folder: Path, kind: type[Target]) -> None:
         self.kind, self._folder = kind, folder
-        self._about = journal.record_of(folder, "settings.json")
+        self._about = journal.record_of(folder, layout.SETTINGS)
         if not self._about:
             raise journal.Damaged(f"settings.json is damaged or missing; {journal.MENDS}")
-        self._file = (folder / journal.FILE).open("rb")
+        self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._id = ""
         self._unsent: list[Line] = []
@@ -61,10 +61,10 @@ class Delivery:
         self.status = ""
         self.read()
         if not self._unsent:
-            raise journal.Damaged(f"{journal.FILE} is empty; {journal.MENDS}")
+            raise journal.Damaged(f"{layout.JOURNAL} is empty; {journal.MENDS}")
         self._journal = str(self._reader.start["journal"])
         if self._reader.line < journal.expected(folder, self._journal):
-            raise journal.Damaged(f"the end of {journal.FILE} is lost; {journal.MENDS}")
+            raise journal.Damaged(f"the end of {layout.JOURNAL} is lost; {journal.MENDS}")
         self._target, self._is_open = kind(folder, self._about, self._journal), False
 
     @property
@@ -156,12 +156,12 @@ class Delivery:
 def delivered(folder: Path, kind: type[Target]) -> bool:
     """Whether a target had everything in a job's journal when it was last reached."""
     noted = read_record(folder / kind.NOTED_IN)
-    start = journal.record_of(folder, "settings.json").get("journal", {})
+    start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (kind.place(), start.get("journal"), True):
         return False
     return bool(
-        (folder / journal.FILE).stat().st_size <= noted["bytes"]
+        (folder / layout.JOURNAL).stat().st_size <= noted["bytes"]
     )  # less, because it was damaged
 
 
@@ -387,7 +387,7 @@ def turn(folder: Path) -> Iterator[Callable[[], bool]]:
     """Become the only courier of a job, after the courier of an earlier attempt has ended. Yields a
     function that says whether another courier is waiting.
     """
-    path, me = folder / "courier.lock", f"{platform.node()} {os.getpid()}".encode()
+    path, me = folder / layout.COURIER_LOCK, f"{platform.node()} {os.getpid()}".encode()
     with locks.waiting(path, note=me.decode()) as file:
         yield lambda: os.pread(file.fileno(), 512, 0) != me
 
@@ -424,29 +424,29 @@ def sync(runs_root: Path) -> int:
     check_targets()
     if not runs_root.expanduser().is_dir():
         raise SettingsError(f"--runs-root: there is no folder {runs_root}")
-    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{journal.FILE}"))]
+    folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{layout.JOURNAL}"))]
     return max(_send_all(folders, kind) for kind in in_use())
 
 
 def _send_all(folders: Sequence[Path], kind: type[Target]) -> int:
     """Send what one target lacks; return the exit status."""
     left = [folder for folder in folders if not delivered(folder, kind)]
-    left = [folder for folder in left if not locks.held(folder / "lock")]
+    left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
     to = f" to {kind.NAME}" if len(in_use()) > 1 else ""
     sent = 0
     for folder in left:
         try:
             _send(folder, kind)
         except (JobError, Elsewhere) as error:
-            leave(1, f"job {folder.parent.name} {error}")
+            leave(exit_status.FAILED, f"job {folder.parent.name} {error}")
         except Exception as error:
             line = f"{sent} of {len(left)} jobs sent; {kind.NAME}: {kind.reason(error)}"
-            return leave(3, f"{line}; python jobs.py sync sends the rest")
+            return leave(exit_status.NOT_UPLOADED, f"{line}; python jobs.py sync sends the rest")
         else:
             sent += 1
             print(f"job {folder.parent.name} sent{to}")
     line = f"{sent} of {len(left)} jobs sent{to}" if left else f"{kind.NAME} has all"
-    return leave(0 if sent == len(left) else 1, line)
+    return leave(exit_status.DONE if sent == len(left) else 1, line)
 
 
 def _send(folder: Path, kind: type[Target]) -> None:
@@ -461,7 +461,7 @@ def _send(folder: Path, kind: type[Target]) -> None:
 
 def _open(folder: Path, kind: type[Target], held: ExitStack) -> Delivery:
     try:
-        if lock := locks.take(folder / "lock"):
+        if lock := locks.take(folder / layout.LOCK):
             held.enter_context(lock)
             held.enter_context(turn(folder))
             return Delivery(folder, kind)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from labjobs import layout
 from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT
 from labjobs.job import provenance
@@ -279,7 +280,7 @@ def _note(folder: JobFolder[Any]) -> str:
 
 def _inputs(folder: JobFolder[Any]) -> dict[str, str]:
     """The attempts that an open attempt is derived from, by job."""
-    return dict(record_of(folder.path, "settings.json").get("inputs", {}))
+    return dict(record_of(folder.path, layout.SETTINGS).get("inputs", {}))
 
 
 def _page_place(path: Path) -> str:

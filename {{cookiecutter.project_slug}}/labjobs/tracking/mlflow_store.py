@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from labjobs import files
+from labjobs import files, layout
 from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job.data_evidence import Summary
@@ -122,9 +122,9 @@ class Target(ABC):
 # large. If MLflow keeps files on the same disk as the job's folder, the run gets a second name for
 # the same file (a hard link) instead of a copy: `best.pt` is never changed, only replaced.
 
-WEIGHTS = "best.pt"
+WEIGHTS = layout.BEST
 
-AT_THE_END = ("settings.json", "code.json", "changes.diff", "log.txt", WEIGHTS)
+AT_THE_END = (layout.SETTINGS, layout.CODE, "changes.diff", layout.LOG, WEIGHTS)
 """The files that a run gets when its job ends, the small ones first; the journal names the
 others."""
 
@@ -188,7 +188,7 @@ class Run(Target):
     them is a lease.
     """
 
-    NAME, NOTED_IN, COUNTERS = "the tracking store", "sent.json", True
+    NAME, NOTED_IN, COUNTERS = "the tracking store", layout.SENT, True
 
     place = staticmethod(mlflow_client.fingerprint)
     check = staticmethod(mlflow_client.check)
@@ -373,7 +373,7 @@ def root() -> Path | None:
 class ParquetFiles(Target):
     """The two files of an attempt. Nothing is kept for the next process: it writes them anew."""
 
-    NAME, NOTED_IN = "the Parquet folder", "sent-parquet.json"
+    NAME, NOTED_IN = "the Parquet folder", layout.SENT_PARQUET
 
     def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
         self.id, self.interval = uuid4().hex, PAUSE

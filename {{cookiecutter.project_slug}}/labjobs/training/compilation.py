@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from labjobs import layout
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
 from labjobs.job.terminal import log
@@ -199,7 +200,7 @@ class _EventLog(logging.Handler):
 def _prepare() -> None:
     """Keep compiled code in the project, and send torch's reports of what slows it down to the
     job's log."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / ".cache" / "inductor"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / layout.CACHE / "inductor"))
     torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
     for name in LOGGERS.values():
         logger = logging.getLogger(name)

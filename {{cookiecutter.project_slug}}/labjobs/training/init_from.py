@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from labjobs import layout
 from labjobs.cli import flags
 from labjobs.cli.flags import as_text
 from labjobs.errors import JobError, SettingsError
@@ -228,7 +229,7 @@ class Beginning:
         before, script = known
         if script != folder.script:
             raise SettingsError(f"{self._flag}: is a job of {script}.py")
-        done = journal.record_of(attempt, attempts.TRAINED)
+        done = journal.record_of(attempt, layout.TRAINED)
         again = f"{as_command(before, script)} --force runs it again"
         if not done:
             raise SettingsError(
@@ -237,7 +238,7 @@ class Beginning:
         trained = Trained(done["steps"], done["steps_per_epoch"], done["early"])
         if problem := extension_problem(folder.settings, before, factor, trained):
             raise SettingsError(f"{self._flag}: {problem}")
-        if not (attempt / "last.pt").exists():
+        if not (attempt / layout.LAST).exists():
             raise SettingsError(f"{self._flag}: the last.pt of that job is gone; {again}")
 
     def state(self) -> dict[str, Any]:
@@ -253,7 +254,7 @@ class Beginning:
             return {}
         if not self._factor or not (attempt := self._attempt):
             raise JobError(f"{self._flag}: check() in run.py has to call job.check_schedule(…)")
-        content = self._opened(attempt / "last.pt")
+        content = self._opened(attempt / layout.LAST)
         position = content["parts"]["job.position"]
         position["over"] = False
         if content["best"]:
@@ -269,7 +270,7 @@ class Beginning:
             **trained._asdict(),
             attempts.GOES_ON: can_go_on(self._folder.settings, self._factor, trained),
         }
-        write_record(self._folder.path / attempts.TRAINED, content)
+        write_record(self._folder.path / layout.TRAINED, content)
 
     @property
     def _flag(self) -> str:
@@ -285,9 +286,9 @@ class Beginning:
         return inputs.attempt_at(self._given.job, self._root) if self._given else None
 
     def _best_of(self, attempt: Path) -> dict[str, dict[str, Tensor]]:
-        if not (attempt / "best.pt").exists():
+        if not (attempt / layout.BEST).exists():
             raise SettingsError(f"{self._flag}: that job has kept no weights")
-        return dict(self._opened(attempt / "best.pt")["models"])
+        return dict(self._opened(attempt / layout.BEST)["models"])
 
     def _opened(self, path: Path) -> dict[str, Any]:
         try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from labjobs import devices, files, machine
+from labjobs import devices, files, layout, machine
 from labjobs.data import batches as loaders
 from labjobs.data import trees
 from labjobs.data.batches import Batches
@@ -697,8 +697,8 @@ class Job(TrainingLoop, Generic[S]):
         """Keep what the network has to know of the data, a dataclass or a dictionary of plain
         values: jobs.load makes the model again with it."""
         self._spec = asdict(spec) if is_dataclass(spec) else dict(spec)  # type: ignore[arg-type]
-        files.write_json(self._folder.path / "spec.json", self._spec)
-        self._folder.journal.files(["spec.json"])
+        files.write_json(self._folder.path / layout.SPEC, self._spec)
+        self._folder.journal.files([layout.SPEC])
 
     def save_split(self, **parts: Dataset[Any] | None) -> None:
         """Keep which examples each part of the data has, by name, such as `train`."""

@@ -27,17 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from labjobs import devices, files
+from labjobs import devices, files, layout
 from labjobs.data.batches import Batches
 from labjobs.data.order import slice_of, underlying
 from labjobs.distributed.collectives import Processes
 from labjobs.errors import JobError
 from labjobs.job.journal import Journal
-
-FILE = "predictions.npz"
-
-LENGTHS = ".lengths"
-"""Ending of the name of a column that has the lengths of another column's rows."""
 
 AHEAD = 8
 """Largest number of batches on their way to the host; then the oldest is waited for."""
@@ -86,8 +81,9 @@ class Outputs:
             return []
         own = {name: column.array() for name, column in self._columns.items()}
         arrays = self._index() | own
-        files.write(self._folder / FILE, lambda file: np.savez_compressed(file, **arrays))  # type: ignore
-        return [FILE]
+        path = self._folder / layout.PREDICTIONS
+        files.write(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore
+        return [layout.PREDICTIONS]
 
     def _index(self) -> dict[str, NDArray[Any]]:
         """Where the examples are in their dataset, if all are surely of one pass over it."""
@@ -153,7 +149,7 @@ def _columns(name: str, value: Value) -> list[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         return [(name, value.detach())]
     lengths = torch.tensor([len(part) for part in parts])
-    return [(name, torch.cat(parts).detach()), (f"{name}{LENGTHS}", lengths)]
+    return [(name, torch.cat(parts).detach()), (f"{name}{layout.LENGTHS}", lengths)]
 
 
 def _examples(values: Mapping[str, Value]) -> int:
@@ -169,8 +165,6 @@ def _examples(values: Mapping[str, Value]) -> int:
 #
 # Their names end with the optimizer step. The journal names them, and the courier copies them to
 # the job's run.
-
-LOGGED_FOLDER = "logged"
 
 IN_ROW = 8
 """Images side by side in a grid."""
@@ -213,19 +207,19 @@ class Artifacts:
         """Log a copy of a file."""
         target = self._target(path.stem, step, path.suffix.removeprefix("."))
         shutil.copy(path, target)
-        self._journal.files([f"{LOGGED_FOLDER}/{target.name}"])
+        self._journal.files([f"{layout.LOGGED}/{target.name}"])
 
     def _write(self, name: str, step: int, kind: str, content: bytes) -> None:
         target = self._target(name, step, kind)
         files.write(target, lambda file: file.write(content))
-        self._journal.files([f"{LOGGED_FOLDER}/{target.name}"])
+        self._journal.files([f"{layout.LOGGED}/{target.name}"])
 
     def _target(self, name: str, step: int, kind: str) -> Path:
         if not re.fullmatch(r"[\w. -]+", name) or name.startswith("."):
             raise JobError(
                 f"{name!r} is not a valid file name: use letters, digits, dots and dashes"
             )
-        folder = self._folder / LOGGED_FOLDER
+        folder = self._folder / layout.LOGGED
         folder.mkdir(exist_ok=True)
         return folder / f"{name}-{step:08d}.{kind}"
 
@@ -274,23 +268,20 @@ def _host(image: Any) -> Any:
 # `split.json` in the attempt's folder names that file, which jobs with the same split share, and
 # has the number of examples in each part.
 
-SPLIT_FILE = "split.json"
-SPLIT_FOLDER = ".splits"
-
 
 def save_split(attempt: Path, parts: Mapping[str, Dataset[Any] | None]) -> list[str]:
     """Write down which examples each part has; returns the names of the files written in the
     attempt's folder. Parts that are None, or have no length, are left out."""
     sized = {name: part for name, part in parts.items() if hasattr(part, "__len__")}
     indices = {name: underlying(part)[1].numpy() for name, part in sized.items() if part}
-    path = Path(SPLIT_FOLDER, f"{_digest(indices)}.npz")
+    path = Path(layout.SPLITS, f"{_digest(indices)}.npz")
     shared = attempt.parent.parent / path
     if not shared.exists():
         files.write_shared(shared, lambda file: np.savez_compressed(file, **indices))  # type: ignore
     examples = {name: len(part) for name, part in indices.items()}
     about = {"id": attempt.parent.name, "split": path.as_posix(), "examples": examples}
-    files.write_record(attempt / SPLIT_FILE, {"schema": 1, **about})
-    return [SPLIT_FILE]
+    files.write_record(attempt / layout.SPLIT, {"schema": 1, **about})
+    return [layout.SPLIT]
 
 
 def _digest(indices: Mapping[str, Any]) -> str:
@@ -341,8 +332,9 @@ class SharedOutputs(Outputs):
             return []
         others = [self._taken(each) for each in range(1, self._processes.rank.size)]
         whole = in_order([part for part in (arrays, *others) if len(part[PLACES])])
-        files.write(self._folder / FILE, lambda file: np.savez_compressed(file, **whole))  # type: ignore
-        return [FILE]
+        path = self._folder / layout.PREDICTIONS
+        files.write(path, lambda file: np.savez_compressed(file, **whole))  # type: ignore
+        return [layout.PREDICTIONS]
 
     def _arrays(self) -> Arrays:
         """What this process has kept, with the PLACES."""
@@ -380,7 +372,7 @@ def in_order(parts: list[Arrays]) -> Arrays:
     order = np.argsort(np.concatenate([part[PLACES] for part in parts]))
     return {
         name: _ragged(parts, name, order)
-        if f"{name}{LENGTHS}" in parts[0]
+        if f"{name}{layout.LENGTHS}" in parts[0]
         else np.concatenate([part[name] for part in parts])[order]
         for name in parts[0]
         if name != PLACES
@@ -392,6 +384,6 @@ def _ragged(parts: list[Arrays], name: str, order: NDArray[Any]) -> NDArray[Any]
     rows = [
         row
         for part in parts
-        for row in np.split(part[name], np.cumsum(part[f"{name}{LENGTHS}"])[:-1])
+        for row in np.split(part[name], np.cumsum(part[f"{name}{layout.LENGTHS}"])[:-1])
     ]
     return np.concatenate([rows[place] for place in order])

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._pytree import tree_leaves
 
-from labjobs import devices
+from labjobs import devices, layout
 from labjobs.data.batches import Batches
 from labjobs.files import CODE, shown
 from labjobs.job.terminal import log
@@ -416,13 +416,13 @@ class Profile:
     def _end(self) -> None:
         devices.wait(self._device)
         self._watching.close()
-        self._profiler.export_chrome_trace(str(self._folder / "profile.json"))
-        names = ["profile.txt", "profile.json"]
+        self._profiler.export_chrome_trace(str(self._folder / layout.PROFILE_JSON))
+        names = [layout.PROFILE, layout.PROFILE_JSON]
         if devices.dump_allocations(self._device, self._folder / "memory.pickle"):
             names.append("memory.pickle")
-        (self._folder / "profile.txt").write_text(report(self._seen()))
+        (self._folder / layout.PROFILE).write_text(report(self._seen()))
         self._finished(names)
-        log.info("profile: %s", shown(self._folder / "profile.txt"))
+        log.info("profile: %s", shown(self._folder / layout.PROFILE))
 
     def _seen(self) -> Watched:
         plain = self._timed[WARM_UP : WARM_UP + self._count]

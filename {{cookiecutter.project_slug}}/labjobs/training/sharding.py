@@ -28,9 +28,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.optim import SGD, Optimizer
 
+from labjobs import layout
 from labjobs.distributed.collectives import Processes, copiers, is_divided, own
 from labjobs.errors import JobError, SettingsError, first_line
-from labjobs.job.attempts import SHARDS
 from labjobs.training.checkpoints import Damaged, sync_folder
 from labjobs.training.compilation import blocks
 from labjobs.training.optim import Muon
@@ -218,7 +218,7 @@ def shards_taken_out(content: Any, found: dict[str, Tensor]) -> Any:
 def save_shards(tensors: dict[str, Tensor], folder: Path, processes: Processes) -> dict[str, Any]:
     """Write divided tensors into a new folder in this one; returns what `filled` needs to find
     them. All processes call it. Raises OSError in all of them if one cannot write."""
-    name = processes.tell(f"{SHARDS}{token_hex(4)}")
+    name = processes.tell(f"{layout.SHARDS}{token_hex(4)}")
     path = folder / name
     writer = FileSystemWriter(path, single_file_per_rank=True, sync_files=True)
     processes.save(tensors, writer)
@@ -257,7 +257,7 @@ def filled_shards(
 
 def clean_shards(folder: Path, keep: set[str]) -> None:
     """Remove the folders of checkpoints that are not to be kept."""
-    for path in folder.glob(f"{SHARDS}*"):
+    for path in folder.glob(f"{layout.SHARDS}*"):
         if path.name not in keep:
             shutil.rmtree(path)
 

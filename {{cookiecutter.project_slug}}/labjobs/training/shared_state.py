@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, zeros
 from torch.optim import Optimizer
 
+from labjobs import layout
 from labjobs.devices import GlobalStreams
 from labjobs.distributed.collectives import Processes, own
 from labjobs.errors import Diverged
@@ -261,7 +262,7 @@ class ShardedFollowingState(FollowingState, ShardedState):
     def finish(self) -> None:
         """Wait for process 0, and see the best weights in its file."""
         self._tell_held()
-        path = self._folder / "best.pt"
+        path = self._folder / layout.BEST
         if path.exists():
             self.best = checkpoints.mapped(path)
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from labjobs import layout
 from labjobs.errors import JobError
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import shown
@@ -67,18 +68,20 @@ class TrainingState:
         self._journal.flush()
         self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
         finite = {name: content["parts"][name] for name in models}
-        self._writer.write(self._folder / "last.pt", content, finite, self._folder / "previous.pt")
+        self._writer.write(
+            self._folder / layout.LAST, content, finite, self._folder / layout.PREVIOUS
+        )
         self._saved = time.monotonic()
 
     def keep_best(self, content: dict[str, Any]) -> None:
         """Write best.pt; the values must not change any more."""
         self.best = content
-        self._writer.write(self._folder / "best.pt", content, content.get("models", {}))
+        self._writer.write(self._folder / layout.BEST, content, content.get("models", {}))
 
     def finish(self) -> None:
         """Return once everything is written. Raises what a write raised."""
         self._writer.close()
-        (self._folder / "previous.pt").unlink(missing_ok=True)
+        (self._folder / layout.PREVIOUS).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Wait for what is being written, without raising its errors."""
@@ -140,7 +143,7 @@ class TrainingState:
 
         A damaged one is put aside, so that it never takes the place of a whole `previous.pt`.
         """
-        paths = [self._folder / name for name in ("last.pt", "previous.pt")]
+        paths = [self._folder / name for name in (layout.LAST, layout.PREVIOUS)]
         found = [path for path in paths if path.exists()]
         for path in found:
             try:
@@ -208,14 +211,14 @@ def _chosen(
     """The attempt whose weights count, the job's settings, what best.pt holds, and how the code or
     the data has changed since."""
     job = (runs_root or inputs.runs_root()) / job_id
-    found = [path for path in attempts.all_of(job) if (path / "best.pt").exists()]
+    found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
     if not found:
         line = f"{shown(job)}/*/best.pt: not found; the job has kept no weights"
         raise JobError(line + _until_when(job))
     found.sort(key=lambda path: attempts.status_of(path) == "finished")
     kept = _opened(found[-1])
     settings = restore(kind, kept["settings"])
-    script = journal.record_of(found[-1], "settings.json").get("script", DEFAULT)
+    script = journal.record_of(found[-1], layout.SETTINGS).get("script", DEFAULT)
     present = inputs.present(settings, script, job.parent)
     changes = [_change(path, present) for path in found]
     of_present = [path for path, change in zip(found, changes, strict=True) if not change]
@@ -242,7 +245,7 @@ def _change(attempt: Path, present: Fingerprint) -> str:
 
 
 def _opened(attempt: Path) -> dict[str, Any]:
-    path = attempt / "best.pt"
+    path = attempt / layout.BEST
     try:
         return checkpoints.load(path, CPU)
     except checkpoints.Damaged as error:

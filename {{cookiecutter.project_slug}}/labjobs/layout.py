@@ -1,0 +1,47 @@
+"""The names of the files in which a job's state lies, each in one place."""
+
+# In an attempt's folder, runs/<job>/<attempt>/
+SETTINGS = "settings.json"
+JOURNAL = "metrics.jsonl"
+OUTCOME = "outcome.json"
+TRAINED = "trained.json"
+CODE = "code.json"
+DATA = "data.jsonl"
+DATA_FILES = "data*.jsonl"  # those of further processes too
+SPEC = "spec.json"
+SPLIT = "split.json"
+COST = "cost.json"
+BEST = "best.pt"
+LAST = "last.pt"
+PREVIOUS = "previous.pt"
+CHECKPOINTS = (LAST, PREVIOUS)
+SHARDS = "shards."  # how the folders begin that hold what processes have written of a checkpoint
+PREDICTIONS = "predictions.npz"
+LENGTHS = ".lengths"  # how the arrays end that hold the lengths of examples
+LOGGED = "logged"
+LOG = "log.txt"
+OUTPUT = "output.txt"
+LOCK = "lock"
+COURIER_LOCK = "courier.lock"
+SENT = "sent.json"
+SENT_PARQUET = "sent-parquet.json"
+PROFILE = "profile.txt"
+PROFILE_JSON = "profile.json"
+BEFORE = "before"  # where --force puts an attempt aside, until the new one has finished
+
+# In the folder of runs, shared by its jobs
+DATA_LISTS = ".data"
+SPLITS = ".splits"
+CODES = ".code"
+INSTALLED = ".installed"
+
+# In the project's folder
+ACCEPTED = "accepted.json"
+SWEEPS = ".sweeps"
+CACHE = ".cache"
+EXPORTED = "exported"
+
+# In a sweep's folder, .sweeps/<name>/
+LEFT = "left.json"
+CHECKED = "checked.json"
+CHUNKS = "chunks.json"
