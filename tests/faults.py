@@ -74,6 +74,10 @@ class Project:
             return ended(self.start(*flags, **env))
         return warm.run([str(self.root / "run.py"), *flags], self.root, self.env)
 
+    def finish(self, *flags: str) -> str:
+        """Run a job to its end, which must be well; returns its id."""
+        return job_of(succeeded(self.run(*flags)))
+
     def do(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Another command in the project's folder, such as `python plot.py`, to its end."""
         if words[0] != "python":
@@ -192,6 +196,18 @@ def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     """A process and what it printed, once it has ended."""
     out, err = process.communicate(timeout=600)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, which must be well."""
+    assert done.returncode == 0, done
+    return done
+
+
+def silent(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """A command that has ended well, and has complained of nothing."""
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done
 
 
 def one_line(done: subprocess.CompletedProcess[str], status: int) -> str:

@@ -4,12 +4,11 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, ended, job_of, kill, one_line, wait_until
+from faults import Project, ended, job_of, kill, one_line, succeeded, wait_until
 from mlflow import MlflowClient
 from PIL import Image
 
@@ -24,7 +23,7 @@ def image(seed: int, path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(make: Callable[..., Path]) -> Project:
+def made(make):
     """A project with images and a job that has read them, in processes of its own."""
     project = Project(make())
     for name in ("cat", "dog"):
@@ -37,7 +36,7 @@ def made(make: Callable[..., Path]) -> Project:
 
 
 @pytest.fixture
-def project(made: Project, tmp_path: Path) -> Project:
+def project(made, tmp_path):
     """That project with its job and its store, to change."""
     return Project(Path(shutil.copytree(made.root, tmp_path / "project")))
 
@@ -53,26 +52,25 @@ def read_by(project: Project) -> set[str]:
     return {json.loads(line)["name"] for line in found.read_text().splitlines()}
 
 
-def test_all_that_a_job_reads_and_lists_is_known(made: Project) -> None:
+def test_all_that_a_job_reads_and_lists_is_known(made):
     images = {f"data/{name}/{number}.png" for name in ("cat", "dog") for number in range(20)}
     assert read_by(made) == {"data/", "data/cat/", "data/dog/", *images}
 
 
-def test_images_that_another_job_has_decoded_are_the_job_s_data_too(made: Project, tmp_path: Path):
+def test_images_that_another_job_has_decoded_are_the_job_s_data_too(made, tmp_path):
     project = made.copy(tmp_path / "project")
     assert any((project.root / ".cache" / "images").iterdir())
     data = project.root / "data"
     for loader in ("workers", "resident"):
         project.run(*BY_WORKERS, "--seed", "1", "--loader", loader, "--force")  # decodes all
-        done = project.run(*BY_WORKERS, "--seed", "2", "--loader", loader, "--force")
-        assert done.returncode == 0, done
+        succeeded(project.run(*BY_WORKERS, "--seed", "2", "--loader", loader, "--force"))
     assert len({*project.root.glob("runs/.data/*.jsonl")}) == 1
     image(99, data / "dog" / "7.png")
     said = one_line(project.run(*BY_WORKERS, "--seed", "2"), 5)
     assert "was finished with other data (data/dog/7.png changed)" in said
 
 
-def test_mlflow_shows_what_a_job_has_read(made: Project) -> None:
+def test_mlflow_shows_what_a_job_has_read(made):
     client = MlflowClient(f"sqlite:///{made.root / 'mlflow.db'}")
     (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
     (read,) = run.inputs.dataset_inputs
@@ -81,7 +79,7 @@ def test_mlflow_shows_what_a_job_has_read(made: Project) -> None:
     assert read.dataset.digest == run.data.tags["data"]
 
 
-def test_a_changed_file_is_named_and_back_as_it_was_it_counts_again(project: Project) -> None:
+def test_a_changed_file_is_named_and_back_as_it_was_it_counts_again(project):
     file = project.root / "data/cat/3.png"
     before = file.read_bytes()
     image(99, file)
@@ -92,7 +90,7 @@ def test_a_changed_file_is_named_and_back_as_it_was_it_counts_again(project: Pro
     assert finished_already(project)
 
 
-def test_files_that_come_or_go_are_noticed(project: Project) -> None:
+def test_files_that_come_or_go_are_noticed(project):
     image(99, project.root / "data/dog/99.png")
     assert "(data/dog changed)" in one_line(project.run(*BY_WORKERS), 5)
     (project.root / "data/dog/99.png").unlink()
@@ -102,7 +100,7 @@ def test_files_that_come_or_go_are_noticed(project: Project) -> None:
 
 
 @pytest.mark.full
-def test_names_that_are_no_text(made: Project, tmp_path: Path) -> None:
+def test_names_that_are_no_text(made, tmp_path):
     project = Project(Path(shutil.copytree(made.root, tmp_path / "project")))
     shutil.rmtree(project.root / "runs")
     (project.root / "mlflow.db").unlink()
@@ -117,13 +115,12 @@ def test_names_that_are_no_text(made: Project, tmp_path: Path) -> None:
         assert listed.returncode == 0 and r"data/cat/caf\xe9.png changed" in listed.stdout
 
 
-def test_forced_it_runs_again_and_each_data_has_its_own_results(project: Project) -> None:
+def test_forced_it_runs_again_and_each_data_has_its_own_results(project):
     file = project.root / "data/cat/3.png"
     before = file.read_bytes()
     older = project.run(*BY_WORKERS).stdout.splitlines()[-1]
     image(99, file)
-    newer = project.run(*BY_WORKERS, "--force")
-    assert newer.returncode == 0, newer
+    newer = succeeded(project.run(*BY_WORKERS, "--force"))
     assert len(project.runs(job_of(newer))) == 2
     again = project.run(*BY_WORKERS).stdout.splitlines()[-1]
     assert again == newer.stdout.splitlines()[-1].replace("finished", "already finished")
@@ -131,9 +128,7 @@ def test_forced_it_runs_again_and_each_data_has_its_own_results(project: Project
     assert project.run(*BY_WORKERS).stdout.splitlines()[-1] == older != again
 
 
-def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(
-    project: Project, tmp_path: Path
-) -> None:
+def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(project, tmp_path):
     copied = shutil.copytree(project.root / "data", tmp_path / "copy", copy_function=shutil.copy)
     assert finished_already(project, "--data-root", str(copied))
     shutil.rmtree(project.root / "data")
@@ -143,43 +138,27 @@ def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", [pytest.param("paused", marks=pytest.mark.alike), "killed"])
-def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(
-    made: Project, tmp_path: Path, how: str
-) -> None:
+def test_one_that_was_stopped_is_continued_with_other_data_only_on_request(made, tmp_path):
     project = made.copy(tmp_path / "project")
     flags = (*FLAGS, "--epochs", "300")
-    if how == "paused":
-        assert project.run(*flags, "--pause-after", "2e").returncode == 0
-    else:
-        job = project.start(*flags, "--checkpoint-minutes", "0.0001")
-        wait_until(lambda: any(project.root.glob("runs/*/*/last.pt")))
-        kill(job.pid, signal.SIGKILL)
-        ended(job)
+    job = project.start(*flags, "--checkpoint-minutes", "0.0001")
+    wait_until(lambda: any(project.root.glob("runs/*/*/last.pt")))
+    kill(job.pid, signal.SIGKILL)
+    ended(job)
     image(99, project.root / "data/cat/99.png")
     said = one_line(project.run(*flags), 5)
     assert "was begun with other data (data/cat changed); --force starts it over" in said
-    done = project.run(*flags, "--continue-anyway")
-    assert done.returncode == 0, done
+    succeeded(project.run(*flags, "--continue-anyway"))
     assert "it was continued with changed data" in one_line(project.run(*flags), 5)
 
 
-def test_a_mean_over_older_jobs_with_different_data_is_refused(project: Project) -> None:
+def test_a_mean_over_older_jobs_with_different_data_is_refused(project):
     changed = project.root / "data" / "cat" / "0.png"
     image(100, changed)
     assert project.run(*FLAGS, "--seed", "1").returncode == 0
     image(101, changed)
     drawn = project.do("python", "plot.py", "--format", "png")
     assert "2 of 2 jobs are from different code or data" in one_line(drawn, 1)
-
-
-def test_a_table_has_the_results_of_the_present_data(project: Project) -> None:
-    table = "from labjobs.results import tables; from settings import Settings\n"
-    table += "from labjobs.tracking.mlflow_client import experiment_name\n"
-    table += "print(tables.jobs(experiment_name(), Settings).stale.tolist())"
-    assert project.do("python", "-c", table).stdout == "[False]\n"
-    image(99, project.root / "data/cat/3.png")
-    assert project.do("python", "-c", table).stdout == "[True]\n"
 
 
 SPAWNED = '\ntorch.multiprocessing.set_start_method("spawn", force=True)\n'
@@ -192,9 +171,7 @@ np.load(CACHE)
 
 
 @pytest.mark.full
-def test_processes_that_are_not_forked_note_what_they_read_as_well(
-    made: Project, tmp_path: Path
-) -> None:
+def test_processes_that_are_not_forked_note_what_they_read_as_well(made, tmp_path):
     project = made.copy(tmp_path / "project")
     with (project.root / "data.py").open("a") as file:
         file.write(SPAWNED)
@@ -203,9 +180,7 @@ def test_processes_that_are_not_forked_note_what_they_read_as_well(
 
 
 @pytest.mark.full
-def test_files_of_the_project_count_but_not_what_the_job_has_made(
-    made: Project, tmp_path: Path
-) -> None:
+def test_files_of_the_project_count_but_not_what_the_job_has_made(made, tmp_path):
     project = made.copy(tmp_path / "project")
     words = project.root / "words.txt"
     words.write_text("a few words")
@@ -219,7 +194,7 @@ def test_files_of_the_project_count_but_not_what_the_job_has_made(
 
 
 @pytest.mark.full
-def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made: Project, tmp_path: Path) -> None:
+def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made, tmp_path):
     project = made.copy(tmp_path / "project")
     with (project.root / "run.py").open() as file:
         text = file.read().replace(
@@ -234,18 +209,9 @@ def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made: Project, tmp_
     assert "it was continued with changed data" in one_line(project.run(*BY_WORKERS), 5)
 
 
-def test_a_damaged_list_is_said_and_not_believed(project: Project) -> None:
-    (found,) = project.root.glob("runs/.data/*.jsonl")
-    lines = found.read_text().splitlines(keepends=True)
-    found.write_text("".join(lines[:5] + lines[6:]))
-    done = project.run(*BY_WORKERS)
-    remark = f"(its data was not checked: runs/.data/{found.name} is missing or damaged)"
-    assert remark in done.stdout and done.returncode == 0
-
-
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
-def test_what_is_no_plain_file_is_left_alone(made: Project, tmp_path: Path) -> None:
+def test_what_is_no_plain_file_is_left_alone(made, tmp_path):
     """To hash a pipe would wait for ever, or take what the job is to read."""
     project = made.copy(tmp_path / "project")
     reads = "\nimport os, threading\nos.mkfifo(PIPE := Path(__file__).with_name('pipe'))\n"

@@ -1,11 +1,10 @@
 """The example for contrastive learning: what it measures, its views, and where labels come in."""
 
 import json
-import subprocess
 
 import numpy as np
 import pytest
-from faults import Project, job_of, one_line, same
+from faults import Project, one_line, same
 from PIL import Image
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
@@ -15,14 +14,8 @@ SHORT = ("--steps", "60", "--eval-every", "30", "--quiet")
 
 
 @pytest.fixture(scope="module")
-def project(make) -> Project:
+def project(make):
     return Project(make(example="contrastive"))
-
-
-def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
-    done = project.run(*flags)
-    assert done.returncode == 0, done
-    return done
 
 
 # What is measured
@@ -53,7 +46,7 @@ with torch.no_grad():
 
 def test_metrics_are_those_of_the_test_images(project, tmp_path):
     """All test images are in one batch, so everything can be computed again."""
-    job = job_of(run(project, *SHORT, "--batch-size", "359", "--temperature", "0.3"))
+    job = project.finish(*SHORT, "--batch-size", "359", "--temperature", "0.3")
     project.printed(OUTPUTS, job, str(tmp_path / "outputs.npz"))
     with np.load(tmp_path / "outputs.npz") as file:
         found = {name: values for name, values in file.items()}
@@ -148,76 +141,12 @@ def test_training_uses_no_labels(project, tmp_path):
     assert text.count("TensorDataset(images, rows[:, -1].long())") == 1
     script.write_text(text.replace("rows[:, -1].long()", "rows[:, -1].long().roll(500)"))
     flags = (*SHORT, "--monitor", "none")
-    jobs = [(each, job_of(run(each, *flags))) for each in (project, wrong)]
+    jobs = [(each, each.finish(*flags)) for each in (project, wrong)]
     one, other = (each.tensors(job)["best"]["models"] for each, job in jobs)
     assert same(one, other)
     one, other = (each.stored(job) for each, job in jobs)
     assert one["train_loss"] == other["train_loss"] and one["val_loss"] == other["val_loss"]
     assert one["test_probe_accuracy"][-1][1] > other["test_probe_accuracy"][-1][1] + 0.3
-
-
-# Views
-
-
-AUGMENTED = """
-import torch
-import data
-from settings import Settings
-
-images = torch.full((200, 3, 16, 16), 200, dtype=torch.uint8)
-images[:, :, ::2] = 40
-for name in data.AUGMENTATIONS:
-    augment = data.augmentation(Settings(augment=name))
-    one, other = augment((images, None), torch.Generator().manual_seed(0))
-    again = augment((images, None), torch.Generator().manual_seed(0))
-    print(
-        name,
-        torch.equal(one, other),
-        torch.equal(one, again[0]) and torch.equal(other, again[1]),
-        len({image.numpy().tobytes() for image in one}) > 150,
-        one.shape == images.shape and one.dtype == torch.uint8,
-    )
-"""
-
-
-def test_two_views_differ_and_those_of_one_generator_are_the_same(project):
-    lines = project.printed(AUGMENTED)
-    assert lines == [
-        "none True True False True",
-        "shift False True True True",
-        "affine False True True True",
-        "affine-noise-erase False True True True",
-        "crop-flip-colour False True True True",
-    ]
-
-
-MOVED = """
-import torch
-import data
-
-image = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
-image[0, 0, 2, 3] = 255
-ones = torch.ones(1)
-maps = {
-    "same": [[1, 0, 0], [0, 1, 0]],
-    "from one to the right": [[1, 0, 0.25 * ones], [0, 1, 0]],
-    "from one below": [[1, 0, 0], [0, 1, 0.25 * ones]],
-    "mirrored": [[-ones, 0, 0], [0, 1, 0]],
-    "quarter turn": [[0, -1, 0], [1, 0, 0]],
-}
-for name, rows in maps.items():
-    print(name, data.warped(image, rows)[0, 0].nonzero().tolist())
-"""
-
-
-def test_images_are_moved_as_the_map_says(project):
-    assert project.printed(MOVED) == [
-        "same [[2, 3]]",
-        "from one to the right [[2, 2]]",
-        "from one below [[1, 3]]",
-        "mirrored [[2, 4]]",
-        "quarter turn [[4, 2]]",
-    ]
 
 
 # Datasets and flags
@@ -231,7 +160,7 @@ def test_images_in_folders_are_read_in_their_format(project, tmp_path):
             Image.fromarray(pixels).save(tmp_path / name / f"{number:02}.png")
     folder = ("--dataset", "image-folder", "--data-root", str(tmp_path), "--image-size", "16")
     flags = (*folder, "--augment", "crop-flip-colour", "--batch-size", "8", *SHORT)
-    job = job_of(run(project, *flags, "--val-fraction", "0.2"))
+    job = project.finish(*flags, "--val-fraction", "0.2")
     ((_, accuracy),) = project.stored(job)["test_probe_accuracy"]
     assert accuracy > 0.8
     (tmp_path / "dark" / "00.png").unlink()
@@ -247,5 +176,5 @@ def test_images_in_folders_are_read_in_their_format(project, tmp_path):
         (("--probe-labels", "500"), "--probe-labels 500: the class 0 has 1"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(project: Project, flags, said):
+def test_what_cannot_be_is_said_in_one_line(project, flags, said):
     assert said in one_line(project.run(*flags), 2)

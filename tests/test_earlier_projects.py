@@ -1,20 +1,16 @@
-"""Projects of earlier versions, with a student's edits, are updated to today's template: nothing of
-theirs changes, and their jobs count, continue and are drawn.
-
-`tests/earlier/` has a project and its template of each version, made by make.py there.
-"""
+"""Projects of earlier versions, with a student's edits, are updated to today's template."""
 
 import json
 import shutil
 import subprocess
-import sys
 import tarfile
 import tomllib
 from pathlib import Path
 
 import pytest
-from faults import Project
+from faults import Project, succeeded
 from repository import REPOSITORY
+from test_generation import commit, cruft
 
 pytestmark = pytest.mark.full
 
@@ -40,26 +36,6 @@ SHARED = (".gitignore",)
 DEPENDENCY = '  "einops",  # layers of ours\n'
 HERE = "updates of the template leave these lines alone.\n"
 """The end of the line in pyproject.toml below which dependencies are added."""
-
-
-def git(folder: Path, *words: str) -> None:
-    """Run git as somebody."""
-    own = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
-    subprocess.run(["git", *own, "-C", folder, *words], check=True, stdout=subprocess.DEVNULL)
-
-
-def commit(folder: Path) -> None:
-    """Commit all that is in a folder."""
-    git(folder, "init", "--quiet")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", "a version")
-
-
-def cruft(*words: str | Path) -> None:
-    """Run cruft."""
-    command = [sys.executable, "-m", "cruft", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -95,9 +71,7 @@ def theirs(project: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module", params=EARLIER, ids=lambda archive: archive.name.split("-")[0])
-def project(
-    request: pytest.FixtureRequest, template: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Project:
+def project(request, template, tmp_path_factory):
     """A project that was made by an earlier version, edited, and updated to today's."""
     folder = tmp_path_factory.mktemp("earlier")
     source, made = folder / "template", folder / "my_project"
@@ -120,7 +94,7 @@ def project(
     return Project(made)
 
 
-def test_nothing_is_left_to_merge(project: Project) -> None:
+def test_nothing_is_left_to_merge(project):
     rejected = [*project.root.rglob("*.rej"), *project.root.rglob("*.orig")]
     conflicts = [
         path
@@ -133,7 +107,7 @@ def test_nothing_is_left_to_merge(project: Project) -> None:
         assert (project.root / name).read_text().endswith(EDITS[name])
 
 
-def test_the_engine_is_todays(project: Project, template: Path) -> None:
+def test_the_engine_is_todays(project, template):
     engine = template / "{{cookiecutter.project_slug}}" / "labjobs"
     for path in engine.rglob("*.py"):
         now = project.root / "labjobs" / path.relative_to(engine)
@@ -146,9 +120,8 @@ def test_the_engine_is_todays(project: Project, template: Path) -> None:
 
 
 @pytest.mark.alike  # test_project.py runs those of a new project
-def test_its_tests_pass(project: Project) -> None:
-    done = project.do("python", "-m", "pytest", "-q", "-n", "0")
-    assert done.returncode == 0, done.stdout
+def test_its_tests_pass(project):
+    succeeded(project.do("python", "-m", "pytest", "-q", "-n", "0"))
 
 
 ADDED = ("folder", "metrics", "problem")
@@ -161,7 +134,7 @@ def listed(project: Project) -> list[dict[str, str]]:
     return [{k: v for k, v in job.items() if k not in ADDED} for job in jobs]
 
 
-def test_its_jobs_count_continue_and_are_drawn(project: Project) -> None:
+def test_its_jobs_count_continue_and_are_drawn(project):
     before = json.loads((project.root / "states.json").read_text())
     for job in before:
         del job["folder"]
@@ -172,14 +145,12 @@ def test_its_jobs_count_continue_and_are_drawn(project: Project) -> None:
 
     done = project.run(f"--epochs={finished['settings']['epochs']}")
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
-    done = project.run(f"--epochs={paused['settings']['epochs']}")
-    assert done.returncode == 0, done
+    succeeded(project.run(f"--epochs={paused['settings']['epochs']}"))
     points = project.journalled(paused["id"])
     assert [step for step, _ in points["val_loss"]] == [21, 42, 63]
     assert project.stored(paused["id"]) == points
 
-    drawn = project.do("python", "plot.py", "--any-code")
-    assert drawn.returncode == 0, drawn
+    succeeded(project.do("python", "plot.py", "--any-code"))
     assert list(project.root.glob("figures/*.pdf"))
     read = f"import jobs; print(len(jobs.load('{finished['id']}').metrics))"
     assert project.do("python", "-c", read).stdout.strip() != "0"

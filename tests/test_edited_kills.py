@@ -1,21 +1,14 @@
-"""A job that is killed at random instants, its code edited in between: no curve is of two codes.
-
-The code changes at random between two networks. Whatever a killed job is told to do, each network's
-attempt ends with the weights and the curve of a job that nobody killed or edited, on disk and in
-the store. `--kills N` sets how often the job is killed.
-"""
+"""A job that is killed at random instants, its code edited in between: no curve is of two codes."""
 
 import json
 import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Project, curves, curves_in, ended, job_of, kill, one_line, same
+from faults import Project, curves, curves_in, ended, kill, one_line, same
 from torch import load
 
 pytestmark = pytest.mark.full
@@ -42,9 +35,7 @@ class Network:
         self._width = width
         self._models = (project.root / "models.py").read_text().replace(WIDTHS[0], width)
         self.write(project)
-        done = project.run(*FLAGS)
-        assert done.returncode == 0, done
-        self.job = job_of(done)
+        self.job = project.finish(*FLAGS)
         self._learnt = self._left_in(project)
 
     def write(self, project: Project) -> None:
@@ -74,9 +65,7 @@ class Network:
         return [best, curves_in(attempt), curves(project.ask(POINTS, str(attempt)))]
 
 
-def test_no_curve_is_of_two_codes(
-    make: Callable[..., Path], tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_no_curve_is_of_two_codes(make, tmp_path, pytestconfig):
     chance, hit = random.Random(0), Counter[str]()
     reference = Project(make())
     networks = [Network(reference.copy(tmp_path / width), width) for width in WIDTHS]

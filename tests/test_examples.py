@@ -2,15 +2,13 @@
 
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from faults import Project, ended, job_of, one_line, same, wait_until
+from faults import Project, one_line, succeeded
 from repository import REPOSITORY
 from test_project import check
 
@@ -137,7 +135,7 @@ def script(root: Path, name: str, *words: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.fixture
-def copy(template: Path, tmp_path: Path) -> Path:
+def copy(template, tmp_path):
     """A copy of the template to change."""
     return shutil.copytree(template, tmp_path / "template")
 
@@ -149,12 +147,11 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def test_examples_are_merged_with_today_s_template(template: Path) -> None:
-    done = script(template, "merge.py", "--check")
-    assert done.returncode == 0, done.stderr
+def test_examples_are_merged_with_today_s_template(template):
+    succeeded(script(template, "merge.py", "--check"))
 
 
-def test_a_change_of_the_template_is_merged_into_the_examples(copy: Path) -> None:
+def test_a_change_of_the_template_is_merged_into_the_examples(copy):
     edit(copy / INNER / "run.py", "says that it has finished", "says that it is finished")
     own = (copy / INNER / ".examples").glob("*/run.py")
     changed = sorted(file.parent.name for file in own if file.parent.name != "base")
@@ -173,7 +170,7 @@ def test_a_change_of_the_template_is_merged_into_the_examples(copy: Path) -> Non
     assert script(copy, "merge.py", "--check").returncode == 0
 
 
-def test_a_conflict_with_the_template_is_refused_until_it_is_resolved(copy: Path) -> None:
+def test_a_conflict_with_the_template_is_refused_until_it_is_resolved(copy):
     """Where the template and the example have changed the same line."""
     edit(copy / INNER / "settings.py", "patience: int = setting(0, ", "patience: int = setting(5, ")
     mine = copy / INNER / ".examples" / "regression" / "settings.py"
@@ -188,9 +185,8 @@ def test_a_conflict_with_the_template_is_refused_until_it_is_resolved(copy: Path
     assert "patience: int = setting(10, " in resolved
 
 
-def test_the_examples_are_as_small_as_the_docs_say(template: Path) -> None:
-    counted = script(template, "count.py")
-    assert counted.returncode == 0, counted.stderr
+def test_the_examples_are_as_small_as_the_docs_say(template):
+    counted = succeeded(script(template, "count.py"))
     assert counted.stdout in (REPOSITORY / "docs" / "compared.md").read_text()
     head, _, *_, total = counted.stdout.split("\n\n")[1].splitlines()
     names, lines = ([cell.strip() for cell in row.split("|")[2:-1]] for row in (head, total))
@@ -202,17 +198,29 @@ def test_the_examples_are_as_small_as_the_docs_say(template: Path) -> None:
 # Projects made from them
 
 
-@pytest.fixture(scope="module", params=EXAMPLES)
-def name(request: pytest.FixtureRequest) -> str:
+FIRST = ("regression", "language", "reinforcement")
+"""Examples that `bash test.sh` trains; .ci/run trains all."""
+
+DRAWN = ("regression", "graphs", "contrastive")
+"""Examples whose figures .ci/run draws."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        each if each in FIRST else pytest.param(each, marks=pytest.mark.full) for each in EXAMPLES
+    ],
+)
+def name(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def project(make: Callable[..., Path], name: str) -> Project:
+def project(make, name):
     return Project(make(example=name))
 
 
-def test_a_project_has_the_example_s_files(project: Project, name: str, template: Path) -> None:
+def test_a_project_has_the_example_s_files(project, name, template):
     assert not (project.root / ".examples").exists()
     files = [path for path in (template / INNER / ".examples" / name).rglob("*.*")]
     assert files
@@ -223,23 +231,30 @@ def test_a_project_has_the_example_s_files(project: Project, name: str, template
         assert (project.root / relative).exists()
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["ruff check", "ruff format --check", pytest.param("mypy", marks=pytest.mark.full)],
-)
-def test_checks(project: Project, command: str) -> None:
+@pytest.mark.parametrize("command", ["ruff check", "ruff format --check"])
+def test_checks(project, command):
     check(command, project.root)
 
 
+@pytest.fixture(scope="session")
+def one_folder(tmp_path_factory):
+    """A folder for each example in turn: mypy knows the engine from the one before."""
+    return tmp_path_factory.mktemp("types") / "project"
+
+
+@pytest.mark.full
+def test_types(project, one_folder):
+    shutil.rmtree(one_folder, ignore_errors=True)
+    check("mypy", Path(shutil.copytree(project.root, one_folder)))
+
+
 @pytest.fixture(scope="module")
-def job(project: Project, name: str) -> str:
+def job(project, name):
     """The id of a short job that nobody disturbed."""
-    done = project.run(*EXAMPLES[name].short)
-    assert done.returncode == 0, done
-    return job_of(done)
+    return project.finish(*EXAMPLES[name].short)
 
 
-def test_a_job_learns(project: Project, job: str, name: str) -> None:
+def test_a_job_learns(project, job, name):
     curves, metric = project.stored(job), EXAMPLES[name].metric
     assert ("val_accuracy" in curves) == (name in CLASSIFIERS)
     (_, first), *_, (_, last) = curves[f"val_{metric}"]
@@ -251,39 +266,20 @@ def test_a_job_learns(project: Project, job: str, name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.alike
-def test_an_interrupted_job_ends_as_if_nothing_had_happened(
-    project: Project, job: str, name: str, tmp_path: Path
-) -> None:
-    fresh, flags = project.copy(tmp_path / "copy"), EXAMPLES[name].short
-
-    def journal() -> str:
-        path = fresh.folder(job) / "metrics.jsonl"
-        return path.read_text() if path.exists() else ""
-
-    process = fresh.start(*flags)
-    wait_until(lambda: f"val_{EXAMPLES[name].metric}" in journal())
-    process.send_signal(signal.SIGTERM)
-    assert ended(process).returncode == 128 + signal.SIGTERM
-    assert f"test_{EXAMPLES[name].metric}" not in journal()
-    done = fresh.run(*flags)
-    assert done.returncode == 0, done
-    assert same(fresh.tensors(job), project.tensors(job))
-    assert fresh.stored(job) == project.stored(job)
-
-
-@pytest.mark.full
-def test_a_sweep_is_drawn_the_right_way_up(project: Project, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [each if each in DRAWN else pytest.param(each, marks=pytest.mark.alike) for each in EXAMPLES],
+    indirect=True,
+)
+def test_a_sweep_is_drawn_the_right_way_up(project, name, tmp_path):
     fresh, example = project.copy(tmp_path / "copy"), EXAMPLES[name]
     grid = "".join(f"  job {job}\n" for job in example.jobs)
     text = (fresh.root / "run.sh").read_text()
     (fresh.root / "run.sh").write_text(
         re.sub(r"(?s)\ngrid\(\) \{\n.*?\n\}\n", f"\ngrid() {{\n{grid}}}\n", text)
     )
-    swept = fresh.do("bash", "run.sh")
-    assert swept.returncode == 0, swept
-    drawn = fresh.do("python", "plot.py")
-    assert drawn.returncode == 0, drawn
+    succeeded(fresh.do("bash", "run.sh"))
+    succeeded(fresh.do("python", "plot.py"))
     captions = {path.stem: path.read_text() for path in (fresh.root / "figures").glob("*.tex")}
     assert {"learning-curves", "metric-vs-setting", "ranking"} <= {*captions}
     for figure in ("learning-curves", "metric-vs-setting", "ranking"):

@@ -181,44 +181,6 @@ def test_a_gan_that_monitors_nothing(draw, store, validated):
         assert drawn.names == ["learning-curves", "throughput"]
 
 
-def test_a_third_setting_in_the_grid(draw, store):
-    store.classifiers("third", batch_size=(32, 64), seeds=2)
-    drawn = draw("third")
-    assert (drawn.status, drawn.said, tuple(drawn.names)) == (0, "", ALL)
-    for name in ALL[:4]:
-        assert "mean of 2 seeds" in drawn.caption(name)
-        assert "Shown are" not in drawn.caption(name)
-    assert "all 8 settings" in drawn.caption("ranking")
-    assert "Shown are the values of" in drawn.caption("time-to-target")
-
-
-@pytest.mark.parametrize("venue", ["icml", "acl"])
-def test_a_cross_validation(draw, store, venue):
-    store.classifiers(f"folds {venue}", models=["mlp"], seeds=2, fold=(1, 2, 3))
-    drawn = draw(f"folds {venue}", "--venue", venue)
-    assert drawn.status == 0
-    assert {*ALL} - {*drawn.names} == {"metric-map"}
-    for name in ("learning-curves", "metric-vs-setting", "ranking"):
-        said = "mean of 6 jobs over seeds and folds, 95% t interval, as if folds were independent"
-        assert said in drawn.caption(name)
-
-
-@pytest.mark.full
-def test_more_settings_than_a_figure_can_tell_apart(draw, store):
-    more = {"batch_size": (32, 64, 128), "augment": ("none", "flip")}
-    store.classifiers("many", seeds=1, evaluations=15, **more)
-    drawn = draw("many")
-    assert (drawn.status, tuple(drawn.names)) == (0, ALL)
-    for name in ("metric-vs-setting", "time-to-target"):
-        said = (
-            r"Shown are the values of .+ with the best validation accuracy for each of the others"
-        )
-        assert re.search(said, drawn.caption(name)), name
-    assert "Shown are" not in drawn.caption("ranking")
-    for file in drawn.files:
-        assert_prints_right(*file)
-
-
 def test_one_job(draw, store):
     store.classifiers("one", models=["mlp"], lrs=[1e-3], seeds=1)
     drawn = draw("one")
@@ -226,16 +188,6 @@ def test_one_job(draw, store):
     assert drawn.names == ["learning-curves", "time-to-target", "throughput", "confusion"]
     assert "left out metric-map, ranking: no setting varies among the jobs" in drawn.said
     assert "one seed" in drawn.caption("learning-curves")
-
-
-def test_a_random_search(draw, store):
-    rates = [1.3 ** -(i + 5) for i in range(20)]
-    store.classifiers("search", models=["mlp"], lrs=rates, seeds=1)
-    drawn = draw("search")
-    assert drawn.status == 0
-    assert {"learning-curves", "metric-vs-setting", "ranking"} < {*drawn.names}
-    assert "the best 12 of 20 settings" in drawn.caption("ranking")
-    assert "left out metric-map: only learning rate varies among the jobs" in drawn.said
 
 
 def test_jobs_that_diverged_and_values_that_are_not_finite(draw, store):

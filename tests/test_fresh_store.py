@@ -1,17 +1,8 @@
-"""Many jobs at once on a store that does not exist yet: none crashes, none is lost.
-
-    bash test.sh --all -rP tests/test_fresh_store.py
-
-What races is the making of the store: its tables and the project's experiment. So most of the times
-it is done by processes that have all imported before and begin together; one time in five by whole
-jobs. -rP shows the figures.
-"""
+"""Many jobs at once on a store that does not exist yet: none crashes, none is lost."""
 
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from faults import Project, ended, job_of, one_line, wait_until
@@ -40,13 +31,13 @@ ORDER BY id.value
 
 
 @pytest.fixture
-def times(request: pytest.FixtureRequest) -> int:
+def times(request):
     """How many stores there are to make."""
     return int(request.config.getoption("--fresh-stores"))
 
 
 @pytest.fixture
-def makers(project: Project) -> Iterator[list[subprocess.Popen[str]]]:
+def makers(project):
     """Processes that have imported MLflow and wait for a store's address."""
     makers = [
         subprocess.Popen(
@@ -72,9 +63,7 @@ def answer(maker: subprocess.Popen[str]) -> str:
     return maker.stdout.readline().strip() or maker.stderr.read()
 
 
-def test_store_that_many_make(
-    makers: list[subprocess.Popen[str]], project: Project, times: int, tmp_path: Path
-) -> None:
+def test_store_that_many_make(makers, project, times, tmp_path):
     """All get the same experiment, and there is one of that name."""
     began = time.monotonic()
     for number in range(times):
@@ -95,7 +84,7 @@ def test_store_that_many_make(
     )
 
 
-def test_jobs_on_a_fresh_store(project: Project, times: int, tmp_path: Path) -> None:
+def test_jobs_on_a_fresh_store(project, times, tmp_path):
     """All finish, and the store has each of them once, with the same points as its journal."""
     for number in range(max(1, times // 5)):
         began = time.monotonic()
@@ -105,7 +94,7 @@ def test_jobs_on_a_fresh_store(project: Project, times: int, tmp_path: Path) -> 
             for seed in range(PROCESSES)
         ]
         ids = [finished(job) for job in jobs]
-        wait_until(lambda fresh=fresh: len(fresh.ask(FINISHED)) == PROCESSES)  # type: ignore[misc]
+        wait_until(lambda fresh=fresh: len(fresh.ask(FINISHED)) == PROCESSES)
         assert fresh.ask(FINISHED) == [(job, "FINISHED", "true") for job in sorted(ids)]
         assert fresh.ask("SELECT count(*) FROM runs") == [(PROCESSES,)]
         for job in ids:

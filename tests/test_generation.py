@@ -11,44 +11,22 @@ import tomllib
 
 import pytest
 import yaml
+from faults import succeeded
 from labjobs import sources
 from repository import REPOSITORY
 
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
 RENDERED = {".python-version", "CITATION.cff", "README.md", "pyproject.toml"}
-COPIED = {
-    "AGENTS.md",
-    ".gitignore",
-    ".github/workflows/tests.yml",
-    "docs/evidence.md",
-    "docs/figures.md",
-    "docs/export.md",
-    "docs/finding.md",
-    "docs/job.md",
-    "docs/jobs.md",
-    "docs/learning-curves.png",
-    "docs/mlflow.md",
-    "docs/mlflow-run.png",
-    "docs/mlflow-runs.png",
-    "docs/mlflow-seeds.png",
-    "docs/recipes.md",
-    "docs/server.md",
-    "docs/repeat.md",
-    "docs/settings.md",
-    "docs/sweeps.md",
-    "docs/several-gpus.md",
-    "docs/techniques.md",
-    "docs/trackers.md",
-    "docs/updates.md",
-    "constraints.txt",
-    "labjobs/evidence/versions.json",
-    "paper/paper.tex",
-}
-# The texts as their authors publish them.
-SHA256 = {
+LICENSES = {
     "Apache-2.0": "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30",
     "GPL-3.0-or-later": "3972dc9744f6499f0f9b2dbf76696f2ae7ad8af9b23dde66d6af86c9dfb36986",
+    "MIT": ("MIT License\n\nCopyright (c) Ada & Grace\n", "\nSOFTWARE.\n"),
+    "BSD-3-Clause": (
+        "BSD 3-Clause License\n\nCopyright (c) Ada & Grace\n",
+        "POSSIBILITY OF SUCH DAMAGE.\n",
+    ),
 }
+"""The SHA-256 of a published text, or how one that names the author begins and ends."""
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +41,21 @@ def files(folder):
 @pytest.mark.parametrize("license", QUESTIONS["license"])
 def test_files(make, inner, license):
     project = make(license=license, author="Ada & Grace")
-    kept = {name for name in files(inner) if not name.startswith(".examples/")}
-    code = {name for name in kept if name.endswith((".py", ".sh"))}
+    copied = {name for name in files(inner) if not name.startswith((".examples/", "{%"))} - RENDERED
     legal = set() if license == "none" else {"LICENSE"}
-    assert files(project) == RENDERED | COPIED | code | legal | {"labjobs/commit.txt"}
-    for name in COPIED | code:
+    assert files(project) == RENDERED | copied | legal | {"labjobs/commit.txt"}
+    assert {"run.py", "run.sh", "labjobs/loop.py", ".github/workflows/tests.yml"} < copied
+    for name in copied:
         assert (project / name).read_bytes() == (inner / name).read_bytes()
     for name in RENDERED | legal:
         assert not re.search("[{][{%#]|[%#}][}]", (project / name).read_text()), name
     assert yaml.safe_load((project / "CITATION.cff").read_text()).get("license", "none") == license
+    if legal:
+        text, wanted = (project / "LICENSE").read_bytes(), LICENSES[license]
+        if isinstance(wanted, str):
+            assert hashlib.sha256(text).hexdigest() == wanted
+        else:
+            assert text.decode().startswith(wanted[0]) and text.decode().endswith(wanted[1])
 
 
 def test_caches_in_a_template_that_was_worked_on_stay_there(make, template, tmp_path):
@@ -85,41 +69,8 @@ def test_caches_in_a_template_that_was_worked_on_stay_there(make, template, tmp_
     ):
         (inner / folder).mkdir(parents=True, exist_ok=True)
         (inner / folder / "a.json").write_bytes(b"{{ \x94")
-    done = cookiecutter(worked_on, tmp_path, "--no-input", "--default-config")
-    assert done.returncode == 0, done.stderr
+    succeeded(cookiecutter(worked_on, tmp_path, "--no-input", "--default-config"))
     assert files(tmp_path / "out" / "my_project") == files(make())
-
-
-@pytest.mark.parametrize("license", SHA256)
-def test_license_text_is_the_published_one(make, license):
-    text = (make(license=license) / "LICENSE").read_bytes()
-    assert hashlib.sha256(text).hexdigest() == SHA256[license]
-
-
-@pytest.mark.parametrize(
-    ("license", "opening", "ending"),
-    [
-        ("MIT", "MIT License\n\nCopyright (c) Ada & Grace\n", "\nSOFTWARE.\n"),
-        (
-            "BSD-3-Clause",
-            "BSD 3-Clause License\n\nCopyright (c) Ada & Grace\n",
-            "POSSIBILITY OF SUCH DAMAGE.\n",
-        ),
-    ],
-)
-def test_license_text_names_the_author(make, license, opening, ending):
-    text = (make(license=license, author="Ada & Grace") / "LICENSE").read_text()
-    assert text.startswith(opening)
-    assert text.endswith(ending)
-
-
-@pytest.mark.parametrize("version", QUESTIONS["python_version"])
-def test_python_version(make, version):
-    project = make(python_version=version)
-    assert (project / ".python-version").read_text() == f"{version}\n"
-    assert (
-        tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"] == "my_project"
-    )
 
 
 @pytest.mark.parametrize(
@@ -141,9 +92,7 @@ def test_slug_comes_from_the_name(make, name, slug):
         "O'Neil's \"quoted\" \\ backslashed \\n name\\",
         "'''\"\"\"",
         "Zoë 北京 🙂 \N{ZERO WIDTH JOINER} עברית",
-        "key: value # no comment, - no list, <b>no markup</b>",
-        "100 % of {braces}, $HOME, $(id), `id`, {0} and %s",
-        "x" * 100,
+        "key: value # no comment, 100 % of {braces}, $HOME, $(id), `id`, {0} and <b>%s</b>",
     ],
 )
 def test_hostile_words_are_carried_as_they_are(make, words):
@@ -181,18 +130,12 @@ def cookiecutter(template, folder, *arguments, typed=None):
     ("question", "answer", "reason"),
     [
         ("project_slug", "1st", "a letter first"),
-        ("project_slug", "a", "2 to 64"),
         ("project_slug", "a" * 200, "2 to 64"),
-        ("project_slug", "My Project", "a-z"),
-        ("project_slug", "a/b", "a-z"),
         ("project_slug", "../escape", "a-z"),
-        ("project_slug", "a\nb", "a-z"),
         ("project_slug", 'a"""+exit(0)+"""', "a-z"),
         ("project_slug", "ünï", "a-z"),
-        ("project_slug", "🙂", "a-z"),
         ("project_slug", "{{ 7*7 }}", "a letter first"),
         ("project_slug", "class", "choose another, such as my_class"),
-        ("project_slug", "json", "choose another"),
         ("project_slug", "torch", "choose another"),
         ("project_slug", "scikit_learn", "choose another"),
         ("project_name", "  ", "is empty"),
@@ -200,10 +143,8 @@ def cookiecutter(template, folder, *arguments, typed=None):
         ("project_name", "x" * 200, "100 at most"),
         ("description", "a\u2028b", "line break"),
         ("author", "\x1b[31mred", "control character"),
-        ("author", "\udcff", "control character"),
         ("author", "{{ '{{ 7*7 }}' }}", "template expression"),
         ("email", "nobody", "is not an e-mail address"),
-        ("email", "a b@example.org", "is not an e-mail address"),
     ],
 )
 def test_bad_answer_is_refused_in_one_line(template, tmp_path, question, answer, reason):
@@ -218,11 +159,8 @@ def test_bad_answer_is_refused_in_one_line(template, tmp_path, question, answer,
 def test_all_bad_answers_are_named(template, tmp_path):
     answers = ["project_slug=1st", "author=", "email=nobody"]
     done = cookiecutter(template, tmp_path, "--no-input", *answers)
-    assert [line.split()[0] for line in done.stderr.splitlines()] == [
-        "project_slug",
-        "author",
-        "email",
-    ]
+    named = [line.split()[0] for line in done.stderr.splitlines()]
+    assert named == ["project_slug", "author", "email"]
 
 
 def test_every_package_of_the_project_is_refused_as_its_slug(make, template):
@@ -267,8 +205,7 @@ def commit(folder):
 
 def cruft(*words):
     command = [sys.executable, "-m", "cruft", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(subprocess.run(command, capture_output=True, text=True))
 
 
 def commit_of(folder):
@@ -283,7 +220,7 @@ def test_the_version_stands_in_three_places():
     assert newest and newest[1] == version
 
 
-@pytest.mark.parametrize("state", ["branch", "packed", "detached"])
+@pytest.mark.parametrize("state", ["packed", "detached"])
 def test_a_project_notes_the_commit_that_made_it(template, tmp_path, state):
     source = shutil.copytree(template, tmp_path / "template")
     commit(source)
@@ -291,8 +228,7 @@ def test_a_project_notes_the_commit_that_made_it(template, tmp_path, state):
         git(source, "pack-refs", "--all")
     if state == "detached":
         git(source, "checkout", "--quiet", "--detach")
-    done = cookiecutter(source, tmp_path, "--no-input", "--default-config")
-    assert done.returncode == 0, done.stderr
+    succeeded(cookiecutter(source, tmp_path, "--no-input", "--default-config"))
     noted = tmp_path / "out" / "my_project" / "labjobs" / "commit.txt"
     assert noted.read_text() == commit_of(source)
 

@@ -1,14 +1,10 @@
-"""Jobs on a real GPU, by their commands: `bash test.sh --gpu`.
-
-On a machine without one, tests/test_gpu_start.py runs jobs on a stand-in.
-"""
+"""Jobs on a real GPU, by their commands: `bash test.sh --gpu`."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from faults import Project, job_of, same, wait_until
+from faults import Project, same, succeeded, wait_until
 from planted import MISTAKES
 from sweeps import write_grid
 
@@ -21,9 +17,7 @@ EXACT += ("--schedule", "constant")  # its last.pt stays, to be compared
 
 def finished(project: Project, *flags: str) -> str:
     """Run a job to its end; returns its id."""
-    done = project.run(*flags)
-    assert done.returncode == 0, done.stderr + done.stdout
-    return job_of(done)
+    return project.finish(*flags)
 
 
 def gpu_of(project: Project, job: str) -> str:
@@ -33,16 +27,14 @@ def gpu_of(project: Project, job: str) -> str:
 
 
 @pytest.mark.parametrize("device", [(), ("--device", "cuda"), ("--device", "cuda:0")])
-def test_a_job_starts_on_the_gpu(project: Project, device: tuple[str, ...]) -> None:
+def test_a_job_starts_on_the_gpu(project, device):
     job = finished(project, *SHORT, *device, "--note", " ".join(device))
     assert gpu_of(project, job) == torch.cuda.get_device_name(0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("loader", ["resident", "workers"])
-def test_a_job_learns_in_each_format_and_with_each_loader(
-    project: Project, precision: str, loader: str
-) -> None:
+def test_a_job_learns_in_each_format_and_with_each_loader(project, precision, loader):
     job = finished(project, *SHORT, "--precision", precision, "--loader", loader)
     (_, first), *_, (_, last) = project.stored(job)["val_loss"]
     assert last < 0.7 * first
@@ -50,14 +42,14 @@ def test_a_job_learns_in_each_format_and_with_each_loader(
 
 @pytest.mark.parametrize("model", ["convnet", "resnet18"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_job_learns_with_everything_on(project: Project, model: str, optimizer: str) -> None:
+def test_a_job_learns_with_everything_on(project, model, optimizer):
     flags = ("--model", model, "--optimizer", optimizer, "--augment", "crop", "--ema", "0.9")
     job = finished(project, *SHORT, *flags, "--clip-norm", "1", "--compile", "on")
     (_, first), *_, (_, last) = project.stored(job)["val_loss"]
     assert last < first
 
 
-def test_equal_bits_again_and_after_an_interruption(project: Project, tmp_path: Path) -> None:
+def test_equal_bits_again_and_after_an_interruption(project, tmp_path):
     whole, again, stopped = (project.copy(tmp_path / name) for name in ("a", "b", "c"))
     flags = (*SHORT, *EXACT)
     job = finished(whole, *flags)
@@ -69,7 +61,7 @@ def test_equal_bits_again_and_after_an_interruption(project: Project, tmp_path: 
         assert other.stored(job) == whole.stored(job)
 
 
-def test_a_step_that_waits_is_found_and_no_other(project: Project, tmp_path: Path) -> None:
+def test_a_step_that_waits_is_found_and_no_other(project, tmp_path):
     checked = project.run("--check")
     assert "waits for the device: fine" in checked.stdout, checked
     planted = project.copy(tmp_path / "planted")
@@ -79,22 +71,21 @@ def test_a_step_that_waits_is_found_and_no_other(project: Project, tmp_path: Pat
     assert line in planted.run("--check").stdout
 
 
-def test_the_profile_says_what_the_gpu_did(project: Project) -> None:
+def test_the_profile_says_what_the_gpu_did(project):
     job = finished(project, *SHORT, "--profile", "10", "--force")
     report = (project.folder(job) / "profile.txt").read_text()
     assert "the GPU is busy" in report and "of this GPU's peak (MFU)" in report
     assert (project.folder(job) / "memory.pickle").exists()
 
 
-def test_two_jobs_share_the_gpu(project: Project, tmp_path: Path) -> None:
+def test_two_jobs_share_the_gpu(project, tmp_path):
     swept = project.copy(tmp_path / "swept")
     write_grid(swept.root, *(f"{' '.join(SHORT)} --seed {seed}" for seed in range(2)))
-    done = swept.do("bash", "run.sh", "--gpus", "0", "--per-gpu", "2")
-    assert done.returncode == 0, done
+    done = succeeded(swept.do("bash", "run.sh", "--gpus", "0", "--per-gpu", "2"))
     assert done.stdout.splitlines()[-1] == "2 of 2 jobs finished, 2 of them now"
 
 
-def test_a_job_that_is_killed_leaves_the_gpu_to_the_next(project: Project, tmp_path: Path) -> None:
+def test_a_job_that_is_killed_leaves_the_gpu_to_the_next(project, tmp_path):
     other = project.copy(tmp_path / "project")
     process = other.start("--epochs", "300", "--compile", "off", "--checkpoint-minutes", "0.001")
     wait_until(lambda: any(other.root.glob("runs/*/*/last.pt")))

@@ -1,18 +1,16 @@
-"""Jobs on GPUs that are not there, by their commands: each line of the engine that a GPU takes
-runs, under torch's own Python code. By that nothing has run on a GPU."""
+"""Jobs on GPUs that are not there, by their commands."""
 
 import ast
 import json
 import os
 import re
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from faults import Project, ended, job_of, one_line, same
+from faults import Project, ended, job_of, one_line, same, succeeded
 from gpus import Machine, branches_for, needs_stand_in, statements
 from sweeps import NVIDIA_SMI, start, write_grid
 
@@ -50,8 +48,7 @@ class Done:
     """A job of one epoch that has run."""
 
     def __init__(self, project: Project, *flags: str) -> None:
-        done = project.run("--epochs", "1", *flags)
-        assert done.returncode == 0, done.stderr + done.stdout
+        done = succeeded(project.run("--epochs", "1", *flags))
         self.folder = project.folder(job_of(done))
 
     @property
@@ -67,13 +64,13 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+def machine(tmp_path_factory):
     """A machine with 2 GPUs."""
     return Machine(tmp_path_factory.mktemp("machine"), gpus=2)
 
 
 @pytest.fixture(scope="module")
-def job(machine: Machine, project: Project) -> Callable[[str], Done]:
+def job(machine, project):
     """Runs a job by its name in JOBS, once."""
     done: dict[str, Done] = {}
 
@@ -86,7 +83,7 @@ def job(machine: Machine, project: Project) -> Callable[[str], Done]:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_trains_on_a_gpu(name: str, job: Callable[[str], Done]) -> None:
+def test_a_job_trains_on_a_gpu(name, job):
     tags, gpu = job(name).tags, "1" if name == "cuda:1" else "0"
     assert (tags["device"], tags["gpu"]) == ("H100 (a stand-in)", gpu)
     asked = dict(zip(JOBS[name], JOBS[name][1:], strict=False))
@@ -95,19 +92,17 @@ def test_a_job_trains_on_a_gpu(name: str, job: Callable[[str], Done]) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:7", "gpu"])
-def test_a_gpu_that_is_not_there_is_refused_in_one_line(
-    device: str, machine: Machine, project: Project
-) -> None:
+def test_a_gpu_that_is_not_there_is_refused_in_one_line(device, machine, project):
     line = one_line(machine.host(project).run("--device", device), 2)
     assert line.startswith(f"run.py: --device {device}: ")
 
 
-def test_gpus_are_numbered_as_nvidia_smi_does(machine: Machine, job: Callable[[str], Done]) -> None:
+def test_gpus_are_numbered_as_nvidia_smi_does(machine, job):
     job("default")
     assert {started["order"] for started in machine.starts()} == {"PCI_BUS_ID"}
 
 
-def test_the_profile_says_what_the_gpu_did(job: Callable[[str], Done]) -> None:
+def test_the_profile_says_what_the_gpu_did(job):
     report = (job("profiled").folder / "profile.txt").read_text()
     assert "3 steps of 64 examples on H100 (a stand-in)\n" in report
     assert "of this GPU's peak (MFU)" in report and "the GPU is busy" in report
@@ -115,24 +110,20 @@ def test_the_profile_says_what_the_gpu_did(job: Callable[[str], Done]) -> None:
     assert (job("profiled").folder / "memory.pickle").exists()
 
 
-def test_no_step_waits_for_the_gpu(job: Callable[[str], Done]) -> None:
+def test_no_step_waits_for_the_gpu(job):
     """But for the profile itself, when it ends."""
     report = (job("profiled").folder / "profile.txt").read_text()
     waits = report.split("Where the host waits for a tensor\n")[1].split("\n\n")[0]
     assert re.fullmatch(r"  labjobs/devices.py:\d+  waits for the GPU, 1 times, .*", waits)
 
 
-def test_a_job_that_is_continued_has_the_gpus_random_numbers(
-    machine: Machine, project: Project, job: Callable[[str], Done], tmp_path: Path
-) -> None:
+def test_a_job_that_is_continued_has_the_gpus_random_numbers(machine, project, job, tmp_path):
     other = machine.host(project.copy(tmp_path / "project"))
     Done(other, *JOBS["cuda:1"], "--pause-after", "10")
     assert same(Done(other, *JOBS["cuda:1"]).best, job("cuda:1").best)
 
 
-def test_evaluation_in_the_background_by_its_recipe(
-    machine: Machine, project: Project, job: Callable[[str], Done], tmp_path: Path
-) -> None:
+def test_evaluation_in_the_background_by_its_recipe(machine, project, job, tmp_path):
     other = machine.host(project.copy(tmp_path / "project"))
     recipe = (other.root / "docs" / "recipes.md").read_text()
     lines = (
@@ -146,9 +137,7 @@ def test_evaluation_in_the_background_by_its_recipe(
     assert same(Done(other, *JOBS["cuda:0"]).best, job("cuda:0").best)
 
 
-def test_a_sweep_gives_each_job_a_gpu_and_asks_none_to_plan(
-    project: Project, tmp_path: Path
-) -> None:
+def test_a_sweep_gives_each_job_a_gpu_and_asks_none_to_plan(project, tmp_path):
     machine = Machine(tmp_path, gpus=2)
     swept = machine.host(project.copy(tmp_path / "project"))
     for number in range(2):
@@ -158,8 +147,7 @@ def test_a_sweep_gives_each_job_a_gpu_and_asks_none_to_plan(
     (tmp_path / "nvidia-smi").chmod(0o755)
     swept.env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "GPU_LOCKS": str(tmp_path / "locks")}
     write_grid(swept.root, *(f"--epochs 1 --seed {seed}" for seed in range(2)))
-    done = ended(start(swept.root, swept.env))
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(ended(start(swept.root, swept.env)))
     journals = [path.read_text() for path in swept.root.glob("runs/*/*/metrics.jsonl")]
     gpus = [re.findall(r'"gpu": ?"(\d)"', journal) for journal in journals]
     assert sorted(gpus) == [["0"], ["1"]]
@@ -167,7 +155,7 @@ def test_a_sweep_gives_each_job_a_gpu_and_asks_none_to_plan(
     assert not any(started["words"][0].endswith("sweep.py") for started in machine.starts())
 
 
-def test_every_line_that_a_gpu_takes_has_run(machine: Machine, project: Project) -> None:
+def test_every_line_that_a_gpu_takes_has_run(machine, project):
     """In the tests above, which have to run before."""
     missed = {
         f"{name}:{number}: {(project.root / name).read_text().splitlines()[number - 1].strip()}"
@@ -179,8 +167,7 @@ def test_every_line_that_a_gpu_takes_has_run(machine: Machine, project: Project)
 
 
 def _of_several(file: Path) -> set[int]:
-    """The lines for jobs of several processes, which need NCCL and so real GPUs; test_devices.py
-    runs them."""
+    """The lines for jobs of several processes, which need NCCL and so real GPUs."""
     functions = [
         node
         for node in ast.walk(ast.parse(file.read_text()))

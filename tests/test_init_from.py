@@ -2,11 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import Project, curves_in, one_line, same
+from faults import Project, curves_in, one_line, same, succeeded
 from sweeps import write_grid
 
 SHORT = "--schedule constant --batch-size 512 --eval-every 3 --log-every 1 --ema 0.9 --steps 6"
@@ -15,7 +14,7 @@ BEGUN = "--schedule cosine --batch-size 512 --steps 3 --eval-every 3 --seed 1"
 
 
 @pytest.fixture(scope="module")
-def made(make: Callable[..., Path]) -> Project:
+def made(make):
     """A project with a short job, a longer one that continues it, one that begins with its best
     weights, and one as long that does all steps itself; its grid has run them."""
     project = Project(make())
@@ -24,8 +23,7 @@ def made(make: Callable[..., Path]) -> Project:
     lines = f'  short=$(job {SHORT})\n  job {LONG} --init-from "$short:last"\n'
     lines += f'  job {BEGUN} --init-from "$short"\n  job {LONG}\n'
     run_sh.write_text(run_sh.read_text().replace(f"  job {LONG}\n", lines))
-    done = project.do("bash", "run.sh")
-    assert done.returncode == 0, done
+    done = succeeded(project.do("bash", "run.sh"))
     assert done.stdout.splitlines()[-1] == "4 of 4 jobs finished, 4 of them now"
     return project
 
@@ -41,7 +39,7 @@ def jobs(project: Project) -> dict[str, str]:
     return found
 
 
-def test_the_longer_job_is_the_one_that_does_all_steps(made: Project) -> None:
+def test_the_longer_job_is_the_one_that_does_all_steps(made):
     ids = jobs(made)
     one, other = (made.tensors(ids[name]) for name in ("long", "straight"))
     for kept in (one, other):
@@ -55,14 +53,14 @@ def test_the_longer_job_is_the_one_that_does_all_steps(made: Project) -> None:
         ]
 
 
-def test_last_pt_stays_where_a_longer_job_could_go_on(made: Project) -> None:
+def test_last_pt_stays_where_a_longer_job_could_go_on(made):
     stays = {name for name, job in jobs(made).items() if (made.folder(job) / "last.pt").exists()}
     assert stays == {"short", "long", "straight"}
     again = made.do("bash", "run.sh")
     assert again.stdout.splitlines()[-1] == "4 of 4 jobs finished, 0 of them now"
 
 
-def test_where_it_comes_from_is_said(made: Project) -> None:
+def test_where_it_comes_from_is_said(made):
     ids = jobs(made)
     short = f"{ids['short']}/{made.folder(ids['short']).name}"
     for name, given in (("long", f"{ids['short']}:last"), ("begun", ids["short"])):
@@ -78,7 +76,7 @@ def test_where_it_comes_from_is_said(made: Project) -> None:
     assert f"--init-from {ids['short']}: 8 of 8 weights of model are taken" in log
 
 
-def test_what_cannot_go_on_is_one_line_and_leaves_nothing(made: Project) -> None:
+def test_what_cannot_go_on_is_one_line_and_leaves_nothing(made):
     short, runs = jobs(made)["short"], set(made.root.glob("runs/*"))
     flags = (*LONG.replace("constant", "cosine").split(), "--quiet")
     line = one_line(made.run(*flags, "--init-from", f"{short}:last"), 2)
@@ -89,7 +87,7 @@ def test_what_cannot_go_on_is_one_line_and_leaves_nothing(made: Project) -> None
     assert set(made.root.glob("runs/*")) == runs
 
 
-def test_changed_code_of_the_input_makes_them_stale(made: Project, tmp_path: Path) -> None:
+def test_changed_code_of_the_input_makes_them_stale(made, tmp_path):
     project = Project(Path(shutil.copytree(made.root, tmp_path / "project")))
     short = jobs(made)["short"]
     project.edit("models.py", "class MLP(nn.Module):", "class MLP(nn.Module):\n    depth = 2\n")

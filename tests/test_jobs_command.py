@@ -1,15 +1,13 @@
 """`python jobs.py`: it says what there is to know of jobs, at once, and never with a traceback."""
 
 import json
-import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Project, job_of, one_line
+from faults import Project, job_of, one_line, silent
 
 MLP = ("--epochs", "1", "--lr", "0.01", "--note", "it's a try", "--quiet")
 CONVNET = ("--model", "convnet", "--epochs", "2", "--pause-after", "1e", "--quiet")
@@ -31,8 +29,7 @@ class Jobs:
 
     def lines(self, *words: str, **env: str) -> list[str]:
         """What a command prints that does what it should."""
-        done = self.do(*words, **env)
-        assert (done.returncode, done.stderr) == (0, ""), done
+        done = silent(self.do(*words, **env))
         return done.stdout.splitlines()
 
     def json(self, *words: str, **env: str) -> Any:
@@ -52,7 +49,7 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def made(make: Callable[..., Path]) -> Jobs:
+def made(make):
     project = Project(make())
     ended = [project.run(*flags) for flags in (MLP, CONVNET)]
     assert [done.returncode for done in ended] == [0, 0]
@@ -60,13 +57,13 @@ def made(make: Callable[..., Path]) -> Jobs:
 
 
 @pytest.fixture
-def jobs(made: Jobs, tmp_path: Path) -> Jobs:
+def jobs(made, tmp_path):
     """They with their store, to change."""
     copy = Path(shutil.copytree(made.project.root, tmp_path / "project"))
     return Jobs(Project(copy), made.mlp, made.convnet)
 
 
-def test_list_has_a_line_for_each_job_the_newest_last(made: Jobs) -> None:
+def test_list_has_a_line_for_each_job_the_newest_last(made):
     mlp, convnet, both = made.lines("list")
     assert mlp.startswith(f"{made.mlp}  finished  ")
     assert "  test_loss " in mlp and "best_" not in mlp
@@ -78,19 +75,12 @@ def test_list_has_a_line_for_each_job_the_newest_last(made: Jobs) -> None:
     assert made.lines("list", "--state", "failed") == ["no job is failed"]
 
 
-def test_list_as_json(made: Jobs) -> None:
-    mlp, convnet = made.json("list")
-    assert (mlp["id"], mlp["state"], mlp["settings"]["lr"]) == (made.mlp, "finished", 0.01)
-    assert mlp["ended"] < convnet["ended"]
-    assert Path(mlp["folder"]) == made.project.folder(made.mlp)
-
-
-def test_list_without_jobs_is_one_line(made: Jobs, tmp_path: Path) -> None:
+def test_list_without_jobs_is_one_line(made, tmp_path):
     fresh = Jobs(made.project.copy(tmp_path / "fresh"), "", "")
     assert fresh.lines("list") == fresh.lines("stale") == ["there are no jobs yet"]
 
 
-def test_jobs_that_the_store_alone_has(made: Jobs, tmp_path: Path) -> None:
+def test_jobs_that_the_store_alone_has(made, tmp_path):
     elsewhere = Jobs(made.project.copy(tmp_path / "elsewhere"), made.mlp, "")
     store = {"MLFLOW_TRACKING_URI": f"sqlite:///{made.project.root}/mlflow.db"}
     here, (there, _) = made.json("list")[0], elsewhere.lines("list", **store)
@@ -103,7 +93,7 @@ def test_jobs_that_the_store_alone_has(made: Jobs, tmp_path: Path) -> None:
     assert attempt["folder"] is None
 
 
-def test_show_says_all_there_is_to_know(made: Jobs) -> None:
+def test_show_says_all_there_is_to_know(made):
     said = "\n".join(made.lines("show", made.mlp[:6]))
     run, _ = made.project.runs(made.mlp)[0]
     folder = made.project.folder(made.mlp)
@@ -119,13 +109,13 @@ def test_show_says_all_there_is_to_know(made: Jobs) -> None:
         assert text in said
 
 
-def test_the_command_that_show_prints_is_the_jobs_own(made: Jobs) -> None:
+def test_the_command_that_show_prints_is_the_jobs_own(made):
     command = made.json("show", made.mlp)["command"]
     again = made.project.do("bash", "-c", f'"$PYTHON"{command.removeprefix("python")}')
     assert again.stdout.startswith(f"job {made.mlp} already finished"), again
 
 
-def test_stale_names_what_has_changed_and_shows_it(jobs: Jobs) -> None:
+def test_stale_names_what_has_changed_and_shows_it(jobs):
     assert jobs.lines("stale") == ["none of 2 jobs is stale"]
     jobs.edit("models.py", "nn.Linear(256, 256)", "nn.Linear(256, 255)")
     line = f"models.MLP changed: 1 of 2 jobs ({jobs.mlp})"
@@ -140,7 +130,7 @@ def test_stale_names_what_has_changed_and_shows_it(jobs: Jobs) -> None:
     assert "with other code or data (models.MLP changed)" in "\n".join(jobs.lines("show", jobs.mlp))
 
 
-def test_why_names_the_way_to_a_definition(made: Jobs) -> None:
+def test_why_names_the_way_to_a_definition(made):
     (line,) = made.lines("why", made.mlp, "models.MLP")
     assert line.startswith("models.MLP <- ") and " <- models.make <- " in line
     assert made.lines("why", made.mlp, "models.MLP.forward") == [line]
@@ -151,7 +141,7 @@ def test_why_names_the_way_to_a_definition(made: Jobs) -> None:
     assert "; did you mean models.MLP" in said
 
 
-def test_sync_uploads_what_the_store_lacks(jobs: Jobs) -> None:
+def test_sync_uploads_what_the_store_lacks(jobs):
     jobs.project.write("UPDATE runs SET lifecycle_stage = 'deleted'")
     for noted in jobs.project.root.glob("runs/*/*/sent.json"):
         noted.unlink()
@@ -161,17 +151,7 @@ def test_sync_uploads_what_the_store_lacks(jobs: Jobs) -> None:
     assert jobs.lines("sync") == ["the tracking store has all"]
 
 
-def test_settings_that_are_not_expressible_today(jobs: Jobs) -> None:
-    jobs.edit("settings.py", "    label_smoothing: float", "    smoothing: float")
-    why = "the job ran before the setting smoothing existed, which has no neutral value"
-    mlp, _, _ = jobs.lines("list")
-    assert f"{jobs.mlp}  stale  " in mlp and "lr=0.01" in mlp and mlp.endswith(f"[{why}]")
-    assert jobs.json("stale")[0] | {"jobs": []} == {"definition": None, "change": why, "jobs": []}
-    assert f"command: none ({why})" in jobs.lines("show", jobs.mlp)
-    assert one_line(jobs.do("why", jobs.mlp, "models.MLP"), 2) == f"jobs.py: job {jobs.mlp}: {why}"
-
-
-def test_damaged_records(jobs: Jobs) -> None:
+def test_damaged_records(jobs):
     for file in ("settings.json", "outcome.json", "metrics.jsonl", "code.json"):
         path = jobs.project.folder(jobs.mlp) / file
         path.write_bytes(b"[1]" + path.read_bytes()[3:])
@@ -185,27 +165,7 @@ def test_damaged_records(jobs: Jobs) -> None:
     assert "cannot be read: its settings.json is damaged or missing" in said
 
 
-def test_a_damaged_journal_is_named_where_its_results_are_listed(jobs: Jobs) -> None:
-    journal = jobs.project.folder(jobs.mlp) / "metrics.jsonl"
-    journal.write_bytes(journal.read_bytes().replace(b"test_loss", b"test_lost"))
-    done = jobs.do("list", "--json")
-    rows = {row["id"]: row for row in json.loads(done.stdout)}
-    assert rows[jobs.mlp]["metrics"] == {} and rows[jobs.convnet]["problem"] == ""
-    why = rows[jobs.mlp]["problem"]
-    assert re.fullmatch("metrics.jsonl is damaged at line [0-9]+; the job's own command .*", why)
-    assert one_line(done, 0) == f"jobs.py: job {jobs.mlp}: {why}"
-
-
-def test_show_names_the_folder_of_the_data(jobs: Jobs) -> None:
-    assert "  data root   data" in jobs.lines("show", jobs.mlp)
-    data = str(jobs.project.root.parent / "images")
-    done = jobs.project.run("--epochs", "1", "--seed", "3", "--data-root", data)
-    job = job_of(done)
-    assert f"  data root   {data}" in jobs.lines("show", job)
-    assert jobs.json("show", job)["attempts"][0]["data_root"] == data
-
-
-def test_a_store_that_cannot_be_read_is_named(made: Jobs, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_read_is_named(made, tmp_path):
     (tmp_path / "store.db").write_text("no database at all\n")
     done = made.do("list", MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/store.db")
     assert done.stdout.endswith("2 jobs: 1 paused, 1 unsent\n")
@@ -226,19 +186,12 @@ def test_a_store_that_cannot_be_read_is_named(made: Jobs, tmp_path: Path) -> Non
         (("show", ""), "2 job ids; give more digits"),
     ],
 )
-def test_mistakes_are_one_line(made: Jobs, words: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_one_line(made, words, said):
     line = one_line(made.do(*words), 2)
     assert line.startswith("jobs.py: ") and said in line
 
 
-def test_importing_it_runs_no_command(made: Jobs) -> None:
-    code = "import sys, jobs; print(jobs.load(sys.argv[1]).settings.lr)"
-    assert made.project.do("python", "-c", code, made.mlp).stdout == "0.01\n"
-
-
-def test_a_job_that_diverged_elsewhere_is_known_by_the_store(
-    project: Project, tmp_path: Path
-) -> None:
+def test_a_job_that_diverged_elsewhere_is_known_by_the_store(project, tmp_path):
     """On another machine, whose folder of runs lacks it, it is run again only if that is forced."""
     flags = ("--epochs", "1", "--lr", "1e30", "--optimizer", "sgd", "--quiet")
     job = job_of(project.run(*flags))

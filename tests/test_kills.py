@@ -1,9 +1,4 @@
-"""Jobs killed at random instants and started again end as if nothing had happened.
-
-A job is killed, started, killed again, until it gets to its end; then its weights, its journal and
-its run in MLflow are compared with those of a job that was left alone. `--kills N` sets how often
-each is killed; of three kills one is a TERM or an INT.
-"""
+"""Jobs killed at random instants and started again end as if nothing had happened."""
 
 import json
 import random
@@ -16,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from faults import Project, courier_of, ended, job_of, kill, same
+from faults import Project, courier_of, ended, kill, same
 from repository import REPOSITORY
 
 pytestmark = pytest.mark.full
@@ -30,11 +25,7 @@ ALL = {
 }
 """A checkpoint follows upon the other; means over 7 steps are half full in most of them."""
 
-LACKS = {
-    "contrastive": "--accumulate",
-    "graphs": "--accumulate",
-    "reinforcement": "--precision",
-}
+LACKS = {"contrastive": "--accumulate", "graphs": "--accumulate", "reinforcement": "--precision"}
 """A flag of these that an example does not have."""
 
 OF_EXAMPLE = {
@@ -92,9 +83,7 @@ class Left:
 
     def __init__(self, project: Project, flags: tuple[str, ...]) -> None:
         self.project, self.flags = project, flags
-        done = project.run(*flags)
-        assert done.returncode == 0, done
-        self.job = job_of(done)
+        self.job = project.finish(*flags)
 
 
 FIRST = "classification"
@@ -107,7 +96,7 @@ FIRST = "classification"
         name if name == FIRST else pytest.param(name, marks=pytest.mark.alike) for name in EXAMPLES
     ],
 )
-def example(request: pytest.FixtureRequest, make: Callable[..., Path]) -> tuple[str, Project]:
+def example(request, make):
     """A project of each example; the classifier is evaluated in the background."""
     project = Project(make(example=request.param))
     if request.param == "classification":
@@ -126,7 +115,7 @@ def everything(name: str) -> list[str]:
 @pytest.fixture(
     scope="module", params=[pytest.param("resident", marks=pytest.mark.alike), "workers"]
 )
-def left_alone(request: pytest.FixtureRequest, example: tuple[str, Project]) -> Left:
+def left_alone(request, example):
     """The job of an example that nobody disturbs."""
     name, project = example
     loaders = LOADERS_OF_STREAM if name in NEVER_RESIDENT else LOADERS
@@ -205,18 +194,14 @@ def assert_as_left_alone(project: Project, left: Left) -> None:
     assert project.stored(left.job) == expected
 
 
-def test_killed_again_and_again(
-    left_alone: Left, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_killed_again_and_again(left_alone, tmp_path, pytestconfig):
     fresh = left_alone.project.copy(tmp_path / "copy")
     hit = torment(fresh, left_alone, pytestconfig.getoption("kills"))
     print(f"\n{' '.join(left_alone.flags)}:", dict(sorted(hit.items())))
     assert_as_left_alone(fresh, left_alone)
 
 
-def test_two_jobs_at_once_on_one_store(
-    make: Callable[..., Path], tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_two_jobs_at_once_on_one_store(make, tmp_path, pytestconfig):
     project = Project(make())
     left = [
         Left(project, (*everything("classification"), *OF_EXAMPLE["classification"], *flags))

@@ -1,15 +1,13 @@
-"""The example for language models: its tokens, what it measures, and its networks."""
+"""The example for language models: its tokens, and what it measures."""
 
 import json
 import math
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from faults import Project, job_of, one_line
+from faults import Project, one_line
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 TINY = ("--model", "gpt-tiny", "--steps", "30", "--eval-every", "15", "--context", "32")
@@ -43,7 +41,7 @@ def words() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def project(make) -> Project:
+def project(make):
     """A project with a text and two tokenizers in its data folder."""
     project = Project(make(example="language"))
     folder = project.root / "data"
@@ -52,12 +50,6 @@ def project(make) -> Project:
     words().save(str(folder / "words.json"))
     (folder / "story.txt").write_text(STORY)
     return project
-
-
-def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
-    done = project.run(*flags)
-    assert done.returncode == 0, done
-    return done
 
 
 def told(project: Project, code: str, *words: str) -> object:
@@ -83,7 +75,7 @@ print(len(data.pydoc(Settings(), Path())[0]) // 10)
 
 
 def test_metrics_are_those_of_all_test_tokens(project):
-    job = job_of(run(project, *TINY, "--batch-size", "512"))
+    job = project.finish(*TINY, "--batch-size", "512")
     results, losses = results_of(project, job), project.outputs(job)["loss"]
     assert losses.shape == ((told(project, LENGTH) - 1) // 32, 32)
     mean = losses.astype(float).mean()
@@ -128,7 +120,7 @@ print(json.dumps([nats / math.log(2) / size, math.exp(nats / (first + context))]
 
 def test_bits_per_byte_and_perplexity_are_those_of_a_plain_computation(project):
     """With tokens of several bytes, and characters too."""
-    job = job_of(run(project, *TINY, *OWN))
+    job = project.finish(*TINY, *OWN)
     bits, perplexity = told(project, PLAIN, job)
     results = results_of(project, job)
     assert results["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
@@ -136,19 +128,6 @@ def test_bits_per_byte_and_perplexity_are_those_of_a_plain_computation(project):
     (*_, last) = sorted((project.folder(job) / "logged").iterdir())
     assert len(last.read_text()) > 50 and "Ġ" not in last.read_text()
     assert (project.folder(job) / "spec.json").exists()
-
-
-def test_another_metric_is_two_lines(project, tmp_path):
-    """As the example's page has them."""
-    fresh = project.copy(tmp_path / "copy")
-    page = (fresh.root / "docs" / "example.md").read_text()
-    declared, measured = (
-        line.partition("  # in ")[0] for line in page.splitlines() if "accuracy" in line[:20]
-    )
-    fresh.edit("settings.py", "METRICS = {", f"METRICS = {{\n    {declared}")
-    fresh.edit("run.py", "    return measured\n", f"    {measured}\n    return measured\n")
-    job = job_of(run(fresh, *TINY, "--loss-chunk", "100"))
-    assert 0.1 < results_of(fresh, job)["accuracy"] < 0.9
 
 
 CHUNKS = """
@@ -180,48 +159,6 @@ print(json.dumps([
 
 def test_the_loss_in_chunks_has_the_same_gradient(project):
     assert told(project, CHUNKS) == [True] * 3
-
-
-PEAK = """
-import json
-import weakref
-import torch
-import run
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-
-class Memory(TorchDispatchMode):
-    held, peak = {}, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
-            storage = leaf.untyped_storage()
-            if storage.data_ptr() not in self.held:
-                self.held[storage.data_ptr()] = storage.nbytes()
-                weakref.finalize(storage, self.held.pop, storage.data_ptr())
-        self.peak = max(self.peak, sum(self.held.values()))
-        return made
-
-
-peaks = []
-for chunk in (0, 128):
-    rows = torch.randn(4, 512, 8, requires_grad=True)
-    matrix = torch.randn(5_000, 8, requires_grad=True)
-    following = torch.randint(5_000, (4, 512))
-    with Memory() as memory:
-        run.in_chunks(rows, matrix, following, chunk)["loss"].mean().backward()
-    peaks.append(memory.peak)
-print(json.dumps(peaks))
-"""
-
-
-def test_the_loss_in_chunks_takes_less_memory(project):
-    plain, in_chunks = told(project, PEAK)
-    logits = 4 * 512 * 5_000 * 4  # bytes
-    assert plain > 2 * logits
-    assert in_chunks < logits / 4
 
 
 # Texts and tokens
@@ -292,70 +229,6 @@ def test_a_missing_package_is_named_with_its_group(project, tmp_path):
     assert "needs the package tokenizers: uv sync --group tokenizer" in one_line(done, 2)
 
 
-MAPPED = """
-import json, pickle, sys
-from pathlib import Path
-import torch
-import data, texts
-from labjobs.data import batches
-from settings import Settings
-
-settings = Settings(dataset="files", text="story.txt", tokenizer=sys.argv[1], context=8)
-part = data.load(settings, Path("data")).train
-
-def place(tensor):  # the file that is mapped where a tensor is
-    for line in open("/proc/self/maps"):
-        begin, end = (int(each, 16) for each in line.split()[0].split("-"))
-        if begin <= tensor.data_ptr() < end:
-            return Path(line.split()[-1]).name
-
-made = batches.make(part, torch.device("cpu"), 4, seed=0)
-held = made._source._leaves
-batch = next(iter(made))
-other = pickle.loads(pickle.dumps(part))
-print(json.dumps([
-    [place(each) for each in held],
-    [place(each) for each in other.tensors],
-    [[str(each.dtype), each.element_size()] for each in held],
-    max(int(texts.unsigned(each[0]).max()) for each in part),
-    len(pickle.dumps(part)) < 1000,
-]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("tokenizer", "files", "width", "most"),
-    [
-        ("bytes", ["train.bin"], 1, 255),
-        ("bpe.json", ["train.bin", "train.sizes"], 2, 262),
-        ("words.json", ["train.bin", "train.sizes"], 4, 70_001),
-    ],
-)
-def test_tokens_are_mapped_and_not_copied(project, tokenizer, files, width, most):
-    """Neither for the batches of a job, nor for another process that reads them."""
-    held, in_another, kinds, largest, small = told(project, MAPPED, tokenizer)
-    assert held == in_another == files and small
-    assert kinds[0][1] == width and [kind[1] for kind in kinds[1:]] == [2] * (len(files) - 1)
-    assert most - 40 < largest <= most
-
-
-SIZES = """
-import json
-import numpy as np
-import texts
-
-text = "\\U0001f600 a  é日本\\n" * 5
-made = texts.Tokenizer(open("data/words.json").read())
-tokens, sizes = made.encode(text.encode())
-print(json.dumps([int(sizes.sum()) == len(text.encode()), sizes.tolist()[:4], len(tokens)]))
-"""
-
-
-def test_tokens_of_any_tokenizer_stand_for_all_bytes_of_the_text(project):
-    whole, sizes, count = told(project, SIZES)
-    assert whole and sizes == [5, 3, 9, 5] and count == 15
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -380,7 +253,7 @@ def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, tmp_
         killed = fresh.do("python", "-c", KILLED, part)
         assert killed.returncode == -signal.SIGKILL
         assert [path.suffix for path in cache.iterdir() if path.is_dir()] == [".part"]
-    job = job_of(run(fresh, *TINY, *OWN))
+    job = fresh.finish(*TINY, *OWN)
     (folder,) = (path for path in cache.iterdir() if path.is_dir())
     assert not folder.suffix and len([*folder.iterdir()]) == 6
     sizes = np.fromfile(folder / "test.sizes", np.uint16)
@@ -388,31 +261,7 @@ def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, tmp_
     text = STORY.encode()
     assert len(tokens) == len(sizes)
     assert byte_level().decode(tokens.tolist()) == text[-int(sizes.sum()) :].decode()
-    assert results_of(fresh, job) == results_of(project, job_of(run(project, *TINY, *OWN)))
-
-
-TOGETHER = """
-from pathlib import Path
-import data, texts
-from settings import Settings
-
-written = texts._append
-def append(*args):
-    print("wrote")
-    written(*args)
-texts._append = append
-parts = data.load(Settings(dataset="files", text="story.txt", tokenizer="bpe.json"), Path("data"))
-print(len(parts.train), len(parts.val), len(parts.test))
-"""
-
-
-def test_of_jobs_that_need_the_same_tokens_one_writes_them(project, tmp_path):
-    fresh = project.copy(tmp_path / "copy")
-    shutil.rmtree(fresh.root / ".cache", ignore_errors=True)
-    jobs = [fresh.command(sys.executable, "-c", TOGETHER) for _ in range(3)]
-    said = [job.communicate()[0].splitlines() for job in jobs]
-    assert sum(lines.count("wrote") for lines in said) == 3  # a piece of each part
-    assert len({lines[-1] for lines in said}) == 1
+    assert results_of(fresh, job) == results_of(project, project.finish(*TINY, *OWN))
 
 
 # Networks
@@ -436,72 +285,3 @@ def test_no_token_sees_those_after_it(project):
     shape, same = told(project, SEES)
     assert shape == [3, 12, 7]
     assert same == [place < 5 for place in range(12)]
-
-
-GPT2 = """
-import json, torch
-import models, optimizers
-from settings import Settings
-
-settings = Settings(model="gpt2")
-with torch.device("meta"):
-    model = models.make(settings, models.Spec(1024, 50_257))
-groups = [group["params"] for group in optimizers.groups(model.parameters(), settings)]
-small = models.GPT(64, 500, width=128, layers=8, heads=4)
-stds = {name: p.std().item() for name, p in small.named_parameters() if p.ndim > 1}
-biases = [p for name, p in small.named_parameters() if name.endswith("bias")]
-print(json.dumps([
-    sum(p.numel() for p in model.parameters()),
-    [[len(group), sum(p.numel() for p in group)] for group in groups],
-    model.flops,
-    stds,
-    all((p == 0).all().item() for p in biases),
-]))
-"""
-
-
-def test_gpt2_has_its_weights_its_initialization_and_its_weight_decay(project):
-    """Its numbers as nanoGPT prints them, but for its vocabulary, which is padded there."""
-    weights, groups, flops, stds, zeros = told(project, GPT2)
-    assert weights == 124_439_808
-    assert groups == [[50, 124_318_464], [98, 121_344]]
-    assert flops == 1024 * (6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024)
-    for name, std in stds.items():
-        adds = name.endswith(("out.weight", "perceptron.3.weight"))
-        assert std == pytest.approx(0.02 / (4 if adds else 1), rel=0.05), name
-    assert zeros
-
-
-LAYERS = """
-import json
-import torch
-import models, run
-from labjobs.training.forward import Prepared
-from labjobs.training.precision import Precision
-from settings import Settings
-
-codes = []
-compile = torch.compile
-
-
-def backend(module, inputs):
-    codes.append(module.code)
-    return module.forward
-
-
-torch.compile = lambda function, **how: compile(function, backend=backend, **how)
-settings = Settings(model="gpt-small")
-model = models.make(settings, models.Spec(16, 50))
-batch = (torch.randint(50, (4, 17), dtype=torch.uint8),)
-prepared = Prepared(run.forward, Precision("fp32", torch.device("cpu")), "blocks")
-loss, _ = prepared(model, batch, settings)
-plain = torch.nn.functional.cross_entropy(
-    model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten().long()
-)
-print(json.dumps([len(codes), codes[0].count("scaled_dot_product"), torch.allclose(loss, plain)]))
-"""
-
-
-def test_layers_are_compiled_one_by_one_and_once(project):
-    """With --compile blocks."""
-    assert told(project, LAYERS) == [1, 1, True]

@@ -15,7 +15,7 @@ COMMIT = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "
 
 
 @pytest.fixture(scope="module")
-def run(project: Project) -> Run:
+def run(project):
     """The run of a job in a repository, as MLflow's client has it."""
     for words in (("init", "-q", "-b", "study"), ("add", "-A"), COMMIT):
         subprocess.run(["git", *words], cwd=project.root, check=True)
@@ -30,7 +30,7 @@ def stored(project: Project) -> list[Run]:
     return list(client.search_runs(found))
 
 
-def test_who_ran_what_from_which_commit(project: Project, run: Run) -> None:
+def test_who_ran_what_from_which_commit(project, run):
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=project.root, capture_output=True, text=True
     )
@@ -42,18 +42,8 @@ def test_who_ran_what_from_which_commit(project: Project, run: Run) -> None:
     assert "sweep" not in tags  # it was started by hand
 
 
-def test_its_name_and_its_description_tell_it_from_others(project: Project, run: Run) -> None:
-    assert run.info.run_name == "mlp seed=3 epochs=1 lr=0.01 note=first try"
-    command, note, folder = run.data.tags["mlflow.note.content"].split("\n\n")
-    assert command == "`python run.py --epochs=1 --lr=0.01 --seed=3 '--note=first try'`"
-    assert note == "first try"
-    assert (project.root / folder.removeprefix("Folder: ").strip("`")).is_dir()
-
-
 @pytest.mark.full
-def test_repeats_over_seeds_are_one_group_and_no_other_job_is_in_it(
-    project: Project, run: Run
-) -> None:
+def test_repeats_over_seeds_are_one_group_and_no_other_job_is_in_it(project, run):
     for flags in (("--seed=4",), ("--lr=0.02",)):
         assert project.run(*QUICK, *flags, "--quiet").returncode == 0
     groups = {each.info.run_name: each.data.tags["seed_group"] for each in stored(project)}
@@ -65,9 +55,7 @@ def test_repeats_over_seeds_are_one_group_and_no_other_job_is_in_it(
     assert first.startswith("mlp epochs=1 lr=0.01 note=first try (")
 
 
-def test_its_files_are_there_and_its_weights_not_twice_on_the_disk(
-    project: Project, run: Run
-) -> None:
+def test_its_files_are_there_and_its_weights_not_twice_on_the_disk(project, run):
     client = MlflowClient(f"sqlite:///{project.root / 'mlflow.db'}")
     names = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"best.pt", "settings.json", "spec.json", "code.json", "log.txt"} <= names
@@ -77,7 +65,7 @@ def test_its_files_are_there_and_its_weights_not_twice_on_the_disk(
     assert run.data.tags["job_id"] in (copies / "log.txt").read_text()
 
 
-def test_files_that_cannot_be_stored_cost_no_metric_and_no_job(project: Project) -> None:
+def test_files_that_cannot_be_stored_cost_no_metric_and_no_job(project):
     place = project.root / "mlruns"
     place.rename(project.root / "aside")
     place.write_text("not a folder")

@@ -1,19 +1,13 @@
-"""One job on two machines, started by srun of a real Slurm; the machines are network namespaces.
-
-It has the losses of one process; killed and started again, it ends with the same bits; and if one
-process ends, all do. GPUs and network file systems are not tested here. A test takes minutes: its
-jobs import torch in up to four processes, several times.
-"""
+"""One job on two machines, started by srun of a real Slurm; the machines are network namespaces."""
 
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faults import Project, ended, job_of, same, wait_until
+from faults import Project, ended, same, succeeded, wait_until
 from machines import machines
 from repository import REPOSITORY
 from slurms import Cluster, slurm
@@ -29,13 +23,13 @@ TWO = ("--nodes", "2", "--ntasks-per-node", "1")
 
 
 @pytest.fixture(scope="module")
-def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def private(tmp_path_factory):
     """A folder that each machine has for itself."""
     return tmp_path_factory.mktemp("machines") / "private"
 
 
 @pytest.fixture(scope="module")
-def cluster(private: Path) -> Iterator[Cluster]:
+def cluster(private):
     """Slurm on two machines."""
     with (
         machines(["one", "two"], private.parent) as (here, found),
@@ -45,7 +39,7 @@ def cluster(private: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def exact(make: Callable[..., Path]) -> Project:
+def exact(make):
     """A project that computes in 64 bits."""
     return in_64_bits(make())
 
@@ -66,28 +60,20 @@ def run(
 
 
 @pytest.mark.parametrize("more", [(), ("--shard",)])
-def test_the_losses_are_those_of_one_process(
-    exact: Project, cluster: Cluster, more: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_the_losses_are_those_of_one_process(exact, cluster, more, tmp_path):
     """Begun by four processes on two machines, and continued by two."""
     alone = exact.copy(tmp_path / "alone")
-    done = alone.run(*ALIKE)
-    assert done.returncode == 0, done
-    job = job_of(done)
+    job = alone.finish(*ALIKE)
     apart = exact.copy(tmp_path / "apart")
     done = run(apart, cluster, FOUR, *ALIKE, *more, "--pause-after", "6")
     assert done.returncode == 0 and "paused: after" in said(done)[-1], done
-    done = run(apart, cluster, TWO, *ALIKE, *more)
-    assert done.returncode == 0, done
+    succeeded(run(apart, cluster, TWO, *ALIKE, *more))
     assert differences(alone.journalled(job), apart.journalled(job)) < 1e-6
 
 
-def test_killed_and_continued_it_ends_with_the_same_bits(
-    project: Project, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_killed_and_continued_it_ends_with_the_same_bits(project, cluster, tmp_path):
     undisturbed = project.copy(tmp_path / "undisturbed")
-    done = run(undisturbed, cluster, FOUR, *DRAWING)
-    assert done.returncode == 0, done
+    done = succeeded(run(undisturbed, cluster, FOUR, *DRAWING))
     job = said(done)[-1].split()[1]
 
     done = killed(project, cluster, 3, signal.SIGKILL)
@@ -98,15 +84,12 @@ def test_killed_and_continued_it_ends_with_the_same_bits(
     done = killed(project, cluster, None, signal.SIGTERM)
     assert said(done)[-1].startswith(f"job {job} interrupted: by SIGTERM"), done
 
-    done = run(project, cluster, FOUR, *DRAWING)
-    assert done.returncode == 0, done
+    succeeded(run(project, cluster, FOUR, *DRAWING))
     assert same(project.tensors(job), undisturbed.tensors(job))
     assert project.journalled(job) == undisturbed.journalled(job)
 
 
-def test_the_script_of_the_docs_goes_back_into_the_queue(
-    project: Project, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_script_of_the_docs_goes_back_into_the_queue(project, cluster, tmp_path):
     """Slurm's warning makes it write a checkpoint; after a requeue it finishes."""
     project = project.copy(tmp_path / "project")
     (text,) = re.findall(r"#!/bin/bash.*?(?=```)", DOCUMENTED.read_text(), re.DOTALL)
@@ -135,8 +118,7 @@ def test_the_script_of_the_docs_goes_back_into_the_queue(
 def killed(
     project: Project, cluster: Cluster, number: int | None, by: signal.Signals
 ) -> "subprocess.CompletedProcess[str]":
-    """Send a signal to a process of a job, or by Slurm to all, once it trains; return how it
-    ended."""
+    """Send a signal to a process of a job, or by Slurm to all, once it trains."""
     started = start(project, cluster, FOUR, *DRAWING)
     assert started.stdout
     assert next((line for line in started.stdout if line.startswith("epoch ")), "")
@@ -171,7 +153,7 @@ def _is_in(process: Path, root: Path) -> bool:
         return False
 
 
-def test_what_goes_wrong_is_said_once(project: Project, cluster: Cluster, private: Path) -> None:
+def test_what_goes_wrong_is_said_once(project, cluster, private):
     each = f"{project.env['PYTHON']} run.py --epochs 1 --seed $SLURM_PROCID"
     done = ended(project.command("srun", *TWO, "sh", "-c", each, **cluster.env))
     (line,) = said(done)
@@ -183,21 +165,16 @@ def test_what_goes_wrong_is_said_once(project: Project, cluster: Cluster, privat
     assert "on two; all machines need the same folders" in line
 
 
-def test_only_several_tasks_of_one_srun_are_one_job(
-    project: Project, cluster: Cluster, tmp_path: Path
-) -> None:
-    """A script of sbatch with two tasks, or an srun with one, is one process; two sweeps that srun
-    starts share the jobs."""
+def test_only_several_tasks_of_one_srun_are_one_job(project, cluster, tmp_path):
+    """A script of sbatch with two tasks, or an srun with one, is one process."""
     project = project.copy(tmp_path / "project")
     script, python = tmp_path / "job.sh", project.env["PYTHON"]
     script.write_text(f"#!/bin/sh\n{python} run.py --epochs 1 --note sbatch\n")
     words = ("sbatch", "--wait", *TWO, "--output=/dev/null", str(script))
     assert ended(project.command(*words, **cluster.env)).returncode == 0
-    done = run(project, cluster, ("--ntasks", "1"), "--epochs", "1", "--note", "srun")
-    assert done.returncode == 0, done
+    succeeded(run(project, cluster, ("--ntasks", "1"), "--epochs", "1", "--note", "srun"))
     write_grid(project.root, *(f"--epochs 1 --seed {seed}" for seed in range(4)))
-    done = ended(project.command("srun", *TWO, "bash", "run.sh", **cluster.env))
-    assert done.returncode == 0, done
+    succeeded(ended(project.command("srun", *TWO, "bash", "run.sh", **cluster.env)))
     found = [folder.name for folder in (project.root / "runs").iterdir() if len(folder.name) == 12]
     assert len(found) == 6
     assert all([status for _, status in project.runs(job)] == ["FINISHED"] for job in found)

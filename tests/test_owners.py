@@ -2,8 +2,6 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from faults import Project, courier_of, kill, one_line, wait_until
@@ -12,7 +10,7 @@ LONG = ("--epochs", "1000000", "--log-every", "1000")
 
 
 @pytest.fixture
-def jobs() -> Iterator[list[subprocess.Popen[str]]]:
+def jobs():
     """Jobs that are to be gone at the end of a test."""
     started: list[subprocess.Popen[str]] = []
     yield started
@@ -33,9 +31,7 @@ def begun(project: Project, job: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.full
-def test_a_second_process_is_told_who_has_the_job(
-    project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_a_second_process_is_told_who_has_the_job(project, jobs, tmp_path):
     """In the same folder by its lock, which dies with its owner; in another one by the store."""
     other = project.copy(tmp_path / "other")
     store = f"sqlite:///{project.root}/mlflow.db"
@@ -75,9 +71,7 @@ def end(job: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.full
-def test_of_two_that_start_at_once_one_gives_way(
-    project: Project, jobs: list[subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_of_two_that_start_at_once_one_gives_way(project, jobs, tmp_path):
     other = project.copy(tmp_path / "other")
     store = f"sqlite:///{project.root}/mlflow.db"
     flags = (*LONG, "--note", "at once")

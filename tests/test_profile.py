@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import Project, job_of, same
+from faults import job_of, same, succeeded
 
 SLOW = '''
 
@@ -37,7 +37,7 @@ def change(file: Path, **changes: tuple[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(project: Project) -> Path:
+def folder(project):
     """The folder of a job that was profiled: its data is slow, and each step reads its loss."""
     change(
         project.root / "data.py",
@@ -49,15 +49,14 @@ def folder(project: Project) -> Path:
         ),
     )
     change(project.root / "run.py", read=(ZERO, f"{ZERO}            loss.item()\n"))
-    done = project.run(*FLAGS)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(project.run(*FLAGS))
     folder = project.folder(job_of(done))
     assert f"profile: {folder.relative_to(project.root)}/profile.txt\n" in done.stdout
     assert "Profiler" not in done.stderr and "gpuGetDeviceCount" not in done.stderr
     return folder
 
 
-def test_of_a_starved_job_the_loader_is_to_be_changed_first(folder: Path) -> None:
+def test_of_a_starved_job_the_loader_is_to_be_changed_first(folder):
     report = (folder / "profile.txt").read_text()
     (advice,) = re.findall(r"^  1\. +(\d+)%  the loop waits for data: (.*)$", report, re.MULTILINE)
     assert int(advice[0]) > 50
@@ -65,7 +64,7 @@ def test_of_a_starved_job_the_loader_is_to_be_changed_first(folder: Path) -> Non
     assert re.search(r"^ +[\d.]+ +\d\d.\d%  waiting for data$", report, re.MULTILINE)
 
 
-def test_what_reads_a_tensor_is_named_with_its_line(project: Project, folder: Path) -> None:
+def test_what_reads_a_tensor_is_named_with_its_line(project, folder):
     lines = (project.root / "run.py").read_text().splitlines()
     place = f"run.py:{1 + lines.index('            loss.item()')}"
     report = (folder / "profile.txt").read_text()
@@ -73,23 +72,7 @@ def test_what_reads_a_tensor_is_named_with_its_line(project: Project, folder: Pa
     assert re.search(rf"^  {place}  item, 10 times", report, re.MULTILINE)
 
 
-def test_the_parts_of_a_step(folder: Path) -> None:
-    report = (folder / "profile.txt").read_text()
-    table = report.split("Where the time goes\n")[1].split("\n\n")[0]
-    fractions = {part: float(of_all) for of_all, part in re.findall(r"([\d.]+)%  (.+)", table)}
-    parts = {"waiting for data", "forward", "backward", "optimizer", "augmentation", "logging"}
-    assert parts | {"logging and checkpoints", "evaluation"} <= set(fractions)
-    assert sum(fractions.values()) == pytest.approx(100, abs=1)
-
-
-def test_what_a_step_costs(folder: Path) -> None:
-    report = (folder / "profile.txt").read_text()
-    assert re.search(r"^  [\d.,]+ GFLOP a step, [\d.,]+ GFLOP/s$", report, re.MULTILINE)
-    for kind in ("weights", "gradients", "optimizer"):
-        assert re.search(rf"[1-9][\d.,]* MiB  {kind}|0\.[1-9] MiB  {kind}", report), kind
-
-
-def test_the_trace_has_the_lines_and_the_run_has_the_files(project: Project, folder: Path) -> None:
+def test_the_trace_has_the_lines_and_the_run_has_the_files(project, folder):
     trace = json.loads((folder / "profile.json").read_text())
     names = {event.get("name", "") for event in trace["traceEvents"]}
     assert any(name.startswith("run.py:") for name in names) and "aten::linear" in names
@@ -98,21 +81,10 @@ def test_the_trace_has_the_lines_and_the_run_has_the_files(project: Project, fol
     assert {"profile.txt", "profile.json"} <= kept
 
 
-def test_it_changes_no_result(project: Project, folder: Path) -> None:
+def test_it_changes_no_result(project, folder):
     plain = project.copy(folder.parent.parent.with_name("plain"))
-    done = plain.run(*FLAGS[:-2])
-    assert done.returncode == 0, done.stderr
+    succeeded(plain.run(*FLAGS[:-2]))
     best, watched = (
         torch.load(root / "best.pt") for root in (plain.folder(folder.parent.name), folder)
     )
     assert best["models"]["model"] and same(best, watched)
-
-
-@pytest.mark.full
-def test_a_job_with_just_enough_steps_has_a_report_and_one_with_fewer_says_so(
-    project: Project,
-) -> None:
-    enough = project.run("--steps", "12", "--profile", "1")
-    assert (project.folder(job_of(enough)) / "profile.txt").exists()
-    fewer = project.run("--steps", "11", "--profile", "1")
-    assert "--profile: needs 12 steps, the job had 11" in fewer.stdout

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from repository import REPOSITORY
@@ -36,7 +35,7 @@ def prose(page: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def pages() -> dict[str, str]:
+def pages():
     """The sentences of all pages, and of the texts of --help, by file."""
     found = {name: prose((REPOSITORY / name).read_text()) for name in listed("*.md")}
     help_texts = (f"{INNER}/settings.py", f"{INNER}/labjobs/job/runtime.py")
@@ -61,23 +60,23 @@ def found_in(pages: dict[str, str]) -> list[str]:
     ]
 
 
-def test_no_page_has_an_unwanted_word(pages: dict[str, str]) -> None:
+def test_no_page_has_an_unwanted_word(pages):
     assert found_in(pages) == []
 
 
-def test_unwanted_words_are_found_on_their_line_and_not_in_code() -> None:
+def test_unwanted_words_are_found_on_their_line_and_not_in_code():
     page = "# A title\n\n```\nroom\n```\nThe `room`\nhas a floor.\n"
     assert found_in({"page.md": prose(page)}) == ["page.md:7: floor: layer"]
 
 
-def test_spelling() -> None:
+def test_spelling():
     tests = [name for name in listed(*SPELLED) if "code_edits" not in name]
     command = [sys.executable, "-m", "codespell_lib", "-L", ",".join(MISSPELLED), *tests]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_linter_of_prose_has_nothing_to_say(pages: dict[str, str], tmp_path: Path) -> None:
+def test_a_linter_of_prose_has_nothing_to_say(pages, tmp_path):
     config = tmp_path / "proselint.json"
     config.write_text(json.dumps({"checks": NOT_OURS}))
     names = {}

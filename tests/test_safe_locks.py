@@ -1,8 +1,4 @@
-"""Locks of GPUs, which the users of a machine share and must not misuse, of jobs and of stores.
-
-pytest tests/test_safe_locks.py
-pytest -m root tests/test_safe_locks.py   # as root: two users, and what one does to the other
-"""
+"""Locks of GPUs, which the users of a machine share and must not misuse, of jobs and of stores."""
 
 import fcntl
 import os
@@ -12,15 +8,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faults import Project, job_of, one_line
+from faults import Project, job_of, one_line, silent, succeeded
 from sweeps import start, write_grid
 
 QUICK = ("--epochs", "1", "--batch-size", "256")
-SECRET = "hunter2-Tr0ub4dor"
 
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in
@@ -36,7 +30,7 @@ OTHERS = ("nobody", "daemon")
 
 
 @pytest.fixture
-def common() -> Iterator[Path]:
+def common():
     """A folder that any user may look into; pytest's own are its user's alone."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -45,7 +39,7 @@ def common() -> Iterator[Path]:
 
 
 @pytest.fixture
-def machine(common: Path) -> Path:
+def machine(common):
     """A folder that any user may write in, as /tmp is, with a command that lists one GPU."""
     path = common / "machine"
     path.mkdir()
@@ -56,7 +50,7 @@ def machine(common: Path) -> Path:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path):
     """A folder that only its owner may write in, with one file."""
     path = tmp_path / "home"
     path.mkdir()
@@ -120,9 +114,7 @@ def lock_is_a_folder(locks: Path, home: Path) -> None:
         lock_is_a_folder,
     ],
 )
-def test_gpu_locks_lead_nowhere_else(
-    project: Project, machine: Path, home: Path, trap: Callable[[Path, Path], None]
-) -> None:
+def test_gpu_locks_lead_nowhere_else(project, machine, home, trap):
     trap(machine / "locks", home)
     before = (home / "precious").stat()
     line = one_line(plan(machine, project), 2)
@@ -133,11 +125,8 @@ def test_gpu_locks_lead_nowhere_else(
 
 
 @pytest.mark.parametrize("umask", ["000", "077"])
-def test_gpu_locks_are_for_all_users_but_only_to_take(
-    project: Project, machine: Path, umask: str
-) -> None:
-    done = plan(machine, project, "sh", "-c", f'umask {umask}; exec "$@"', "sh")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_gpu_locks_are_for_all_users_but_only_to_take(project, machine, umask):
+    silent(plan(machine, project, "sh", "-c", f'umask {umask}; exec "$@"', "sh"))
     locks = machine / "locks"
     assert stat.S_IMODE(locks.stat().st_mode) == 0o1777
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in locks.iterdir()}
@@ -145,9 +134,7 @@ def test_gpu_locks_are_for_all_users_but_only_to_take(
 
 
 @pytest.mark.full
-def test_a_gpu_lock_that_becomes_a_link_is_not_taken(
-    project: Project, machine: Path, home: Path
-) -> None:
+def test_a_gpu_lock_that_becomes_a_link_is_not_taken(project, machine, home):
     """While a sweep waits for the GPU: it says so, and goes on when the lock is back."""
     lock = machine / "locks" / "GPU-a.0"
     assert plan(machine, project).returncode == 0
@@ -185,7 +172,7 @@ def as_user(name: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def for_others() -> dict[str, str]:
+def for_others():
     """The environment of a Python that other users can run: root's own may lie in root's home."""
     packages = sysconfig.get_paths()["purelib"]
     system = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
@@ -198,7 +185,7 @@ def for_others() -> dict[str, str]:
 
 
 @pytest.fixture
-def theirs(project: Project, common: Path, for_others: dict[str, str]) -> dict[str, Project]:
+def theirs(project, common, for_others):
     """A copy of the project for each of the other users."""
     copies = {name: project.copy(common / name) for name in OTHERS}
     for name, copy in copies.items():
@@ -209,20 +196,7 @@ def theirs(project: Project, common: Path, for_others: dict[str, str]) -> dict[s
 
 @AS_ROOT
 @pytest.mark.root
-def test_users_share_the_gpu_locks_that_one_of_them_made(
-    machine: Path, theirs: dict[str, Project]
-) -> None:
-    for name, copy in theirs.items():
-        done = plan(machine, copy, *as_user(name))
-        assert (done.returncode, done.stderr) == (0, ""), name
-    assert {file.owner() for file in (machine / "locks").iterdir()} == {OTHERS[0]}
-
-
-@AS_ROOT
-@pytest.mark.root
-def test_a_folder_of_gpu_locks_in_which_its_owner_sets_traps_is_refused(
-    project: Project, machine: Path, home: Path
-) -> None:
+def test_a_folder_of_gpu_locks_in_which_its_owner_sets_traps_is_refused(project, machine, home):
     locks = machine / "locks"
     locks.mkdir()
     os.chown(locks, 65534, 65534)
@@ -237,9 +211,7 @@ def test_a_folder_of_gpu_locks_in_which_its_owner_sets_traps_is_refused(
 
 @AS_ROOT
 @pytest.mark.root
-def test_a_gpu_lock_that_another_user_has_closed_is_named(
-    machine: Path, theirs: dict[str, Project]
-) -> None:
+def test_a_gpu_lock_that_another_user_has_closed_is_named(machine, theirs):
     first, second = OTHERS
     assert plan(machine, theirs[first], *as_user(first)).returncode == 0
     (machine / "locks" / "GPU-a.1").chmod(0o600)
@@ -248,10 +220,9 @@ def test_a_gpu_lock_that_another_user_has_closed_is_named(
 
 
 @pytest.mark.full
-def test_locks_of_jobs_and_stores_lead_nowhere_else(project: Project, home: Path) -> None:
+def test_locks_of_jobs_and_stores_lead_nowhere_else(project, home):
     flags = (*QUICK, "--seed", "72")
-    done = project.run(*flags)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(project.run(*flags))
     job, store = project.folder(job_of(done)), project.root / "mlflow.db.lock"
     links = {job / "courier.lock": home / "precious", store: home / "made"}
     for lock, target in links.items():

@@ -1,14 +1,14 @@
 """The engine on GPUs that are not there and run late: a few of the orders of schedules.py."""
 
 import pytest
-from gpu_faults import FAULTS, Fault
+from gpu_faults import FAULTS
 from gpus import needs_stand_in
 from schedules import PROJECT, run, tries
 
 pytestmark = [needs_stand_in, pytest.mark.full]
 
 
-def test_the_order_in_which_a_gpu_works_changes_nothing(pytestconfig: pytest.Config) -> None:
+def test_the_order_in_which_a_gpu_works_changes_nothing(pytestconfig):
     count = int(pytestconfig.getoption("--schedules"))
     said = run(PROJECT, 0, count)
     assert [each for each in said if not each["same"]] == []
@@ -24,5 +24,5 @@ EACH = [
 
 
 @pytest.mark.parametrize("fault", EACH)
-def test_a_fault_is_found(fault: Fault) -> None:
+def test_a_fault_is_found(fault):
     assert tries(fault, most=60)

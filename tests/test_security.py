@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import Project, one_line
+from faults import one_line
 from sweeps import start, write_grid
 
 QUICK = ("--epochs", "1", "--batch-size", "256")
@@ -44,7 +44,7 @@ SECRET_FILES = {
 
 
 @pytest.fixture
-def with_secrets(project: Project, tmp_path: Path) -> Project:
+def with_secrets(project, tmp_path):
     """A project in git with secrets, in new files and in changes of files that git tracks."""
     copy = project.copy(tmp_path / "with secrets")
     root = copy.root
@@ -76,7 +76,7 @@ def with_secrets(project: Project, tmp_path: Path) -> Project:
 
 
 @pytest.mark.full
-def test_secret_files_are_neither_noted_nor_copied(with_secrets: Project, tmp_path: Path) -> None:
+def test_secret_files_are_neither_noted_nor_copied(with_secrets, tmp_path):
     root, found = with_secrets.root, tmp_path / "found"
     write_grid(root, shlex.join(QUICK))
     sweep = start(root, with_secrets.env | {"FOUND": str(found)})
@@ -107,11 +107,7 @@ def test_secret_files_are_neither_noted_nor_copied(with_secrets: Project, tmp_pa
     assert not [*files_with(SECRET, tmp_path / "kept")]
     mode, *copies = found.read_text().splitlines()
     assert mode == "0o40700"
-    assert sorted(copies) == [
-        "address.py 0o100644",
-        "models.py 0o100644",
-        "notes.txt 0o100600",
-    ]
+    assert sorted(copies) == ["address.py 0o100644", "models.py 0o100644", "notes.txt 0o100600"]
 
 
 def files_with(text: str, root: Path) -> Iterator[Path]:
@@ -121,19 +117,13 @@ def files_with(text: str, root: Path) -> Iterator[Path]:
             yield path
 
 
-REAL = [
-    f"http://ada:a@{SECRET}@127.0.0.1:1?token={SECRET}&x=1#{SECRET}",
-    f"postgresql://ada:{SECRET}%40%2F@127.0.0.1:1/x?sslpassword={SECRET}&sslmode=disable",
-]
+ADDRESS = f"postgresql://ada:{SECRET}%40%2F@127.0.0.1:1/x?sslpassword={SECRET}&sslmode=disable"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("address", [pytest.param(REAL[0], marks=pytest.mark.alike), REAL[1]])
-def test_a_job_tells_nobody_the_password_of_a_store_that_is_away(
-    project: Project, address: str
-) -> None:
-    env = {"MLFLOW_TRACKING_URI": address, "WANDB_API_KEY": f"env-{SECRET}"}
-    flags = (*QUICK, "--seed", str(len(address)))
+def test_a_job_tells_nobody_the_password_of_a_store_that_is_away(project):
+    env = {"MLFLOW_TRACKING_URI": ADDRESS, "WANDB_API_KEY": f"env-{SECRET}"}
+    flags = (*QUICK, "--seed", "7")
     done = project.run(*flags, **env)
     assert "not everything has been uploaded (" in one_line(done, 3)
     assert "127.0.0.1" in done.stderr
@@ -203,7 +193,7 @@ print("end")
 """Has each store asked for in all the ways that the engine knows, and prints what it would say."""
 
 
-def test_no_form_of_an_address_tells_its_password(project: Project) -> None:
+def test_no_form_of_an_address_tells_its_password(project):
     asked = subprocess.run(
         [sys.executable, "-c", ASKS],
         cwd=project.root,

@@ -1,11 +1,10 @@
 """The example for segmentation: what it measures, its augmentations, and its datasets in files."""
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, job_of, one_line
+from faults import Project, job_of, one_line, succeeded
 from PIL import Image
 
 RANDOM = np.random.default_rng(0)
@@ -14,14 +13,8 @@ SHORT = ("--epochs", "1", "--image-size", "32", "--batch-size", "64", "--val-fra
 
 
 @pytest.fixture(scope="module")
-def project(make) -> Project:
+def project(make):
     return Project(make(example="segmentation"))
-
-
-def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
-    done = project.run(*flags)
-    assert done.returncode == 0, done
-    return done
 
 
 # What is measured
@@ -29,7 +22,7 @@ def run(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
 
 def test_metrics_are_those_of_the_pixels_that_have_a_class(project):
     """All test images are in one batch, so all are kept and everything can be computed again."""
-    job = job_of(run(project, "--epochs", "3", "--batch-size", "200"))
+    job = project.finish("--epochs", "3", "--batch-size", "200")
     outputs, curves = project.outputs(job), project.stored(job)
     mask, predicted = outputs["mask"], outputs["predicted"]
     assert (mask.shape, outputs["image"].shape) == ((120, 24, 24), (120, 1, 24, 24))
@@ -145,7 +138,7 @@ FILES = {"voc": voc, "pets": pets, "mask-folder": mask_folder}
 @pytest.mark.parametrize("dataset", FILES)
 def test_a_dataset_in_files_is_read_in_its_format(project, dataset, tmp_path):
     masks = FILES[dataset](tmp_path)
-    done = run(project, "--dataset", dataset, "--data-root", str(tmp_path), *SHORT)
+    done = succeeded(project.run("--dataset", dataset, "--data-root", str(tmp_path), *SHORT))
     tested = project.outputs(job_of(done))["mask"]
     assert tested.shape[1:] == (32, 32) and len(tested)
     known = {mask.tobytes() for mask in masks.astype(np.uint8)}

@@ -4,46 +4,34 @@ import csv
 import json
 import shutil
 import subprocess
-import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchvision
-from faults import Project, job_of, one_line
+from faults import Project, job_of, one_line, succeeded
 from sweeps import write_grid
-from test_changed_data import image
 from test_cka import reference
-from test_project import check
-from test_scripts import states
 from torch import Tensor, nn
 
 SHORT = "--epochs 1 --seed {}"
 
 
 @pytest.fixture(scope="module")
-def made(make: Callable[..., Path]) -> Project:
+def made(make):
     """A project that has trained two networks of different kinds, and has compared them."""
     project = Project(make(example="similarity"))
     grid(project, 'job compare.py --first "$a" --second "$b" --second-layers "layers.[0-4]"')
-    done = project.do("bash", "run.sh")
-    assert done.returncode == 0, done
+    succeeded(project.do("bash", "run.sh"))
     return project
 
 
 @pytest.fixture(scope="module")
-def project(made: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(made, tmp_path_factory):
     """That project with its jobs and their store, for further comparisons."""
     folder = tmp_path_factory.mktemp("further") / "project"
     return Project(Path(shutil.copytree(made.root, folder)))
-
-
-@pytest.fixture
-def copy(made: Project, tmp_path: Path) -> Project:
-    """The same, to change."""
-    return Project(Path(shutil.copytree(made.root, tmp_path / "copy")))
 
 
 def grid(project: Project, comparison: str) -> None:
@@ -103,12 +91,11 @@ np.savez("outputs.npz", **found)
 """
 
 
-def test_a_job_s_values_are_those_of_its_layers(project: Project) -> None:
+def test_a_job_s_values_are_those_of_its_layers(project):
     """Computed again, layer by layer, on all 359 test images, in NumPy."""
     script = project.root / "outputs.py"
     script.write_text(OUTPUTS)
-    done = project.do("python", "outputs.py", *trained(project))
-    assert done.returncode == 0, done
+    succeeded(project.do("python", "outputs.py", *trained(project)))
     with np.load(project.root / "outputs.npz") as kept:
         outputs = dict(kept)
     script.unlink()
@@ -125,47 +112,6 @@ def test_a_job_s_values_are_those_of_its_layers(project: Project) -> None:
     assert (
         logged(project, job_of(averaged))["layers.5", "layers.0"] != values["layers.5", "layers.0"]
     )
-
-
-@pytest.mark.full
-def test_a_network_compared_with_itself_has_one_in_each_layer(project: Project) -> None:
-    done = compare(project, "--second", trained(project)[0], "--examples", "100")
-    values = logged(project, job_of(done))
-    assert [values[name, name] for name in {one for one, _ in values}] == pytest.approx([1] * 6)
-    assert done.stdout.endswith("finished: last_cka 1, mean_cka 1\n")
-
-
-@pytest.mark.full
-def test_the_grid_orders_the_jobs_and_a_stale_network_makes_its_comparison_stale(
-    copy: Project,
-) -> None:
-    said = states(copy)
-    assert [each.startswith("finished") for each in said.values()] == [True] * 3
-    copy.edit("models.py", "3, padding=1, bias=False", "3, padding=1, bias=False, groups=1")
-    changed = [name for name, each in states(copy).items() if each.startswith("stale")]
-    assert len(changed) == 2 and "--seed 0" not in str(changed)
-    copy.edit("models.py", ", groups=1", "")
-    assert not any(each.startswith("stale") for each in states(copy).values())
-
-
-@pytest.mark.full
-def test_a_file_beside_the_scripts_is_evidence_and_is_copied(copy: Project) -> None:
-    (comparison,) = copy.root.glob("runs/*/*/logged")
-    about = json.loads((comparison.parent / "settings.json").read_text())
-    with tarfile.open(copy.root / "runs" / about["code_copy"]) as archive:
-        member = archive.extractfile("similarity.py")
-        assert member and member.read() == (copy.root / "similarity.py").read_bytes()
-    copy.edit("similarity.py", "/ ((n - 1) * (n - 2))", "/ n**2")
-    (stale,) = (each for each in states(copy).values() if each.startswith("stale"))
-    assert stale.endswith("[similarity._hsic changed]")
-
-
-@pytest.mark.full
-def test_a_mistake_of_types_beside_the_scripts_is_found(project: Project, tmp_path: Path) -> None:
-    copy = project.copy(tmp_path / "copy")
-    copy.edit("similarity.py", "FEWEST = 4", 'FEWEST: int = "4"')
-    with pytest.raises(AssertionError, match=r"similarity\.py:\d+: error: Incompatible types"):
-        check("mypy", copy.root)
 
 
 @pytest.mark.full
@@ -190,20 +136,9 @@ def test_a_mistake_of_types_beside_the_scripts_is_found(project: Project, tmp_pa
         ("--second {} --examples 3", 2, "compare.py: --examples 3: must be at least 4"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
-    project: Project, flags: str, status: int, said: str
-) -> None:
+def test_what_is_wrong_is_said_in_one_line(project, flags, status, said):
     words = flags.format(trained(project)[1]).split()
     assert said in one_line(compare(project, *words), status)
-
-
-@pytest.mark.full
-def test_a_wrong_network_is_refused_before_the_sweep_starts(copy: Project) -> None:
-    wrong = 'job compare.py --first "$a" --model resnet18 --second-layers layer9'
-    grid(copy, wrong)
-    done = copy.do("bash", "run.sh")
-    assert done.returncode == 2 and "nothing was started" in done.stderr, done
-    assert "--second-layers layer9: the network has no such layer; did you mean" in done.stderr
 
 
 # Networks of torchvision
@@ -215,8 +150,8 @@ def write_weights(home: Path, name: str) -> dict[str, Tensor]:
     network = torchvision.models.get_model(name)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):  # as if it had seen something
-            module.running_mean.uniform_(-0.1, 0.1)  # type: ignore[union-attr]
-            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+            module.running_mean.uniform_(-0.1, 0.1)
+            module.running_var.uniform_(0.5, 2)
     url = torchvision.models.get_model_weights(name).DEFAULT.url
     file = home / "hub" / "checkpoints" / url.split("/")[-1]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -247,9 +182,8 @@ np.savez("outputs.npz", **{k: v.detach().flatten(1).double().numpy() for k, v in
 """
 
 
-def test_published_weights_are_compared_to_their_last_layer(
-    project: Project, tmp_path: Path
-) -> None:
+@pytest.mark.full
+def test_published_weights_are_compared_to_their_last_layer(project, tmp_path):
     """In the true format, read from torch's cache; on grey images as on three equal colours."""
     env = {"TORCH_HOME": str(tmp_path / "torch")}
     flags = ("--model", "resnet18", "--pretrained", "--image-size", "64", "--layers", "layers.1")
@@ -258,12 +192,10 @@ def test_published_weights_are_compared_to_their_last_layer(
     assert "--pretrained: the weights of resnet18 cannot be fetched or read (" in refused
     assert str(tmp_path / "torch" / "hub" / "checkpoints" / "resnet18-") in refused
     write_weights(tmp_path / "torch", "resnet18")
-    done = compare(project, *flags, **env)
-    assert done.returncode == 0, done
+    done = succeeded(compare(project, *flags, **env))
     values = logged(project, job_of(done))
     (project.root / "outputs.py").write_text(PUBLISHED)
-    asked = project.do("python", "outputs.py", trained(project)[0], **env)
-    assert asked.returncode == 0, asked
+    succeeded(project.do("python", "outputs.py", trained(project)[0], **env))
     with np.load(project.root / "outputs.npz") as kept:
         wanted = {name: reference(kept["a"], kept[name]) for name in kept}
     (project.root / "outputs.py").unlink()
@@ -273,108 +205,10 @@ def test_published_weights_are_compared_to_their_last_layer(
         assert value == pytest.approx(wanted[name], abs=1e-4)
 
 
-@pytest.mark.full
-def test_networks_may_take_images_of_other_sizes(copy: Project) -> None:
-    """Untrained ones, and those of jobs whose images are larger or have colours."""
-    flags = ("--model", "vit_b_16", "--image-size", "32", "--second-layers")
-    done = compare(copy, *flags, "encoder.layers.encoder_layer_*.self_attention", "--quiet")
-    assert done.returncode == 0, done
-    assert len(logged(copy, job_of(done))) == 6 * 12  # its attention gives tuples
-    digits, _ = trained(copy)
-    write_images(copy.root / "data")
-    coloured = copy.run("--dataset", "image-folder", "--image-size", "12", "--epochs", "1")
-    assert coloured.returncode == 0, coloured
-    other = job_of(coloured)
-    done = compare(copy, "--second", other)  # grey images, repeated and enlarged
-    assert done.returncode == 0, done
-    words = ("--first", other, "--second", digits, "--quiet")
-    refused = copy.do("python", "compare.py", *words)
-    assert "mlp, epochs 1: takes images with 1 channel; those of --first have 3" in one_line(
-        refused, 1
-    )
-
-
-def write_images(root: Path) -> None:
-    for number in range(40):
-        folder = root / ("cat", "dog")[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        image(number, folder / f"{number}.png")
-
-
 # The figures
 
 
-MAPS = """
-import numpy as np
-import plot_compare
-from labjobs.results import figures, tables
-from labjobs.results.venues import DEFAULT, VENUES
-from labjobs.tracking.experiment import experiment_name
-from settings import CompareSettings
-
-figures.use(VENUES[DEFAULT])
-jobs = tables.jobs(experiment_name(), CompareSettings, "compare")
-fig, caption = plot_compare.layer_maps(jobs)
-ax = fig.axes[0]
-(image,) = ax.images
-labels = [text.get_text() for text in ax.get_yticklabels()]
-print(image.origin, image.get_clim(), labels[0], labels[-1], len(fig.axes))
-np.save("map.npy", np.asarray(image.get_array()))
-"""
-
-
 @pytest.mark.full
-def test_maps_are_right_side_up_from_0_to_1(copy: Project) -> None:
-    (copy.root / "maps.py").write_text(MAPS)
-    done = copy.do("python", "maps.py")
-    assert done.stdout == "lower (0.0, 1.0) layers.0 layers.5 2\n", done
-    (attempt,) = (path.parent for path in copy.root.glob("runs/*/*/logged"))
-    values = logged(copy, attempt.parent.name)
-    drawn = np.load(copy.root / "map.npy")
-    assert drawn.shape == (6, 5)
-    for (one, other), value in values.items():  # the first layer is in row 0, at the bottom
-        assert drawn[int(one[-1]), int(other[-1])] == pytest.approx(value)
-    plotted = copy.do("python", "plot_compare.py", "--format", "png")
-    assert plotted.returncode == 0, plotted
-    assert plotted.stderr.startswith("left out corresponding-layers: none of the compared networks")
-    caption = (copy.root / "figures" / "layer-maps.tex").read_text()
-    assert "one comparison each, on 359 test examples. The layers of the first run from" in caption
-
-
-DEAD = """
-
-class Dead(MLP):
-    \"\"\"A perceptron with the same logits for all images.\"\"\"
-
-    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-        super().__init__(shape, classes)
-        nn.init.zeros_(self.layers[5].weight)
-
-
-MODELS["dead"] = lambda settings, spec: Dead(spec.shape, len(spec.classes))
-"""
-
-
-@pytest.mark.full
-def test_a_constant_layer_has_no_number_anywhere(copy: Project) -> None:
-    with (copy.root / "models.py").open("a") as file:
-        file.write(DEAD)
-    done = compare(copy, "--model", "dead")
-    assert done.stdout.endswith("finished: last_cka nan, mean_cka nan\n"), done
-    values = logged(copy, job_of(done))
-    assert {pair for pair, value in values.items() if np.isnan(value)} == {
-        (f"layers.{n}", "layers.5") for n in range(6)
-    }
-    drawn = copy.do("python", "plot_compare.py", "--format", "png", "--any-code")
-    assert drawn.returncode == 0, drawn
-    for name in ("layer-maps", "corresponding-layers"):
-        caption = (copy.root / "figures" / f"{name}.tex").read_text()
-        assert "A layer that does not tell the examples apart has no CKA." in caption
-
-
-@pytest.mark.full
-def test_jobs_without_a_comparison_are_said_in_one_line(
-    make: Callable[..., Path],
-) -> None:
+def test_jobs_without_a_comparison_are_said_in_one_line(make):
     drawn = Project(make(example="similarity")).do("python", "plot_compare.py")
     assert "no finished job of compare.py" in one_line(drawn, 1)

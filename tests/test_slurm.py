@@ -1,9 +1,4 @@
-"""`bash run.sh --slurm`, with a real Slurm on this machine.
-
-    pytest -rP tests/test_slurm.py --slurm-jobs 20
-
-Its GPUs are two pretend ones, and an array can have four tasks. Some jobs train, others are light.
-"""
+"""`bash run.sh --slurm`, with a real Slurm on this machine."""
 
 import json
 import os
@@ -18,16 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from faults import Project, assert_as_undisturbed, one_line, wait_until
+from faults import Project, assert_as_undisturbed, one_line, silent, wait_until
 from slurms import PAUSE, Cluster, slurm
-from sweeps import (
-    Lab,
-    assert_after_their_inputs,
-    assert_one_at_a_time,
-    light,
-    start,
-    write_grid,
-)
+from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, start, write_grid
 from test_queue import SOMEONE_ELSE
 
 pytestmark = pytest.mark.full
@@ -37,14 +25,14 @@ ARRAY = 4
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     """Slurm with two GPUs."""
     with slurm(gpus=2, largest_array=ARRAY) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def lab(project: Project, cluster: Cluster, tmp_path: Path) -> Lab:
+def lab(project, cluster, tmp_path):
     """A project of the test's own, whose jobs are light, and Slurm's GPUs."""
     lab = Lab(project, tmp_path, gpus=0)
     lab.env |= cluster.env
@@ -86,8 +74,7 @@ def tasks(ids: list[str], count: int, per_task: int = 1) -> list[str]:
 
 
 def listed(done: "subprocess.CompletedProcess[str]") -> dict[str, tuple[str, str]]:
-    """What `--list` says of each job: its state, and what stands in brackets, without the reason
-    why it waits in Slurm's queue."""
+    """What `--list` says of each job."""
     assert (done.returncode, done.stderr) == (0, "")
     found = re.findall(r"^(\w{12})  (\w+) .*?(?:\[(.*)\])?$", done.stdout, re.MULTILINE)
     return {job: (state, re.sub("(PENDING), .*", r"\1", about)) for job, state, about in found}
@@ -115,20 +102,16 @@ after its first epoch for as long as there is a file of that name."""
 QUICK = "--epochs 10 --batch-size 256"
 
 
-@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.alike), 2])
-def per_task(request: pytest.FixtureRequest) -> int:
-    """How many jobs a task has."""
-    return int(request.param)
+PER_TASK = 2
+"""Jobs in a task."""
 
 
 @pytest.fixture
-def grid(pytestconfig: pytest.Config, per_task: int) -> list[str]:
+def grid(pytestconfig):
     """Jobs that train: three that are held, each the first of a task, one that fails, others."""
     held = [f"{QUICK} --seed {seed} --note held-{seed}" for seed in range(3)]
     seeds = range(3, int(pytestconfig.getoption("--slurm-jobs")) - 1)
     others = [f"{QUICK} --note fails", *(f"{QUICK} --seed {seed}" for seed in seeds)]
-    if per_task == 1:
-        return [*held, *others]
     return [job for pair in zip(held, others, strict=False) for job in pair] + others[3:]
 
 
@@ -168,11 +151,8 @@ class Held:
         return job
 
 
-def test_jobs_that_train(
-    project: Project, cluster: Cluster, grid: list[str], per_task: int, tmp_path: Path
-) -> None:
-    """One fails, others are preempted by a warning, by TERM alone and at their time limit: in the
-    end all is as after `bash run.sh`."""
+def test_jobs_that_train(project, cluster, grid, tmp_path):
+    """One fails, others are preempted by a warning, by TERM alone and at their time limit."""
     here = project.copy(tmp_path / "here")
     write_grid(here.root, *grid)
     script = here.root / "run.py"
@@ -182,7 +162,7 @@ def test_jobs_that_train(
     env = there.env | cluster.env
     local = {"CUDA_VISIBLE_DEVICES": "0,1", "GPU_LOCKS": str(tmp_path / "locks")}
     with sweeping(here.root, here.env | local) as beside:
-        jobs = disturbed(there, cluster, per_task)
+        jobs = disturbed(there, cluster)
         beside.communicate(timeout=600)
     assert beside.returncode == 1  # one job failed
     states = listed(run(there.root, env, "--list"))
@@ -209,29 +189,27 @@ def test_jobs_that_train(
     assert listed(run(there.root, env, "--list"))[failed][0] == "failed"
 
 
-def disturbed(there: Project, cluster: Cluster, per_task: int) -> list[str]:
+def disturbed(there: Project, cluster: Cluster) -> list[str]:
     """Hand the grid to Slurm and disturb three of its jobs; all jobs, once they have ended."""
     env = there.env | cluster.env
     del env["OMP_NUM_THREADS"]
     jobs = list(listed(run(there.root, env, "--list")))
-    several = ("--per-task", str(per_task)) if per_task > 1 else ()
-    done = run(there.root, env, "--slurm", *several, "--", "--time=30")
-    count = -(-len(jobs) // per_task) if several else 0
+    done = run(there.root, env, "--slurm", "--per-task", str(PER_TASK), "--", "--time=30")
+    count = -(-len(jobs) // PER_TASK)
     ids = arrays(done, len(jobs), count)
-    named = dict(zip(jobs, tasks(ids, len(jobs), per_task), strict=True))
-    first_three = jobs[: 3 * per_task : per_task]
+    named = dict(zip(jobs, tasks(ids, len(jobs), PER_TASK), strict=True))
+    first_three = jobs[: 3 * PER_TASK : PER_TASK]
     held = Held(there, cluster, {job: named[job] for job in first_three})
     wait_until(lambda: len(held.training()) == 2, 600)
     states = listed(run(there.root, env, "--list"))
-    trained = [jobs[0], jobs[per_task]]
+    trained = [jobs[0], jobs[PER_TASK]]
     assert [states[job][0] for job in trained] == ["running", "running"]
     begun = {named[job] for job in trained}
     others = {job: task for job, task in named.items() if job not in trained}
     words = {True: "RUNNING", False: "PENDING"}
     waiting = {j: ("queued", f"Slurm {task} {words[task in begun]}") for j, task in others.items()}
     assert {job: states[job] for job in others} == waiting
-    again = run(there.root, env, "--slurm")
-    assert (again.returncode, again.stderr) == (0, "")
+    again = silent(run(there.root, env, "--slurm"))
     assert again.stdout == f"nothing submitted to Slurm: {len(jobs) - 2} queued, 2 running\n"
 
     cluster.preempt()
@@ -248,7 +226,7 @@ def disturbed(there: Project, cluster: Cluster, per_task: int) -> list[str]:
     return jobs
 
 
-def test_more_jobs_than_an_array_holds(lab: Lab, cluster: Cluster) -> None:
+def test_more_jobs_than_an_array_holds(lab, cluster):
     """They run the code that was there when they were handed over, which is then cleared away."""
     lab.write_grid(*map(light(), range(10)))
     with cluster.closed():
@@ -260,11 +238,9 @@ def test_more_jobs_than_an_array_holds(lab: Lab, cluster: Cluster) -> None:
         done = lab.sweep("--list")
         assert set(listed(done).values()) == named
         assert "PENDING, PartitionDown]" in done.stdout
-        again = lab.sweep("--slurm")
-        assert (again.returncode, again.stderr) == (0, "")
+        again = silent(lab.sweep("--slurm"))
         assert again.stdout == "nothing submitted to Slurm: 10 queued\n"
-    watched = lab.sweep("--watch")
-    assert (watched.returncode, watched.stderr) == (0, "")
+    watched = silent(lab.sweep("--watch"))
     assert watched.stdout.splitlines()[-1] == "10 jobs: 10 unsent"
     cluster.wait_until_empty()
     intervals = lab.intervals()
@@ -277,9 +253,7 @@ def test_more_jobs_than_an_array_holds(lab: Lab, cluster: Cluster) -> None:
     assert folders(lab.project.root) == []
 
 
-def test_derived_jobs_run_after_their_inputs_and_not_after_one_that_failed(
-    lab: Lab, cluster: Cluster
-) -> None:
+def test_derived_jobs_run_after_their_inputs_and_not_after_one_that_failed(lab, cluster):
     lab.write_analysis()
     failing = light(ends="failed", says="no")(2)
     captured = [f"id{n}=$(job {light()(n)})" for n in range(2)]
@@ -298,7 +272,7 @@ def test_derived_jobs_run_after_their_inputs_and_not_after_one_that_failed(
     assert sorted(states) == ["failed", "pending", *["unsent"] * 6]
 
 
-def test_at_most_one_at_a_time(lab: Lab, cluster: Cluster) -> None:
+def test_at_most_one_at_a_time(lab, cluster):
     lab.write_grid(*map(light(), range(5)))
     assert len(arrays(lab.sweep("--slurm", "--at-most", "1"), 5)) == 2
     cluster.wait_until_empty()
@@ -307,14 +281,11 @@ def test_at_most_one_at_a_time(lab: Lab, cluster: Cluster) -> None:
     assert all(one.ended <= after.begun for one, after in pairwise(intervals))
 
 
-def test_a_preempted_job_comes_back_but_not_after_scancel(
-    lab: Lab, cluster: Cluster, per_task: int
-) -> None:
+def test_a_preempted_job_comes_back_but_not_after_scancel(lab, cluster):
     """Both get TERM: within the grace period, since that is to be the warning, and by scancel."""
-    lab.write_grid(*map(light(seconds=600), range(2 * per_task)))
-    several = ("--per-task", str(per_task)) if per_task > 1 else ()
-    done = lab.sweep("--slurm", *several, "--", "--signal=B:TERM@60")
-    (array,) = arrays(done, 2 * per_task, 2 if several else 0)
+    lab.write_grid(*map(light(seconds=600), range(2 * PER_TASK)))
+    done = lab.sweep("--slurm", "--per-task", str(PER_TASK), "--", "--signal=B:TERM@60")
+    (array,) = arrays(done, 2 * PER_TASK, 2)
     wait_until(lambda: len(list(lab.project.root.glob("runs/*/*/ran"))) == 2)
     cluster.preempt()
     both = [f"{array}_{number}" for number in range(2)]
@@ -333,7 +304,7 @@ def test_a_preempted_job_comes_back_but_not_after_scancel(
     }
 
 
-def test_several_jobs_in_a_task(lab: Lab, cluster: Cluster) -> None:
+def test_several_jobs_in_a_task(lab, cluster):
     """One fails and one is killed, which holds up neither the others in the task nor jobs that
     depend on these; one whose results are not all sent has finished."""
     lab.write_analysis()
@@ -364,7 +335,7 @@ def test_several_jobs_in_a_task(lab: Lab, cluster: Cluster) -> None:
     assert [cluster.ended(name) for name in names] == ["FAILED", "COMPLETED", "FAILED"]
 
 
-def test_a_job_with_two_gpus(project: Project, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_with_two_gpus(project, cluster, tmp_path):
     """It is preempted once, and comes back with its two processes."""
     project = project.copy(tmp_path / "project")
     write_grid(project.root, "--epochs 20 --log-every 1 --batch-size 64")
@@ -382,7 +353,7 @@ def test_a_job_with_two_gpus(project: Project, cluster: Cluster, tmp_path: Path)
     assert '"processes": "2"' in (project.folder(job) / "metrics.jsonl").read_text()
 
 
-def test_what_sbatch_refuses(lab: Lab, cluster: Cluster) -> None:
+def test_what_sbatch_refuses(lab, cluster):
     lab.write_grid(*map(light(), range(6)))
     said = one_line(lab.sweep("--slurm", "--", "--partition=nowhere"), 2)
     assert said.startswith("run.sh: sbatch: ") and "nowhere" in said
@@ -394,7 +365,7 @@ def test_what_sbatch_refuses(lab: Lab, cluster: Cluster) -> None:
     assert cluster.states() == []
 
 
-def test_what_sbatch_refuses_in_part(lab: Lab, cluster: Cluster) -> None:
+def test_what_sbatch_refuses_in_part(lab, cluster):
     """It takes the first array and no more; then the rest is handed over by the same command."""
     lab.write_grid(*map(light(), range(6)))
     real, once = shutil.which("sbatch"), lab.machine / "once"
@@ -412,7 +383,7 @@ def test_what_sbatch_refuses_in_part(lab: Lab, cluster: Cluster) -> None:
 
 
 @pytest.mark.root
-def test_an_ordinary_user(project: Project, tmp_path: Path) -> None:
+def test_an_ordinary_user(project, tmp_path):
     with slurm(gpus=1, largest_array=ARRAY, before=SOMEONE_ELSE) as cluster:
         lab = Lab(project, tmp_path, gpus=0)
         lab.write_grid(light()(0), light(ends="failed")(1), light()(2))

@@ -1,6 +1,5 @@
 """A project whose training examples are a stream of dictionaries of different lengths."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -136,15 +135,11 @@ def killed(project: Project, *flags: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("shards", "has_state"),
-    [
-        (1, True),
-        *(pytest.param(*each, marks=pytest.mark.alike) for each in [(1, False), (4, True)]),
-    ],
+    ("shards", "has_state"), [(1, True), pytest.param(4, False, marks=pytest.mark.alike)]
 )
 def test_killed_it_goes_on_where_it_was_with_any_number_of_processes(
-    make: Callable[..., Path], tmp_path: Path, shards: int, has_state: bool
-) -> None:
+    make, tmp_path, shards, has_state
+):
     parts = streamed(Project(make()), shards, has_state)
     whole = parts.copy(tmp_path / "whole")
     undisturbed = whole.start(*FLAGS)
@@ -161,7 +156,7 @@ def test_killed_it_goes_on_where_it_was_with_any_number_of_processes(
     assert has_state != ("examples were read again and skipped in" in said)
 
 
-def test_what_a_stream_cannot_have_is_refused_in_one_line(make: Callable[..., Path]) -> None:
+def test_what_a_stream_cannot_have_is_refused_in_one_line(make):
     project = streamed(Project(make()), shards=1, has_state=True)
     steps = ("--model", "bag", "--steps", "10")
     often = (*steps, "--eval-every", "5")

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from faults import Project, ended, one_line, wait_until
+from faults import Project, ended, one_line, silent, succeeded, wait_until
 from sweeps import Lab, light, start, write_grid
 
 QUICK = "--epochs 1 --batch-size 256 --device cpu"
@@ -24,17 +24,16 @@ NOTE = "-- it's $(touch oops); `touch oops` \"* \\n\n${HOME} é"
 
 
 @pytest.fixture
-def lab(project: Project, tmp_path: Path) -> Lab:
+def lab(project, tmp_path):
     """A project of the test's own, on a machine without GPUs."""
     return Lab(project, tmp_path, gpus=0)
 
 
-def test_jobs_that_train(project: Project) -> None:
+def test_jobs_that_train(project):
     """One diverges, one has an odd note and is in the grid twice; then there is nothing to do."""
     odd = f"{QUICK} --seed 5 --note={shlex.quote(NOTE)}"
     write_grid(project.root, f"{QUICK} --lr 1e30 --optimizer sgd", odd, f"{odd} --lr 0.001")
-    done = ended(start(project.root, project.env))
-    assert done.returncode == 0
+    done = succeeded(ended(start(project.root, project.env)))
     last = "1 of 2 jobs finished, {} of them now; 1 diverged"
     assert done.stdout.splitlines()[-1] == last.format(1)
     (line,) = done.stderr.splitlines()
@@ -56,7 +55,7 @@ def test_jobs_that_train(project: Project) -> None:
     assert again.stderr.startswith(f"job {job} diverged before: train_loss was not finite")
 
 
-def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project: Project) -> None:
+def test_of_a_job_that_is_killed_in_a_sweep_the_store_knows(project):
     """Its courier is no child of the job; the next sweep continues the job, in the same run."""
     write_grid(project.root, "--epochs 4000 --seed 8 --device cpu --checkpoint-minutes 0.001")
     sweep = start(project.root, project.env)
@@ -97,7 +96,7 @@ def trainer(project: Project) -> int:
     return pid
 
 
-def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:
+def test_a_wrong_grid_starts_nothing_and_names_each_job(lab):
     lab.write_grid("--seed 9", "--seed fast", "--sede 3", "--help")
     syntax = lab.sweep()
     assert (syntax.returncode, syntax.stdout) == (2, "")
@@ -136,7 +135,7 @@ def test_a_wrong_grid_starts_nothing_and_names_each_job(lab: Lab) -> None:
     ("line", "said"),
     [("jobb --seed 9", "jobb: command not found"), ('job --lr "$lrr"', "lrr: unbound variable")],
 )
-def test_a_misspelt_grid_starts_nothing(lab: Lab, line: str, said: str) -> None:
+def test_a_misspelt_grid_starts_nothing(lab, line, said):
     lab.write_lines(line)
     done = lab.sweep()
     assert (done.returncode, done.stdout) == (2, "")
@@ -145,7 +144,7 @@ def test_a_misspelt_grid_starts_nothing(lab: Lab, line: str, said: str) -> None:
     assert nothing == "run.sh: nothing was started"
 
 
-def test_a_misspelt_grid_ends_a_sweep_that_was_only_beginning(lab: Lab) -> None:
+def test_a_misspelt_grid_ends_a_sweep_that_was_only_beginning(lab):
     """The first signal is lost, as between a process's fork and its exec."""
     slow = lab.machine / "slow"
     begin = "trap '' TERM; sleep 0.5; trap - TERM"
@@ -159,7 +158,7 @@ def test_a_misspelt_grid_ends_a_sweep_that_was_only_beginning(lab: Lab) -> None:
     assert nothing == "run.sh: nothing was started"
 
 
-def test_a_captured_job_prints_its_id_and_others_print_nothing(lab: Lab) -> None:
+def test_a_captured_job_prints_its_id_and_others_print_nothing(lab):
     lab.write_analysis()
     odd = 'job --note "a  b\n\'\\$"'
     lab.write_lines(
@@ -181,7 +180,7 @@ def test_a_captured_job_prints_its_id_and_others_print_nothing(lab: Lab) -> None
     assert len(rows) == 5
 
 
-def test_of_a_wrong_job_no_id_is_known(lab: Lab) -> None:
+def test_of_a_wrong_job_no_id_is_known(lab):
     lab.write_analysis()
     lab.write_lines("id=$(job --sede 3)", 'job analyse.py --first "$id"', "job plot.py")
     done = lab.sweep()
@@ -195,12 +194,12 @@ def test_of_a_wrong_job_no_id_is_known(lab: Lab) -> None:
     assert nothing == "run.sh: 3 of 3 jobs are wrong; nothing was started"
 
 
-def test_wrong_flags_end_a_sweep_that_captures(lab: Lab) -> None:
+def test_wrong_flags_end_a_sweep_that_captures(lab):
     lab.write_lines("id=$(job --seed 3)", 'job --seed 4 --note "of $id"')
     assert one_line(lab.sweep("--gpsu", "0"), 2).startswith("run.sh: --gpsu: no such flag")
 
 
-def test_an_empty_grid_is_refused(lab: Lab) -> None:
+def test_an_empty_grid_is_refused(lab):
     lab.write_lines(":")
     done = lab.sweep()
     assert (done.returncode, done.stderr) == (2, "run.sh: the grid has no jobs\n")
@@ -233,14 +232,14 @@ def test_an_empty_grid_is_refused(lab: Lab) -> None:
         ),
     ],
 )
-def test_wrong_flags_are_refused(lab: Lab, flags: str, said: str) -> None:
+def test_wrong_flags_are_refused(lab, flags, said):
     lab.write_grid("--seed 9")
     done = lab.sweep(*flags.split())
     assert (done.stdout, done.stderr) == ("", f"run.sh: {said}\n")
     assert done.returncode == 2
 
 
-def test_slurm_where_there_is_none(lab: Lab) -> None:
+def test_slurm_where_there_is_none(lab):
     lab.write_grid("--seed 9")
     programs = lab.machine / "programs"
     programs.mkdir()
@@ -253,7 +252,7 @@ def test_slurm_where_there_is_none(lab: Lab) -> None:
     assert list((lab.project.root / ".sweeps").iterdir()) == []
 
 
-def test_search_draws_the_same_settings_each_time(lab: Lab) -> None:
+def test_search_draws_the_same_settings_each_time(lab):
     body = "search {} --lr 'log 1e-4 1e-1' --note \"choice 'a b' c\" -- --seed 1"
     shown = []
     for count in (8, 16):
@@ -272,12 +271,11 @@ def test_search_draws_the_same_settings_each_time(lab: Lab) -> None:
 
 def listed(lab: Lab) -> list[str]:
     """What `--list` prints."""
-    done = lab.sweep("--list")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = silent(lab.sweep("--list"))
     return done.stdout.splitlines()
 
 
-def test_states_and_ctrl_c(lab: Lab) -> None:
+def test_states_and_ctrl_c(lab):
     """It stops the running job and starts no other."""
     lab.write_grid(light(ends="failed", says="KeyError: no")(0), light()(1))
     assert lab.sweep().returncode == 1
@@ -308,52 +306,26 @@ def test_states_and_ctrl_c(lab: Lab) -> None:
     assert Path(found[0]["folder"]) == folder
 
 
-class Slurm:
-    """Commands of Slurm's that are not there: they write down what they were told."""
-
-    def __init__(self, lab: Lab) -> None:
-        self._asked = lab.machine / "asked"
-        told = f'printf "%s\\n" "$*" >>{self._asked}-$(basename "$0")'
-        self._states = lab.machine / "states"
-        self._states.touch()
-        done = {"sbatch": "echo $$", "scontrol": "echo MaxArraySize = 9"}
-        done["squeue"] = f"cat {self._states}"
-        for name, answer in done.items():
-            (lab.machine / name).write_text(f"#!/bin/sh\n{told}\n{answer}\n")
-            (lab.machine / name).chmod(0o755)
-
-    def told(self, name: str) -> list[str]:
-        """What a command was told each time."""
-        path = Path(f"{self._asked}-{name}")
-        return path.read_text().splitlines() if path.exists() else []
-
-    def start(self, lab: Lab, submitted: str, task: int) -> subprocess.Popen[str]:
-        """Run a task of an array as Slurm would."""
-        self._states.write_text("RUNNING")
-        number = {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": str(task)}
-        node = {"SLURMD_NODENAME": "node3", "SLURM_CPUS_ON_NODE": "1"}
-        return subprocess.Popen(
-            ["sh", "-c", submitted.split(" --wrap=")[1]],
-            env=lab.env | number | node,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+def pretend_slurm(lab: Lab) -> None:
+    """Put commands of Slurm's on the machine that take jobs and do nothing with them."""
+    done = {"sbatch": "echo $$", "scontrol": "echo MaxArraySize = 9", "squeue": "true"}
+    for name, answer in done.items():
+        (lab.machine / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (lab.machine / name).chmod(0o755)
 
 
-def test_slurm_gives_what_is_not_here(lab: Lab, project: Project, tmp_path: Path) -> None:
+def test_slurm_gives_what_is_not_here(lab, project, tmp_path):
     """Jobs are checked without the devices that they will have."""
-    Slurm(lab)
+    pretend_slurm(lab)
     whole = project.copy(tmp_path / "whole")
     write_grid(whole.root, "--precision fp16 --model convnet", "--device cuda:3")
-    done = ended(start(whole.root, lab.env, "--slurm"))
-    assert (done.returncode, done.stderr) == (0, "")
+    done = silent(ended(start(whole.root, lab.env, "--slurm")))
     assert "2 jobs submitted to Slurm as " in done.stdout
 
 
-def test_jobs_that_slurm_is_not_given_are_named(lab: Lab) -> None:
+def test_jobs_that_slurm_is_not_given_are_named(lab):
     """Those that are stale, as a sweep on this machine does."""
-    Slurm(lab)
+    pretend_slurm(lab)
     lab.write_grid(*map(light(), range(2)))
     assert lab.sweep().returncode == 0
     script = lab.project.root / "run.py"
@@ -364,64 +336,10 @@ def test_jobs_that_slurm_is_not_given_are_named(lab: Lab) -> None:
     lines = done.stderr.splitlines()
     assert len(lines) == 2
     assert all(" is stale: " in line and "--redo-stale runs it again" in line for line in lines)
-    done = lab.sweep("--slurm", "--redo-stale")
-    assert (done.returncode, done.stderr) == (0, "")
+    silent(lab.sweep("--slurm", "--redo-stale"))
 
 
-def test_slurm_is_told_which_jobs_come_first(lab: Lab) -> None:
-    lab.write_analysis()
-    slurm = Slurm(lab)
-    captured = [f"id{n}=$(job {light()(n)})" for n in range(2)]
-    lab.write_lines(*captured, 'job analyse.py --first "$id1"', "job --seed 7")
-    for flags, after in ((), "afterok:{}_1"), (("--per-task", "2"), "afterany:{}_0"):
-        done = lab.sweep("--slurm", *flags)
-        assert (done.returncode, done.stderr) == (0, ""), done
-        array = done.stdout.split(" as ")[1].split(",")[0]
-        first, second = slurm.told("sbatch")[-2:]
-        assert f"--array=0-{1 if flags else 2} " in first and "--dependency" not in first
-        assert "--array=0-0 " in second and f"--dependency={after.format(array)} " in second
-
-
-def test_a_task_of_slurm_that_goes_back_into_the_queue_does_what_is_left(lab: Lab) -> None:
-    """Slurm warns it while the second of its four jobs runs; the first has failed."""
-    slurm, held = Slurm(lab), lab.machine / "held"
-    held.touch()
-    lab.write_grid(
-        light(ends="failed")(0),
-        f"--force {light(until_gone=str(held))(1)}",
-        light()(2),
-        light()(3),
-    )
-    done = lab.sweep("--slurm", "--per-task", "4")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "4 jobs submitted to Slurm in 1 task as " in done.stdout
-    (submitted,) = slurm.told("sbatch")
-
-    task = slurm.start(lab, submitted, 0)
-    wait_until(lambda: len(list(lab.project.root.glob("runs/*/*/ran"))) == 2)
-    task.send_signal(signal.SIGUSR1)
-    out, err = task.communicate(timeout=60)
-    assert (task.returncode, err) == (138, "")
-    assert re.findall(r"(started: .*)--seed (\d)", out) == [
-        ("started: run.py ", "0"),
-        ("started: run.py --force ", "1"),
-    ]
-    assert slurm.told("scontrol")[1:] == ["requeue 17_0"]
-    assert len(lab.intervals()) == 1
-
-    held.unlink()
-    task = slurm.start(lab, submitted, 0)
-    out, err = task.communicate(timeout=60)
-    assert (task.returncode, err) == (1, "")
-    started = [("started: run.py ", seed) for seed in "123"]
-    assert re.findall(r"(started: .*)--seed (\d)", out) == started
-    assert Counter(i.job for i in lab.intervals()).most_common(1)[0][1] == 1
-    assert len(lab.intervals()) == 4
-    text = next(lab.project.root.glob("runs/*/*/output.txt")).read_text()
-    assert text.startswith("started on node3 (Slurm 17_0), ")
-
-
-def test_results_that_the_store_lacks(lab: Lab, tmp_path: Path) -> None:
+def test_results_that_the_store_lacks(lab, tmp_path):
     """While it is away, nothing is started for them, and the exit status says that they wait."""
     lab.write_grid(light()(0))
     assert lab.sweep().returncode == 0
@@ -436,7 +354,7 @@ def test_results_that_the_store_lacks(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("beat", "state"), [("half past ten", "pending"), ("now", "running")])
-def test_a_heartbeat_of_another_folder(lab: Lab, beat: str, state: str) -> None:
+def test_a_heartbeat_of_another_folder(lab, beat, state):
     """It tells that the job is being trained there, if it is a time."""
     heartbeat = str(time.time()) if beat == "now" else beat
     lab.write_grid(light()(0), light()(1))
@@ -449,10 +367,8 @@ def test_a_heartbeat_of_another_folder(lab: Lab, beat: str, state: str) -> None:
     assert [line.split()[1] for line in listed(lab)[:-1]] == [state, "pending"]
 
 
-@pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"status": []}', '{"status": {}, "said": 3}', "half", ""]
-)
-def test_files_that_hold_something_else(lab: Lab, content: str) -> None:
+@pytest.mark.parametrize("content", ['{"status": {}, "said": 3}', "half"])
+def test_files_that_hold_something_else(lab, content):
     """An outcome, a lock and a journal that cannot be read are no reason to fail."""
     lab.write_grid(light()(0), light()(1))
     first, second = (line.split()[0] for line in listed(lab)[:-1])

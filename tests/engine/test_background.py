@@ -79,14 +79,6 @@ def test_what_was_under_way_is_done_again(model, background, at_once):
     assert [result for *_, result in before + after] == [1, 2, 3, 4, 5]
 
 
-def test_an_error_is_raised_in_training(model, background):
-    def function(model):
-        raise RuntimeError(f"at {weight(model):.0f}")
-
-    with pytest.raises(RuntimeError, match="at 1"):
-        train(model, background, range(1, 6), function)
-
-
 def test_a_time_limit_of_the_functions_own_is_no_reason_to_wait_on(model, background):
     def function(model):
         raise TimeoutError("the file server did not answer")

@@ -3,19 +3,15 @@
 from collections import namedtuple
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
-import labjobs
 import numpy as np
 import pytest
 import torch
 from labjobs.data import batches as loaders
-from labjobs.data import trees
 from labjobs.errors import SettingsError
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-ENGINE = str(Path(labjobs.__file__).parents[1])
 CPU = torch.device("cpu")
 EXAMPLES = TensorDataset(torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1), torch.arange(100))
 LOADERS = ["resident", "workers"]
@@ -71,14 +67,6 @@ def test_loaders_give_the_same_batches_in_the_same_order(dataset, seed):
     others.close()
 
 
-def test_order_depends_on_seed_and_epoch_alone():
-    first = order(make())
-    assert order(make()) == first
-    assert order(make(), 2) != first
-    assert order(make(seed=1)) != first
-    assert sorted(first) != first
-
-
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("done", [0, 1, 5, 6])
 def test_an_epoch_can_begin_at_any_batch(loader, done):
@@ -88,20 +76,6 @@ def test_an_epoch_can_begin_at_any_batch(loader, done):
     assert [label for (_, labels), _ in rest for label in labels.tolist()] == whole[4 * done :]
     assert [size for _, size in rest] == [4, 4, 4, 4, 4, 2][done:]
     batches.close()
-
-
-@pytest.mark.parametrize(
-    ("count", "batch_size", "expected"),
-    [(8, 4, [4, 4]), (22, 4, [4] * 5 + [2]), (3, 4, [3]), (1, 4, [1]), (3, 1, [1, 1, 1])],
-)
-@pytest.mark.parametrize("seed", [0, None])
-def test_every_example_comes_once_an_epoch(count, batch_size, expected, seed):
-    batches = make(count, batch_size, seed)
-    for number in (1, 2):
-        assert sizes(batches, number) == expected
-        assert sorted(order(batches, number)) == list(range(50, 50 + count))
-    assert (len(batches), batches.examples) == (len(expected), count)
-    assert batches.batch_size == batch_size
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -117,12 +91,6 @@ def test_without_a_seed_the_order_is_the_datasets(loader):
     batches = make(6, seed=None, loader=loader)
     assert order(batches, 1) == order(batches, 2) == [50, 51, 52, 53, 54, 55]
     assert [label for _, labels in batches for label in labels.tolist()] == order(batches)
-
-
-def test_a_whole_dataset_and_a_subset_of_a_subset():
-    assert order(loaders.make(EXAMPLES, CPU, 32)) == list(range(100))
-    inner = Subset(Subset(ONE_BY_ONE, range(10, 40)), [5, 0, 29])
-    assert order(loaders.make(inner, CPU, 2)) == [15, 10, 39]
 
 
 def test_a_kind_of_subset_that_changes_its_examples_is_asked_for_them():
@@ -183,13 +151,6 @@ def test_a_batch_is_any_nesting_of_any_number_formats(loader):
     batches.close()
 
 
-def test_float_features_and_targets_are_left_as_they_are():
-    table = TensorDataset(torch.randn(20, 3), torch.randn(20, dtype=torch.float64))
-    for batch, expected in zip(loaders.make(table, CPU, 20), [table.tensors], strict=True):
-        assert torch.equal(batch[0], expected[0]) and torch.equal(batch[1], expected[1])
-        assert (batch[0].dtype, batch[1].dtype) == (torch.float32, torch.float64)
-
-
 class Named(TensorDataset):
     """Tensors, and what is in them."""
 
@@ -225,13 +186,6 @@ def test_an_example_that_cannot_be_in_a_batch_is_said(thing):
     kind = type(thing).__name__
     with pytest.raises(TypeError, match=f"an example holds a {kind}, not a tensor or a number"):
         list(loaders.make(Odd(), CPU, 4, "workers", 0))
-
-
-def test_a_batch_can_be_split_into_smaller_ones():
-    batch = {"x": torch.arange(7), "y": (torch.arange(14).view(7, 2),)}
-    parts = list(trees.split(batch, 3))
-    assert [part["x"].tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert torch.equal(torch.cat([part["y"][0] for part in parts]), batch["y"][0])
 
 
 @pytest.mark.parametrize("loader", LOADERS)

@@ -1,11 +1,9 @@
 """--init-from: a job starts from another job's best weights, or continues its training."""
 
-import math
 from dataclasses import replace
 
 import optimizers
 import pytest
-import torch
 from attempts import At, plain
 from labjobs import layout
 from labjobs.job import journal
@@ -13,9 +11,9 @@ from labjobs.settings import Span, Weights
 from labjobs.training.init_from import Trained, can_go_on, extension_problem
 from labjobs.training.optim import EMA
 from settings import Settings as Template
-from test_resume import ALL, Draws, Scaled, TwoModels
+from test_resume import ALL, Draws, Scaled
 from torch import nn
-from toy import STEPS, Loop, Settings, network
+from toy import STEPS, Loop, network
 
 CONSTANT = ALL | {"schedule": "constant"}
 
@@ -92,10 +90,6 @@ def test_whatever_has_a_state(toy, loop):
     assert_goes_on(toy, {"epochs": 2}, whole, loop)
 
 
-def test_several_models(toy):
-    assert_goes_on(toy, {"epochs": 1}, {"epochs": 3, "monitor": "none"}, TwoModels())
-
-
 @pytest.mark.parametrize("stops", [[At("step", 3)], [At("step", 9), At("batch", 2)]])
 def test_interrupted_in_between(toy, stops):
     assert_goes_on(toy, {"epochs": 2}, {**CONSTANT, "epochs": 4}, stops=stops)
@@ -104,30 +98,6 @@ def test_interrupted_in_between(toy, stops):
 def test_a_decay_that_begins_where_the_shorter_one_has_ended(toy):
     whole = {**CONSTANT, "epochs": 4, "schedule": "stable-linear"}
     assert_goes_on(toy, {"epochs": 2, "schedule": "constant"}, whole)
-
-
-def test_one_after_another(toy):
-    straight = toy.run("straight", epochs=4)
-    ended = toy.run("parts", epochs=1)
-    for epochs in (2, 3, 4):
-        ended = toy.run("parts", epochs=epochs, init_from=end_of(ended))
-        assert ended.status == 0, ended.said
-    assert learnt(ended, 3 * STEPS) == learnt(straight, 3 * STEPS)
-
-
-class Worsens(Loop):
-    """A job whose first evaluation is the best."""
-
-    def evaluate(self, model, job, forward, batches, part):
-        metrics = super().evaluate(model, job, forward, batches, part)
-        return {**metrics, f"{part}_loss": float(job.step)}
-
-
-def test_the_best_weights_may_be_those_of_the_shorter_one(toy):
-    long = assert_goes_on(toy, {"epochs": 2}, {**CONSTANT, "epochs": 4}, Worsens())
-    best = long.checkpoint("best.pt")
-    assert best["step"] == STEPS
-    assert best["settings"]["epochs"] == 4  # with these jobs.load makes the network
 
 
 REFUSED = {
@@ -190,6 +160,7 @@ def test_a_last_state_that_cannot_be_read_is_refused(toy, harm):
         ({"schedule": "stable-linear"}, False),
         ({"steps": 12, "eval_every": Span("5")}, False),
         ({"epochs": 40, "patience": 1, "lr": 1.0}, False),
+        ({"check": lambda job: None}, False),  # nothing is known of the schedule
     ],
 )
 def test_the_last_state_stays_where_a_longer_job_could_go_on(toy, settings, stays):
@@ -198,10 +169,6 @@ def test_the_last_state_stays_where_a_longer_job_could_go_on(toy, settings, stay
     assert (ended.folder / "last.pt").exists() == stays
     assert journal.record_of(ended.folder, layout.TRAINED)["goes_on"] == stays
     assert not (ended.folder / "previous.pt").exists()
-
-
-def test_it_does_not_stay_if_nothing_is_known_of_the_schedule(toy):
-    assert not (toy.run(check=lambda job: None, keep_last=False).folder / "last.pt").exists()
 
 
 def test_of_a_job_that_has_not_finished_it_stays(toy):
@@ -220,36 +187,6 @@ class Fails(Loop):
         if part == "test":
             raise ValueError
         return super().evaluate(model, job, forward, batches, part)
-
-
-def test_started_over_it_is_as_the_first_time(toy):
-    first = toy.run(keep_last=False, schedule="linear")
-    before = plain([first.checkpoint("best.pt"), first.curves()])
-    again = toy.run(keep_last=False, schedule="linear", runtime={"force": True})
-    assert again.status == 0, again.said
-    assert plain([again.checkpoint("best.pt"), again.curves()]) == before
-    assert {"last.pt", "before"} & {path.name for path in again.folder.iterdir()} == set()
-
-
-def test_what_goes_on_is_found_by_asking_the_schedule():
-    done = Trained(100, 10, early=False)
-    schedules = {
-        "constant": lambda at: 1.0,
-        "after a warm-up": lambda at: min(1.0, at.step / 30),
-        "cosine": lambda at: math.cos(at.fraction_done),
-        "step": lambda at: 0.1 ** int(3 * at.fraction_done),
-        "by epochs": lambda at: 0.1 ** (at.step // at.span(Span("3e"))),
-        "decays in the last tenth": lambda at: 1 - max(0.0, at.fraction_done - 0.9),
-        "differs in the first step": lambda at: at.total_steps if at.step == 0 else 1.0,
-    }
-
-    def found_by(factor):
-        asked = {name: lambda _, *at, f=each: factor(f, *at) for name, each in schedules.items()}
-        return {name for name, factor in asked.items() if can_go_on(Settings(), factor, done)}
-
-    found = found_by(lambda schedule, at, plateaus: schedule(at) * 0.1**plateaus)
-    assert found == {"constant", "after a warm-up", "by epochs"}
-    assert not found_by(lambda schedule, at, plateaus: 1 - plateaus * at.fraction_done)
 
 
 # The best weights of another job
@@ -329,35 +266,6 @@ def test_what_does_not_fit_is_named(toy):
     assert back.status == 0, back.said
     unused = "model.further.weight of that job is not used: this job has no weight of this name"
     assert unused in back.log
-
-
-def test_weights_of_which_none_fits_are_refused(toy):
-    first = trained_on(None, toy, epochs=1)
-    other = Loop(network=lambda: nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)))
-    refused = toy.run(loop=other, epochs=1, init_from=best_of(first))
-    assert refused.status == 2
-    said = "none of its weights fit; that job kept weights of model"
-    assert f"--init-from {best_of(first)}: {said}" in refused.said
-
-    def check_shapes(job):
-        with torch.device("meta"):
-            job.init(model=other.network())
-
-    refused = toy.run(loop=other, check=check_shapes, seed=3, init_from=best_of(first))
-    assert (refused.status, refused.folder.exists()) == (2, False)
-
-
-def test_a_loop_that_forgets_them_is_refused(toy):
-    first = trained_on(None, toy, epochs=1)
-
-    class Forgets(Loop):
-        def train(self, job, forward, model, batches, val):
-            job._beginning._taken = False
-            super().train(job, forward, model, batches, val)
-
-    done = toy.run(loop=Forgets(), epochs=1, seed=1, init_from=best_of(first))
-    assert done.status == 1
-    assert "run.py has to call job.init(…) before job.resume(…)" in done.said
 
 
 def test_continued_it_does_not_begin_with_them_again(toy):

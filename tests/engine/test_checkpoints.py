@@ -51,14 +51,6 @@ def test_a_copy_on_the_host_has_nothing_in_common_with_what_it_is_of():
     assert plain == {"n": 0.5, "t": "text"} and type(plain["n"]) is float
 
 
-def test_weights_are_a_plain_dictionary_of_copies():
-    model = nn.BatchNorm1d(2)
-    weights = checkpoints.weights(model)
-    assert type(weights) is dict and weights.keys() == model.state_dict().keys()
-    nn.init.constant_(model.weight, 5)
-    assert weights["weight"].tolist() == [1, 1] and not weights["weight"].requires_grad
-
-
 class Point(NamedTuple):
     x: int
 

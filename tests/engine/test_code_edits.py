@@ -1,7 +1,5 @@
 """Edits of the template's own files: which jobs become stale, and which should."""
 
-from pathlib import Path
-
 import pytest
 from code_edits import EDITS, INNER, Edit, changed, student_files, write
 from labjobs.evidence.fingerprint import Project
@@ -13,7 +11,7 @@ FILES = student_files()
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def template(tmp_path_factory):
     """The template's own code, without the engine; read once for all edits."""
     return Project(write(tmp_path_factory.mktemp("template"), FILES))
 
@@ -27,9 +25,7 @@ def digests(project: Project, edit: Edit) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
-def test_an_edit_makes_jobs_stale_that_it_can_change(
-    template: Project, tmp_path: Path, edit: Edit
-) -> None:
+def test_an_edit_makes_jobs_stale_that_it_can_change(template, tmp_path, edit):
     files = changed(FILES, edit.before)
     before = Project(write(tmp_path / "before", files)) if edit.before else template
     after = Project(write(tmp_path / "after", changed(files, edit.edit)))
@@ -37,7 +33,7 @@ def test_an_edit_makes_jobs_stale_that_it_can_change(
     assert {job for job in old if old[job] != new[job]} == edit.found()
 
 
-def test_what_is_flagged_needlessly_or_missed_is_on_the_page() -> None:
+def test_what_is_flagged_needlessly_or_missed_is_on_the_page():
     page = " ".join((INNER / "labjobs" / "docs" / "evidence.md").read_text().split())
     needlessly = [edit.name for edit in EDITS if edit.needlessly]
     missed = [edit.name for edit in EDITS if edit.missed]
@@ -47,5 +43,5 @@ def test_what_is_flagged_needlessly_or_missed_is_on_the_page() -> None:
     assert said + f"{len(needlessly)} too many, {len(missed)} too few." in page
 
 
-def test_each_edit_has_a_name_of_its_own() -> None:
+def test_each_edit_has_a_name_of_its_own():
     assert len({edit.name for edit in EDITS}) == len(EDITS)

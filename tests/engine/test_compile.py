@@ -1,20 +1,16 @@
 """The forward pass compiled: as one region with its loss, once, also beside another thread."""
 
-import shutil
 import threading
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import get_args
 
 import pytest
 import torch
 from labjobs.devices import Precision
 from labjobs.errors import SettingsError
-from labjobs.job.runtime import Compile
 from labjobs.training import compilation
 from labjobs.training.forward import Prepared
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from toy import STEPS, Loop, forward
 
 COMPILED = {"compile": "on"}
@@ -112,11 +108,7 @@ def test_one_thread_evaluates_while_another_compiles(toy, graphs):
 
 
 def test_random_numbers_of_training_while_a_thread_compiles(toy, compile_by):
-    """torch.compile sets the global random numbers back to where they were when it began.
-
-    Training draws some in an epoch's smaller last batch, which is not compiled. Each event is
-    waited for only for a while, since none comes if training waits for the thread.
-    """
+    """torch.compile sets the global random numbers back to where they were when it began."""
     last_batch, compiling, drawn = threading.Event(), threading.Event(), threading.Event()
     steps = iter(range(1, 100))
 
@@ -161,39 +153,6 @@ def test_what_slows_compiled_code_is_logged_in_a_line_with_its_place(toy, graphs
     assert done.log.count(told) == 1
 
 
-def test_recompiling_is_logged_with_its_reason(graphs):
-    grows = torch.compile(lambda x: x - 1, dynamic=False)
-    compilation.compiled(lambda x: x)  # which has what torch says go to the log
-    grows(torch.ones(4)), grows(torch.ones(5))
-    (line,) = compilation.events
-    assert line.startswith("Recompiling function <lambda> in ")
-    assert line.endswith("size mismatch at index 0. expected 4, actual 5")
-
-
-@pytest.mark.parametrize("choice", compilation.GRAPHS)
-def test_cuda_graphs_are_for_training_alone(monkeypatch, choice):
-    """In the usual shapes: others, and evaluation, are compiled in the same way without graphs."""
-    how = []
-    monkeypatch.setattr(torch, "compile", lambda function, **given: how.append(given) or function)
-    Prepared(of_texts, Precision("fp32", torch.device("cpu")), compile=choice)
-    without = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}[choice]
-    assert how == [
-        {"dynamic": False, "mode": choice},
-        {"dynamic": False, "mode": without},
-        {"dynamic": True, "mode": without},
-    ]
-
-
-def test_only_modes_with_graphs_have_them_and_only_on_a_cuda_gpu():
-    found = {
-        (choice, device)
-        for choice in get_args(Compile)
-        for device in ("cpu", "cuda", "mps", "xpu")
-        if compilation.graphs(choice, torch.device(device))
-    }
-    assert found == {("reduce-overhead", "cuda"), ("max-autotune", "cuda")}
-
-
 @pytest.mark.parametrize(
     ("choice", "device", "steps", "compiles"),
     [
@@ -208,24 +167,6 @@ def test_only_modes_with_graphs_have_them_and_only_on_a_cuda_gpu():
 )
 def test_auto_compiles_long_jobs_on_a_gpu(choice, device, steps, compiles):
     assert compilation.wanted(choice, torch.device(device), steps) is compiles
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
-def test_by_inductor_once_for_all_epochs_and_from_its_cache_for_the_next_job(
-    toy, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compilation, "events", [])
-    cached = lambda: counters["aot_autograd"]["autograd_cache_hit"]  # noqa: E731
-    for number in (1, 2):
-        torch._dynamo.reset()  # as in another process
-        before = cached()
-        done = toy.run(str(number), runtime=COMPILED, epochs=2, background=True)
-        assert done.status == 0, done.said
-    assert compilation.events == []
-    assert cached() > before
-    torch._dynamo.reset()
 
 
 def test_blocks_are_compiled_by_themselves_and_alike_ones_once(graphs):

@@ -1,6 +1,5 @@
 """The command line of a plot.py, from a store to the files: with figures of the tests' own."""
 
-import html
 import json
 import re
 import sys
@@ -8,12 +7,10 @@ import sys
 import numpy as np
 import pytest
 import stored
-from labjobs.results import figure_files, figure_provenance, figures, plotting, style
+from labjobs.results import figures, plotting
 from labjobs.results.metrics import NoResults
 from labjobs.results.predictions import predictions
 from toy import Settings
-
-ICML = style.VENUES["icml"]
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +62,6 @@ def crowded(jobs):
     return fig, ""
 
 
-def test_each_file_is_printed_with_its_size(draw, tmp_path):
-    status, out, said = draw(of_all={"one": plain, "two": plain})
-    assert (status, said) == (0, "")
-    sizes = f"{ICML.column:g} x {0.62 * ICML.column:g} in"
-    names = ("one.pdf", "one.png", "two.pdf", "two.png")
-    assert out.splitlines() == [f"{tmp_path / name}  {sizes}" for name in names]
-
-
 def test_every_format_has_the_same_bytes_again_and_says_where_it_comes_from(draw, tmp_path):
     flags = ("--format", "pdf,png,svg,tiff")
     figures_drawn = {"one": plain}
@@ -100,25 +89,6 @@ def test_a_foreign_file_does_not_say_where_it_comes_from(draw, tmp_path, name):
     assert "has no provenance information" in said
 
 
-def test_text_in_provenance_survives_every_format(tmp_path):
-    figures.use(ICML)
-    about = {"shared": {"note": html.escape('<a> & (b) \\ "c" ä 学')}}
-    fig, _ = figures.figure()
-    kinds = list(figure_provenance.METADATA)
-    files = figure_files.save(fig, tmp_path / "x", "", about, ICML, kinds=kinds)
-    for file in files:
-        assert figure_provenance.read(file.path) == about, file.path
-
-
-def test_captions_are_latex(tmp_path):
-    figures.use(ICML)
-    fig, _ = figures.figure()
-    said = "50 % of a_b & c: \N{GREEK SMALL LETTER ALPHA} ≤ 0.1, R²\n\n→ λ"
-    figure_files.save(fig, tmp_path / "x", said, {}, ICML)
-    told = r"50 \% of a\_b \& c: $\alpha$ $\leq$ 0.1, R$^2$ $\to$ $\lambda$"
-    assert f"\\caption{{{told}}}" in (tmp_path / "x.tex").read_text()
-
-
 def test_what_would_not_print_right_is_named_and_not_written(draw, tmp_path):
     status, _, said = draw(of_all={"crowded": crowded})
     *faults, last = said.splitlines()
@@ -133,11 +103,6 @@ def test_what_would_not_print_right_is_named_and_not_written(draw, tmp_path):
     assert not list(tmp_path.iterdir())
     assert draw("--unchecked", of_all={"crowded": crowded})[0] == 0
     assert (tmp_path / "crowded.pdf").exists()
-
-
-def test_a_fault_is_found_whatever_the_format(draw):
-    status, _, said = draw("--format", "png", of_all={"crowded": crowded})
-    assert status == 1 and "crowded: not written" in said
 
 
 def test_what_is_left_out_for_one_reason_is_one_line(draw):
@@ -225,17 +190,3 @@ def test_what_cannot_be_is_said_in_one_line(draw, tmp_path, flags, said):
     assert (status, out) == (1 if flags[0] == "--experiment" else 2, "")
     assert error.startswith(f"plot.py: {said}") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_venues_are_listed_and_give_their_widths(draw):
-    status, out, _ = draw("--venue", "list")
-    assert status == 0 and len(out.splitlines()) == 1 + len(style.VENUES)
-    _, out, _ = draw("--venue", "nature", of_all={"one": plain})
-    assert f"  {style.VENUES['nature'].column:g} x " in out
-
-
-def test_a_store_that_cannot_be_read_is_one_line(draw, tmp_path, monkeypatch):
-    (tmp_path / "mlflow.db").write_text("not a database " * 100)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    status, _, said = draw(of_all={"one": plain})
-    assert (status, said.count("\n")) == (1, 1)

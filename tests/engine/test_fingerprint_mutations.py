@@ -1,20 +1,13 @@
-"""Random changes of the template's code: none that changes a result may go unnoticed.
-
-`python tests/mutate_code.py` makes as many as you like.
-"""
+"""Random changes of the template's code: none that changes a result may go unnoticed."""
 
 import random
-from pathlib import Path
 
-import pytest
 from mutations import Mutations, mutant
 
 COUNT = 10
 
 
-def test_no_change_of_a_result_goes_unnoticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_change_of_a_result_goes_unnoticed(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda file: None)
     mutations, chance = Mutations(tmp_path, "mlp"), random.Random(0)
     mutants = [mutant(chance) for _ in range(COUNT)]

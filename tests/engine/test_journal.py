@@ -56,7 +56,7 @@ def test_half_a_line_is_cut_off(tmp_path):
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def written(tmp_path):
     """A journal's file with a start, ten points and an image."""
     (tmp_path / "logged").mkdir()
     (tmp_path / "logged" / "face-000004.png").touch()
@@ -72,10 +72,6 @@ def written(tmp_path: Path) -> Path:
 
 def points(path: Path) -> list[int]:
     return [int(line["step"]) for line in lines(path.parent) if "step" in line]
-
-
-def test_a_line_is_plain_json_to_others(written):
-    assert lines(written.parent)[2].keys() == {"line", "time", "step", "metrics", "crc"}
 
 
 def test_a_reader_refuses_a_damaged_line_with_its_place(written):
@@ -104,27 +100,6 @@ def test_a_damaged_line_is_cut_out_kept_and_said(written):
     assert not journal.Journal(written.parent, 1).damage
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "about"), [(0, "measured again"), (4, "measured again"), (5, "missing")]
-)
-def test_points_that_come_after_the_checkpoint_are_measured_again(written, checkpoint, about):
-    """The checkpoint knows how many lines there were; the tag says what becomes of the points."""
-    whole = written.read_bytes().splitlines(keepends=True)
-    written.write_bytes(b"".join(whole[:4] + whole[6:]))
-    again = journal.Journal(written.parent, 1)
-    assert again.damage == f"{layout.JOURNAL} was damaged and has lost 2 of its 11 lines"
-    assert about in again.go_on_from(checkpoint)
-    for step in range(max(checkpoint, 1), 12):
-        again.metrics(step, {"a": step / 3})
-        again.metrics(step, {"a": step / 3})
-    again.flush()
-    missing = {4} if checkpoint == 5 else set()
-    assert sorted(points(written)) == sorted({*range(1, 12)} - missing)
-    assert (
-        about in [line["tags"] for line in lines(written.parent) if "tags" in line][-1]["damaged"]
-    )
-
-
 def without_first(whole: list[bytes]) -> list[bytes]:
     return [b"\0" * len(whole[0]) + b"\n", *whole[1:]]
 
@@ -150,51 +125,6 @@ def test_what_costs_nothing_is_put_right(written, change):
     assert lines(written.parent)[:11] == before
     assert again.log_every == 5
     assert not journal.Journal(written.parent, 1).damage
-
-
-def test_without_any_start_the_id_comes_from_the_settings(written):
-    (written.parent / "settings.json").unlink()
-    written.write_bytes(written.read_bytes().replace(b"start", b"stort"))
-    again = journal.Journal(written.parent, 1)
-    assert again.damage.startswith(f"{layout.JOURNAL} was damaged and has lost 10 of its 11 lines")
-    assert count(written) == 14
-    assert again.log_every == 1
-
-
-def test_lines_of_another_journal_are_not_taken(written, tmp_path):
-    (tmp_path / "other").mkdir()
-    other = journal.Journal(tmp_path / "other", 1)
-    for step in range(1, 11):
-        other.metrics(step, {"a": 0.0}, at=1000 + step)
-    other.flush()
-    mixed, foreign = (
-        path.read_bytes().splitlines(keepends=True)
-        for path in (written, tmp_path / "other" / layout.JOURNAL)
-    )
-    mixed[5] = foreign[5]
-    written.write_bytes(b"".join(mixed))
-    assert "1 of its 11 lines" in journal.Journal(written.parent, 1).damage
-    assert 5 not in points(written)
-    written.write_bytes(b"".join(foreign))
-    again = journal.Journal(written.parent, 1)
-    assert "has lost 10 of its 11 lines" in again.damage and points(written) == []
-
-
-@pytest.mark.parametrize("record", ["outcome.json", "sent.json"])
-def test_an_end_that_is_gone_is_noticed_where_something_knows_of_it(written, record):
-    start = files.read_record(written.parent / "settings.json")["journal"]
-    files.write_record(written.parent / record, {"journal": start["journal"], "lines": 11})
-    written.write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:8]))
-    again = journal.Journal(written.parent, 1)
-    assert again.damage == f"{layout.JOURNAL} was damaged and has lost 3 of its 11 lines"
-    assert count(written) == 14
-
-
-def test_a_checkpoint_knows_of_an_end_that_is_gone(written):
-    written.write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:8]))
-    again = journal.Journal(written.parent, 1)
-    assert not again.damage
-    assert "missing" in again.go_on_from(11)
 
 
 def test_a_journal_that_is_gone_or_empty_is_begun_again_under_its_id(written):

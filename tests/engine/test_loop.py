@@ -5,7 +5,7 @@ import re
 import labjobs
 import pytest
 import torch
-from attempts import At, steps_of
+from attempts import steps_of
 from labjobs.files import PROJECT
 from labjobs.job.terminal import duration
 from labjobs.settings import Metric, Span
@@ -69,15 +69,6 @@ def test_schedules_go_by_the_fraction_that_is_done(toy):
     toy.run(loop=loop, epochs=2)
     assert loop.seen == [(step, 14, step / 14) for step in range(14)]
     assert loop.span == (14, 3)
-
-
-def test_fraction_of_minutes_is_that_of_the_time_until_the_steps_are_known(toy):
-    loop = Fractions()
-    toy.run(loop=loop, minutes=0.01)
-    unknown = [fraction for _, total, fraction in loop.seen if not total]
-    assert len(unknown) == WARM_UP + TIMED
-    assert 0 <= unknown[0] < unknown[-1] <= 1 and unknown == sorted(unknown)
-    assert all(fraction == step / total for step, total, fraction in loop.seen if total)
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -154,27 +145,6 @@ def test_continue_in_the_body(toy):
     assert steps_of(done, "train_loss") == [step for step in range(1, 29) if step % 3 != 1]
 
 
-class BeforeTraining(Loop):
-    """Evaluates once before it trains."""
-
-    def train(self, job, forward, model, batches, val):
-        resume = job.resume
-
-        def resume_and_evaluate(**parts):
-            resume(**parts)
-            if job.step == 0:
-                job.log_epoch(self.evaluate(model, job, forward, val, "val"))
-
-        job.resume = resume_and_evaluate
-        super().train(job, forward, model, batches, val)
-
-
-def test_an_evaluation_before_training(toy):
-    done = toy.run(loop=BeforeTraining())
-    assert done.status == 0, done.said
-    assert steps_of(done, "val_loss") == [0, 7, 14, 21]
-
-
 class Timed:
     """A clock by which a step takes 1 s, the first one 100 s, and an evaluation 30 s."""
 
@@ -197,14 +167,6 @@ def test_the_time_left_counts_evaluations_and_not_the_warm_up(toy, monkeypatch):
     assert said == [(str(epoch), text) for epoch, text in enumerate(left, 1)]
 
 
-def test_the_time_left_of_a_continued_job_is_by_what_it_does_now(toy, monkeypatch):
-    toy.run(stop=At("step", STEPS + 3), epochs=6)
-    monkeypatch.setattr(progress, "time", clock := Timed())
-    done = toy.run(loop=Loop(hook=clock.hook), epochs=6)
-    assert "left" not in done.said.partition("epoch 4/6: ")[0]
-    assert re.findall(r"(\d+) s left", done.said) == ["74", "37"]
-
-
 def test_a_metric_that_nothing_measures_is_named(toy, monkeypatch):
     """Also one whose line in run.py is never reached; those that are measured are not."""
     monkeypatch.setitem(METRICS, "dice", Metric(better="higher"))
@@ -215,9 +177,18 @@ def test_a_metric_that_nothing_measures_is_named(toy, monkeypatch):
     assert f"METRICS declares dice, which was not measured, only {measured}" in done.log
 
 
-def test_the_docs_name_all_that_scripts_may_use() -> None:
+def test_the_docs_name_all_that_scripts_may_use():
     page = (PROJECT / "labjobs" / "docs" / "job.md").read_text()
     of_the_engine = {"start", "stop", "finish", "close", "end_training"}
     of_scripts = {name for name in dir(Job) if name[0] != "_"} - of_the_engine
     used = {f"job.{name}" for name in of_scripts} | {*labjobs._homes()} - {"Job"}
     assert used == {name for name in used if re.search(rf"`{re.escape(name)}\b", page)}
+
+
+def test_fraction_of_minutes_is_that_of_the_time_until_the_steps_are_known(toy):
+    loop = Fractions()
+    toy.run(loop=loop, minutes=0.01)
+    unknown = [fraction for _, total, fraction in loop.seen if not total]
+    assert len(unknown) == WARM_UP + TIMED
+    assert 0 <= unknown[0] < unknown[-1] <= 1 and unknown == sorted(unknown)
+    assert all(fraction == step / total for step, total, fraction in loop.seen if total)

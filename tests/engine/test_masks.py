@@ -35,27 +35,10 @@ def both(root, classes=range(3), size=8, name="0"):
     return image.numpy(), mask.numpy()
 
 
-@pytest.mark.parametrize("mode", [None, "P"])
-def test_a_pair_is_read_exactly(tmp_path, mode):
-    wanted = pair(tmp_path, mode=mode)
-    image, mask = both(tmp_path)
-    assert np.array_equal(image, wanted[0].transpose(2, 0, 1))
-    assert np.array_equal(mask, wanted[1])
-
-
 def test_a_mask_of_two_levels_is_read(tmp_path):
     pair(tmp_path)
     write(tmp_path / "masks" / "0.png", np.eye(8, dtype=bool))
     assert np.array_equal(both(tmp_path)[1], np.eye(8, dtype=np.uint8))
-
-
-def test_numbers_stand_for_classes(tmp_path):
-    """As in a trimap: 1 is the animal, 2 the background, 3 the edge between."""
-    _, trimap = pair(tmp_path, classes=4)
-    _, mask = both(tmp_path, (IGNORED, 1, 0, IGNORED))
-    assert np.array_equal(mask == 1, trimap == 1)
-    assert np.array_equal(mask == 0, trimap == 2)
-    assert set(np.unique(mask)) == {0, 1, IGNORED}
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 80), (80, 40), (8, 8)])
@@ -122,15 +105,6 @@ def folder(root, classes="sky\nroad\ncar\n"):
     masks = [pair(root, name)[1] for name in ("b", "a")]
     (root / "classes.txt").write_text(classes)
     return masks
-
-
-def test_a_folder_is_read_by_the_names_of_its_files(tmp_path):
-    second, first = folder(tmp_path)
-    (tmp_path / "images" / ".hidden").touch()
-    found, classes = read_masked_images(tmp_path, 8)
-    assert classes == ["sky", "road", "car"]
-    assert [image.name for image in found.images] == ["a.png", "b.png"]
-    assert np.array_equal(found[0][1], first) and np.array_equal(found[1][1], second)
 
 
 def no_mask(root):

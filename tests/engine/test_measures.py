@@ -48,18 +48,6 @@ def test_the_line_of_an_epoch_has_the_means_over_its_steps(toy):
         assert f"train_loss {shown:.4g}, " in line
 
 
-def test_points_are_written_while_training_goes_on(toy):
-    lines = []
-
-    def hook(what, job):
-        if what == "step" and job.step == 20 * STEPS - 1:
-            lines.extend((job._folder.path / "metrics.jsonl").read_text().splitlines())
-
-    done = toy.run(loop=Loop(hook=hook), epochs=20, eval_every=Span("20e"))
-    assert done.status == 0
-    assert sum("train_loss" in line for line in lines) >= 64
-
-
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("every", [1, 4])
 def test_points_are_means_over_values_under_the_last_of_their_steps(toy, every, accumulate):
@@ -208,7 +196,7 @@ class Linear(Loop):
         return losses.mean(), {"loss": losses}
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 5, 8])
+@pytest.mark.parametrize("accumulate", [3, 8])
 def test_gradients_of_parts_add_up_to_that_of_the_batch(toy, accumulate):
     """Of uneven parts too: batches have 8 examples, the last has 3."""
     whole, parts = (toy.run(loop=Linear(), accumulate=n) for n in (1, accumulate))

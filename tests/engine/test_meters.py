@@ -43,14 +43,14 @@ class Training:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch):
     """A clock that stands still: nothing is written because time has passed."""
     found = SimpleNamespace(now=0.0, monotonic=lambda: found.now)
     monkeypatch.setattr(meters, "time", found)
     return found
 
 
-def test_points_come_some_steps_late_or_by_time(tmp_path: Path, clock: SimpleNamespace) -> None:
+def test_points_come_some_steps_late_or_by_time(tmp_path, clock):
     training = Training(tmp_path)
     training.take(2 * STEPS - 1)
     assert training.points() == []
@@ -65,7 +65,7 @@ def test_points_come_some_steps_late_or_by_time(tmp_path: Path, clock: SimpleNam
     assert training.points() == [(n, {"train_loss": n}) for n in range(1, training.step + 1)]
 
 
-def test_so_many_values_at_most_wait_on_the_device(tmp_path: Path, clock: SimpleNamespace) -> None:
+def test_so_many_values_at_most_wait_on_the_device(tmp_path, clock):
     training = Training(tmp_path)
     large = {"loss": torch.ones(VALUES // 2)}
     training.take(2, **large)
@@ -74,24 +74,11 @@ def test_so_many_values_at_most_wait_on_the_device(tmp_path: Path, clock: Simple
     assert [step for step, _ in training.points()] == [1, 2, 3]
 
 
-def test_many_measurements_of_a_step(tmp_path: Path, clock: SimpleNamespace) -> None:
-    """One copy holds more than the buffer's initial size."""
-    training = Training(tmp_path)
-    for step in range(1, 4):
-        training.meter.add({f"m{n}": torch.tensor(float(n * step)) for n in range(700)})
-        training.meter.end_step(step)
-    training.meter.flush()
-    wanted = [(step, {f"train_m{n}": n * step for n in range(700)}) for step in range(1, 4)]
-    assert training.points() == wanted
-
-
 @pytest.mark.parametrize(
     ("every", "steps", "spacing"),
     [(1, 10, 1), (7, 10**6, 7), ("auto", None, 10), ("auto", 999, 1), ("auto", 5999, 5)],
 )
-def test_the_steps_of_each_point(
-    tmp_path: Path, clock: SimpleNamespace, every: int | str, steps: int | None, spacing: int
-) -> None:
+def test_the_steps_of_each_point(tmp_path, clock, every, steps, spacing):
     """They are chosen once, even if the number of steps is known better later on."""
     training = Training(tmp_path, every, steps)
     training.take(spacing)
@@ -104,7 +91,7 @@ def test_the_steps_of_each_point(
     assert [point["train_loss"] for _, point in training.points()][:3] == middle
 
 
-def test_a_step_may_be_measured_in_parts(tmp_path: Path, clock: SimpleNamespace) -> None:
+def test_a_step_may_be_measured_in_parts(tmp_path, clock):
     """Of unequal numbers of values, in every form that a measurement has."""
     training = Training(tmp_path)
     recall = torch.tensor(1), torch.tensor(4)
@@ -118,9 +105,7 @@ def test_a_step_may_be_measured_in_parts(tmp_path: Path, clock: SimpleNamespace)
     assert training.points() == [(1, wanted)]
 
 
-def test_a_point_has_the_numbers_and_the_time_of_its_last_step(
-    tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_point_has_the_numbers_and_the_time_of_its_last_step(tmp_path, clock, monkeypatch):
     training = Training(tmp_path, every=2)
     for step in range(1, 6):
         monkeypatch.setattr(meters, "now", lambda step=step: 1000 + step)
@@ -132,9 +117,7 @@ def test_a_point_has_the_numbers_and_the_time_of_its_last_step(
     assert times == [1002, 1004, 1005]
 
 
-def test_the_last_steps_are_a_point_too_if_there_are_any(
-    tmp_path: Path, clock: SimpleNamespace
-) -> None:
+def test_the_last_steps_are_a_point_too_if_there_are_any(tmp_path, clock):
     training = Training(tmp_path, every=3)
     training.take(5)
     training.meter.close(5)
@@ -143,7 +126,7 @@ def test_the_last_steps_are_a_point_too_if_there_are_any(
     assert len(training.points()) == 2
 
 
-def test_means_since_the_last_time(tmp_path: Path, clock: SimpleNamespace) -> None:
+def test_means_since_the_last_time(tmp_path, clock):
     """Of the points in between, each by its number of values."""
     training = Training(tmp_path, every=2)
     training.take(loss=torch.tensor([1.0, 1.0, 1.0]), lr=0.1)
@@ -156,9 +139,7 @@ def test_means_since_the_last_time(tmp_path: Path, clock: SimpleNamespace) -> No
     assert training.meter.since_last() == {"train_loss": 7.0, "lr": 0.3}
 
 
-def test_a_point_that_was_begun_goes_on_in_another_process(
-    tmp_path: Path, clock: SimpleNamespace
-) -> None:
+def test_a_point_that_was_begun_goes_on_in_another_process(tmp_path, clock):
     first = Training(tmp_path, every=4)
     first.take(6, loss=torch.tensor([2.0, 4.0]), lr=0.5)
     state = first.meter.state_dict()
@@ -172,9 +153,7 @@ def test_a_point_that_was_begun_goes_on_in_another_process(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_declared_metric_that_is_not_finite_ends_the_job_with_its_point(
-    tmp_path: Path, clock: SimpleNamespace, value: float
-) -> None:
+def test_a_declared_metric_that_is_not_finite_ends_the_job_with_its_point(tmp_path, clock, value):
     training = Training(tmp_path, every=2)
     training.take(3, norm=torch.tensor(value), loss=torch.tensor(1.0))
     training.take(3, norm=torch.tensor(value), loss=torch.tensor(value))
@@ -184,9 +163,20 @@ def test_a_declared_metric_that_is_not_finite_ends_the_job_with_its_point(
     assert [step for step, _ in training.points()] == [2, 4]
 
 
-def test_names_and_values_that_nothing_can_log_are_refused(tmp_path: Path) -> None:
+def test_names_and_values_that_nothing_can_log_are_refused(tmp_path):
     meter = Training(tmp_path).meter
     with pytest.raises(JobError, match=r"^metric 'a b': its name must be letters"):
         meter.add({"a b": torch.ones(1)})
     with pytest.raises(JobError, match=r"^a measurement is a tensor, a number or a pair"):
         meter.add({"a": (1, 2, 3)})
+
+
+def test_many_measurements_of_a_step(tmp_path, clock):
+    """One copy holds more than the buffer's initial size."""
+    training = Training(tmp_path)
+    for step in range(1, 4):
+        training.meter.add({f"m{n}": torch.tensor(float(n * step)) for n in range(700)})
+        training.meter.end_step(step)
+    training.meter.flush()
+    wanted = [(step, {f"train_m{n}": n * step for n in range(700)}) for step in range(1, 4)]
+    assert training.points() == wanted

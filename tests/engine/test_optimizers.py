@@ -6,13 +6,9 @@ from copy import deepcopy
 import optimizers
 import pytest
 import torch
-from labjobs.training import optim
 from optimizers import SCHEDULES, Progress
 from settings import Settings
 from torch import nn
-from torch.optim.lr_scheduler import OneCycleLR
-
-STEPS = 5000
 
 
 def at(name: str, done: float) -> float:
@@ -20,18 +16,7 @@ def at(name: str, done: float) -> float:
     return SCHEDULES[name](Progress(done, 0))
 
 
-def test_one_cycle_is_torchs() -> None:
-    """Torch's schedule ends one step earlier; with 5,000 steps that hardly matters."""
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    reference = OneCycleLR(optimizer, max_lr=1.0, total_steps=STEPS, cycle_momentum=False)
-    for step in range(STEPS - 1):
-        theirs = reference.get_last_lr()[0]
-        assert at("one-cycle", step / (STEPS - 1)) == pytest.approx(theirs, abs=2e-3)
-        optimizer.step()
-        reference.step()
-
-
-def test_one_cycle_by_its_formula() -> None:
+def test_one_cycle_by_its_formula():
     low, end = 1 / 25, 1 / 250_000
     for done in (0.0, 0.1, 0.29):
         rising = (1 - math.cos(math.pi * done / 0.3)) / 2
@@ -51,35 +36,23 @@ def test_one_cycle_by_its_formula() -> None:
         ("step", (1, 1, 0.1, 0.01, 0.01)),
     ],
 )
-def test_schedules_by_their_formulas(name: str, values: tuple[float, ...]) -> None:
+def test_schedules_by_their_formulas(name, values):
     for done, value in zip((0, 0.25, 0.5, 0.75, 1), values, strict=True):
         assert at(name, done) == pytest.approx(value, abs=1e-12)
 
 
-def test_stable_then_decay() -> None:
+def test_stable_then_decay():
     assert at("wsd", 0.0) == at("wsd", 0.5) == at("wsd", 0.8) == 1
     for done in (0.85, 0.9, 1.0):
         assert at("wsd", done) == pytest.approx(1 - math.sqrt((done - 0.8) / 0.2))
 
 
 @pytest.mark.parametrize(("name", "factor"), [("sgd", 4.0), ("adam", 2.0), ("muon", 2.0)])
-def test_a_rate_for_another_batch_size(name: str, factor: float) -> None:
+def test_a_rate_for_another_batch_size(name, factor):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     settings = Settings(optimizer=name, batch_size=128, lr_for_batch=32, lr=1e-3)
     for group in optimizers.make(model, settings).param_groups:
         assert group["lr"] == pytest.approx(factor * 1e-3)
-
-
-def test_orthogonalized_matrices_keep_their_singular_vectors() -> None:
-    torch.manual_seed(0)
-    for shape in ((3, 32, 8), (3, 8, 32), (2, 16, 16)):
-        matrices = torch.randn(shape)
-        made = optim.orthogonalized(matrices)
-        u, _, v = torch.linalg.svd(matrices, full_matrices=False)
-        diagonal = u.mT @ made @ v.mT
-        values = diagonal.diagonal(dim1=-2, dim2=-1)
-        assert (values > 0.6).all() and (values < 1.3).all()
-        assert torch.allclose(diagonal, torch.diag_embed(values), atol=1e-4)
 
 
 def plain_muon(weight: torch.Tensor, gradients: list[torch.Tensor], lr: float, decay: float):
@@ -118,7 +91,7 @@ def trained(model: nn.Module, steps: int, optimizer: torch.optim.Optimizer) -> l
     return given
 
 
-def test_muon_by_its_definition_and_adamw_for_the_rest() -> None:
+def test_muon_by_its_definition_and_adamw_for_the_rest():
     model, settings = network(), Settings(optimizer="muon", lr=1e-2, weight_decay=0.1)
     before = deepcopy(model)
     given = trained(model, 3, optimizers.make(model, settings))
@@ -139,35 +112,8 @@ def test_muon_by_its_definition_and_adamw_for_the_rest() -> None:
 HIDDEN = ("0.weight", "1.weight")
 
 
-def test_muon_agrees_with_torchs_own() -> None:
-    """Which computes in bf16, and takes matrices only."""
-    torch.manual_seed(0)
-    mine, other = (nn.Parameter(weight) for weight in torch.randn(20, 10).expand(2, 20, 10).clone())
-    ours = optim.Muon([{"params": [mine]}], lr=0.1)
-    theirs = torch.optim.Muon([other], lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-    for _ in range(3):
-        mine.grad = torch.randn(20, 10)
-        other.grad = mine.grad.clone()
-        ours.step()
-        theirs.step()
-    assert torch.allclose(mine, other, atol=2e-2)
-
-
-def test_muon_leaves_embeddings_and_the_last_layer_to_adamw() -> None:
+def test_muon_leaves_embeddings_and_the_last_layer_to_adamw():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5))
     optimizer = optimizers.make(model, Settings(optimizer="muon"))
     hidden = [g["params"] for g in optimizer.param_groups if g["hidden"]]
     assert [[*map(id, group)] for group in hidden] == [[id(model[1].weight)]]
-
-
-def test_muon_goes_on_from_its_state() -> None:
-    model, settings = network(), Settings(optimizer="muon", lr=1e-2)
-    optimizer = optimizers.make(model, settings)
-    trained(model, 2, optimizer)
-    other = deepcopy(model)
-    again = optimizers.make(other, settings)
-    again.load_state_dict(deepcopy(optimizer.state_dict()))
-    trained(model, 2, optimizer)
-    trained(other, 2, again)
-    pairs = zip(model.parameters(), other.parameters(), strict=True)
-    assert all(torch.equal(one, two) for one, two in pairs)

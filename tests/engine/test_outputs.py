@@ -11,8 +11,7 @@ import torch
 from labjobs.errors import SettingsError
 from labjobs.results import tables
 from labjobs.results.metrics import NoResults
-from labjobs.training import outputs
-from labjobs.training.outputs import PLACES, Outputs, in_order
+from labjobs.training.outputs import Outputs
 from toy import DATA, TRAIN, VAL, Loop
 
 CPU = torch.device("cpu")
@@ -51,11 +50,8 @@ POINTS, LABELS = VAL[:]
 @pytest.mark.parametrize(
     ("make", "wanted"),
     [
-        (lambda points, labels: labels, LABELS),
         (lambda points, labels: labels == 1, LABELS == 1),
-        (lambda points, labels: points, POINTS),
         (lambda points, labels: points.double().t().contiguous().t(), POINTS.double()),
-        (lambda points, labels: points.half(), POINTS.half()),
         (lambda points, labels: points.bfloat16(), POINTS.bfloat16().float()),
         (lambda points, labels: points.requires_grad_() * 2, POINTS * 2),
         (
@@ -135,12 +131,6 @@ def test_the_place_is_not_said_where_it_is_not_certain(toy, loop):
     assert "index" not in read(toy.run(loop=loop, epochs=1))
 
 
-def test_an_index_of_the_job_s_own_is_kept(toy):
-    table = kept(toy, lambda points, labels: {"index": labels})
-    assert [*table.columns] == ["job_id", "lr", "index"]
-    assert table["index"].tolist() == LABELS.tolist()
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -155,10 +145,6 @@ def test_an_index_of_the_job_s_own_is_kept(toy):
         (
             lambda p, y: {"loss": p.mean()},
             "loss must be a tensor (B, …), or a list with a tensor (L, …) for each example",
-        ),
-        (
-            lambda p, y: {"label": y.tolist()},
-            "label must be a tensor (B, …), or a list with a tensor (L, …) for each example",
         ),
         (
             lambda p, y: {"count": len(y)},
@@ -181,36 +167,6 @@ def test_what_does_not_fit_is_refused_in_one_line(toy, make, said):
     assert not (done.folder / "predictions.npz").exists()
 
 
-class Late:
-    """An event of a device that is never done until it is waited for."""
-
-    def __init__(self, waits):
-        self.waits = waits
-
-    def record(self):
-        pass
-
-    def query(self):
-        return False
-
-    def synchronize(self):
-        self.waits.append(self)
-
-
-def test_a_device_that_is_late_is_waited_for_only_when_many_batches_are(tmp_path, monkeypatch):
-    waits = []
-    monkeypatch.setattr(outputs.devices, "event", lambda device: Late(waits))
-    keeping = Outputs(tmp_path, CPU)
-    for number in range(outputs.AHEAD):
-        keeping.add({"value": torch.full((4,), number)})
-    assert not waits
-    keeping.add({"value": torch.full((4,), outputs.AHEAD)})
-    assert len(waits) == 1
-    assert keeping.save() == ["predictions.npz"]
-    with np.load(tmp_path / "predictions.npz") as found:
-        assert found["value"].tolist() == [n for n in range(outputs.AHEAD + 1) for _ in range(4)]
-
-
 def anonymous():
     """Bytes of memory of this process that no file is behind."""
     (line,) = re.findall(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
@@ -231,10 +187,6 @@ def test_the_host_does_not_hold_what_is_kept(tmp_path):
     assert [*tmp_path.iterdir()] == [tmp_path / "predictions.npz"]
 
 
-def test_nothing_kept_is_no_file(tmp_path):
-    assert Outputs(tmp_path, CPU).save() == [] and not [*tmp_path.iterdir()]
-
-
 def jobs_with(tmp_path, **values):
     """A table of jobs, with what each has kept, by its id."""
     rows = []
@@ -246,22 +198,6 @@ def jobs_with(tmp_path, **values):
         about = {"job_id": name, "run_id": "", "job_folder": str(folder), "diverged": False}
         rows.append(about | {"seed": len(rows)})
     return pd.DataFrame(rows)
-
-
-def test_jobs_come_one_after_another_with_what_is_asked_for(tmp_path):
-    one = {"index": [3, 5], "label": [0, 1], "score": [[0.1, 0.9], [0.8, 0.2]]}
-    jobs = jobs_with(tmp_path, a=one, b={**one, "label": [1, 1]}, c=None)
-    jobs.loc[2, "diverged"] = True
-    table = tables.outputs(jobs, "label", settings=["seed"])
-    assert table.to_dict("list") == {
-        "job_id": ["a", "a", "b", "b"],
-        "seed": [0, 0, 1, 1],
-        "index": [3, 5, 3, 5],
-        "label": [0, 1, 1, 1],
-    }
-    every = tables.outputs(jobs)
-    assert [*every.columns] == ["job_id", "index", "label", "score"]
-    assert np.stack(every["score"]).shape == (4, 2)
 
 
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
@@ -286,23 +222,3 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
             assert "\n" not in str(error)
         else:
             assert found["label"].tolist() == [0, 1]
-
-
-def test_what_several_processes_keep_is_in_the_order_of_one():
-    first = {
-        PLACES: np.array([0, 1, 3]),
-        "label": np.array([5, 6, 8]),
-        "words": np.array([10, 11, 30]),
-        "words.lengths": np.array([2, 0, 1]),
-    }
-    second = {
-        PLACES: np.array([2]),
-        "label": np.array([7]),
-        "words": np.array([20, 21]),
-        "words.lengths": np.array([2]),
-    }
-    whole = in_order([first, second])
-    assert whole["label"].tolist() == [5, 6, 7, 8]
-    assert whole["words"].tolist() == [10, 11, 20, 21, 30]
-    assert whole["words.lengths"].tolist() == [2, 0, 2, 1]
-    assert PLACES not in whole

@@ -34,7 +34,7 @@ def python(version: str) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def projects(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def projects(tmp_path_factory, request):
     """A folder of edited projects, `--edits` of them, and a package that stands in for MLflow."""
     root = tmp_path_factory.mktemp("projects")
     count = min(len(EDITS), request.config.getoption("--edits"))
@@ -48,7 +48,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 
 @pytest.fixture(scope="module")
-def here(projects: Path) -> dict[str, str]:
+def here(projects):
     """The digests by this Python."""
     return digests(projects, sys.executable)
 
@@ -64,7 +64,7 @@ def digests(projects: Path, python: str) -> dict[str, str]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
-def test_it_is_the_same(projects: Path, here: dict[str, str], version: str) -> None:
+def test_it_is_the_same(projects, here, version):
     if (other := python(version)) is None:
         pytest.skip(f"there is no Python {version} here")
     assert here and digests(projects, other) == here

@@ -7,7 +7,7 @@ from labjobs.errors import SettingsError
 from labjobs.training.ranges import Ranges
 
 
-def test_each_range_ends_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_range_ends_before_the_next_begins(monkeypatch):
     marks: list[str] = []
     monkeypatch.setattr(devices, "begin_range", marks.append)
     monkeypatch.setattr(devices, "end_range", lambda: marks.append("end"))
@@ -22,6 +22,6 @@ def test_each_range_ends_before_the_next_begins(monkeypatch: pytest.MonkeyPatch)
     assert marks == [*of_step, *of_step, "evaluation", "end", *of_step]
 
 
-def test_it_needs_a_gpu_of_nvidias() -> None:
+def test_it_needs_a_gpu_of_nvidias():
     with pytest.raises(SettingsError, match="--nvtx: needs a CUDA GPU"):
         Ranges(torch.device("cpu"))

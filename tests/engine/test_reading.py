@@ -11,7 +11,7 @@ import pytest
 import torch
 from labjobs.data import batches as loaders
 from labjobs.job import terminal
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 ENGINE = str(Path(labjobs.__file__).parents[1])
 CPU = torch.device("cpu")
@@ -73,19 +73,6 @@ def test_processes_read_on_into_the_next_epoch():
     batches.close()
 
 
-@pytest.mark.parametrize(
-    ("dataset", "free", "loader"),
-    [
-        (Examples(), 3600, "resident"),
-        (Examples(), 3599, "workers"),
-        (TensorDataset(torch.zeros(100)), 0, "resident"),  # in the CPU's memory already
-    ],
-)
-def test_auto_keeps_900_bytes_on_a_device_that_has_3600(monkeypatch, dataset, free, loader):
-    monkeypatch.setattr(loaders, "free_memory", lambda _device: free)
-    assert make(dataset, "auto").loader == loader
-
-
 def test_all_batches_of_a_dataset_share_one_copy_while_they_are_in_use():
     dataset = Noted()
     one, other = make(dataset, "resident"), make(dataset, "resident")
@@ -94,31 +81,6 @@ def test_all_batches_of_a_dataset_share_one_copy_while_they_are_in_use():
     del one, other
     make(dataset, "resident")
     assert sorted(dataset.read(100)) == list(range(100))
-
-
-class Unequal(Examples):
-    """A dataset without a hash."""
-
-    def __eq__(self, other):
-        return False
-
-    __hash__ = None
-
-
-def test_a_dataset_needs_no_hash():
-    assert sorted(order(make(Unequal(), "resident"))) == list(range(100))
-
-
-@pytest.mark.parametrize("loader", ["resident", "workers"])
-def test_batches_can_be_read_again_after_they_were_closed(loader):
-    batches = make(Examples(), loader)
-    first = order(batches, 2)
-    batches.close()
-    assert order(batches, 2) == first
-    begun = batches.from_position(3, 0)
-    next(begun)
-    batches.close()
-    assert not active_children()
 
 
 @pytest.mark.parametrize("number", terminal.SIGNALS)
@@ -189,13 +151,6 @@ def run(*words):
 def test_reading_in_a_pool_of_threads_ends_without_a_word():
     done = run("-1")
     assert (done.stdout.split(), done.stderr) == (["64", "64"], "")
-
-
-def test_an_error_while_reading_is_told_once():
-    done = run("63")
-    assert done.returncode == 1
-    assert done.stderr.endswith("ValueError: no such file\n\n")
-    assert "exited unexpectedly" not in done.stderr and "killed" not in done.stderr
 
 
 def read_for_ever(write):

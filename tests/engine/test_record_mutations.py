@@ -1,7 +1,4 @@
-"""Random damage to a job's files: none is taken silently, none ends in a traceback.
-
-`python tests/mutate_records.py` makes as many as you like.
-"""
+"""Random damage to a job's files: none is taken silently, none ends in a traceback."""
 
 import json
 import os
@@ -13,29 +10,25 @@ from labjobs import layout
 from labjobs.job import journal
 from record_mutations import RECORDS, Damages
 
-COUNT = 500
+COUNT = 240
 
 
 @pytest.fixture(scope="module")
-def damages(tmp_path_factory: pytest.TempPathFactory) -> Damages:
+def damages(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         return Damages(tmp_path_factory.mktemp("damages"))
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_no_damage_is_taken_silently_or_ends_in_a_traceback(
-    damages: Damages, record: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_damage_is_taken_silently_or_ends_in_a_traceback(damages, record, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda file: None)
     chance = random.Random(record)
     came = [damages.try_one(record, chance) for _ in range(COUNT // len(RECORDS))]
     assert [each.about for each in came if each.word in ("silent", "traceback")] == []
 
 
-def test_without_a_checksum_some_would_be_taken(
-    damages: Damages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_checksum_some_would_be_taken(damages, monkeypatch):
     """So the others can fail."""
 
     def unchecked(line: bytes, seed: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attempts import At, steps_of
+from attempts import At
 from toy import Loop
 
 
@@ -82,34 +82,6 @@ def test_weights_of_each_model_are_finite_in_every_checkpoint(toy, minutes):
     for file in done.folder.glob("*.pt"):
         kept = torch.load(file, weights_only=True)
         assert kept.get("parts", kept.get("models"))["other"]["weight"].isfinite().all()
-
-
-class Loss(Loop):
-    """A declared metric, the loss, or another one is NaN from the ninth step on."""
-
-    def __init__(self, name):
-        super().__init__()
-        self.name = name
-
-    def step(self, job, forward, model, batch, optimizer):
-        super().step(job, forward, model, batch, optimizer)
-        job.log({self.name: torch.tensor(math.nan if job.step >= 8 else 1.0)})
-
-
-def test_a_declared_metric_that_is_not_finite_ends_the_job_with_its_step(toy):
-    done = toy.run(loop=Loss("loss"), runtime={"log_every": 1})
-    assert done.status == 1
-    said = "diverged: train_loss was not finite by optimizer step 9; lower the learning rate"
-    assert said in done.said
-    again = toy.run(loop=Loss("loss"))
-    assert again.status == 1
-    assert steps_of(done, "train_loss")[-1] >= 9
-
-
-def test_another_metric_may_be_anything(toy):
-    done = toy.run(loop=Loss("extra"), runtime={"log_every": 1})
-    assert done.status == 0, done.said
-    assert math.isnan(done.curves()["train_extra"][8][1])
 
 
 class NotFinite(Loop):
@@ -227,27 +199,3 @@ def test_results_that_cannot_be_logged_are_refused_at_once(toy, more, said):
     done = toy.run(loop=Evaluated(**more))
     assert done.status == 1
     assert said in done.said
-
-
-def test_a_result_at_the_edge_of_its_range_is_taken(toy):
-    loop = Evaluated(val_accuracy=1 + 1e-7)
-    done = toy.run(loop=loop)
-    assert done.status == 0, done.said
-
-
-class Measured(Loop):
-    """Logs something more in each step."""
-
-    def __init__(self, value):
-        super().__init__()
-        self.value = value
-
-    def step(self, job, forward, model, batch, optimizer):
-        super().step(job, forward, model, batch, optimizer)
-        job.log({"extra": self.value})
-
-
-def test_a_measurement_of_another_kind_is_refused(toy):
-    done = toy.run(loop=Measured((torch.ones(2), torch.ones(2), torch.ones(2))))
-    assert done.status == 1
-    assert "a measurement is a tensor, a number or a pair (numerator, denominator)" in done.said

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from labjobs.data.order import underlying
-from labjobs.data.splits import check_groups, fold, nearest, split
+from labjobs.data.splits import check_groups, fold, split
 from labjobs.errors import SettingsError
 from repository import REPOSITORY
 from torch.utils.data import TensorDataset
@@ -71,18 +71,6 @@ def test_the_number_held_out_of_each_label_is_within_one_of_the_fraction():
     assert made > 50
 
 
-def test_which_label_gets_one_more_is_left_to_chance():
-    """Ten labels of five examples: a fraction of 0.3 is one of each, and a second one of five."""
-    labels = np.repeat(np.arange(10), 5)
-    twos = [
-        frozenset(np.flatnonzero(np.bincount(labels[places(part)]) == 2))
-        for seed in range(50)
-        for _, part in [split(dataset(50), 0.3, seed, labels)]
-    ]
-    assert {len(each) for each in twos} == {5}
-    assert len({*twos}) > 20 and frozenset.union(*twos) == {*range(10)}
-
-
 def nearest_by_force(sizes, wanted):
     """How near to a number any of the sizes come together."""
     each = (sum(some) for n in range(len(sizes) + 1) for some in combinations(sizes, n))
@@ -107,20 +95,6 @@ def test_groups_come_as_near_to_the_fraction_as_groups_can():
         assert sorted([*rest, *held_out]) == list(range(len(groups)))
         assert abs(len(held_out) - wanted) == nearest_by_force(sizes.tolist(), wanted)
     assert made > 100
-
-
-def test_many_groups_come_to_the_number_itself_and_are_any_of_them():
-    chance = CHANCES[0]
-    sizes = np.minimum(chance.zipf(1.5, size=5000), 2000)
-    wanted = round(0.2 * sizes.sum())
-    often = np.zeros(len(sizes))
-    for _ in range(100):
-        order = chance.permutation(len(sizes))
-        chosen = order[nearest(sizes[order], wanted)]
-        assert sizes[chosen].sum() == wanted
-        often[chosen] += 1
-    large, small = often[sizes > 20], often[sizes == 1]
-    assert large.mean() == pytest.approx(20, abs=2) and small.mean() == pytest.approx(20, abs=2)
 
 
 def test_with_both_whole_groups_of_each_label_are_held_out():
@@ -157,36 +131,12 @@ def test_folds_are_apart_together_whole_and_even(grouped, labelled):
             assert np.ptp(counted.sum(axis=1)) <= 1
 
 
-def test_a_part_is_split_again_by_the_labels_and_groups_of_the_whole():
-    groups = np.arange(600) // 4
-    labels = groups % 3
-    rest, test = split(dataset(600), 0.2, 0, labels, groups)
-    train, val = fold(rest, 2, 5, 0, labels, groups)
-    check_groups(groups, train=train, val=val, test=test)
-    assert np.bincount(labels[places(val)]).tolist() == [32, 32, 32]
-
-
 def test_the_same_arguments_give_the_same_objects():
     examples, labels = dataset(40), [0, 1] * 20
     assert split(examples, 0.2, 0, labels=labels)[0] is split(examples, 0.2, 0, labels=labels)[0]
     tensor = torch.tensor(labels)
     assert fold(examples, 1, 4, 0, tensor) is fold(examples, 1, 4, 0, tensor)
     assert fold(examples, 1, 4, 0, tensor) is not fold(examples, 1, 4, 0, tensor.clone())
-
-
-@pytest.mark.parametrize("kind", ["list", "tuple", "array", "tensor", "texts", "pairs"])
-def test_values_of_any_kind(kind):
-    numbers = [0, 1, 1, 2, 2, 2, 2, 1, 0, 0] * 4
-    values = {
-        "list": numbers,
-        "tuple": tuple(numbers),
-        "array": np.array(numbers, dtype=np.uint8),
-        "tensor": torch.tensor(numbers),
-        "texts": [f"patient {n}" for n in numbers],
-        "pairs": [(n, "left") for n in numbers],
-    }[kind]
-    found = places(split(dataset(40), 0.25, 0, labels=values)[1])
-    assert np.array_equal(found, places(split(dataset(40), 0.25, 0, labels=numbers)[1]))
 
 
 SCRIPT = """

@@ -38,11 +38,6 @@ def test_several_tasks_are_the_processes_of_a_job(environment):
     assert ranks.apart()
 
 
-def test_on_one_machine_they_are_not_apart(environment):
-    translated(environment, **STEP | {"SLURM_STEP_NUM_NODES": "1"})
-    assert not ranks.apart()
-
-
 def test_what_the_user_has_set_is_kept(environment):
     translated(environment, **STEP, MASTER_PORT="1234", OMP_NUM_THREADS="5")
     assert environment["MASTER_PORT"] == "1234" and environment["OMP_NUM_THREADS"] == "5"
@@ -65,12 +60,6 @@ def test_torchruns_variables_come_first(environment):
     assert translated(environment, **STEP, **of_torchrun) == Rank(1, 2, 1)
 
 
-def test_a_sweep_starts_jobs_of_their_own(environment):
-    environment |= STEP
-    ranks.forget()
-    assert translated(environment) == ALONE
-
-
 @pytest.mark.parametrize(
     ("machines", "first"),
     [
@@ -84,11 +73,3 @@ def test_a_sweep_starts_jobs_of_their_own(environment):
 def test_the_first_machine(environment, machines, first):
     translated(environment, **STEP | {"SLURM_STEP_NODELIST": machines})
     assert environment["MASTER_ADDR"] == first
-
-
-def test_the_next_step_of_a_job_has_another_port(environment):
-    translated(environment, **STEP)
-    port = environment.pop("MASTER_PORT")
-    del environment["RANK"]
-    translated(environment, **STEP | {"SLURM_STEP_ID": "1"})
-    assert environment["MASTER_PORT"] != port

@@ -59,17 +59,6 @@ def test_a_file_from_the_jobs_folder_else_from_its_run(store, tmp_path):
             stored_jobs.file(run, str(folder), "other.txt")
 
 
-def test_the_files_in_a_folder_of_a_job_else_of_its_run(store, tmp_path):
-    run = store.job("folders", {}, seed=1)
-    (tmp_path / "logged").mkdir()
-    for name in ("b.csv", "a.csv"):
-        (tmp_path / "logged" / name).touch()
-        store.client.log_text(run, "", f"logged/{name}")
-    for folder in (tmp_path, tmp_path / "moved"):
-        assert stored_jobs.files(run, str(folder), "logged") == ["logged/a.csv", "logged/b.csv"]
-        assert stored_jobs.files(run, str(folder), "other") == []
-
-
 def test_reads_a_store_whose_writer_was_killed(store, tmp_path, monkeypatch):
     path = tmp_path / "mlflow.db"
     path.write_bytes((store.folder / "mlflow.db").read_bytes())

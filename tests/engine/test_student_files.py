@@ -48,43 +48,12 @@ def test_digits_come_along(tmp_path):
     assert parts.spec.std[0] == pytest.approx(train.std().item(), rel=0.05)
 
 
-def test_a_fifth_is_held_out_for_the_test_whatever_is_for_validation(tmp_path):
-    first, other = load(tmp_path), load(tmp_path, val_fraction=0.5)
-    assert torch.equal(underlying(first.test)[1], underlying(other.test)[1])
-    assert [len(p) for p in (first.train, first.val, first.test)] == [1294, 144, 359]
-    assert [len(p) for p in (other.train, other.val, other.test)] == [719, 719, 359]
-    reseeded = load(tmp_path, split_seed=1)
-    assert not torch.equal(underlying(first.test)[1], underlying(reseeded.test)[1])
-
-
-def test_validation_examples_can_be_left_out(tmp_path):
-    parts = load(tmp_path, val_fraction=0.0, monitor="none")
-    assert (len(parts.train), parts.val, len(parts.test)) == (1438, None, 359)
-    with pytest.raises(SettingsError, match=r"^--val-fraction 0: .*add --monitor none$"):
-        load(tmp_path, val_fraction=0.0)
-
-
-def test_folders_of_their_own_are_parts(tmp_path):
-    for part in ("train", "val", "test"):
-        write_folder(tmp_path / part)
-    parts = load(tmp_path, dataset="image-folder", image_size=16, val_fraction=0.0)
-    for part, name in ((parts.train, "train"), (parts.val, "val"), (parts.test, "test")):
-        assert len(part) == 20 and part.root == tmp_path / name
-    assert (parts.spec.shape, parts.spec.classes) == ((3, 16, 16), ("cat", "dog"))
-
-
 def test_without_test_images_those_called_val_are_the_test_set_as_in_imagenet(tmp_path):
     write_folder(tmp_path / "train")
     write_folder(tmp_path / "val")
     parts = load(tmp_path, dataset="image-folder", image_size=16)
     assert parts.test.root == tmp_path / "val"
     assert (len(parts.train), len(parts.val)) == (18, 2)
-
-
-def test_one_folder_is_split_in_three(tmp_path):
-    write_folder(tmp_path)
-    parts = load(tmp_path, dataset="image-folder", image_size=16, val_fraction=0.25)
-    assert [len(part) for part in (parts.train, parts.val, parts.test)] == [12, 4, 4]
 
 
 def vectors(_root, _size):
@@ -129,31 +98,3 @@ def test_a_network_that_does_not_go_with_the_data_is_said_in_one_line(
         with torch.device("meta"):
             models.make(chosen, spec)
     assert str(caught.value) == line
-
-
-def test_images_are_resized_to_what_the_network_is_made_for(tmp_path):
-    settings = Settings(image_size=12)
-    model = models.make(settings, data.load(settings, tmp_path).spec)
-    assert model.network.layers[1].in_features == 12 * 12
-    assert model(torch.zeros(3, 1, 8, 8, dtype=torch.uint8)).shape == (3, 10)
-
-
-def pictures(count):
-    """Pictures (B, 1, 16, 16), all of whose pixels differ, with labels."""
-    place = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    return place.repeat(count, 1, 1, 1), torch.arange(count)
-
-
-def mirrored(images):
-    """Which pictures are mirrored: their columns fall from left to right."""
-    return images[:, 0, 8, 4] > images[:, 0, 8, 8]
-
-
-@pytest.mark.parametrize(("name", "fraction"), [("none", 0.0), ("crop", 0.0), ("crop-flip", 0.5)])
-def test_half_of_the_images_are_mirrored_by_crop_flip_alone(name, fraction):
-    torch.manual_seed(0)
-    images, labels = data.augmentation(Settings(augment=name))(pictures(1000))
-    assert (images.shape, images.dtype) == ((1000, 1, 16, 16), torch.uint8)
-    assert mirrored(images).float().mean().item() == pytest.approx(fraction, abs=0.05)
-    assert len(images.unique(dim=0)) == {"none": 1, "crop": 25, "crop-flip": 50}[name]
-    assert torch.equal(labels, torch.arange(1000))

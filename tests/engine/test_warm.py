@@ -2,8 +2,6 @@
 
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,7 @@ exec(sys.argv[1])
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[fork_server.Server]:
+def server():
     """A server with a module that the programs do not import themselves."""
     made = fork_server.serve(["json", "colorsys"], Path("/"), os.environ)
     assert made
@@ -37,7 +35,7 @@ def server() -> Iterator[fork_server.Server]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., fork_server.Process]:
+def start(tmp_path):
     """Starts PROGRAM, whose output goes into `out`, with a server or cold."""
     (tmp_path / "program.py").write_text(PROGRAM)
 
@@ -66,14 +64,7 @@ def start(tmp_path: Path) -> Callable[..., fork_server.Process]:
         ("os.kill(os.getpid(), 15)", -15, ""),
     ],
 )
-def test_a_fork_is_as_a_new_python(
-    server: fork_server.Server,
-    start: Callable[..., fork_server.Process],
-    tmp_path: Path,
-    ending: str,
-    status: int,
-    said: str,
-) -> None:
+def test_a_fork_is_as_a_new_python(server, start, tmp_path, ending, status, said):
     """But for the modules that are imported; what one program changes the next one does not see."""
     printed = []
     for each in (None, server, server):
@@ -89,36 +80,7 @@ def test_a_fork_is_as_a_new_python(
         assert "server.py" not in warm[0]
 
 
-def test_modules_are_found_from_where_the_program_is(
-    server: fork_server.Server, tmp_path: Path
-) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "here.py").write_text("import sys\nsys.exit(len(sys.argv))")
-    files = (0, 1, 2)
-    words = ["-m", "package.here", "one", "two"]
-    assert fork_server.start(server, words, tmp_path, files, env=os.environ).wait(60) == 3
-
-
-def test_a_program_whose_server_is_killed_goes_on(
-    start: Callable[..., fork_server.Process], tmp_path: Path
-) -> None:
-    """Its end is known, its exit status is not; what comes after it starts cold."""
-    server = fork_server.serve([], tmp_path, os.environ)
-    process = start(server, "time.sleep(1); open('reached', 'w')")
-    (parent,) = (
-        int(line.split()[1])
-        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        if line.startswith("PPid")
-    )
-    os.kill(parent, signal.SIGKILL)
-    assert process.wait(60) == fork_server.LOST
-    assert (tmp_path / "reached").exists()
-    assert start(server, "sys.exit(5)").wait(60) == 5
-
-
-def test_signals_reach_a_program(
-    server: fork_server.Server, start: Callable[..., fork_server.Process], tmp_path: Path
-) -> None:
+def test_signals_reach_a_program(server, start, tmp_path):
     process = start(
         server, "signal = __import__('signal'); print('on', flush=True); signal.pause()"
     )
@@ -134,9 +96,7 @@ threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
 """
 
 
-def test_a_library_that_uses_the_gpu(
-    start: Callable[..., fork_server.Process], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_library_that_uses_the_gpu(start, tmp_path, capfd):
     """Known by a file that CUDA opens."""
     (tmp_path / "nvidia-uvm").touch()
     (tmp_path / "library.py").write_text(f"opened = open({str(tmp_path / 'nvidia-uvm')!r})")
@@ -159,13 +119,7 @@ def test_a_library_that_uses_the_gpu(
     ],
     ids=["stays", "ends", "fails", "pool"],
 )
-def test_a_library_that_starts_threads(
-    start: Callable[..., fork_server.Process],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    library: str,
-    stays: bool,
-) -> None:
+def test_a_library_that_starts_threads(start, tmp_path, capfd, library, stays):
     """It ends the server, with one line, and programs start cold."""
     (tmp_path / "library.py").write_text(library)
     env = os.environ | {"OMP_NUM_THREADS": "2"}
@@ -175,15 +129,3 @@ def test_a_library_that_starts_threads(
     assert isinstance(process, fork_server.Fork) is not stays
     line = "run.sh: no warm start, since library starts threads when it is imported\n"
     assert capfd.readouterr().err == (line if stays else "")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is none")
-def test_a_server_ends_with_those_who_ask_it(tmp_path: Path) -> None:
-    ends = tmp_path / "ends"
-    (tmp_path / "library.py").write_text(
-        f"import atexit, pathlib\natexit.register(pathlib.Path({str(ends)!r}).touch)"
-    )
-    server = fork_server.serve(["library"], tmp_path, os.environ)
-    assert server
-    server.socket.close()
-    wait_until(ends.exists)

@@ -165,12 +165,7 @@ class Loop:
 
     @torch.no_grad()
     def evaluate(
-        self,
-        model: Any,
-        job: Job[Settings],
-        forward: Any,
-        batches: Any,
-        part: str,
+        self, model: Any, job: Job[Settings], forward: Any, batches: Any, part: str
     ) -> dict[str, float]:
         """Return the means of what is measured."""
         model.eval()
