@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from labjobs.evidence.settings_use import MODULE as SETTINGS
 from labjobs.evidence.settings_use import (
+    ALL,
     NAMES,
     WORDS,
     Conditions,
@@ -21,6 +21,7 @@ from labjobs.evidence.settings_use import (
     KeyFinder,
     SettingsUse,
 )
+from labjobs.evidence.settings_use import MODULE as SETTINGS
 from labjobs.evidence.symbols import (
     Comprehension,
     Function,
@@ -135,7 +136,7 @@ def whole(tree: ast.Module) -> str:
     """Return the canonical text of a module, with every name as it is written there."""
     writer = Canonical()
     writer.statements(tree.body)
-    return writer.text()
+    return f"[{writer.text()}]"
 
 
 def short(data: bytes) -> str:
@@ -150,8 +151,7 @@ class Use(NamedTuple):
     """Something that a definition uses.
 
     how         what is used
-    definition  `name` in `module`; of a registry, all entries
-    key         `key` of a registry
+    definition  `name` in `module`; of a registry, `key`
     whole       all that a module defines; `why` is said to the user
     everything  all modules
     import      what importing a module does
@@ -162,7 +162,7 @@ class Use(NamedTuple):
     how: str
     module: str = ""
     name: str = ""
-    key: Key | None = None
+    key: Key = ALL
     why: str = ""
 
 
@@ -252,6 +252,7 @@ class Writer(Canonical):
         self._words: set[str] = set()
         self._scopes: list[Scope] = []  # kept, so that each id() stays its own
         self._numbers: dict[tuple[int, str], int] = {}
+        self._asked: dict[int, tuple[Key, ...]] = {}
 
     def written(self, node: ast.AST) -> Written:
         """Return the text of a statement or expression, and what it uses."""
@@ -260,7 +261,7 @@ class Writer(Canonical):
         return Written(self.text(), list(self._uses), self._words, self._conditions.asked)
 
     def _use(
-        self, how: str, module: str = "", name: str = "", key: Key | None = None, why: str = ""
+        self, how: str, module: str = "", name: str = "", key: Key = ALL, why: str = ""
     ) -> None:
         """Note what is used."""
         why = why and f"{self._module.name}.py {why}"
@@ -359,7 +360,7 @@ class Writer(Canonical):
         if not self._scope and isinstance(node.ctx, ast.Store):  # the definition of the name
             self.out.append(TOKEN.format(self._module.name, node.id))
         elif target:
-            self._refer(target, [node.id])
+            self._refer(target, node)
         elif self._scope and (owner := self._scope.owner(node.id)):
             self._local(owner, node.id)
 
@@ -372,21 +373,26 @@ class Writer(Canonical):
             return
         self.out.append(f"local:{name}")
         if in_class and name in self._module.definitions:
-            self._use("definition", self._module.name, name)  # before the class binds it
+            self._use("definition", self._module.name, name, ALL)  # before the class binds it
 
     def _Attribute(self, node: ast.Attribute) -> None:
         if target := self._target(node):
-            self._refer(target, chain_of(node))
+            self._refer(target, node)
         else:
             self.plain(node)
         if node.attr in REACH_ANYTHING:
             self._use("everything", why=f"uses {node.attr}")
 
-    def _refer(self, target: Target, chain: Sequence[str]) -> None:
-        """Write what a chain of names refers to, and note that it is used."""
-        shown, path = ".".join(chain), target.path
+    def _refer(self, target: Target, node: ast.expr) -> None:
+        """Write what `a.b.c` refers to, and note that it is used."""
+        chain, path = chain_of(node), target.path
+        shown = ".".join(chain)
         if target.kind == "definition":
-            self._use("definition", target.module, target.name)
+            name: ast.AST = node
+            for _ in chain[target.used :]:
+                name = name.value  # type: ignore[attr-defined]
+            for key in self._asked.get(id(name), (ALL,)):
+                self._use("definition", target.module, target.name, key)
             self.out.append(TOKEN.format(target.module, target.name))
         elif target.kind == "module":
             self._use("whole", target.module, why=f"uses {shown} as a value")
@@ -417,7 +423,8 @@ class Writer(Canonical):
                 has_one_meaning = local in self._module.aliases
             if not has_one_meaning:
                 self.out.append(f"{local}=")
-                self._refer(self._code.symbols.of_import(*alias, [local]), [local])
+                target = self._code.symbols.of_import(*alias, [local])
+                self._refer(target, ast.Name(local, ast.Load()))
 
     _Import = _ImportFrom = _import
 
@@ -433,16 +440,11 @@ class Writer(Canonical):
 
     def _function(self, node: Function) -> None:
         self.out.append(f"{type(node).__name__}:{getattr(node, 'name', '')}(")
-        self.value(outside(node))
+        self.value(getattr(node, "decorator_list", []))
+        self.value(node.args)
         if self._reads_annotations(node):
-            found = [*(a.annotation for a in parameters(node)), getattr(node, "returns", None)]
-            self.value(list(filter(None, found)))
-        for kind in ("posonlyargs", "args", "vararg", "kwonlyargs", "kwarg"):
-            found = getattr(node.args, kind)
-            names = [a.arg for a in (found if isinstance(found, list) else [found]) if a]
-            self.out.append(f"{kind}:{','.join(names)};")
-        required = [str(default is None)[0] for default in node.args.kw_defaults]
-        self.out.append(f"{len(node.args.defaults)}{''.join(required)};")
+            self.value([argument.annotation for argument in parameters(node)])
+            self.value(getattr(node, "returns", None))
         with self._inside(node) as scope:
             if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in scope.nodes):
                 self.out.append("generator;")  # even if the branch with `yield` is not taken
@@ -450,6 +452,9 @@ class Writer(Canonical):
         self.out.append(")")
 
     _FunctionDef = _AsyncFunctionDef = _Lambda = _function
+
+    def _arg(self, node: ast.arg) -> None:
+        self.out.append(node.arg)
 
     def _reads_annotations(self, function: ast.AST) -> bool:
         """Whether anything may look at a function's annotations."""
@@ -485,98 +490,60 @@ class Writer(Canonical):
 
     # Registries: using one with a key that is known counts as using one entry
 
-    def _registry(self, node: ast.AST) -> Target | None:
-        """Return the registry that an expression names."""
+    def _ask(self, node: ast.AST, *keys: Key, engine: bool = False) -> None:
+        """Note what is used of a registry, for when its name is written."""
         target = self._target(node)
-        if not target or target.used != len(chain_of(node)):
-            return None
-        return target if (target.module, target.name) in self._code.registries.entries else None
+        name = (target.module, target.name) if target else None
+        is_whole = target and target.used == len(chain_of(node))
+        if target and is_whole and name in self._code.registries.entries:
+            # of the registries that the engine is given, it uses the entries of METRICS
+            keys = (WORDS,) if engine and target.module == SETTINGS else keys
+            self._asked[id(node)] = keys
 
-    def _by_key(self, target: Target, key: ast.expr) -> bool:
-        """Write the use of a registry with a key; returns whether the key is known."""
+    def _ask_for(self, node: ast.AST, key: ast.expr, unknown: Key) -> None:
         keys = self._code.keys.of(key, self._scope, self._module)
-        if keys is None:
-            return False
-        self._name_of(target)
-        for each in sorted(keys):
-            self._use("key", target.module, target.name, each)
-        return True
-
-    def _name_of(self, target: Target, key: Key | None = None) -> None:
-        """Write a registry itself, and note which of its entries are used."""
-        self.out.append(TOKEN.format(target.module, target.name))
-        if key:
-            self._use("key", target.module, target.name, key)
+        self._ask(node, *([unknown] if keys is None else sorted(keys)))
 
     def _Subscript(self, node: ast.Subscript) -> None:
-        """`MODELS[name]`, or `MODELS[name] = …`, which looks at no entry."""
-        target = self._registry(node.value)
-        if target and not isinstance(node.ctx, ast.Load):
-            self._name_of(target)
-        elif not target or not self._by_key(target, node.slice):
-            self.plain(node)
-            return
-        self.out.append(f"{type(node.ctx).__name__}[")
-        self.write(node.slice)
-        self.out.append("]")
+        if isinstance(node.ctx, ast.Load):
+            self._ask_for(node.value, node.slice, ALL)
+        else:  # `MODELS[name] = …` looks at no entry
+            self._ask(node.value)
+        self.plain(node)
 
     def _Compare(self, node: ast.Compare) -> None:
-        """`name in MODELS`: whether it is there is whether its entry counts."""
-        target = self._registry(node.comparators[0]) if len(node.ops) == 1 else None
-        if target and isinstance(node.ops[0], ast.In | ast.NotIn):
-            self.out.append(type(node.ops[0]).__name__)
-            if not self._by_key(target, node.left):
-                self._name_of(target, NAMES)
-            self.write(node.left)
-        else:
-            self.plain(node)
+        if len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
+            self._ask_for(node.comparators[0], node.left, NAMES)
+        self.plain(node)
 
     def _Call(self, node: ast.Call) -> None:
-        called = self._target(node.func)
-        path = called.path if called else ""
-        given: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
-        if path == METRIC:  # its direction decides which weights are kept; its text does not count
-            better = [keyword.value for keyword in node.keywords if keyword.arg == "better"]
-            self.out.append("Metric(")
-            self.value([*node.args[:1], *better])
-            self.out.append(")")
-        elif path in IMPORTS and node.args and isinstance(node.args[0], ast.Constant):
-            name = str(node.args[0].value)
-            self.out.append(f"import:{name}")
-            if name in self._code.symbols:
-                self._use("whole", name, why="imports it by its name")
-        elif not self._asks(node):
-            self.out.append("Call(")
-            self.write(node.func)
-            for argument in given:
-                self._argument(argument, path)
-            self.out.append(")")
-
-    def _argument(self, argument: ast.expr | ast.keyword, path: str) -> None:
-        """Write an argument; some functions use only the names in a registry."""
-        target = self._registry(getattr(argument, "value", argument))
-        if target and path.startswith("labjobs."):
-            self._name_of(target, WORDS if target.module == SETTINGS else None)
-        elif target and path in TAKES_NAMES:
-            self._name_of(target, NAMES)
-        else:
-            self.write(argument)
-        self.out.append(",")
-
-    def _asks(self, node: ast.Call) -> bool:
-        """Write `MODELS.get(key)` and the like; returns whether it was one."""
-        method = tail(node.func)
-        target = self._registry(getattr(node.func, "value", node.func))
-        if not target or not isinstance(node.func, ast.Attribute):
-            return False
-        asks = method in ("get", "pop", "setdefault", "register") and bool(node.args)
-        if method == "keys":
-            self._name_of(target, NAMES)
-        elif not asks or not self._by_key(target, node.args[0]):
-            return False
-        self.out.append(f".{method}")
-        self.value([*node.args, *node.keywords])
-        return True
+        path = self._path(node.func)
+        match node:
+            case ast.Call(args=[*first], keywords=keywords) if path == METRIC:
+                # its direction decides which weights are kept; the rest is for people
+                better = [keyword.value for keyword in keywords if keyword.arg == "better"]
+                self.out.append("Metric:")
+                self.value([*first[:1], *better])
+                return
+            case ast.Call(args=[ast.Constant(value=str(name)), *_]) if path in IMPORTS:
+                self.out.append(f"import:{name}")
+                if name in self._code.symbols:
+                    self._use("whole", name, why="imports it by its name")
+                return
+            case ast.Call(
+                ast.Attribute(owner, "get" | "pop" | "setdefault" | "register"), [key, *_]
+            ):
+                self._ask_for(owner, key, ALL)
+            case ast.Call(ast.Attribute(owner, "keys")):
+                self._ask(owner, NAMES)
+            case _ if path.startswith("labjobs.") or path in TAKES_NAMES:
+                for argument in [*node.args, *node.keywords]:
+                    passed = getattr(argument, "value", argument)
+                    if path in TAKES_NAMES:
+                        self._ask(passed, NAMES)
+                    else:
+                        self._ask(passed, engine=True)
+        self.plain(node)
 
 
 def is_pure(node: ast.AST) -> bool:

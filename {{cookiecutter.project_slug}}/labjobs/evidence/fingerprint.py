@@ -284,7 +284,7 @@ class Closure:
 
     def _follow(self, use: Use, by: str) -> None:
         match use.how:
-            case "definition" | "key":
+            case "definition":
                 self._reach(use, by)
             case "import":
                 self._import(use.module, by)
@@ -349,7 +349,7 @@ class Closure:
         if name not in self._registries.entries:
             self._take(part, [(module, node) for node in definition], by)
             return
-        key = use.key or ALL
+        key = use.key
         if key.kind == "setting":
             value = self._settings.get(key.value, Undecided)  # a setting that is in no identity
             key = ALL if value is Undecided else Key("constant", str(value))

@@ -27,12 +27,6 @@ MODULE = "settings"
 SETS_ATTRIBUTES = {"setattr", "delattr", ".__setattr__", "SimpleNamespace", "Namespace"}
 REPLACES = ("dataclasses.replace", "copy.replace")
 
-BINDS = (
-    *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.comprehension),
-    *(ast.withitem, ast.MatchAs, ast.MatchStar, ast.arg),
-)
-"""Statements that may give `settings` another value."""
-
 
 def setting(node: ast.AST) -> str:
     """Return the name x of `settings.x` or `job.settings.x`; empty for anything else."""
@@ -86,19 +80,37 @@ class SettingsUse:
         literals."""
         if module.name != MODULE and SETS_ATTRIBUTES & module.mentioned:
             yield False
+        same: set[int] = set()  # the targets that are set to the job's own settings
         for node in module.nodes:
-            if isinstance(node, ast.Call):
-                if self._makes(module, node):
-                    values = [*(k.value for k in node.keywords), *node.args]
-                    given = [value for value in values if not is_settings(value)]
-                    yield all(isinstance(v, ast.Constant) or setting(v) for v in given)
-                if not all(map(is_settings, self._passed_as_settings(module, node))):
+            match node:
+                case ast.Call():
+                    if self._makes(module, node):
+                        values = [*(k.value for k in node.keywords), *node.args]
+                        given = [value for value in values if not is_settings(value)]
+                        yield all(isinstance(v, ast.Constant) or setting(v) for v in given)
+                    if not all(map(is_settings, self._passed_as_settings(module, node))):
+                        yield False
+                case ast.Assign(targets=targets, value=value):
+                    same.update(id(t) for target in targets for t in _same(target, value))
+                case ast.AnnAssign(target=target, value=value):
+                    same.update(map(id, _same(target, value) if value else [target]))
+                case ast.Name(id=name):
+                    is_set = name == "settings" and not isinstance(node.ctx, ast.Load)
+                    if ("settings" in name and name != "settings") or (
+                        is_set and id(node) not in same
+                    ):  # such as old_settings
+                        yield False
+                case ast.Attribute(value=owner, attr=name):
+                    is_set = not isinstance(node.ctx, ast.Load) and id(node) not in same
+                    if name == "settings" and (is_set or not is_settings(node)):
+                        yield False  # such as teacher.settings
+                    elif is_set and is_settings(owner):
+                        yield False
+                case ast.MatchAs(name="settings") | ast.MatchStar(name="settings"):
                     yield False
-            elif isinstance(node, BINDS):
-                if self._rebinds(node):
-                    yield False
-            elif _names_others(node):
-                yield False
+                case ast.arg(arg="settings", annotation=ast.Name(id=kind)):
+                    if kind not in self._classes:
+                        yield False
 
     def _makes(self, module: Module, call: ast.Call) -> bool:
         """Whether a call makes settings."""
@@ -122,45 +134,14 @@ class SettingsUse:
                     return [*passed, *call.args[place : place + 1]]
         return passed
 
-    def _rebinds(self, node: ast.AST) -> bool:
-        """Whether `settings` may be another object after an assignment, a loop, …"""
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                return not all(_keeps(target, value) for target in targets)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                return not _keeps(target, value)
-            case (
-                ast.AugAssign(target=target)
-                | ast.NamedExpr(target=target)
-                | ast.For(target=target)
-                | ast.comprehension(target=target)
-                | ast.withitem(optional_vars=ast.expr() as target)
-            ):
-                return _names_settings(target)
-            case ast.MatchAs(name="settings") | ast.MatchStar(name="settings"):
-                return True
-            case ast.arg(arg="settings", annotation=ast.Name(id=kind)):
-                return kind not in self._classes
-        return False
 
-
-def _names_others(node: ast.AST) -> bool:
-    """Whether a name refers to other settings: `teacher.settings`, `old_settings`."""
-    if isinstance(node, ast.Name):
-        return "settings" in node.id and node.id != "settings"
-    return isinstance(node, ast.Attribute) and node.attr == "settings" and not is_settings(node)
-
-
-def _keeps(target: ast.expr, value: ast.expr) -> bool:
+def _same(target: ast.expr, value: ast.expr) -> Iterator[ast.expr]:
+    """Yield the targets of an assignment that are set to settings."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        pairs = zip(target.elts, value.elts, strict=False)
-        return len(target.elts) == len(value.elts) and all(_keeps(*pair) for pair in pairs)
-    return not _names_settings(target) or is_settings(value)
-
-
-def _names_settings(target: ast.expr) -> bool:
-    """Whether `settings`, an attribute of that name or an attribute of settings is set."""
-    return any(tail(inner) == "settings" for inner in ast.walk(target))
+        for one, other in zip(target.elts, value.elts, strict=False):
+            yield from _same(one, other)
+    elif is_settings(value):
+        yield target
 
 
 # Conditions on settings, decided for one job
@@ -245,6 +226,9 @@ TRANSPARENT = {"cache", "lru_cache", "no_grad", "inference_mode", "staticmethod"
 """Decorators that pass arguments on as they are."""
 
 
+SCOPES = (*get_args(Function), ast.ClassDef, *get_args(Comprehension))
+
+
 class Call(NamedTuple):
     """A call in the project's code, and the functions and classes that contain it, outermost
     first."""
@@ -290,7 +274,7 @@ class KeyFinder:
                     return self._variable(name, owner, module, depth)
                 match module.definitions.get(name):
                     case [ast.Assign(targets=[ast.Name()], value=ast.Constant(value=value))]:
-                        if name not in self._set_or_renamed:
+                        if name not in self._names[2]:
                             return frozenset([Key("constant", str(value))])
         return None
 
@@ -334,62 +318,43 @@ class KeyFinder:
     def _is_only_called(self, function: ast.FunctionDef) -> bool:
         """Return whether a function is only ever called, and by its own name."""
         decorators = {tail(getattr(d, "func", d)) for d in function.decorator_list}
-        name = function.name
-        if name.startswith("__") or not decorators <= TRANSPARENT:
-            return False
-        return name not in self._values_used and name not in self._set_or_renamed
+        _, used, changed = self._names
+        is_plain = not function.name.startswith("__") and decorators <= TRANSPARENT
+        return is_plain and function.name not in used | changed
 
     def _calls_of(self, function: ast.FunctionDef, owner: Scope, module: Module) -> Iterator[Call]:
         """Yield the calls of a function; of one inside another or a class, those of its name."""
         exact = ("definition", module.name, function.name)
-        for call in self._calls.get(function.name, []):
+        for call in self._names[0].get(function.name, []):
             chain = [] if owner.parent else chain_of(call.node.func)
             target = self._symbols.within(call.module, call.scope, chain)
             if owner.parent or (target and target[:3] == exact):
                 yield call
 
     @cached_property
-    def _calls(self) -> dict[str, list[Call]]:
-        """All calls, by the last name of what is called."""
-        found: dict[str, list[Call]] = {}
-        for module in self._modules:
-            waiting: list[tuple[ast.AST, tuple[ast.AST, ...]]]
-            waiting = [(node, ()) for node in module.statements]
-            while waiting:
-                node, around = waiting.pop()
-                if isinstance(node, ast.Call):
-                    found.setdefault(tail(node.func), []).append(Call(node, around, module))
-                if isinstance(node, (*get_args(Function), ast.ClassDef, *get_args(Comprehension))):
-                    around = (*around, node)
-                waiting.extend((child, around) for child in children(node))
-        return found
-
-    @cached_property
-    def _values_used(self) -> set[str]:
-        """Names that are used other than to call them."""
-        nodes = [node for module in self._modules for node in module.nodes]
-        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-        return {
-            tail(node)
-            for node in nodes
-            if isinstance(node, ast.Name | ast.Attribute)
-            and isinstance(node.ctx, ast.Load)
-            and id(node) not in called
-        }
-
-    @cached_property
-    def _set_or_renamed(self) -> set[str]:
-        """Names that are declared global, set as attributes or imported under other names."""
-        found: set[str] = set()
-        for node in (node for module in self._modules for node in module.nodes):
+    def _names(self) -> tuple[dict[str, list[Call]], set[str], set[str]]:
+        """All calls, by the last name of what is called; names that are used other than to call
+        them; and those that are declared global, set as attributes or imported as others."""
+        calls: dict[str, list[Call]] = {}
+        used, changed, called = set[str](), set[str](), set[int]()
+        waiting: list[tuple[ast.AST, Module, tuple[ast.AST, ...]]]
+        waiting = [(node, module, ()) for module in self._modules for node in module.statements]
+        while waiting:
+            node, module, around = waiting.pop()
             match node:
+                case ast.Call(func=function):
+                    calls.setdefault(tail(function), []).append(Call(node, around, module))
+                    called.add(id(function))
+                case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
+                    used |= {name} if id(node) not in called else set()
                 case ast.Global(names=names):
-                    found.update(names)
-                case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()):
-                    found.add(name)
-                case ast.alias(name=name, asname=str()):
-                    found.add(name)
-        return found
+                    changed.update(names)
+                case ast.Attribute(attr=name) | ast.alias(name=name, asname=str()):
+                    changed.add(name)
+            if isinstance(node, SCOPES):
+                around = (*around, node)
+            waiting.extend((child, module, around) for child in children(node))
+        return calls, used, changed
 
 
 def _united(parts: Iterable[Keys]) -> Keys:
