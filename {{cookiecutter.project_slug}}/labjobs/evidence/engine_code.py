@@ -18,7 +18,7 @@ from typing import Any
 
 from labjobs.evidence.canonical import SCHEME, short, whole
 from labjobs.evidence.symbols import UNREADABLE, parents
-from labjobs.files import CODE
+from labjobs.files import ENGINE
 
 CAN_CHANGE_RESULTS = (
     *("labjobs.training", "labjobs.data", "labjobs.devices", "labjobs.distributed"),
@@ -54,10 +54,10 @@ def code_hash(data: bytes) -> str:
 
 
 class EngineCode:
-    """The engine below a project's folder."""
+    """The engine that a project's jobs run with: the one in its folder, or the installed one."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, project: Path) -> None:
+        self._folder = project if (project / "labjobs").is_dir() else ENGINE.parent
         self._files: dict[str, Path | None] = {}
         self._found: dict[str, tuple[str, list[str]]] = {}
 
@@ -171,9 +171,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--raise", dest="raised", nargs="+", default=[], metavar="MODULE")
     raised = parser.parse_args().raised
-    new = record(CODE, raised)
+    inner = ENGINE.parent
+    new = record(inner, raised)
     unknown = [module for module in raised if module not in new["modules"]]
-    if not (CODE.parent / "cookiecutter.json").is_file():
+    if not (inner.parent / "cookiecutter.json").is_file():
         why = "for the template only: an engine that you edit counts as your own code"
     elif unknown:
         why = f"--raise {unknown[0]}: no module of the engine that can change results"
