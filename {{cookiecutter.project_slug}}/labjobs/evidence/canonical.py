@@ -9,7 +9,6 @@ import ast
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from labjobs.evidence.settings_use import (
@@ -39,7 +38,7 @@ from labjobs.evidence.symbols import (
 )
 from labjobs.evidence.top_level import BUILT_IN, Registries, acts_on_subclasses
 
-SCHEME = 1
+SCHEME = 2
 """Number of the scheme; raise it if the same code would get a different text."""
 
 IGNORED_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}
@@ -179,14 +178,11 @@ class Code:
     """What is known about a project's code as a whole, independent of the job."""
 
     def __init__(self, symbols: Symbols) -> None:
-        self.symbols = symbols
-        self.registries = Registries(symbols.imported, symbols)
-        self.use = SettingsUse(symbols.imported, symbols)
-        self.keys = KeyFinder(symbols.imported, self.use, symbols)
-
-    @cached_property
-    def _mentioned(self) -> set[str]:
-        return {name for module in self.symbols.imported for name in module.mentioned}
+        self.symbols, modules = symbols, symbols.imported
+        self.registries = Registries(modules, symbols)
+        self.use = SettingsUse(modules, symbols)
+        self.keys = KeyFinder(modules, self.use, symbols)
+        self._mentioned = {name for module in modules for name in module.mentioned}
 
     def mentions(self, names: set[str]) -> bool:
         """Return whether some of these names stand anywhere in the code."""
@@ -227,6 +223,9 @@ METRIC = "labjobs.settings.Metric"
 TAKES_NAMES = {"sorted", "list", "tuple", "set", "frozenset", "len", "iter", "enumerate", "bool"}
 """These use only the names in a registry, not its values."""
 
+ENGINES = Key("engine's")
+"""What the engine uses of a registry that it is given: the entries of METRICS that the job has."""
+
 # Names that may reach anything
 
 IMPORTS = ("importlib.import_module", "__import__")
@@ -260,12 +259,9 @@ class Writer(Canonical):
         self.out.append("\n")
         return Written(self.text(), list(self._uses), self._words, self._conditions.asked)
 
-    def _use(
-        self, how: str, module: str = "", name: str = "", key: Key = ALL, why: str = ""
-    ) -> None:
-        """Note what is used."""
-        why = why and f"{self._module.name}.py {why}"
-        self._uses.setdefault(Use(how, module, name, key, why))
+    def _use(self, how: str, *what: Any, why: str = "") -> None:
+        use = Use(how, *what)
+        self._uses[use._replace(why=f"{self._module.name}.py {why}") if why else use] = None
 
     def _target(self, node: ast.AST) -> Target | None:
         """Return what `a.b.c` refers to; None for local names and for other expressions."""
@@ -315,8 +311,7 @@ class Writer(Canonical):
         self.plain(node)
 
     def _IfExp(self, node: ast.IfExp) -> None:
-        truth = self._truth(node)
-        if truth is None:
+        if (truth := self._truth(node)) is None:
             self.plain(node)
         else:
             self.write(node.body if truth else node.orelse)
@@ -373,7 +368,7 @@ class Writer(Canonical):
             return
         self.out.append(f"local:{name}")
         if in_class and name in self._module.definitions:
-            self._use("definition", self._module.name, name, ALL)  # before the class binds it
+            self._use("definition", self._module.name, name)  # before the class binds it
 
     def _Attribute(self, node: ast.Attribute) -> None:
         if target := self._target(node):
@@ -490,14 +485,14 @@ class Writer(Canonical):
 
     # Registries: using one with a key that is known counts as using one entry
 
-    def _ask(self, node: ast.AST, *keys: Key, engine: bool = False) -> None:
+    def _ask(self, node: ast.AST, *keys: Key) -> None:
         """Note what is used of a registry, for when its name is written."""
         target = self._target(node)
         name = (target.module, target.name) if target else None
         is_whole = target and target.used == len(chain_of(node))
         if target and is_whole and name in self._code.registries.entries:
-            # of the registries that the engine is given, it uses the entries of METRICS
-            keys = (WORDS,) if engine and target.module == SETTINGS else keys
+            if keys == (ENGINES,):
+                keys = (WORDS,) if target.module == SETTINGS else ()
             self._asked[id(node)] = keys
 
     def _ask_for(self, node: ast.AST, key: ast.expr, unknown: Key) -> None:
@@ -539,10 +534,7 @@ class Writer(Canonical):
             case _ if path.startswith("labjobs.") or path in TAKES_NAMES:
                 for argument in [*node.args, *node.keywords]:
                     passed = getattr(argument, "value", argument)
-                    if path in TAKES_NAMES:
-                        self._ask(passed, NAMES)
-                    else:
-                        self._ask(passed, engine=True)
+                    self._ask(passed, NAMES if path in TAKES_NAMES else ENGINES)
         self.plain(node)
 
 

@@ -12,7 +12,7 @@ import argparse
 import ast
 import json
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,8 @@ class EngineCode:
 
     def __init__(self, project: Path) -> None:
         self._folder = project if (project / "labjobs").is_dir() else ENGINE.parent
-        self._files: dict[str, Path | None] = {}
-        self._found: dict[str, tuple[str, list[str]]] = {}
+        self._file = cache(self._find)  # of a module of the engine; None if there is no such module
+        self._look = cache(self._read)
 
     @cached_property
     def known(self) -> dict[str, dict[str, Any]]:
@@ -81,13 +81,10 @@ class EngineCode:
             for name in statement.names
         }
 
-    def file(self, module: str) -> Path | None:
-        """Return the file of a module of the engine; None if there is no such module."""
-        if module not in self._files:
-            path = self._folder.joinpath(*module.split("."))
-            files = (path.with_suffix(".py"), path / "__init__.py")
-            self._files[module] = next((file for file in files if file.is_file()), None)
-        return self._files[module]
+    def _find(self, module: str) -> Path | None:
+        path = self._folder.joinpath(*module.split("."))
+        files = (path.with_suffix(".py"), path / "__init__.py")
+        return next((file for file in files if file.is_file()), None)
 
     def reached(self, paths: set[str]) -> dict[str, str]:
         """Return the modules behind some names, with all that they import: their results versions,
@@ -96,27 +93,23 @@ class EngineCode:
         found: dict[str, str] = {}
         while waiting:
             module = waiting.pop()
-            if module not in found and counts(module) and (file := self.file(module)):
-                found[module], imported = self._evidence(module, file)
+            if module not in found and counts(module) and (file := self._file(module)):
+                found[module], imported = self._look(module, file)
                 waiting.extend(imported)
         return {module: evidence for module, evidence in found.items() if evidence != FIRST}
 
-    def _evidence(self, module: str, file: Path) -> tuple[str, list[str]]:
+    def _read(self, module: str, file: Path) -> tuple[str, list[str]]:
         """Return the results version of a module, or the hash of its code, and its imports."""
-        if module not in self._found:
-            data, known = file.read_bytes(), self.known.get(module)
-            if known and (known["text"] == text_hash(data) or known["code"] == code_hash(data)):
-                self._found[module] = f"v{known['results']}", known["imports"]
-            else:
-                self._found[module] = code_hash(data), self.imports(data)
-        return self._found[module]
+        data, known = file.read_bytes(), self.known.get(module)
+        if known and (known["text"] == text_hash(data) or known["code"] == code_hash(data)):
+            return f"v{known['results']}", known["imports"]
+        return code_hash(data), self.imports(data)
 
     def source(self, module: str) -> str:
         """Return the source of a module if it was edited, otherwise a line with its results
         version."""
-        file = self.file(module)
-        evidence = self._evidence(module, file)[0] if file else ""
-        if file and not evidence.startswith("v"):
+        evidence = self.reached({module})[module]
+        if (file := self._file(module)) and not evidence.startswith("v"):
             return file.read_bytes().decode(errors="replace")
         return f"{module}: results version {evidence[1:]}\n"
 
@@ -133,7 +126,7 @@ class EngineCode:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.update(f"{node.module}.{name.name}" for name in node.names)
         modules = {module for name in found for module in parents(name)}
-        return sorted(module for module in modules if counts(module) and self.file(module))
+        return sorted(module for module in modules if counts(module) and self._file(module))
 
 
 # Record the engine's modules in versions.json; for maintainers of the template.

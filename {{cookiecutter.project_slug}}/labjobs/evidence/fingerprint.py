@@ -10,11 +10,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FrameType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from labjobs.evidence.canonical import SCHEME, Code, Use, Writer, Written, short
 from labjobs.evidence.engine_code import EngineCode
@@ -64,13 +65,12 @@ class Fingerprint:
     lines: Mapping[str, Sequence[range]] = field(repr=False, compare=False)
     """The lines of each module that are in a part, counted from 0."""
 
+    _reached: Mapping[str, "Part"] = field(repr=False, compare=False)
     _widened: Callable[[tuple[str, ...]], "Fingerprint"] = field(repr=False, compare=False)
-    _sources: Mapping[str, Callable[[], str]] = field(repr=False, compare=False)
-    _reached_from: Mapping[str, str] = field(repr=False, compare=False)
 
     def source(self, part: str) -> str:
         """Return the source text of a part; KeyError if the job has no such part."""
-        return self._sources[part]()
+        return self._reached[part].source()
 
     def widened(self, also: Iterable[str]) -> "Fingerprint":
         """Return the fingerprint of the same job with more definitions, such as "models:block", and
@@ -82,7 +82,7 @@ class Fingerprint:
         """Return the way by which a part was reached: "models:block <- models:ConvNet <-
         run:main"."""
         path = [part]
-        while (by := self._reached_from.get(path[-1])) and by not in path:
+        while path[-1] in self._reached and (by := self._reached[path[-1]].by) not in ("", *path):
             path.append(by)
         return " <- ".join(path)
 
@@ -98,8 +98,10 @@ class Project:
         self.engine = EngineCode(folder)
         self.symbols = Symbols(folder, entry, self.engine.door)
         self.code = Code(self.symbols)
+        self.effects = cache(partial(Effects, self.symbols, self.code.registries))
         self._texts: dict[ast.AST, list[Written]] = {}
-        self._effects: dict[str, list[ast.stmt]] = {}
+        registries = self.code.registries.entries.values()
+        self._keys = {entry.key for entries in registries for entry in entries}
         self._known: dict[tuple[Any, ...], Fingerprint] = {}
 
     def fingerprint(
@@ -127,12 +129,8 @@ class Project:
 
     def _is_word(self, value: object) -> bool:
         if isinstance(value, str):
-            return not self._keys.isdisjoint((value, value.removeprefix("val_"))) or "." in value
+            return value in self._keys or value.removeprefix("val_") in self._keys or "." in value
         return isinstance(value, list | tuple) and bool(value)
-
-    @cached_property
-    def _keys(self) -> set[str]:
-        return {e.key for entries in self.code.registries.entries.values() for e in entries}
 
     def _find(
         self, settings: Mapping[str, Any], also: tuple[str, ...], inputs: Mapping[str, str]
@@ -141,9 +139,9 @@ class Project:
         closure.find(also)
         for job, code in inputs.items():
             closure.put(f"input:{job}", code, partial("code {}".format, code), "")
-        labels = _labels(closure.texts)
-        parts = {}
-        for part, text in closure.texts.items():
+        texts = {name: part.text for name, part in closure.parts.items()}
+        labels, parts = _labels(texts), {}
+        for part, text in texts.items():
             if ":" in part:
                 text = short(TOKEN.sub(lambda token: labels[token.group(1)], text).encode())
             parts[part] = text  # of the engine: a version, or already a hash
@@ -155,9 +153,8 @@ class Project:
             labels={part: labels[part] for part in parts},
             advice=tuple(closure.advice.values()),
             lines=closure.lines,
+            _reached=closure.parts,
             _widened=partial(self.fingerprint, settings, inputs=inputs),
-            _sources=closure.sources,
-            _reached_from=closure.reached_from,
         )
 
     def lacking(self, code: Fingerprint, ran: Iterable[CodeType]) -> list[str]:
@@ -172,13 +169,6 @@ class Project:
             around = (n for n, ss in definitions for s in ss if line in range(*extent(s)))
             found.add(f"{name}:{next(around, WHOLE)}")
         return sorted(found)
-
-    def effects(self, module: Module) -> list[ast.stmt]:
-        """Return the statements of a module that do more than define names."""
-        if module.name not in self._effects:
-            found = Effects(module, self.symbols, self.code.registries)
-            self._effects[module.name] = found.statements
-        return self._effects[module.name]
 
     def written(self, module: Module, node: ast.AST, settings: Mapping[str, Any]) -> Written:
         """Return the text of a node, reused from another job if its settings lead to the same
@@ -213,12 +203,19 @@ def _labels(texts: Mapping[str, str]) -> dict[str, str]:
     return labels
 
 
+class Part(NamedTuple):
+    """A part of the code: its canonical text, or a hash if it has no text; a function that returns
+    the source for people to read; and the part through which it was reached first."""
+
+    text: str
+    source: Callable[[], str]
+    by: str
+
+
 class Closure:
     """The parts of the code that one job reaches.
 
-    `texts` has the canonical text of each part, or a hash if it has no text; `sources` has the
-    source code for people to read; `reached_from` has the part through which each part was reached
-    first; `lines` has the lines of each module that are in a part, counted from 0.
+    `lines` has the lines of each module that are in a part, counted from 0.
     """
 
     def __init__(self, project: Project, settings: Mapping[str, Any]) -> None:
@@ -233,9 +230,7 @@ class Closure:
         self._bases: dict[str, str] = {}
         self._asked: dict[Name, tuple[str, set[Key]]] = {}
         self._waiting: deque[tuple[Use, str]] = deque()
-        self.texts: dict[str, str] = {}
-        self.sources: dict[str, Callable[[], str]] = {}
-        self.reached_from: dict[str, str] = {}
+        self.parts: dict[str, Part] = {}
         self.advice: dict[str, str] = {}
         self.lines: dict[str, list[range]] = {}
 
@@ -260,18 +255,17 @@ class Closure:
             self.put(path, evidence, partial(engine.source, path), (users or [""])[0])
 
     def _is_more(self, take: Callable[[], None]) -> bool:
-        before = len(self.texts)
+        before = len(self.parts)
         take()
-        return len(self.texts) > before
+        return len(self.parts) > before
 
     def put(self, part: str, text: str, source: Callable[[], str], by: str) -> None:
         """Take a part with a text, unless it was taken before."""
-        if part not in self.texts:
-            self.texts[part], self.sources[part], self.reached_from[part] = text, source, by
+        self.parts.setdefault(part, Part(text, source, by))
 
     def _take(self, part: str, places: Sequence[Place], by: str) -> None:
         """Take a part that stands in some places, and note what it uses."""
-        if part in self.texts:
+        if part in self.parts:
             return
         written = [self._project.written(*place, self._decided) for place in places]
         text = "\n".join(each.text for each in written)
@@ -291,7 +285,7 @@ class Closure:
             case "whole":
                 self._take_whole(use.module, by, use.why)
             case "everything":
-                for module in self._symbols.everything():
+                for module in map(self._symbols.name_of, sorted(self._folder.rglob("*.py"))):
                     self._take_whole(module, by, use.why)
             case "engine":
                 self._engine.setdefault(use.module, by)
@@ -320,13 +314,16 @@ class Closure:
             self._import(imported, by)
         part = f"{name}:<module>"
         self._take_dependencies(module, _outside_definitions(module), part)
-        if effects := self._project.effects(module):
+        if effects := self._project.effects(module).statements:
             self._take(part, [(module, statement) for statement in effects], by)
-            before = sum(other.endswith(":<module>") for other in self.texts)
-            self.texts[part] += f"\n{before}"  # their order matters
+            before = sum(other.endswith(":<module>") for other in self.parts)
+            reached = self.parts[part]  # after others: their order matters
+            self.parts[part] = reached._replace(text=f"{reached.text}\n{before}")
 
     def _take_whole(self, name: str, by: str, why: str) -> None:
         """Take everything that a module defines, if it cannot be known what is used."""
+        if not name:  # of a file that cannot be a part of a job
+            return
         self._import(name, by)
         module = self._symbols.get(name)
         self.lines.setdefault(name, []).append(EVERY_LINE)
@@ -395,15 +392,10 @@ class Closure:
     def _take_programs(self) -> None:
         """Take the programs that constants and settings name."""
         for word in sorted(self._words):
-            is_long = len(word) > 200
-            if is_long or not word.lower().endswith(SOURCES) or word.startswith(("/", "..")):
-                continue
-            try:
-                file = self._folder / word
-                if file.is_file():
-                    self._take_file(file, "")
-            except (OSError, ValueError):  # the word cannot be a name of a file
-                pass
+            is_name = word.lower().endswith(SOURCES) and not word.startswith(("/", ".."))
+            with suppress(OSError, ValueError):  # the word cannot be a name of a file
+                if is_name and len(word) <= 200 and (self._folder / word).is_file():
+                    self._take_file(self._folder / word, "")
 
     def _take_dependencies(self, module: Module, lines: Iterable[int], by: str) -> None:
         """Take the files that `# depends:` names in some lines."""
@@ -454,10 +446,9 @@ def _words(value: object) -> Iterator[str]:
             yield from _words(part)
 
 
-# Which functions of a project really run in a job.
-#
-# From Python 3.12 on, finding out costs next to nothing: Python reports the first call of each
-# (docs.python.org, sys.monitoring). Python 3.11 would have to report every call.
+# Which functions of a project really run in a job. From Python 3.12 on, finding out costs next to
+# nothing: Python reports the first call of each (docs.python.org, sys.monitoring). Python 3.11
+# would have to report every call.
 
 TOOLS = (4, 3)
 """Tool ids for Python's monitoring that are not reserved for any kind of tool."""
@@ -468,22 +459,18 @@ class Watch:
 
     def __init__(self, folder: Path) -> None:
         self._folder = os.path.join(folder, "")
-        self._ran: set[CodeType] = set()
+        self.noted: set[CodeType] = set()
 
     @property
     def ran(self) -> set[CodeType]:
         """The code of those functions so far."""
-        return self._ran.copy()  # other threads go on
+        return self.noted.copy()  # other threads go on
 
     def note(self, called: CodeType) -> None:
         """Note that a function was called."""
         is_function = called.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or class
         if is_function and os.path.abspath(called.co_filename).startswith(self._folder):
-            self._ran.add(called)
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self._ran.clear()
+            self.noted.add(called)
 
 
 _watch: Watch | None = None
@@ -499,7 +486,7 @@ def begin(folder: Path, on_any_python: bool = False) -> Watch:
     if _watch is None:
         _watch = Watch(folder)
         _report_calls(_watch, on_any_python)
-    _watch.forget()
+    _watch.noted.clear()
     if sys.version_info >= (3, 12):
         sys.monitoring.restart_events()
     return _watch

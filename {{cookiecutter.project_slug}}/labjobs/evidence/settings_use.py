@@ -94,17 +94,13 @@ class SettingsUse:
                     same.update(id(t) for target in targets for t in _same(target, value))
                 case ast.AnnAssign(target=target, value=value):
                     same.update(map(id, _same(target, value) if value else [target]))
-                case ast.Name(id=name):
-                    is_set = name == "settings" and not isinstance(node.ctx, ast.Load)
-                    if ("settings" in name and name != "settings") or (
-                        is_set and id(node) not in same
-                    ):  # such as old_settings
-                        yield False
-                case ast.Attribute(value=owner, attr=name):
+                case ast.Name() | ast.Attribute():
                     is_set = not isinstance(node.ctx, ast.Load) and id(node) not in same
-                    if name == "settings" and (is_set or not is_settings(node)):
-                        yield False  # such as teacher.settings
-                    elif is_set and is_settings(owner):
+                    if is_settings(node) or setting(node):
+                        others = is_set  # to something else
+                    else:  # old_settings, teacher.settings
+                        others = tail(node) == "settings" or "settings" in getattr(node, "id", "")
+                    if others:
                         yield False
                 case ast.MatchAs(name="settings") | ast.MatchStar(name="settings"):
                     yield False
@@ -230,8 +226,7 @@ SCOPES = (*get_args(Function), ast.ClassDef, *get_args(Comprehension))
 
 
 class Call(NamedTuple):
-    """A call in the project's code, and the functions and classes that contain it, outermost
-    first."""
+    """A call, and the functions and classes that contain it, outermost first."""
 
     node: ast.Call
     around: tuple[ast.AST, ...]

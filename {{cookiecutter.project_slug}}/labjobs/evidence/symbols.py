@@ -145,10 +145,8 @@ def _mentioned(nodes: Iterable[ast.AST]) -> set[str]:
     """Return names, and attributes with a dot before them, that are read or set."""
     found = set()
     for node in nodes:
-        if isinstance(node, ast.Name):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            found.add(f".{node.attr}")
+        if isinstance(node, ast.Name | ast.Attribute):
+            found.add(f".{node.attr}" if isinstance(node, ast.Attribute) else node.id)
         elif isinstance(node, ast.ExceptHandler) and node.name:
             found.add("except as")
     return found
@@ -172,13 +170,9 @@ class Scope:
             parts = body if isinstance(body, list) else [body]
         self.nodes = [inner for part in parts for inner in here(part)]
         """What runs in this scope."""
-        self._global: set[str] = set()
-        elsewhere: set[str] = set()
-        for inner in self.nodes:
-            if isinstance(inner, ast.Global | ast.Nonlocal):
-                elsewhere.update(inner.names)
-                if isinstance(inner, ast.Global):
-                    self._global.update(inner.names)
+        declared = [n for n in self.nodes if isinstance(n, ast.Global | ast.Nonlocal)]
+        elsewhere = {name for node in declared for name in node.names}
+        self._global = {name for n in declared if isinstance(n, ast.Global) for name in n.names}
         self.bound: dict[str, list[ast.AST]] = {}
         for inner in [*parameters(node), *self.nodes]:
             for name in names_bound(inner):
@@ -233,10 +227,8 @@ class Module:
         """Whether a statement runs in a job."""
         if is_guard(statement):
             return self._is_entry
-        return not (
-            isinstance(statement, ast.If)
-            and "TYPE_CHECKING" in _mentioned(ast.walk(statement.test))
-        )
+        tested = ast.walk(statement.test) if isinstance(statement, ast.If) else []
+        return "TYPE_CHECKING" not in _mentioned(tested)
 
     def alias(self, name: str, bound: Iterable[ast.AST]) -> Alias | None:
         """Return what a name refers to, if nodes bind it only by imports of the same thing."""
@@ -330,18 +322,12 @@ class Symbols:
     def __init__(self, folder: Path, entry: str, door: dict[str, str]) -> None:
         """`door`: where names that the engine passes on come from, by their dotted paths."""
         self.folder, self.entry, self._door = folder, entry, door
-        self._modules: dict[str, Module | None] = {}
-        self._files: dict[str, Path | None] = {}
+        self.file = cache(self._find)  # of a module, or the folder of a package without __init__.py
+        self.get = cache(self._read)  # a module; None if there is none, or if it cannot be read
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a module, readable or not."""
         return self.file(name) is not None
-
-    def file(self, name: str) -> Path | None:
-        """Return the file of a module, or the folder of a package without `__init__.py`."""
-        if name not in self._files:
-            self._files[name] = self._find(name)
-        return self._files[name]
 
     def _find(self, name: str) -> Path | None:
         parts = name.split(".")
@@ -352,12 +338,6 @@ class Symbols:
             if file.is_file():
                 return file
         return path if path.is_dir() and next(path.glob("*.py"), None) else None
-
-    def get(self, name: str) -> Module | None:
-        """Return a module; None if there is none, or if it cannot be read."""
-        if name not in self._modules:
-            self._modules[name] = self._read(name)
-        return self._modules[name]
 
     def _read(self, name: str) -> Module | None:
         file = self.file(name)
@@ -384,10 +364,6 @@ class Symbols:
         """Return where a module lies below the project's folder."""
         file = self.file(name)
         return file.relative_to(self.folder).as_posix() if file else f"{name}.py"
-
-    def everything(self) -> list[str]:
-        """Return the names of all modules that may be a part of a job."""
-        return [name for file in sorted(self.folder.rglob("*.py")) if (name := self.name_of(file))]
 
     @cached_property
     def imported(self) -> list[Module]:

@@ -202,7 +202,7 @@ def _stored_under_parameters(function: ast.stmt) -> Iterator[ast.expr]:
 class Effects:
     """The statements of a module that do more than define names."""
 
-    def __init__(self, module: Module, symbols: Symbols, registries: Registries) -> None:
+    def __init__(self, symbols: Symbols, registries: Registries, module: Module) -> None:
         self._module, self._symbols = module, symbols
         objects = {
             name
