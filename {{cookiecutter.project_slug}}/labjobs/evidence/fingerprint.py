@@ -119,7 +119,7 @@ class Project:
         # Two jobs have the same fingerprint if they have the same values of the settings that
         # conditions ask for, and of those that may be keys of registries or names of files.
         use = self.code.use
-        asked = [repr(settings.get(name, KeyError)) for name in sorted(use.conditions)]
+        asked = [repr(settings.get(name, KeyError)) for name in use.conditions]
         words = [f"{name}={value}" for name, value in settings.items() if self._is_word(value)]
         absent = tuple(sorted(use.fields - settings.keys()))
         key = (*asked, *sorted(words)), absent, also, tuple(inputs.items())

@@ -63,7 +63,8 @@ class SettingsUse:
                     self._declare(statement)
         nodes = [node for module in modules for node in module.nodes]
         tests = (node.test for node in nodes if isinstance(node, ast.If | ast.IfExp))
-        self.conditions = {setting(node) for test in tests for node in ast.walk(test)} - {""}
+        found = {setting(node) for test in tests for node in ast.walk(test)}
+        self.conditions = sorted(found - {""})
         others = [other for module in modules for other in self._others(module)]
         self.own, self.known = not others, all(others)
 

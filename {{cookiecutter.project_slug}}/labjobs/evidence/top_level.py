@@ -11,7 +11,7 @@ Registries are dicts whose entries count by their keys:
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from labjobs.evidence.symbols import (
@@ -26,6 +26,7 @@ from labjobs.evidence.symbols import (
     is_dataclass,
     is_guard,
     outside,
+    parents,
     tail,
 )
 
@@ -40,13 +41,10 @@ HARMLESS = {
     *("functools.partial", "functools.cache", "functools.lru_cache", "functools.wraps"),
     *("re.compile", "pathlib.Path", "logging.getLogger", "dataclasses.field", "enum.auto"),
     *("typing.TypeVar", "typing.NewType", "typing.NamedTuple", "typing.ParamSpec", "typing.cast"),
-    *("torch.tensor", "torch.zeros", "torch.ones", "torch.arange", "torch.linspace"),
-    *("torch.device", "torch.Size"),
-    *("numpy.array", "numpy.zeros", "numpy.ones", "numpy.arange", "numpy.linspace"),
+    *("torch.device", "torch.Size", "torch.tensor", "numpy.array"),
+    *(f"{m}.{f}" for m in ("torch", "numpy") for f in ("zeros", "ones", "arange", "linspace")),
 }
-HARMLESS_MODULES = (
-    *("math.", "operator.", "itertools.", "collections.", "fractions.", "labjobs.settings."),
-)
+HARMLESS_MODULES = ("math", "operator", "itertools", "collections", "fractions", "labjobs.settings")
 """Calling these changes nothing but the name that takes the result."""
 
 Name = tuple[str, str]
@@ -99,43 +97,33 @@ class Registries:
     def _added(self, module: Module, statement: ast.stmt) -> Iterator[tuple[Name, Entry]]:
         """Yield the entries that a statement or a decorator adds, and their registries."""
         for decorator in getattr(statement, "decorator_list", []):
-            found, key = self._decorated(module, decorator)
+            match decorator:
+                case ast.Call(ast.Attribute(value=owner, attr="register"), [key]):
+                    found = self._symbols.definition(module, owner)
+                case ast.Call(ast.Name(), [owner, key]):
+                    found = self._symbols.definition(module, owner)
+                case ast.Call(ast.Name() | ast.Attribute(), [key]):
+                    found = None
+                case _:
+                    continue
+            found = found or self._filled_by(module, decorator.func)
             if found and _text(key):
                 yield (found[0].name, found[1]), Entry(_text(key), module, statement)
-        owner: ast.expr
-        keys: Sequence[ast.expr | None]
         match statement:
             case ast.Assign(targets=[ast.Subscript(value=owner, slice=key)], value=value):
-                keys, values = [key], [value]
-            case ast.AugAssign(target=owner, op=ast.BitOr(), value=ast.Dict(keys, values)):
+                new = ast.Dict([key], [value])
+            case ast.AugAssign(target=owner, op=ast.BitOr(), value=ast.Dict() as new):
                 pass
             case ast.Expr(
-                ast.Call(ast.Attribute(value=owner, attr="update"), [ast.Dict(keys, values)], [])
+                ast.Call(ast.Attribute(value=owner, attr="update"), [ast.Dict() as new], [])
             ):
                 pass
             case _:
                 return
         found = self._symbols.definition(module, owner)
-        if found and _written_out(*found) and all(map(_text, keys)):
-            for key, value in zip(keys, values, strict=True):
-                yield (found[0].name, found[1]), Entry(_text(key), module, value)
-
-    def _decorated(
-        self, module: Module, decorator: ast.expr
-    ) -> tuple[tuple[Module, str] | None, ast.expr | None]:
-        """Return the registry and the key that a decorator adds what it decorates under."""
-        owner: ast.expr | None = None
-        match decorator:
-            case ast.Call(ast.Attribute(value=owner, attr="register"), [key]):
-                pass
-            case ast.Call(ast.Name(), [owner, key]):
-                pass
-            case ast.Call(ast.Name() | ast.Attribute(), [key]):
-                pass
-            case _:
-                return None, None
-        found = self._symbols.definition(module, owner) if owner else None
-        return found or self._filled_by(module, decorator.func), key
+        if found and _written_out(*found) and all(map(_text, new.keys)):
+            for added, value in zip(new.keys, new.values, strict=True):
+                yield (found[0].name, found[1]), Entry(_text(added), module, value)
 
     def _filled_by(self, module: Module, function: ast.expr) -> tuple[Module, str] | None:
         """Return the registry of a function such as `register`, by what it does."""
@@ -298,7 +286,7 @@ class Effects:
         if found := self._symbols.definition(self._module, function):
             return all(map(_is_plain_class, found[0].definitions[found[1]]))
         path = self._symbols.path_of(self._module, function)
-        return path in HARMLESS or path.startswith(HARMLESS_MODULES)
+        return path in HARMLESS or any(name in HARMLESS_MODULES for name in parents(path)[:-1])
 
 
 def acts_on_subclasses(node: ast.ClassDef) -> bool:
