@@ -12,14 +12,12 @@ import argparse
 import ast
 import json
 import sys
-from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from labjobs.evidence import syntax
-from labjobs.evidence.modules import UNREADABLE, parents
-from labjobs.evidence.syntax import SCHEME, short
+from labjobs.evidence.canonical import SCHEME, short, whole
+from labjobs.evidence.symbols import UNREADABLE, parents
 from labjobs.files import ENGINE
 
 CAN_CHANGE_RESULTS = (
@@ -29,9 +27,6 @@ CAN_CHANGE_RESULTS = (
 )
 """All other modules (the command line, identity, tracking, sweeps, results, …) never change
 results."""
-
-DOOR = "labjobs"
-"""The package whose `__init__.pyi` says where the names come from that a project may use."""
 
 FIRST = "v1"
 """The results version of a module whose results never changed. Such modules are left out, because
@@ -53,7 +48,7 @@ def text_hash(data: bytes) -> str:
 def code_hash(data: bytes) -> str:
     """Return the hash of a module's code, or of its bytes if it cannot be read."""
     try:
-        return short(syntax.whole(ast.parse(data)).encode())
+        return short(whole(ast.parse(data)).encode())
     except UNREADABLE:
         return text_hash(data)
 
@@ -62,101 +57,76 @@ class EngineCode:
     """The engine that a project's jobs run with: the one in its folder, or the installed one."""
 
     def __init__(self, project: Path) -> None:
-        self._folder = project if (project / DOOR).is_dir() else ENGINE.parent
-        self._hashes: dict[str, str] = {}
-        self._imported: dict[str, list[str]] = {}
-        self._files: dict[str, Path | None] = {}
+        self._folder = project if (project / "labjobs").is_dir() else ENGINE.parent
+        self._file = cache(self._find)  # of a module of the engine; None if there is no such module
+        self._look = cache(self._read)
 
     @cached_property
     def known(self) -> dict[str, dict[str, Any]]:
         """The content of versions.json for each module."""
         held = json.loads(MANIFEST.read_bytes()) if MANIFEST.exists() else {}
-        modules: dict[str, dict[str, Any]] = held.get("modules", {})
-        return modules
+        return dict(held.get("modules", {}))
 
     @cached_property
     def door(self) -> dict[str, str]:
         """Where the names come from that a project may use, by their dotted paths."""
         try:
-            tree = ast.parse((self._folder / DOOR / "__init__.pyi").read_bytes())
+            tree = ast.parse((self._folder / "labjobs" / "__init__.pyi").read_bytes())
         except UNREADABLE:
             return {}
         return {
-            f"{DOOR}.{name.asname or name.name}": f"{statement.module}.{name.name}"
+            f"labjobs.{name.asname or name.name}": f"{statement.module}.{name.name}"
             for statement in tree.body
             if isinstance(statement, ast.ImportFrom)
             for name in statement.names
         }
 
-    def file(self, module: str) -> Path | None:
-        """Return the file of a module of the engine; None if there is no such module."""
-        if module not in self._files:
-            path = self._folder.joinpath(*module.split("."))
-            files = (path.with_suffix(".py"), path / "__init__.py")
-            self._files[module] = next((file for file in files if file.is_file()), None)
-        return self._files[module]
+    def _find(self, module: str) -> Path | None:
+        path = self._folder.joinpath(*module.split("."))
+        files = (path.with_suffix(".py"), path / "__init__.py")
+        return next((file for file in files if file.is_file()), None)
 
     def reached(self, paths: set[str]) -> dict[str, str]:
         """Return the modules behind some names, with all that they import: their results versions,
         or the hash of their code if it was edited. Those in their first version are left out."""
-        waiting = [module for path in paths for module in parents(path) if self.file(module)]
+        waiting = [module for path in paths for module in parents(path)]
         found: dict[str, str] = {}
         while waiting:
             module = waiting.pop()
-            if module not in found and counts(module):
-                found[module] = self._evidence(module)
-                waiting.extend(self._imports(module))
+            if module not in found and counts(module) and (file := self._file(module)):
+                found[module], imported = self._look(module, file)
+                waiting.extend(imported)
         return {module: evidence for module, evidence in found.items() if evidence != FIRST}
 
-    def _data(self, module: str) -> bytes:
-        file = self.file(module)
-        try:
-            return file.read_bytes() if file else b""
-        except OSError:
-            return b""
-
-    def _evidence(self, module: str) -> str:
-        if module not in self._hashes:
-            known, data = self.known.get(module, {}), self._data(module)
-            is_known = known.get("text") == text_hash(data) or known.get("code") == code_hash(data)
-            self._hashes[module] = f"v{known['results']}" if is_known else code_hash(data)
-        return self._hashes[module]
-
-    def is_edited(self, module: str) -> bool:
-        """Return whether a module's code differs from the template's."""
-        return not self._evidence(module).startswith("v")
+    def _read(self, module: str, file: Path) -> tuple[str, list[str]]:
+        """Return the results version of a module, or the hash of its code, and its imports."""
+        data, known = file.read_bytes(), self.known.get(module)
+        if known and (known["text"] == text_hash(data) or known["code"] == code_hash(data)):
+            return f"v{known['results']}", known["imports"]
+        return code_hash(data), self.imports(data)
 
     def source(self, module: str) -> str:
         """Return the source of a module if it was edited, otherwise a line with its results
         version."""
-        if self.is_edited(module):
-            return self._data(module).decode(errors="replace")
-        return f"{module}: results version {self._evidence(module)[1:]}\n"
+        evidence = self.reached({module})[module]
+        if (file := self._file(module)) and not evidence.startswith("v"):
+            return file.read_bytes().decode(errors="replace")
+        return f"{module}: results version {evidence[1:]}\n"
 
-    def _imports(self, module: str) -> list[str]:
-        if module not in self._imported:
-            edited = self.is_edited(module)
-            found = imports(self._tree(module), self) if edited else self.known[module]["imports"]
-            self._imported[module] = sorted(set(found))
-        return self._imported[module]
-
-    def _tree(self, module: str) -> ast.Module:
+    def imports(self, data: bytes) -> list[str]:
+        """Return the modules of the engine that a module imports and that can change results."""
         try:
-            return ast.parse(self._data(module))
+            tree = ast.parse(data)
         except UNREADABLE:
-            return ast.Module([], [])
-
-
-def imports(tree: ast.Module, engine: EngineCode) -> Iterator[str]:
-    """Yield the modules of the engine that a module imports and that can change results."""
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [name.name for name in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [f"{node.module}.{name.name}" for name in node.names]
-        for name in names:
-            yield from (m for m in parents(name) if counts(m) and engine.file(m))
+            return []
+        found: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found.update(name.name for name in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.update(f"{node.module}.{name.name}" for name in node.names)
+        modules = {module for name in found for module in parents(name)}
+        return sorted(module for module in modules if counts(module) and self._file(module))
 
 
 # Record the engine's modules in versions.json; for maintainers of the template.
@@ -176,19 +146,15 @@ def record(folder: Path, raised: list[str]) -> dict[str, Any]:
     engine = EngineCode(folder)
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.joinpath("labjobs").rglob("*.py")):
-        module = ".".join(file.relative_to(folder).with_suffix("").parts)
-        module = module.removesuffix(".__init__")
-        if not counts(module):
-            continue
-        data = file.read_bytes()
-        imported = set(imports(ast.parse(data), engine)) - {module}
-        results = engine.known.get(module, {}).get("results", 1)
-        found[module] = {
-            "results": results + (module in raised),
-            "code": code_hash(data),
-            "text": text_hash(data),
-            "imports": sorted(imported),
-        }
+        module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        if counts(module):
+            data = file.read_bytes()
+            found[module] = {
+                "results": engine.known.get(module, {}).get("results", 1) + (module in raised),
+                "code": code_hash(data),
+                "text": text_hash(data),
+                "imports": [name for name in engine.imports(data) if name != module],
+            }
     return {"scheme": SCHEME, "modules": found}
 
 
@@ -197,19 +163,17 @@ def main() -> int:
     code."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--raise", dest="raised", nargs="+", default=[], metavar="MODULE")
-    arguments = parser.parse_args()
+    raised = parser.parse_args().raised
     inner = ENGINE.parent
+    new = record(inner, raised)
+    unknown = [module for module in raised if module not in new["modules"]]
     if not (inner.parent / "cookiecutter.json").is_file():
-        return _refused("for the template only: an engine that you edit counts as your own code")
-    new = record(inner, arguments.raised)
-    for module in arguments.raised:
-        if module not in new["modules"]:
-            return _refused(f"--raise {module}: no module of the engine that can change results")
-    MANIFEST.write_text(json.dumps(new, indent=1) + "\n")
-    return 0
-
-
-def _refused(why: str) -> int:
+        why = "for the template only: an engine that you edit counts as your own code"
+    elif unknown:
+        why = f"--raise {unknown[0]}: no module of the engine that can change results"
+    else:
+        MANIFEST.write_text(json.dumps(new, indent=1) + "\n")
+        return 0
     print(f"{COMMAND}: {why}", file=sys.stderr)
     return 2
 

@@ -1,5 +1,6 @@
 """The code fingerprint of a job: which definitions its results depend on, and their hashes."""
 
+import ast
 import atexit
 import hashlib
 import inspect
@@ -7,20 +8,35 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FrameType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from labjobs.evidence.closure import WHOLE, Cache, Closure
+from labjobs.evidence.canonical import SCHEME, Code, Use, Writer, Written, short
 from labjobs.evidence.engine_code import EngineCode
-from labjobs.evidence.modules import Files, Modules
-from labjobs.evidence.names import ProjectCode
-from labjobs.evidence.syntax import SCHEME, short
+from labjobs.evidence.settings_use import ALL, NAMES, WORDS, Key, Undecided
+from labjobs.evidence.symbols import Module, Symbols, extent, parents, tail
+from labjobs.evidence.top_level import Effects, Name
+
+Place = tuple[Module, ast.AST]
 
 TOKEN = re.compile("\x01([^\x02]*)\x02")
+
+WHOLE = "<file>"
+"""Stands for all of a module, instead of one definition."""
+
+EVERY_LINE = range(sys.maxsize)
+
+DEPENDS = re.compile(r"#\s*depends:\s*(.+)")
+SOURCES = (
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".jl", ".py", ".pyx", ".r", ".rs", ".sh"),
+)
+"""How the names of programs' sources end."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +65,12 @@ class Fingerprint:
     lines: Mapping[str, Sequence[range]] = field(repr=False, compare=False)
     """The lines of each module that are in a part, counted from 0."""
 
+    _reached: Mapping[str, "Part"] = field(repr=False, compare=False)
     _widened: Callable[[tuple[str, ...]], "Fingerprint"] = field(repr=False, compare=False)
-    _sources: Mapping[str, Callable[[], str]] = field(repr=False, compare=False)
-    _reached_from: Mapping[str, str] = field(repr=False, compare=False)
 
     def source(self, part: str) -> str:
         """Return the source text of a part; KeyError if the job has no such part."""
-        return self._sources[part]()
+        return self._reached[part].source()
 
     def widened(self, also: Iterable[str]) -> "Fingerprint":
         """Return the fingerprint of the same job with more definitions, such as "models:block", and
@@ -67,7 +82,7 @@ class Fingerprint:
         """Return the way by which a part was reached: "models:block <- models:ConvNet <-
         run:main"."""
         path = [part]
-        while (by := self._reached_from.get(path[-1])) and by not in path:
+        while path[-1] in self._reached and (by := self._reached[path[-1]].by) not in ("", *path):
             path.append(by)
         return " <- ".join(path)
 
@@ -80,10 +95,13 @@ class Project:
     """
 
     def __init__(self, folder: Path, entry: str = "run") -> None:
-        self._entry = entry
-        self._files = Files(folder)
-        self._code = ProjectCode(Modules(folder, entry), EngineCode(folder))
-        self._written: Cache = {}
+        self.engine = EngineCode(folder)
+        self.symbols = Symbols(folder, entry, self.engine.door)
+        self.code = Code(self.symbols)
+        self.effects = cache(partial(Effects, self.symbols, self.code.registries))
+        self._texts: dict[ast.AST, list[Written]] = {}
+        registries = self.code.registries.entries.values()
+        self._keys = {entry.key for entries in registries for entry in entries}
         self._known: dict[tuple[Any, ...], Fingerprint] = {}
 
     def fingerprint(
@@ -98,59 +116,35 @@ class Project:
         values. `also` are further definitions to include, such as "models:block". `inputs` are the
         digests of the jobs that this one is derived from, by their ids.
         """
-        key = self._key(settings), also, tuple(inputs.items())
+        # Two jobs have the same fingerprint if they have the same values of the settings that
+        # conditions ask for, and of those that may be keys of registries or names of files.
+        use = self.code.use
+        asked = [repr(settings.get(name, KeyError)) for name in use.conditions]
+        words = [f"{name}={value}" for name, value in settings.items() if self._is_word(value)]
+        absent = tuple(sorted(use.fields - settings.keys()))
+        key = (*asked, *sorted(words)), absent, also, tuple(inputs.items())
         if key not in self._known:
             self._known[key] = self._find(settings, also, inputs)
         return self._known[key]
 
-    def lacking(self, code: Fingerprint, ran: Iterable[CodeType]) -> list[str]:
-        """Return the definitions of the project that have run and that a fingerprint lacks."""
-        return sorted({name for each in ran if (name := self._outside(code, each))})
-
-    def _outside(self, code: Fingerprint, ran: CodeType) -> str:
-        """The definition that contains some code, if the code is not in any part of a
-        fingerprint."""
-        name, line = self._code.modules.name_of(Path(ran.co_filename)), ran.co_firstlineno - 1
-        if not name or any(line in lines for lines in code.lines.get(name, ())):
-            return ""
-        module = self._code.modules.get(name)
-        return f"{name}:{(module and module.definition_at(line)) or WHOLE}"
-
-    @cached_property
-    def _conditions(self) -> list[str]:
-        """The settings whose values may decide a branch."""
-        return sorted(self._code.use.conditions)
-
-    @cached_property
-    def _keys(self) -> set[str]:
-        return self._code.registries.keys()
-
-    def _key(self, settings: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the settings that matter: two jobs with the same values have the same
-        fingerprint."""
-        values = [repr(settings.get(name, KeyError)) for name in self._conditions]
-        words = [f"{name}={value}" for name, value in settings.items() if self._is_word(value)]
-        return (*values, *sorted(words), *sorted(self._code.use.fields - settings.keys()))
-
     def _is_word(self, value: object) -> bool:
-        """Whether a setting's value may be the key of a registry or the name of a file."""
         if isinstance(value, str):
-            keys = self._keys
-            return value in keys or value.removeprefix("val_") in keys or "." in value
+            return value in self._keys or value.removeprefix("val_") in self._keys or "." in value
         return isinstance(value, list | tuple) and bool(value)
 
     def _find(
         self, settings: Mapping[str, Any], also: tuple[str, ...], inputs: Mapping[str, str]
     ) -> Fingerprint:
-        closure = Closure(self._code, self._files, settings, self._written)
-        closure.find(self._entry, also)
+        closure = Closure(self, settings)
+        closure.find(also)
         for job, code in inputs.items():
-            closure.take_input(job, code)
-        labels = _labels(closure.texts)
-        parts = {part: short(_named(text, labels).encode()) for part, text in closure.texts.items()}
-        for part in parts:
-            if ":" not in part:  # of the engine: a version, or already a hash
-                parts[part] = closure.texts[part]
+            closure.put(f"input:{job}", code, partial("code {}".format, code), "")
+        texts = {name: part.text for name, part in closure.parts.items()}
+        labels, parts = _labels(texts), {}
+        for part, text in texts.items():
+            if ":" in part:
+                text = short(TOKEN.sub(lambda token: labels[token.group(1)], text).encode())
+            parts[part] = text  # of the engine: a version, or already a hash
         lines = sorted(f"{labels[part]} {found}" for part, found in parts.items())
         text = "\n".join([f"scheme {SCHEME}", *lines])
         return Fingerprint(
@@ -159,36 +153,302 @@ class Project:
             labels={part: labels[part] for part in parts},
             advice=tuple(closure.advice.values()),
             lines=closure.lines,
+            _reached=closure.parts,
             _widened=partial(self.fingerprint, settings, inputs=inputs),
-            _sources=closure.sources,
-            _reached_from=closure.reached_from,
         )
+
+    def lacking(self, code: Fingerprint, ran: Iterable[CodeType]) -> list[str]:
+        """Return the definitions of the project that have run and that a fingerprint lacks."""
+        found = set()
+        for each in ran:
+            name, line = self.symbols.name_of(Path(each.co_filename)), each.co_firstlineno - 1
+            if not name or any(line in lines for lines in code.lines.get(name, ())):
+                continue
+            module = self.symbols.get(name)
+            definitions = module.definitions.items() if module else ()
+            around = (n for n, ss in definitions for s in ss if line in range(*extent(s)))
+            found.add(f"{name}:{next(around, WHOLE)}")
+        return sorted(found)
+
+    def written(self, module: Module, node: ast.AST, settings: Mapping[str, Any]) -> Written:
+        """Return the text of a node, reused from another job if its settings lead to the same
+        text."""
+        known = self._texts.setdefault(node, [])
+        for written in known:
+            asked = written.asked.items()
+            if all(repr(settings.get(name, Undecided)) == repr(value) for name, value in asked):
+                return written
+        try:
+            written = Writer(self.code, module, settings).written(node)
+        except RecursionError:
+            why = f"{module.name}.py is nested too deeply"
+            written = Written(module.source, [Use("everything", why=why)], set(), {})
+        known.append(written)
+        return written
 
 
 def _labels(texts: Mapping[str, str]) -> dict[str, str]:
     """Return the names of parts for the hash: without their module, so that moving a
     definition changes nothing, unless another one that the job reaches has the same name."""
-    named = {name for text in texts.values() for name in TOKEN.findall(text)}
+    named = {*texts, *(name for text in texts.values() for name in TOKEN.findall(text))}
     modules: dict[str, set[str]] = {}
-    for part in {*texts, *named}:
+    for part in named:
         module, _, name = part.partition(":")
         modules.setdefault(name.partition("[")[0], set()).add(module)
     labels = {}
-    for part in {*texts, *named}:
+    for part in named:
         module, _, name = part.partition(":")
         is_alone = len(modules[name.partition("[")[0]]) == 1
         labels[part] = name if name and module != "file" and is_alone else part
     return labels
 
 
-def _named(text: str, labels: Mapping[str, str]) -> str:
-    return TOKEN.sub(lambda token: labels[token.group(1)], text)
+class Part(NamedTuple):
+    """A part of the code: its canonical text, or a hash if it has no text; a function that returns
+    the source for people to read; and the part through which it was reached first."""
+
+    text: str
+    source: Callable[[], str]
+    by: str
 
 
-# Which functions of a project really run in a job.
-#
-# From Python 3.12 on, finding out costs next to nothing: Python reports the first call of each
-# (docs.python.org, sys.monitoring). Python 3.11 would have to report every call.
+class Closure:
+    """The parts of the code that one job reaches.
+
+    `lines` has the lines of each module that are in a part, counted from 0.
+    """
+
+    def __init__(self, project: Project, settings: Mapping[str, Any]) -> None:
+        self._project, self._symbols = project, project.symbols
+        self._registries, self._folder = project.code.registries, project.symbols.folder
+        undecided = project.code.use.undecided
+        self._settings = settings
+        self._decided = {k: v for k, v in settings.items() if k not in undecided}
+        self._words = {word for value in settings.values() for word in _words(value)}
+        self._entered: set[str] = set()
+        self._engine: dict[str, str] = {}
+        self._bases: dict[str, str] = {}
+        self._asked: dict[Name, tuple[str, set[Key]]] = {}
+        self._waiting: deque[tuple[Use, str]] = deque()
+        self.parts: dict[str, Part] = {}
+        self.advice: dict[str, str] = {}
+        self.lines: dict[str, list[range]] = {}
+
+    def find(self, also: Sequence[str]) -> None:
+        """Reach everything, beginning with what importing the entry does, and `also` these."""
+        self._enter(self._symbols.entry, "")
+        for part in also:
+            name, _, definition = part.partition(":")
+            module = self._symbols.get(name)
+            if definition == WHOLE:
+                self._take_whole(name, "", "code has run there that no definition has")
+            elif module and definition in module.definitions:
+                self._reach(Use("definition", name, definition), "")
+        # what these take depends on all code that was reached before
+        more = (self._take_entries, self._take_subclasses, self._take_programs)
+        while self._waiting or any(map(self._is_more, more)):
+            if self._waiting:
+                self._follow(*self._waiting.popleft())
+        engine = self._project.engine
+        for path, evidence in engine.reached(set(self._engine)).items():
+            users = [by for used, by in self._engine.items() if used.startswith(f"{path}.")]
+            self.put(path, evidence, partial(engine.source, path), (users or [""])[0])
+
+    def _is_more(self, take: Callable[[], None]) -> bool:
+        before = len(self.parts)
+        take()
+        return len(self.parts) > before
+
+    def put(self, part: str, text: str, source: Callable[[], str], by: str) -> None:
+        """Take a part with a text, unless it was taken before."""
+        self.parts.setdefault(part, Part(text, source, by))
+
+    def _take(self, part: str, places: Sequence[Place], by: str) -> None:
+        """Take a part that stands in some places, and note what it uses."""
+        if part in self.parts:
+            return
+        written = [self._project.written(*place, self._decided) for place in places]
+        text = "\n".join(each.text for each in written)
+        self.put(part, text, lambda: "\n".join(m.segment(node) for m, node in places), by)
+        for each, (module, node) in zip(written, places, strict=True):
+            self._words |= each.words
+            self._waiting.extend((use, part) for use in each.uses)
+            self.lines.setdefault(module.name, []).append(range(*extent(node)))
+            self._take_dependencies(module, range(*extent(node)), part)
+
+    def _follow(self, use: Use, by: str) -> None:
+        match use.how:
+            case "definition":
+                self._reach(use, by)
+            case "import":
+                self._import(use.module, by)
+            case "whole":
+                self._take_whole(use.module, by, use.why)
+            case "everything":
+                for module in map(self._symbols.name_of, sorted(self._folder.rglob("*.py"))):
+                    self._take_whole(module, by, use.why)
+            case "engine":
+                self._engine.setdefault(use.module, by)
+            case "subclasses":
+                self._bases.setdefault(use.name, by)
+
+    # Modules
+
+    def _import(self, name: str, by: str) -> None:
+        for package in parents(name):
+            self._enter(package, by)
+
+    def _enter(self, name: str, by: str) -> None:
+        """Take what importing a module does, and the modules that it imports."""
+        if name in self._entered or name not in self._symbols:
+            return
+        self._entered.add(name)
+        module = self._symbols.get(name)
+        if module is None:
+            path = self._symbols.path(name)
+            self.advice[name] = f"{path} cannot be read as Python: any change of the file counts"
+            self._put_file(f"{name}:{WHOLE}", self._folder / path, by)
+            self.lines[name] = [EVERY_LINE]
+            return
+        for imported in module.imports:
+            self._import(imported, by)
+        part = f"{name}:<module>"
+        self._take_dependencies(module, _outside_definitions(module), part)
+        if effects := self._project.effects(module).statements:
+            self._take(part, [(module, statement) for statement in effects], by)
+            before = sum(other.endswith(":<module>") for other in self.parts)
+            reached = self.parts[part]  # after others: their order matters
+            self.parts[part] = reached._replace(text=f"{reached.text}\n{before}")
+
+    def _take_whole(self, name: str, by: str, why: str) -> None:
+        """Take everything that a module defines, if it cannot be known what is used."""
+        if not name:  # of a file that cannot be a part of a job
+            return
+        self._import(name, by)
+        module = self._symbols.get(name)
+        self.lines.setdefault(name, []).append(EVERY_LINE)
+        if module and name not in self.advice:
+            self.advice[name] = f"{self._symbols.path(name)} counts as a whole: {why}"
+            for definition in module.definitions:
+                self._reach(Use("definition", name, definition), by)
+            for target in self._symbols.passed_on(module):
+                self._reach(Use("definition", target.module, target.name), by)
+
+    # Definitions, registries and subclasses
+
+    def _reach(self, use: Use, by: str) -> None:
+        """Take a definition; of a registry, all but its entries, and note which are asked for."""
+        self._import(use.module, by)
+        module, name = self._symbols.get(use.module), (use.module, use.name)
+        if not module:
+            return
+        part, definition = f"{use.module}:{use.name}", module.definitions[use.name]
+        if name not in self._registries.entries:
+            self._take(part, [(module, node) for node in definition], by)
+            return
+        key = use.key
+        if key.kind == "setting":
+            value = self._settings.get(key.value, Undecided)  # a setting that is in no identity
+            key = ALL if value is Undecided else Key("constant", str(value))
+        _, asked = self._asked.setdefault(name, (by, set()))
+        if key in asked:
+            return
+        asked.add(key)
+        if self._registries.has_code(name):
+            self._take(part, [(module, definition[0])], by)
+        if key in (ALL, NAMES):
+            keys = "\n".join(entry.key for entry in self._registries.entries[name])
+            self.put(f"{part}[*]", keys, lambda: keys, by)
+        for other in self._registries.included.get(name, []):
+            if other.kind == "definition":
+                self._reach(use._replace(module=other.module, name=other.name), by)
+
+    def _take_entries(self) -> None:
+        """Take the entries of registries that have been asked for so far."""
+        words = self._words | {word.removeprefix("val_") for word in self._words}  # of --monitor
+        for (module, name), (by, asked) in self._asked.items():
+            keys = {key.value for key in asked if key.kind == "constant"}
+            keys |= words if WORDS in asked else set()
+            taken: dict[str, list[Place]] = {}
+            for entry in self._registries.entries[module, name]:
+                if ALL in asked or entry.key in keys:
+                    taken.setdefault(entry.key, []).append((entry.module, entry.node))
+            for key, places in taken.items():
+                self._take(f"{module}:{name}[{key}]", places, by)
+
+    def _take_subclasses(self) -> None:
+        """Take the subclasses of classes that may use them."""
+        for name in sorted(self._entered) if self._bases else []:
+            module = self._symbols.get(name)
+            for node in module.statements if module else []:
+                for base in map(tail, node.bases if isinstance(node, ast.ClassDef) else []):
+                    if module and isinstance(node, ast.ClassDef) and base in self._bases:
+                        self._bases.setdefault(node.name, self._bases[base])
+                        self._take(f"{name}:{node.name}", [(module, node)], self._bases[base])
+
+    # Files that a job depends on and Python does not open for it. Those that Python opens are
+    # recorded by labjobs.job.reads.
+
+    def _take_programs(self) -> None:
+        """Take the programs that constants and settings name."""
+        for word in sorted(self._words):
+            is_name = word.lower().endswith(SOURCES) and not word.startswith(("/", ".."))
+            with suppress(OSError, ValueError):  # the word cannot be a name of a file
+                if is_name and len(word) <= 200 and (self._folder / word).is_file():
+                    self._take_file(self._folder / word, "")
+
+    def _take_dependencies(self, module: Module, lines: Iterable[int], by: str) -> None:
+        """Take the files that `# depends:` names in some lines."""
+        for line in lines if "depends:" in module.source else ():
+            found = DEPENDS.search(module.lines[line])
+            for pattern in re.split(r"[,\s]+", found.group(1).strip()) if found else []:
+                try:
+                    files = sorted(f for f in self._folder.glob(pattern) if f.is_file())
+                except (OSError, ValueError, NotImplementedError, IndexError):  # not a pattern
+                    files = []
+                for file in files:
+                    self._take_file(file, by)
+                if not files:
+                    self.put(f"file:{pattern}", "", str, by)
+                    said = f"# depends: {pattern} in {module.name}.py matches no file"
+                    self.advice[pattern] = said
+
+    def _take_file(self, file: Path, by: str) -> None:
+        name = file.relative_to(self._folder).as_posix()
+        self._put_file(f"file:{name}", file, by)
+        if name.endswith(".py"):  # perhaps run in a separate process
+            self._take_whole(".".join(name[:-3].split("/")), by, f"{name} is named in the code")
+
+    def _put_file(self, part: str, file: Path, by: str) -> None:
+        self.put(part, short(_bytes(file)), lambda: _bytes(file).decode(errors="replace"), by)
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def _outside_definitions(module: Module) -> Iterator[int]:
+    """Yield the lines, counted from 0, that are outside all definitions."""
+    statements = {s for definition in module.definitions.values() for s in definition}
+    inside = {line for statement in statements for line in range(*extent(statement))}
+    yield from (line for line in range(len(module.lines)) if line not in inside)
+
+
+def _words(value: object) -> Iterator[str]:
+    """Yield the texts in the value of a setting."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _words(part)
+
+
+# Which functions of a project really run in a job. From Python 3.12 on, finding out costs next to
+# nothing: Python reports the first call of each (docs.python.org, sys.monitoring). Python 3.11
+# would have to report every call.
 
 TOOLS = (4, 3)
 """Tool ids for Python's monitoring that are not reserved for any kind of tool."""
@@ -199,22 +459,21 @@ class Watch:
 
     def __init__(self, folder: Path) -> None:
         self._folder = os.path.join(folder, "")
-        self._ran: set[CodeType] = set()
+        self.noted: set[CodeType] = set()
 
     @property
     def ran(self) -> set[CodeType]:
         """The code of those functions so far."""
-        return self._ran.copy()  # other threads go on
+        return self.noted.copy()  # other threads go on
 
     def note(self, called: CodeType) -> None:
         """Note that a function was called."""
         is_function = called.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or class
         if is_function and os.path.abspath(called.co_filename).startswith(self._folder):
-            self._ran.add(called)
+            self.noted.add(called)
 
-    def forget(self) -> None:
-        """Begin anew."""
-        self._ran.clear()
+
+_watch: Watch | None = None
 
 
 def begin(folder: Path, on_any_python: bool = False) -> Watch:
@@ -227,13 +486,10 @@ def begin(folder: Path, on_any_python: bool = False) -> Watch:
     if _watch is None:
         _watch = Watch(folder)
         _report_calls(_watch, on_any_python)
-    _watch.forget()
+    _watch.noted.clear()
     if sys.version_info >= (3, 12):
         sys.monitoring.restart_events()
     return _watch
-
-
-_watch: Watch | None = None
 
 
 def _report_calls(watch: Watch, on_any_python: bool) -> None:

@@ -1,0 +1,465 @@
+"""What the names in a project's code refer to: scopes, modules, and the imports between them.
+
+Python's own `symtable` needs the source again for each piece, and its answers for comprehensions
+and annotations depend on Python's version.
+"""
+
+import ast
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property
+from importlib.util import decode_source
+from pathlib import Path
+from typing import NamedTuple
+
+ENGINE = "labjobs"
+NO_PART_OF_A_JOB = {"plot", "jobs", "conftest", "tests", ENGINE}
+"""These count only if a job's code imports them."""
+
+UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
+
+DEPTH = 20
+"""The number of imports through which a name is followed."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+# Syntax trees
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes in the fields of a node."""
+    found: list[ast.AST] = []
+    for name in _fields(type(node)):  # type: ignore[arg-type]  # mypy: no type can be hashed
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif isinstance(value, list):
+            found.extend(part for part in value if isinstance(part, ast.AST))
+    return found
+
+
+@cache
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    plain = ("ctx", "op", "ops", "id", "attr", "arg", "name", "lineno", "kind", "type_comment")
+    if kind.__name__ == "TypeAlias":
+        return kind._fields
+    return tuple(name for name in kind._fields if name not in plain)
+
+
+def outside(node: ast.AST) -> list[ast.AST]:
+    """Return the children of a node that run in the scope that it stands in."""
+    if isinstance(node, Function):
+        defaults = [default for default in node.args.kw_defaults if default]
+        return [*getattr(node, "decorator_list", []), *node.args.defaults, *defaults]
+    if isinstance(node, ast.ClassDef):
+        return [*node.decorator_list, *node.bases, *node.keywords]
+    if isinstance(node, Comprehension):
+        walrus = [inner for inner in everywhere(node) if isinstance(inner, ast.NamedExpr)]
+        return [node.generators[0].iter, *walrus]
+    return children(node)
+
+
+def everywhere(
+    node: ast.AST, below: Callable[[ast.AST], list[ast.AST]] = children
+) -> Iterator[ast.AST]:
+    """Yield a node and all below it in their order; in less time than ast.walk takes."""
+    waiting = [node]
+    while waiting:
+        inner = waiting.pop()
+        yield inner
+        waiting.extend(reversed(below(inner)))
+
+
+def here(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and those below it that run in the same scope."""
+    return everywhere(node, outside)
+
+
+def chain_of(node: ast.AST) -> list[str]:
+    """Return ["a", "b", "c"] for `a.b.c`; empty if the expression does not begin with a name."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
+
+
+def tail(node: ast.AST) -> str:
+    """Return c of `a.b.c` and of `f().c`; empty for anything else."""
+    return getattr(node, "attr", "") or getattr(node, "id", "")
+
+
+def parameters(node: ast.AST) -> list[ast.arg]:
+    """Return the parameters of a function; none of anything else."""
+    if not isinstance(node, Function):
+        return []
+    found = node.args
+    every = [*found.posonlyargs, *found.args, found.vararg, *found.kwonlyargs, found.kwarg]
+    return [argument for argument in every if argument]
+
+
+def is_dataclass(node: ast.AST) -> bool:
+    """Return whether a statement is a class with `@dataclass`."""
+    return isinstance(node, ast.ClassDef) and any(
+        tail(inner) == "dataclass"
+        for decorator in node.decorator_list
+        for inner in ast.walk(decorator)
+    )
+
+
+def names_bound(node: ast.AST) -> list[str]:
+    """Return the names that a node itself binds."""
+    match node:
+        case ast.Name(id=name):
+            return [] if isinstance(node.ctx, ast.Load) else [name]
+        case ast.arg(arg=name):
+            return [name]
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+            return [name]
+        case ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+            return [name]
+        case ast.Import(names=aliases):
+            return [alias.asname or alias.name.split(".")[0] for alias in aliases]
+        case ast.ImportFrom(names=aliases):
+            return [alias.asname or alias.name for alias in aliases if alias.name != "*"]
+    return []
+
+
+def extent(node: ast.AST) -> tuple[int, int]:
+    """Return the first line of a node, counted from 0, and the one after its last."""
+    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])  # type: ignore[attr-defined]
+    return first - 1, node.end_lineno  # type: ignore[attr-defined]
+
+
+def is_guard(statement: ast.stmt) -> bool:
+    """Return whether a statement is `if __name__ == "__main__":`."""
+    return isinstance(statement, ast.If) and "__name__" in _mentioned(ast.walk(statement.test))
+
+
+def _mentioned(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return names, and attributes with a dot before them, that are read or set."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Name | ast.Attribute):
+            found.add(f".{node.attr}" if isinstance(node, ast.Attribute) else node.id)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            found.add("except as")
+    return found
+
+
+def parents(name: str) -> list[str]:
+    """Return the packages of a module, outermost first, and the module."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+class Scope:
+    """The names that a function, class or comprehension binds, within the scope around it."""
+
+    def __init__(self, node: ast.AST, parent: "Scope | None") -> None:
+        self.node, self.parent = node, parent
+        if isinstance(node, Comprehension):
+            parts: list[ast.AST] = [generator.target for generator in node.generators]
+        else:
+            body = getattr(node, "body", [])
+            parts = body if isinstance(body, list) else [body]
+        self.nodes = [inner for part in parts for inner in here(part)]
+        """What runs in this scope."""
+        declared = [n for n in self.nodes if isinstance(n, ast.Global | ast.Nonlocal)]
+        elsewhere = {name for node in declared for name in node.names}
+        self._global = {name for n in declared if isinstance(n, ast.Global) for name in n.names}
+        self.bound: dict[str, list[ast.AST]] = {}
+        for inner in [*parameters(node), *self.nodes]:
+            for name in names_bound(inner):
+                if name not in elsewhere:
+                    self.bound.setdefault(name, []).append(inner)
+
+    def owner(self, name: str) -> "Scope | None":
+        """Return the scope that a name belongs to; None for the module."""
+        if name in self._global:
+            return None
+        if name in self.bound:
+            return self
+        outer = self.parent
+        while outer and isinstance(outer.node, ast.ClassDef):  # methods do not see its names
+            outer = outer.parent
+        return outer.owner(name) if outer else None
+
+
+# Modules
+
+
+class Alias(NamedTuple):
+    """What an imported name refers to: a module, or a name in one."""
+
+    module: str
+    name: str | None
+
+
+class Module:
+    """A module's source, its definitions and its imports.
+
+    `definitions` has, for each name, the statements at the top level that bind it; `aliases` the
+    names that are imported and nothing else; `mentioned` the names and attributes that stand
+    anywhere. Raises one of UNREADABLE if the source cannot be read.
+    """
+
+    def __init__(self, name: str, data: bytes, package: str, is_entry: bool) -> None:
+        self.name, self._package, self._is_entry = name, package, is_entry
+        self.source = decode_source(data)
+        self.lines = self.source.splitlines()
+        self.statements = [s for s in ast.parse(self.source).body if self._runs(s)]
+        bound: dict[str, dict[ast.stmt, None]] = {}
+        for statement in self.statements:
+            for local in (local for inner in here(statement) for local in names_bound(inner)):
+                bound.setdefault(local, {})[statement] = None
+        self.aliases = {local: a for local, s in bound.items() if (a := self.alias(local, s))}
+        self.definitions = {n: list(s) for n, s in bound.items() if n not in self.aliases}
+        self.nodes = [node for s in self.statements for node in everywhere(s)]
+        self.mentioned = _mentioned(self.nodes)
+
+    def _runs(self, statement: ast.stmt) -> bool:
+        """Whether a statement runs in a job."""
+        if is_guard(statement):
+            return self._is_entry
+        tested = ast.walk(statement.test) if isinstance(statement, ast.If) else []
+        return "TYPE_CHECKING" not in _mentioned(tested)
+
+    def alias(self, name: str, bound: Iterable[ast.AST]) -> Alias | None:
+        """Return what a name refers to, if nodes bind it only by imports of the same thing."""
+        found = {self.imported(node).get(name) for node in bound}
+        return found.pop() if len(found) == 1 else None
+
+    def imported(self, statement: ast.AST) -> dict[str, Alias]:
+        """Return the names that an import statement binds; nothing for another statement."""
+        found = {}
+        match statement:
+            case ast.Import(names=names):
+                for name in names:
+                    first = name.name.split(".")[0]
+                    found[name.asname or first] = Alias(name.name if name.asname else first, None)
+            case ast.ImportFrom(names=names):
+                base = self._absolute(statement)
+                found = {n.asname or n.name: Alias(base, n.name) for n in names if n.name != "*"}
+        return found
+
+    def _absolute(self, statement: ast.ImportFrom) -> str:
+        """Return the module that `from … import` names, without leading dots."""
+        if not statement.level:
+            return statement.module or ""
+        around = self._package.split(".") if self._package else []
+        around = around[: len(around) - statement.level + 1]
+        return ".".join([*around, statement.module] if statement.module else around)
+
+    @cached_property
+    def stars(self) -> list[str]:
+        """The modules of `from … import *`, the one with precedence first."""
+        return [
+            self._absolute(s)
+            for s in reversed(self.statements)
+            if isinstance(s, ast.ImportFrom) and s.names[0].name == "*"
+        ]
+
+    def exports(self, name: str) -> bool:
+        """Return whether `from … import *` takes a name along."""
+        for statement in self.definitions.get("__all__", []):
+            if isinstance(statement, ast.Assign):
+                listed = {n.value for n in ast.walk(statement.value) if isinstance(n, ast.Constant)}
+                return name in listed
+        return not name.startswith("_")
+
+    @cached_property
+    def imports(self) -> list[str]:
+        """The modules that are imported when the module is."""
+        nodes = (node for statement in self.statements for node in here(statement))
+        return [name for node in nodes for name in self.modules_of(node)]
+
+    def modules_of(self, node: ast.AST) -> Iterator[str]:
+        """Yield the modules that an import statement names, and names that may be modules."""
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(names=names):
+                base = self._absolute(node)
+                yield base
+                yield from (f"{base}.{name.name}" for name in names)
+
+    def segment(self, node: ast.AST) -> str:
+        """Return the lines of a statement, decorators included, or of an expression."""
+        return "\n".join(self.lines[slice(*extent(node))])
+
+
+# The project
+
+
+class Target(NamedTuple):
+    """What a name stands for, wherever it was imported from.
+
+    kind is "definition" (of the student's), "module" (the student's), "outside" (of the project,
+    `name` being its dotted path) or "nothing" (a name that its module does not have).
+    """
+
+    kind: str
+    module: str
+    name: str
+    used: int
+    """How many of the names `a.b.c` were needed."""
+
+    @property
+    def path(self) -> str:
+        """Its dotted path, if it is outside the project; otherwise empty."""
+        return self.name if self.kind == "outside" else ""
+
+
+class Symbols:
+    """The student's modules, each read once, and what names in them refer to."""
+
+    def __init__(self, folder: Path, entry: str, door: dict[str, str]) -> None:
+        """`door`: where names that the engine passes on come from, by their dotted paths."""
+        self.folder, self.entry, self._door = folder, entry, door
+        self.file = cache(self._find)  # of a module, or the folder of a package without __init__.py
+        self.get = cache(self._read)  # a module; None if there is none, or if it cannot be read
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a module, readable or not."""
+        return self.file(name) is not None
+
+    def _find(self, name: str) -> Path | None:
+        parts = name.split(".")
+        if parts[0] == ENGINE or not all(part.isidentifier() for part in parts):
+            return None
+        path = self.folder.joinpath(*parts)
+        for file in (path / "__init__.py", path.with_suffix(".py")):
+            if file.is_file():
+                return file
+        return path if path.is_dir() and next(path.glob("*.py"), None) else None
+
+    def _read(self, name: str) -> Module | None:
+        file = self.file(name)
+        if file is None:
+            return None
+        is_package = file.name == "__init__.py" or file.is_dir()
+        package = name if is_package else name.rpartition(".")[0]
+        try:
+            data = b"" if file.is_dir() else file.read_bytes()
+            return Module(name, data, package, name == self.entry)
+        except UNREADABLE:
+            return None
+
+    def name_of(self, file: Path) -> str:
+        """Return the name of the module in a file; empty if that cannot be a part of a job."""
+        if not file.is_relative_to(self.folder):
+            return ""
+        parts = file.relative_to(self.folder).with_suffix("").parts
+        if parts[0] in NO_PART_OF_A_JOB or not all(part.isidentifier() for part in parts):
+            return ""
+        return ".".join(parts).removesuffix(".__init__")
+
+    def path(self, name: str) -> str:
+        """Return where a module lies below the project's folder."""
+        file = self.file(name)
+        return file.relative_to(self.folder).as_posix() if file else f"{name}.py"
+
+    @cached_property
+    def imported(self) -> list[Module]:
+        """The modules that can be read and that the entry imports, itself or by others."""
+        found, seen, waiting = [], {self.entry}, [self.entry]
+        while waiting:
+            if module := self.get(waiting.pop(0)):
+                found.append(module)
+                named = (name for node in module.nodes for name in module.modules_of(node))
+                for name in (package for each in named for package in parents(each)):
+                    if name not in seen and name in self:
+                        seen.add(name)
+                        waiting.append(name)
+        return found
+
+    # What a name refers to
+
+    def resolve(self, module: Module, chain: Sequence[str]) -> Target:
+        """Return what a chain of names refers to at the top level of a module."""
+        if found := self._bound(module, chain, 0):
+            return found
+        if hasattr(builtins, chain[0]):
+            return Target("outside", "", ".".join(chain), len(chain))
+        return Target("nothing", module.name, chain[0], 1)
+
+    def _bound(self, module: Module, chain: Sequence[str], depth: int) -> Target | None:
+        """Return what a chain refers to whose first name a module binds; None if it does not."""
+        first = chain[0]
+        if depth > DEPTH:
+            return None
+        if first in module.definitions:
+            return Target("definition", module.name, first, 1)
+        if first in module.aliases:
+            return self.of_import(*module.aliases[first], chain, depth)
+        for star in module.stars:
+            if star not in self:
+                if not hasattr(builtins, first):
+                    return Target("outside", "", f"{star}.{first}", 1)
+                continue
+            other = self.get(star)
+            found = self._bound(other, [first], depth + 1) if other else None
+            if other and found and other.exports(first):
+                return found
+        return None
+
+    def of_import(
+        self, base: str, name: str | None, chain: Sequence[str], depth: int = 0
+    ) -> Target:
+        """Return what a chain refers to whose first name is a module, or `name` in that module."""
+        rest = [*([name] if name else []), *chain[1:]]
+        if base not in self:
+            head, *more = ".".join([base, *rest]).split(".", 2)
+            path = ".".join([head, *more[:1]])
+            return Target(
+                "outside", "", ".".join([self._door.get(path, path), *more[1:]]), len(chain)
+            )
+        while rest:
+            module = self.get(base)
+            if module and (found := self._bound(module, rest, depth + 1)):
+                return found._replace(used=len(chain) - len(rest) + found.used)
+            if f"{base}.{rest[0]}" not in self:
+                return Target("nothing", base, rest[0], len(chain) - len(rest) + 1)
+            base = f"{base}.{rest.pop(0)}"
+        return Target("module", base, "", len(chain))
+
+    def within(self, module: Module, scope: Scope | None, chain: Sequence[str]) -> Target | None:
+        """Return what a chain of names refers to in a function or class; None if it begins with a
+        local variable, or has no names."""
+        owner = scope.owner(chain[0]) if scope and chain else None
+        if not chain or not owner:
+            return self.resolve(module, chain) if chain else None
+        alias = module.alias(chain[0], owner.bound[chain[0]])
+        return self.of_import(*alias, chain) if alias else None
+
+    def path_of(self, module: Module, node: ast.AST) -> str:
+        """Return the dotted path of what a node names outside of the project, else nothing."""
+        chain = chain_of(node)
+        return self.resolve(module, chain).path if chain else ""
+
+    def definition(self, module: Module, node: ast.AST) -> tuple[Module, str] | None:
+        """Return the definition of the project that an expression `a.b` names, and its module."""
+        chain = chain_of(node)
+        target = self.resolve(module, chain) if chain else None
+        home = self.get(target.module) if target else None
+        if target and home and target.kind == "definition" and target.used == len(chain):
+            return home, target.name
+        return None
+
+    def passed_on(self, module: Module) -> list[Target]:
+        """Return the definitions that a module has from others, by name or by a star."""
+        names = sorted({*module.aliases, *self._by_stars(module, 0)})
+        found = (self.resolve(module, [name]) for name in names)
+        return [target for target in found if target.kind == "definition"]
+
+    def _by_stars(self, module: Module, depth: int) -> Iterator[str]:
+        for star in module.stars if depth < DEPTH else []:
+            if other := self.get(star):
+                every = {*other.definitions, *other.aliases, *self._by_stars(other, depth + 1)}
+                yield from filter(other.exports, every)
