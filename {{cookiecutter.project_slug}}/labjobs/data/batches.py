@@ -46,9 +46,7 @@ class Batches:
     Several threads may iterate at once. `loader` is `resident` or `workers`.
     """
 
-    def __init__(
-        self, source: "Resident | Workers | Stream", batch_size: int, loader: str
-    ) -> None:
+    def __init__(self, source: "Resident | Workers | Stream", batch_size: int, loader: str) -> None:
         self._source = source
         self.batch_size, self.loader = batch_size, loader
         self.check: Callable[[], None] = lambda: None
