@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from labjobs.commands import exported_program
+from labjobs.commands import export
 from labjobs.errors import JobError
 from torch import Tensor, nn
 from torch.export import Dim
@@ -53,17 +53,15 @@ def batch(examples: int) -> Tensor:
     return torch.randn(examples, 3)
 
 
-def saved(model: nn.Module, example: exported_program.Make, folder: Path) -> float:
+def saved(model: nn.Module, example: export.Make, folder: Path) -> float:
     """How far the outputs of a network are from those of the program that is made of it."""
-    exported_program.save(exported_program.traced(model, example), folder / "model.pt2")
-    call = exported_program.opened(folder / "model.pt2")
-    return exported_program.difference(
-        lambda given: model(*given.args, **given.kwargs), call, example, "model.pt2"
-    )
+    export.save(export.traced(model, example), folder / "model.pt2")
+    opened = torch.export.load(folder / "model.pt2").module()
+    return export.difference(model, opened, example, "model.pt2")
 
 
 def test_dimensions_that_grow_with_the_examples_may_have_any_size() -> None:
-    shapes = exported_program.dynamic_shapes(
+    shapes = export.dynamic_shapes(
         lambda n: (torch.zeros(n, 3), torch.zeros(2, 5 * n), batch(7))
     )
     assert shapes == [{0: Dim.DYNAMIC}, {1: Dim.DYNAMIC}, {}]
@@ -72,17 +70,17 @@ def test_dimensions_that_grow_with_the_examples_may_have_any_size() -> None:
 @pytest.mark.parametrize("made", [3, None, (), [torch.zeros(3)], {"x": 1}])
 def test_inputs_that_are_no_tensors_are_refused(made: Any) -> None:
     with pytest.raises(JobError, match="must return a tensor, a tuple or a dict"):
-        exported_program.make_inputs(lambda examples: made, 3)
+        export.make_inputs(lambda examples: made, 3)
 
 
 def test_inputs_that_do_not_grow_are_refused() -> None:
     with pytest.raises(JobError, match="the number of examples that it is asked for"):
-        exported_program.dynamic_shapes(lambda examples: torch.zeros(3))
+        export.dynamic_shapes(lambda examples: torch.zeros(3))
 
 
 def test_inputs_are_the_same_each_time_and_leave_random_numbers_alone() -> None:
     state = torch.random.get_rng_state()
-    one, other = (exported_program.make_inputs(batch, 5).tensors[0] for _ in range(2))
+    one, other = (export.make_inputs(batch, 5)[0] for _ in range(2))
     assert torch.equal(one, other)
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -93,7 +91,7 @@ def test_inputs_are_the_same_each_time_and_leave_random_numbers_alone() -> None:
     ids=["tensor", "tuple", "dict"],
 )
 def test_a_program_gives_the_outputs_of_its_network(
-    example: exported_program.Make, tmp_path: Path
+    example: export.Make, tmp_path: Path
 ) -> None:
     assert saved(Scaled(), example, tmp_path) == 0
 
@@ -103,7 +101,7 @@ def test_code_that_looks_at_values_or_fixes_a_size_is_refused_in_one_line(
     network: nn.Module,
 ) -> None:
     with pytest.raises(JobError, match=r"torch\.export cannot follow the network") as refused:
-        exported_program.traced(network, batch)
+        export.traced(network, batch)
     assert len(str(refused.value).splitlines()) == 1
     assert str(refused.value).endswith("docs/export.md shows what to write instead")
 
@@ -139,15 +137,15 @@ NAN, INF = math.nan, math.inf
 )
 def test_difference_of_outputs(wanted: list[Any], found: list[Any], apart: float) -> None:
     outputs = [[torch.zeros(1), torch.tensor(values)] for values in (wanted, found)]
-    measured = exported_program.difference
-    if apart > exported_program.TOLERANCE:
+    measured = export.difference
+    if apart > export.TOLERANCE:
         with pytest.raises(JobError, match="gives other outputs"):
             measured(lambda _: outputs[0], lambda _: outputs[1], batch, "it")
-        assert exported_program._apart(*outputs) == apart
+        assert export._apart(*outputs) == apart
     else:
         assert measured(lambda _: outputs[0], lambda _: outputs[1], batch, "it") == apart
 
 
 def test_an_output_that_is_no_tensor_is_refused() -> None:
     with pytest.raises(JobError, match="returns Scaled; only tensors can be compared"):
-        exported_program.tensors((torch.zeros(1), Scaled()))
+        export.tensors((torch.zeros(1), Scaled()))

@@ -9,8 +9,7 @@ import torch
 from attempts import Toy, plain, steps_of
 from labjobs import machine
 from labjobs.commands import find
-from labjobs.commands.find import Size, Speed, smallest_good
-from labjobs.commands.findings import valley
+from labjobs.commands.find import Speed, smallest_good, valley
 from labjobs.commands.short_jobs import Trials
 from labjobs.errors import JobError
 from labjobs.job import runtime
@@ -153,7 +152,7 @@ def test_spans_of_the_noise_scale() -> None:
 def test_of_speeds_the_smallest_that_is_nearly_the_highest() -> None:
     speeds = [Speed(8, [50, 51, 50]), Speed(16, [96, 97, 95]), Speed(32, [100, 99, 101])]
     good, why = smallest_good(speeds)
-    assert good and good.value == 16
+    assert good == 16
     assert "96 examples/s, 96% of the highest speed, which 32 has" in why
 
 
@@ -165,12 +164,12 @@ def test_speeds_that_vary_too_much_tell_nothing() -> None:
 
 def test_a_size_is_not_tried_if_the_memory_would_be_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_memory", lambda: 10 * 2**30)
-    took = [Size("", Speed(8 * 2**n, []), gib * 2**30, 0) for n, gib in enumerate((1, 2, 4))]
-    assert find._too_large([]) == find._too_large(took[:1]) == ""
-    assert find._too_large(took[:2]) == ""  # 4 GiB: half of its size, and 1 GiB more
-    assert find._too_large([*took[:2], took[2]]) == ""  # 8 GiB, the limit
+    took = [Speed(8 * 2**n, [], gib * 2**30) for n, gib in enumerate((1, 2, 4))]
+    assert find.too_large([]) == find.too_large(took[:1]) == ""
+    assert find.too_large(took[:2]) == ""  # 4 GiB: half of its size, and 1 GiB more
+    assert find.too_large([*took[:2], took[2]]) == ""  # 8 GiB, the limit
     more = took[2]._replace(memory=4.1 * 2**30)
-    assert find._too_large([*took[:2], more]).startswith("it would take 8.3 GiB")
+    assert find.too_large([*took[:2], more]).startswith("it would take 8.3 GiB")
 
 
 def test_available_memory_is_linux_own_estimate(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

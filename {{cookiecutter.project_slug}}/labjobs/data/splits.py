@@ -212,9 +212,7 @@ class _Units:
     examples, and the number of its label.
     """
 
-    def __init__(
-        self, dataset: Dataset[Any], labels: Values | None, groups: Values | None
-    ) -> None:
+    def __init__(self, dataset: Dataset[Any], labels: Values | None, groups: Values | None) -> None:
         count = len(cast(Sized, dataset))
         self.of, grouped = np.arange(count), list[Any]()
         label, self._names = np.zeros(count, dtype=int), list[Any]()
