@@ -20,7 +20,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -59,61 +59,50 @@ Inputs = tuple[Tensor, ...] | dict[str, Tensor]
 """What a network is called with: by position, or by the names of its parameters."""
 
 
-class Wanted(NamedTuple):
-    """What to export: the network of a job with settings of a kind, into the folder `out`.
+def export(
+    job: str,
+    kind: type,
+    runs_root: Path,
+    out: Path,
+    onnx: bool,
+    as_json: bool,
+    interruption: Interruption,
+) -> int:
+    """Write the network of a job with settings of a kind into a new folder; return the exit status.
 
     `interruption` holds signals back until everything is imported, since many libraries cannot be
-    interrupted while they are.
+    interrupted while they are. Raises SettingsError if the folder exists, JobError if the network
+    cannot be exported.
     """
-
-    job: str
-    kind: type
-    runs_root: Path
-    out: Path
-    onnx: bool
-    as_json: bool
-    interruption: Interruption
-
-
-def export(wanted: Wanted) -> int:
-    """Write the network of a job into a new folder; return the exit status.
-
-    Raises SettingsError if the folder exists, JobError if the network cannot be exported.
-    """
+    if out.exists():
+        raise SettingsError(f"{shown(out)} exists already: remove it, or choose another --out")
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if not find_spec(name)]
+    if onnx and missing:
+        raise JobError(f"--onnx: {', '.join(missing)} missing; type uv sync --group onnx")
     try:
-        return _export(wanted)
+        attempt = state.attempt_to_load(job, kind, runs_root)
+        loaded, example, change = _loaded(job, runs_root, interruption)
+        if change:
+            leave(exit_status.FAILED, f"jobs.py: {change}")
+        if attempts.status_of(attempt) != "finished":
+            line = f"jobs.py: job {job} has not finished; these are its best weights so far"
+            leave(exit_status.FAILED, line)
+        model, classes = loaded.model.eval(), getattr(loaded.spec, "classes", ())
+        with _whole(out) as folder:
+            apart = _write(folder, model, example, onnx)
+            said = {name: in_words(fraction) for name, fraction in apart.items()}
+            checked = "\n".join(f"- `{name}`: {words}" for name, words in said.items())
+            card = _card(attempt, change, classes, _described(model, example), checked)
+            (folder / CARD).write_text(card, encoding="utf-8")
     except (SettingsError, JobError, Interrupted):
         raise
     except OSError as error:
         raise JobError(cause(error)) from error
     except Exception as error:  # of the student's code, or of torch
         at = fault(error)
-        line = f"job {wanted.job} cannot be exported: {cause(error)}" + (f" ({at})" if at else "")
+        line = f"job {job} cannot be exported: {cause(error)}" + (f" ({at})" if at else "")
         raise JobError(line) from error
-
-
-def _export(wanted: Wanted) -> int:
-    job, out = wanted.job, wanted.out
-    if out.exists():
-        raise SettingsError(f"{shown(out)} exists already: remove it, or choose another --out")
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if not find_spec(name)]
-    if wanted.onnx and missing:
-        raise JobError(f"--onnx: {', '.join(missing)} missing; type uv sync --group onnx")
-    attempt = state.attempt_to_load(job, wanted.kind, wanted.runs_root)
-    loaded, example, change = _loaded(wanted)
-    if change:
-        leave(exit_status.FAILED, f"jobs.py: {change}")
-    if attempts.status_of(attempt) != "finished":
-        line = f"jobs.py: job {job} has not finished; these are its best weights so far"
-        leave(exit_status.FAILED, line)
-    model = loaded.model.eval()
-    with _whole(out) as folder:
-        apart = _write(folder, model, example, wanted.onnx)
-        said = {name: in_words(fraction) for name, fraction in apart.items()}
-        classes = getattr(loaded.spec, "classes", ())
-        card = _card(attempt, change, classes, _described(model, example), said)
-        (folder / CARD).write_text(card, encoding="utf-8")
-    if wanted.as_json:
+    if as_json:
         about: dict[str, Any] = {
             "folder": str(out),
             "files": sorted(path.name for path in out.iterdir()),
@@ -129,19 +118,18 @@ def _export(wanted: Wanted) -> int:
     return exit_status.DONE
 
 
-def _loaded(wanted: Wanted) -> tuple[Any, Make, str]:
+def _loaded(job: str, runs_root: Path, interruption: Interruption) -> tuple[Any, Make, str]:
     """A job as jobs.load of the project returns it, what makes inputs for its network, and how the
     code has changed since.
 
     Raises JobError if its weights do not fit the present code, or if nothing says what inputs are.
     """
-    job = wanted.job
     jobs, models = map(importlib.import_module, ("jobs", "models"))
-    wanted.interruption.release()
+    interruption.release()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            found = jobs.load(job, wanted.runs_root)
+            found = jobs.load(job, runs_root)
         except (RuntimeError, TypeError, KeyError) as error:
             line = f"job {job} cannot be loaded with the present code ({first_line(error)})"
             raise JobError(f"{line}; check out the commit that it ran with") from error
@@ -353,18 +341,19 @@ def _apart(wanted: list[Tensor], found: list[Tensor]) -> float:
     kinds = [[(each.shape, each.dtype) for each in output] for output in (wanted, found)]
     if kinds[0] != kinds[1]:
         return math.inf
-    return max(map(_fraction, wanted, found), default=0.0)
-
-
-def _fraction(wanted: Tensor, found: Tensor) -> float:
-    same = (wanted == found) | (wanted.isnan() & found.isnan())
-    if same.all():
-        return 0.0
-    if not (wanted.is_floating_point() or wanted.is_complex()):
-        return math.inf
-    apart = (wanted - found).abs()[~same].nan_to_num(nan=math.inf).max().item()
-    largest = wanted[wanted.isfinite()].abs()
-    return float(apart / largest.max().item()) if largest.any() else math.inf
+    worst = 0.0
+    for one, other in zip(wanted, found, strict=True):
+        same = (one == other) | (one.isnan() & other.isnan())
+        if same.all():
+            continue
+        if not (one.is_floating_point() or one.is_complex()):
+            return math.inf
+        largest = one[one.isfinite()].abs()
+        if not largest.any():
+            return math.inf
+        apart = (one - other).abs()[~same].nan_to_num(nan=math.inf).max()
+        worst = max(worst, float(apart / largest.max()))
+    return worst
 
 
 def in_words(fraction: float) -> str:
@@ -379,17 +368,41 @@ def in_words(fraction: float) -> str:
 #
 # Source: huggingface.co/docs/hub/model-cards.
 
-TEMPLATE = """---
+RAN = ("commit", "dirty", "versions", "device", "threads", "precision")
+"""Tags that say how a job ran."""
+
+
+def _card(attempt: Path, change: str, classes: Sequence[str], use: str, checked: str) -> str:
+    """The card. Raises JobError for a damaged journal, OSError if it cannot be read."""
+    recorded = journal.record_of(attempt, layout.SETTINGS)
+    ran = {"script": f"{recorded.get('script', '')}.py", "attempt": attempt.name}
+    ran["code"] = code_evidence.digest(attempt)
+    results: dict[str, float] = {}
+    with (attempt / layout.JOURNAL).open("rb") as file:
+        for line in journal.Reader(file).read():
+            metrics, tags = line.get("metrics", {}), line.get("tags", {})
+            results |= {k: v for k, v in metrics.items() if k.startswith(("test_", "best_"))}
+            ran |= {name: tags[name] for name in RAN if name in tags}
+    data = "The job has recorded no files; the settings below name the data."
+    if read := data_evidence.summary(attempt):
+        data = f"`{read.name}`: {read.files} files, {read.bytes} bytes, fingerprint `{read.digest}`"
+    if classes:
+        data += f"\n\n{_table('class', dict(enumerate(classes)), 'name')}"
+    job, title, license = attempt.parent.name, _cited("title"), _cited("license")
+    named = f"license: {license.lower().removesuffix('-or-later')}\n" if license else ""
+    changed = f"\n\nExported with code that had changed since: {change}." if change else ""
+    return f"""---
 library_name: pytorch
-{header}tags:
+{named}tags:
 - torch.export
 ---
 
 # {title}, job {job}
 
-{abstract}
+{_cited("abstract")}
 
-The best weights of the job `{job}` ({status}) of the project {title}.{changed}
+The best weights of the job `{job}` ({attempts.status_of(attempt) or "not finished"}) of the project \
+{title}.{changed}
 
 ## Use
 
@@ -402,105 +415,57 @@ Compared with the network that was exported:
 ## Data
 
 {data}
-{classes}
+
 ## Results
 
 As measured by the job.
 
-{results}
+{_table("metric", results)}
 
 ## Settings
 
-{settings}
+{_table("setting", recorded.get("settings", {}))}
 
 ## Code
 
-{code}
+{_table("what", ran)}
 
 ## Licence
 
-{license}
+{license or "The project names no licence."}
 """
-
-USE = """```python
-import torch
-
-model = torch.export.load("model.pt2").module()
-{made}
-outputs = model({call})
-```
-
-| input | type | shape |
-|---|---|---|
-{rows}
-
-With these inputs it returns {returned}.
-
-A {kind} with {weights:,} parameters, in evaluation mode. `weights.safetensors` has its weights by \
-name."""
-
-TAGS = ("commit", "dirty", "versions", "device", "threads", "precision")
-"""What is said of how the job ran."""
-
-
-def _card(
-    attempt: Path, change: str, classes: Sequence[str], use: str, said: Mapping[str, str]
-) -> str:
-    """The card. Raises JobError for a damaged journal, OSError if it cannot be read."""
-    recorded = journal.record_of(attempt, layout.SETTINGS)
-    tags: dict[str, Any] = {}
-    metrics: dict[str, float] = {}
-    with (attempt / layout.JOURNAL).open("rb") as file:
-        for line in journal.Reader(file).read():
-            tags |= line.get("tags", {})
-            metrics |= line.get("metrics", {})
-    code = {"script": f"{recorded.get('script', '')}.py", "attempt": attempt.name}
-    code["code"] = code_evidence.digest(attempt)
-    license, found = _cited("license"), data_evidence.summary(attempt)
-    data = "The job has recorded no files; the settings below name the data."
-    if found:
-        data = f"`{found.name}`: {found.files} files, {found.bytes} bytes, "
-        data += f"fingerprint `{found.digest}`"
-    named = _table("class", dict(enumerate(classes)), "name") if classes else ""
-    results = {k: value for k, value in metrics.items() if k.startswith(("test_", "best_"))}
-    return TEMPLATE.format(
-        header=f"license: {license.lower().removesuffix('-or-later')}\n" if license else "",
-        title=_cited("title"),
-        job=attempt.parent.name,
-        abstract=_cited("abstract"),
-        status=attempts.status_of(attempt) or "not finished",
-        changed=f"\n\nExported with code that had changed since: {change}." if change else "",
-        use=use,
-        checked="\n".join(f"- `{name}`: {words}" for name, words in said.items()),
-        data=data,
-        classes=f"\n{named}\n" if named else "",
-        results=_table("metric", results),
-        settings=_table("setting", recorded.get("settings", {})),
-        code=_table("what", code | {name: tags[name] for name in TAGS if name in tags}),
-        license=license or "The project names no licence.",
-    )
 
 
 def _described(model: nn.Module, example: Make) -> str:
     """How to load and call the network, what it takes and returns, in Markdown."""
     given = make_inputs(example, TRACED)
-    names = [*(given if isinstance(given, dict) else inspect.signature(model.forward).parameters)]
-    rows, made = [], []
+    by_name = isinstance(given, dict)
+    names = [*(given if by_name else inspect.signature(model.forward).parameters)]
+    rows, made, call = [], [], []
+    # forward may have more parameters, with defaults
     for name, tensor, dynamic in zip(names, tensors(given), dynamic_shapes(example), strict=False):
         sizes = ["any" if place in dynamic else str(n) for place, n in enumerate(tensor.shape)]
         rows.append(f"| `{name}` | {_kind(tensor)} | ({', '.join(sizes)}) |")
-        made.append(f"{name} = torch.zeros({tuple(tensor.shape)}, dtype={tensor.dtype})")
-    names = names[: len(made)]  # forward may have more parameters, with defaults
+        made.append(f"{name} = torch.zeros({tuple(tensor.shape)}, dtype={tensor.dtype})\n")
+        call.append(f"{name}={name}" if by_name else name)
     with torch.no_grad():
-        outputs = tensors(_call(model, given))
-    return USE.format(
-        made="\n".join(made),
-        call=", ".join(f"{name}={name}" if isinstance(given, dict) else name for name in names),
-        rows="\n".join(rows),
-        returned=", ".join(f"{_kind(each)} {tuple(each.shape)}" for each in outputs),
-        kind=type(model).__name__,
-        weights=sum(weight.numel() for weight in model.parameters()),
-    )
+        returned = [f"{_kind(each)} {tuple(each.shape)}" for each in tensors(_call(model, given))]
+    lines = "\n".join(rows)
+    return f"""```python
+import torch
+
+model = torch.export.load("model.pt2").module()
+{"".join(made)}outputs = model({", ".join(call)})
+```
+
+| input | type | shape |
+|---|---|---|
+{lines}
+
+With these inputs it returns {", ".join(returned)}.
+
+A {type(model).__name__} with {sum(weight.numel() for weight in model.parameters()):,} parameters, \
+in evaluation mode. `weights.safetensors` has its weights by name."""
 
 
 def _kind(tensor: Tensor) -> str:
