@@ -43,9 +43,7 @@ TRACED, OTHER = 4, 3
 """Numbers of examples to tell by which dimensions grow with it. torch.export would take 1 for a
 constant, and an even and an odd number have no factor in common."""
 
-COUNTS = (1, 2, 3, 8)
-"""Numbers of examples for which outputs are compared."""
-
+COUNTS = (1, 2, 3, 8)  # numbers of examples for which outputs are compared
 TOLERANCE = 1e-4
 """The largest difference that is allowed, as a fraction of the largest number in an output."""
 

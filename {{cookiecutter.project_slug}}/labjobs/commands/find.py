@@ -64,13 +64,13 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
         return leave(exit_status.FAILED, f"jobs.py: {error}")
     jobs = [*trials.jobs.values()]
     files = _write(f"{what.replace(' ', '-')}-{target.job.id}", answer.draw, jobs)
-    following = target
-    if answer.value is not None:
+    found, following = answer.value is not None, target
+    if found:
         change = target.running if what == runtime.FIND_WORKERS else target.having
         following = change(**{answer.what: answer.value})
     if given.json:
         content = {
-            "suggestion": None if answer.value is None else {answer.what: answer.value},
+            "suggestion": {answer.what: answer.value} if found else None,
             "why": answer.why,
             "rows": list(answer.rows),
             "jobs": [job.id for job in jobs],
@@ -78,31 +78,27 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
             "next": following.command,
         }
         print(json.dumps(content, indent=2))
-        return exit_status.FAILED if answer.value is None else exit_status.DONE
-    _print_table(answer.rows)
-    if answer.value is None:
-        print(f"nothing stands out: {answer.why}")
     else:
-        print(f"suggestion: --{answer.what.replace('_', '-')} {answer.value} ({answer.why})")
-    for file in files:
-        print(f"figure: {file}")
-    print(f"next: {following.command}")
-    return exit_status.FAILED if answer.value is None else exit_status.DONE
+        _print_table(answer.rows)
+        flag = f"--{answer.what.replace('_', '-')}"
+        suggestion = f"suggestion: {flag} {answer.value} ({answer.why})"
+        print(suggestion if found else f"nothing stands out: {answer.why}")
+        for file in files:
+            print(f"figure: {file}")
+        print(f"next: {following.command}")
+    return exit_status.DONE if found else exit_status.FAILED
 
 
 def _print_table(rows: Sequence[Row]) -> None:
-    texts = [[*rows[0]], *([_text(value) for value in row.values()] for row in rows)]
+    def text(value: str | int | float | None) -> str:
+        if isinstance(value, float):
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return "-" if value is None else str(value)
+
+    texts = [[*rows[0]], *([text(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
-
-
-def _text(value: str | int | float | None) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return str(value)
 
 
 def _write(name: str, draw: Callable[[], Drawn], jobs: Sequence[JobFolder[Any]]) -> list[str]:
@@ -115,9 +111,14 @@ def _write(name: str, draw: Callable[[], Drawn], jobs: Sequence[JobFolder[Any]])
     values = {name: [each.get(name) for each in settings] for name in settings[0]}
     varied = {name: each for name, each in values.items() if len(set(map(str, each))) > 1}
     newest = max(job.path.stat().st_mtime for job in jobs)
+    commits = set()
+    for job in jobs:
+        tags = short_jobs.tags(job)
+        changed = " with changes" if tags.get("dirty") == "true" else ""
+        commits.add(f"{tags.get('commit', '')}{changed}")
     about = {  # as in the figures of plot.py
         "jobs": sorted(job.id for job in jobs),
-        "commits": sorted({_commit(job) for job in jobs}),
+        "commits": sorted(commits),
         "shared": {name: each[0] for name, each in values.items() if name not in varied},
         "varied": varied,
         "newest": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds"),
@@ -129,11 +130,6 @@ def _write(name: str, draw: Callable[[], Drawn], jobs: Sequence[JobFolder[Any]])
         print(f"{name}: not written: {error}", file=sys.stderr)
         return []
     return [shown(file.path) for file in files]
-
-
-def _commit(job: JobFolder[Any]) -> str:
-    changed = " with changes" if short_jobs.tag(job, "dirty") == "true" else ""
-    return f"{short_jobs.tag(job, 'commit')}{changed}"
 
 
 def _mark(draw_line: Callable[..., Any], value: float | None, what: str) -> str:
@@ -152,20 +148,11 @@ def _mark(draw_line: Callable[..., Any], value: float | None, what: str) -> str:
 
 SCHEDULE = "range-test"
 
-WINDOW = 7
-"""Number of points in the running mean."""
-
-BEFORE = 0.1
-"""Fraction of the points, at the start, whose rates are too low to change the loss."""
-
-SIGMAS = 2.0
-"""A fall must exceed this many standard deviations of a single point to stand out."""
-
-OF_THE_FALL = 0.9
-"""The loss counts as low once it has fallen by this fraction of its whole fall."""
-
-TO_NORMAL = 1.4826
-"""Ratio of the standard deviation to the median absolute deviation of normal values."""
+WINDOW = 7  # points in the running mean
+BEFORE = 0.1  # fraction of the points, at the start, whose rates are too low to change the loss
+SIGMAS = 2.0  # a fall must exceed this many standard deviations of a single point to stand out
+OF_THE_FALL = 0.9  # the loss counts as low once it has fallen by this fraction of its whole fall
+TO_NORMAL = 1.4826  # standard deviation by median absolute deviation, of normal values
 
 Floats = NDArray[np.float64]
 
@@ -358,11 +345,8 @@ def _draw_lr(
 # `find batch-size` and `find workers`: the smallest value with which a job is nearly as fast as it
 # can be. Jobs measure their speed in several windows of time (training/probes.py).
 
-ENOUGH = 0.95
-"""The fraction of the highest speed that counts as equally good."""
-
-USED = 0.8
-"""Largest fraction of the available memory that a job may be expected to take."""
+ENOUGH = 0.95  # the fraction of the highest speed that counts as equally good
+USED = 0.8  # largest fraction of the available memory that a job may be expected to take
 
 
 class Speed(NamedTuple):
@@ -501,7 +485,7 @@ def _find_workers(target: Target, given: Namespace, trials: Trials) -> Answer:
                 raise JobError(f"find workers, --workers {count}: {ended.said}")
         trials.jobs[long.job.id] = long.job
         again = False
-        if short_jobs.tag(long.job, LOADER) != "workers":
+        if short_jobs.tags(long.job).get(LOADER) != "workers":
             raise JobError(
                 "find workers: this job does not read its data in the background, but keeps it in "
                 "memory; add -- --loader workers"
@@ -547,17 +531,10 @@ def _draw_speeds(speeds: Sequence[Speed], name: str, suggested: int | None) -> D
 # training takes twice the minimum number of steps, and twice the minimum number of examples.
 # Source: McCandlish et al. 2018, arxiv.org/abs/1812.06162.
 
-PARTS = 8
-"""Parts of a batch, unless the job already splits it."""
-
-SPANS = 4
-"""Spans of training with a noise scale each, since it grows as the loss falls."""
-
-LEAST = 8
-"""The fewest steps of a span for which an interval can be trusted."""
-
-WIDEST = 4.0
-"""The largest factor by which an interval's end may differ from the estimate."""
+PARTS = 8  # of a batch, unless the job already splits it
+SPANS = 4  # of training, with a noise scale each, since it grows as the loss falls
+LEAST = 8  # steps of a span for which an interval can be trusted
+WIDEST = 4.0  # the largest factor by which an interval's end may differ from the estimate
 
 
 class Span(NamedTuple):

@@ -34,13 +34,12 @@ from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.starter import Starter
 
 REFUSED = (
-    *("check", "continue_anyway", "force", "help"),
-    *("log_every", "pause_after", "profile", "quiet", "scratch"),
+    *("--check", "--continue-anyway", "--force", "--help", "--log-every"),
+    *("--pause-after", "--profile", "--quiet", "--scratch"),
 )
 """Flags of the engine that the finder sets itself, or with which nothing is measured."""
 
-PAUSE = 0.05
-"""Seconds between two checks of a job."""
+PAUSE = 0.05  # seconds between two checks of a job
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,8 @@ def read_target(words: Sequence[str], runs_root: Path | None) -> Target:
     named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
     script = identity.read(given.pop(0).removesuffix(".py") if named else identity.DEFAULT)
     for word in given:
-        flag = word.split("=")[0]
-        if flag.startswith("--") and flag.removeprefix("--").replace("-", "_") in REFUSED:
+        flag = word.split("=")[0].replace("_", "-")
+        if flag in REFUSED:
             raise SettingsError(f"{flag}: cannot be used with find")
     settings, runtime = parse(script.settings, Runtime, given)
     if runs_root:
@@ -323,16 +322,14 @@ def logged(job: JobFolder[Any]) -> set[str]:
     return {name for line in _lines(job) for name in line.get("metrics", {})}
 
 
-def tag(job: JobFolder[Any], name: str) -> str:
-    """Return the last value that a job logged of a tag; empty if there is none."""
-    found = [line["tags"][name] for line in _lines(job) if name in line.get("tags", {})]
-    return str(found[-1]) if found else ""
+def tags(job: JobFolder[Any]) -> dict[str, str]:
+    """Return the last value that a job logged of each tag."""
+    return {name: text for line in _lines(job) for name, text in line.get("tags", {}).items()}
 
 
 def _lines(job: JobFolder[Any]) -> list[dict[str, Any]]:
-    path = Path(job.latest or job.path) / layout.JOURNAL
     try:
-        with path.open("rb") as file:
+        with (Path(job.latest or job.path) / layout.JOURNAL).open("rb") as file:
             return journal.Reader(file).read()
     except FileNotFoundError:
         raise JobError(f"{job.label} has no journal on this disk; see its run in MLflow") from None

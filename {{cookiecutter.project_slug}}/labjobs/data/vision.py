@@ -32,9 +32,7 @@ from labjobs.job.reads import of_text
 from labjobs.job.terminal import log
 from labjobs.settings import is_name
 
-SIZE = 224
-"""Default width and height of images from files, in pixels."""
-
+SIZE = 224  # default width and height of images from files, in pixels
 IGNORED = 255
 """The number of pixels without a class in a mask, as in Pascal VOC: they are ignored in training
 and evaluation."""
@@ -232,8 +230,7 @@ def _cut_off(tile: Any) -> bool:
 HASH = 8
 """Bytes of a row's hash."""
 
-GIB = 64.0
-"""Largest size of all caches together, unless IMAGE_CACHE_GIB says otherwise."""
+GIB = 64.0  # largest size of all caches together, unless IMAGE_CACHE_GIB says otherwise
 
 
 class _Decoded:

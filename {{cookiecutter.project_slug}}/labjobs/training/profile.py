@@ -38,11 +38,10 @@ from labjobs.training import compilation, profile_report, ranges
 from labjobs.training.forward import Prepared
 from labjobs.training.profile_report import Line, Reading, Watched, report
 
-WARM_UP = 10
-"""Steps before the first that counts."""
-
+WARM_UP = 10  # steps before the first that counts
 WAITING = "waiting for data"
 
+# The part of a step to which a line belongs: that of the first of these files that it calls.
 PARTS = {
     "torch/_tensor.py": "backward",
     "labjobs/training/profile.py": "forward",  # which calls labjobs/training/forward.py
@@ -56,17 +55,11 @@ PARTS = {
     "labjobs/data/vision.py": "augmentation",
     "labjobs/training/loop.py": "logging",
 }
-"""The part of a step to which a line belongs, determined by the first of these files that it
-calls."""
 
+# Methods of a tensor by which the host waits for its value.
 READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
-"""Methods of a tensor by which the host waits for its value."""
-
-SYNCHRONIZES = "called a synchronizing CUDA operation"
-"""torch's words for a wait that it warns of."""
-
-MICRO = 1e6
-"""Units of the profiler's clock in a second."""
+SYNCHRONIZES = "called a synchronizing CUDA operation"  # torch's words for a wait that it warns of
+MICRO = 1e6  # units of the profiler's clock in a second
 
 
 class Step(NamedTuple):
@@ -213,9 +206,9 @@ class Profile:
         for number, (host, gpu) in events.by_line().items():
             text = linecache.getline(loop.path, number).strip()
             files = " ".join(loop.calls[number]) + " "
-            part = next((part for file, part in PARTS.items() if f"/{file} " in files), "")
-            if number in loop.of_evaluation - loop.of_steps:
-                part = "evaluation"
+            part = "evaluation"
+            if number in loop.of_steps:
+                part = next((part for file, part in PARTS.items() if f"/{file} " in files), "")
             line = Line(f"{loop.name}:{number}", text, part, host, gpu)
             if number == loop.first:
                 waited = min(host, events.seconds_of(WAITING))
@@ -263,7 +256,7 @@ class Loop:
     """The lines of a function that is running, each as a range of torch's profiler.
 
     A range is called `run.py:120`. `calls` has the files of what a line calls; `first` is the line
-    that runs at the start. Lines run while `evaluating` are `of_evaluation`, others `of_steps`.
+    that runs at the start. Lines that do not only run while `evaluating` are `of_steps`.
     Source: docs.python.org/3/library/sys.html#sys.settrace.
     """
 
@@ -272,7 +265,6 @@ class Loop:
         self.name = Path(self.path).name
         self.calls: defaultdict[int, set[str]] = defaultdict(set)
         self.evaluating = False
-        self.of_evaluation: set[int] = set()
         self.of_steps: set[int] = set()
         self._frame = frame
         self._range: record_function | None = None
@@ -304,7 +296,8 @@ class Loop:
 
     def _begin(self) -> None:
         number = self._frame.f_lineno
-        (self.of_evaluation if self.evaluating else self.of_steps).add(number)
+        if not self.evaluating:
+            self.of_steps.add(number)
         self._range = record_function(f"{self.name}:{number}")
         self._range.__enter__()
 

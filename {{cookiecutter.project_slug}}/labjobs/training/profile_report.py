@@ -18,9 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from labjobs import devices
 
-WORTH = 0.03
-"""Smallest fraction of the time that is worth a change."""
-
+WORTH = 0.03  # smallest fraction of the time that is worth a change
 CHANGES = {
     "evaluation": "--eval-every larger, or in the background (job.in_background)",
     "logging": "measure less, or on the device",
