@@ -68,14 +68,14 @@ TEXTS = """
 import json
 from pathlib import Path
 import data
-from labjobs.data.order import whole
+from labjobs.data.order import underlying
 from settings import Settings
 
 splits = data.load(Settings(max_tokens=24), Path())
 print(json.dumps(splits.spec.tokenizer))
 for name in ("train", "val", "test"):
     part = getattr(splits, name)
-    texts, indices = whole(part)
+    texts, indices = underlying(part)
     for index, (text, label) in zip(indices.tolist(), part):
         print(json.dumps([name, text, splits.spec.classes[label], texts.groups[index]]))
 """
