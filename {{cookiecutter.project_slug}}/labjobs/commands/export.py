@@ -386,7 +386,8 @@ def _card(attempt: Path, change: str, classes: Sequence[str], use: str, checked:
         data = f"`{read.name}`: {read.files} files, {read.bytes} bytes, fingerprint `{read.digest}`"
     if classes:
         data += f"\n\n{_table('class', dict(enumerate(classes)), 'name')}"
-    job, title, license = attempt.parent.name, _cited("title"), _cited("license")
+    job, status = attempt.parent.name, attempts.status_of(attempt) or "not finished"
+    title, license = _cited("title"), _cited("license")
     named = f"license: {license.lower().removesuffix('-or-later')}\n" if license else ""
     changed = f"\n\nExported with code that had changed since: {change}." if change else ""
     return f"""---
@@ -399,8 +400,7 @@ library_name: pytorch
 
 {_cited("abstract")}
 
-The best weights of the job `{job}` ({attempts.status_of(attempt) or "not finished"}) of the project \
-{title}.{changed}
+The best weights of the job `{job}` ({status}) of the project {title}.{changed}
 
 ## Use
 
