@@ -9,7 +9,8 @@ import torch
 from attempts import Toy, plain, steps_of
 from labjobs import machine
 from labjobs.commands import find
-from labjobs.commands.find import Speed, smallest_good, valley
+from labjobs.commands.find import Speed, smallest_good
+from labjobs.commands.range_test import valley
 from labjobs.commands.short_jobs import Trials
 from labjobs.errors import JobError
 from labjobs.job import runtime
