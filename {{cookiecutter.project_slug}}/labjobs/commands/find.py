@@ -173,13 +173,11 @@ def _find_lr(target: Target, given: Namespace, trials: Trials) -> Answer:
         lowest = min(filter(math.isfinite, losses), default=math.nan)
         seed = getattr(job.settings, "seed", None)
         row: Row = {"job": job.id, "seed": seed, "steps": len(losses)}
-        rows.append(
-            row | {f"lowest {metric.key}": lowest, f"at {name}": rates[losses.index(lowest)]}
-        )
+        row |= {f"lowest {metric.key}": lowest, f"at {name}": rates[losses.index(lowest)]}
+        rows.append(row)
     more = "; give a larger --up-to" if found.stands_out and not found.rises else ""
-    return Answer(
-        name, found.rate, found.about + more, rows, partial(_draw_lr, found, curves, metric)
-    )
+    draw = partial(_draw_lr, found, curves, metric)
+    return Answer(name, found.rate, found.about + more, rows, draw)
 
 
 def _schedule(target: Target) -> str:
@@ -254,8 +252,8 @@ USED = 0.8  # largest fraction of the available memory that a job may be expecte
 
 
 class Speed(NamedTuple):
-    """The speed of jobs with some value of a setting or flag: examples per second, in each of
-    several windows of time; and the most bytes of memory that they took."""
+    """The speed of a job with some value of a setting or flag: examples per second in each of
+    several windows of time, and the most bytes of memory that it took."""
 
     value: int
     rates: Sequence[float]
@@ -277,11 +275,7 @@ class Speed(NamedTuple):
     @property
     def row(self) -> Row:
         """The speed in a table."""
-        return {
-            "examples/s": self.median,
-            "lowest": min(self.rates),
-            "highest": max(self.rates),
-        }
+        return {"examples/s": self.median, "lowest": min(self.rates), "highest": max(self.rates)}
 
 
 def smallest_good(speeds: Sequence[Speed]) -> tuple[int | None, str]:
@@ -364,9 +358,9 @@ def too_large(speeds: Sequence[Speed]) -> str:
     """Return why not to try the next size; empty to try it. Memory grows linearly with it."""
     if not speeds:
         return ""
-    *_, before, last = [Speed(0, []), *speeds]
-    wanted = last.memory + max(0.0, (2 if len(speeds) > 1 else 1) * (last.memory - before.memory))
-    free = USED * machine.available_memory()
+    last = speeds[-1].memory
+    growth = 2 * (last - speeds[-2].memory) if len(speeds) > 1 else last
+    wanted, free = last + max(growth, 0.0), USED * machine.available_memory()
     if wanted <= free:
         return ""
     return f"it would take {wanted / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"

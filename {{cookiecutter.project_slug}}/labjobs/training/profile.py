@@ -32,8 +32,9 @@ from torch.utils._pytree import tree_leaves
 
 from labjobs import devices, layout
 from labjobs.data.batches import Batches
-from labjobs.files import CODE, ENGINE, shown
+from labjobs.files import shown
 from labjobs.job.terminal import log
+from labjobs.sources import is_engines, is_students, place
 from labjobs.training import compilation, profile_report, ranges
 from labjobs.training.forward import Prepared
 from labjobs.training.profile_report import Line, Reading, Watched, report
@@ -157,8 +158,11 @@ class Profile:
         self._calls: list[Call] = []
         self._watching.enter_context(_noting(self._calls))
         self._profiler = self._watching.enter_context(profile(activities=kinds))
-        self._reads = self._watching.enter_context(Reads(self._device))
-        self._loop = self._watching.enter_context(Loop(_frame_outside()))
+        self._reads = Reads(self._device, self._watching)
+        frame = sys._getframe()
+        while frame.f_back and is_engines(frame.f_code.co_filename):
+            frame = frame.f_back
+        self._loop = self._watching.enter_context(Loop(frame))
 
     def _end(self) -> None:
         devices.wait(self._device)
@@ -307,41 +311,26 @@ class Loop:
             self._range = None
 
 
-def _frame_outside() -> FrameType:
-    """The nearest frame, from here outwards, that is not in this project's engine."""
-    frame = sys._getframe()
-    while frame.f_back and Path(frame.f_code.co_filename).is_relative_to(ENGINE):
-        frame = frame.f_back
-    return frame
-
-
 class Reads:
     """The places where this thread waits for a tensor's value, with the method: how many seconds
-    each time.
+    each time, until `watching` is closed.
 
     On a CUDA GPU, also where torch itself says that it waits. Source:
     docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, watching: ExitStack) -> None:
         self.seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         self._device = device
         self._within = False
         self._thread = threading.get_ident()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
         for method in READS:
             timed = self._timed(method, getattr(Tensor, method))
-            self._stack.enter_context(patch.object(Tensor, method, timed))
-        self._stack.enter_context(warnings.catch_warnings())
+            watching.enter_context(patch.object(Tensor, method, timed))
+        watching.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("always", SYNCHRONIZES)
         self._show, warnings.showwarning = warnings.showwarning, self._warned
-        self._stack.enter_context(devices.warning_of_waits(self._device))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        watching.enter_context(devices.warning_of_waits(device))
 
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -366,12 +355,10 @@ class Reads:
 
 
 def _place() -> str:
-    """The line of the project's code that is running: `run.py:120`."""
-    for frame in reversed(traceback.extract_stack()):
-        file = Path(frame.filename)
-        of_project = file.is_relative_to(CODE) and "site-packages" not in file.parts
-        if of_project and frame.filename != __file__:
-            return f"{file.relative_to(CODE)}:{frame.lineno}"
+    """The line of the student's code that is running: `run.py:120`."""
+    for frame, line in traceback.walk_stack(None):
+        if is_students(frame.f_code.co_filename):
+            return str(place(frame.f_code.co_filename, line))
     return "elsewhere"
 
 
