@@ -17,7 +17,7 @@ import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -117,9 +117,9 @@ class Stream(Readers):
                         "the stream has no state_dict()"
                     )
                 # What was read ahead does not count: the place is that of this batch.
-                place.parts[place.batches % self._parts] = read.about.state
+                examples, place.parts[place.batches % self._parts] = read.about
                 place.batches += 1
-                yield read.batch, read.about.examples
+                yield read.batch, examples
 
 
 def _skipped(states: States) -> int:
@@ -131,25 +131,15 @@ def _skipped(states: States) -> int:
 # The parts of a stream, in a process that reads some of them.
 
 
-class _Opening(NamedTuple):
-    """How to read a part: from its beginning or from a state, once or without end."""
-
-    state: bytes | None
-    endless: bool
+Turn = tuple[int, tuple[bytes | None, bool] | None]
+"""The number of a batch and, if it is the first of its part, how to open the part: its state, and
+whether it is read without end."""
 
 
-class _About(NamedTuple):
-    """The number of examples in a batch, and the state of its part after it."""
-
-    examples: int
-    state: bytes | None
-
-
-def _turns(begin: int, states: States, endless: bool) -> Iterator[tuple[int, _Opening | None]]:
-    """Yield the number of each batch from one on; the first of a part comes with how to open it."""
+def _turns(begin: int, states: States, endless: bool) -> Iterator[Turn]:
     for number in count(begin):
         first = number < begin + len(states)
-        yield number, _Opening(states[number % len(states)], endless) if first else None
+        yield number, (states[number % len(states)], endless) if first else None
 
 
 class _Parts(Dataset[Read]):
@@ -161,16 +151,16 @@ class _Parts(Dataset[Read]):
         self._batch_size, self._collate = batch_size, collate
         self._open: dict[int, _Part] = {}
 
-    def __getitem__(self, turn: tuple[int, _Opening | None]) -> Read:
-        """Return the next batch of the part whose turn it is, or a batch without information if the
-        part has ended."""
+    def __getitem__(self, turn: Turn) -> Read:
+        """Return the next batch of the part whose turn it is, about which are its number of
+        examples and the state of the part after it; about nothing if the part has ended."""
         number, opening = turn
         index = number % self._count
         if opening:
-            self._open[index] = _Part(self._part(index), opening)
+            self._open[index] = _Part(self._part(index), *opening)
         part = self._open[index]
         if examples := list(islice(part.examples, self._batch_size)):
-            return Read(self._collate(examples), _About(len(examples), part.state()))
+            return Read(self._collate(examples), (len(examples), part.state()))
         return Read(None)
 
     def _part(self, index: int) -> Any:
@@ -185,9 +175,9 @@ class _Parts(Dataset[Read]):
 class _Part:
     """A part of a stream, with its `examples` from where it was opened."""
 
-    def __init__(self, source: Any, opening: _Opening) -> None:
-        self._source, self._endless = source, opening.endless
-        state = pickle.loads(opening.state) if opening.state else {}
+    def __init__(self, source: Any, pickled: bytes | None, endless: bool) -> None:
+        self._source, self._endless = source, endless
+        state = pickle.loads(pickled) if pickled else {}
         self._passes, self._read = state.get("passes", 0), state.get("read", 0)
         self.examples = self._all(state)
 
