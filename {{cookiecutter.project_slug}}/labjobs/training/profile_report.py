@@ -4,8 +4,6 @@ Advice is ordered by the fraction of the time that the problem takes. That is th
 change can save; only trying it shows how much it does save.
 """
 
-import resource
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +14,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from labjobs import devices
+from labjobs import devices, machine
 
 WORTH = 0.03  # smallest fraction of the time that is worth a change
 CHANGES = {
@@ -231,9 +229,7 @@ def memory(parts: Sequence[object], device: torch.device) -> dict[str, int]:
     }
     peak = devices.peak_memory(device)
     if peak is None:
-        unit = 1 if sys.platform == "darwin" else 1024
-        most = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return kinds | {"the whole process, at most": most}
+        return kinds | {"the whole process, at most": machine.peak_memory()}
     kinds["activations, data and the rest"] = max(0, peak - sum(kinds.values()))
     return kinds | {"the most at once": peak, "free": devices.free_memory(device)}
 
