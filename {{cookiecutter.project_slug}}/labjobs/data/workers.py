@@ -41,8 +41,8 @@ class Read:
 
 
 class Processes:
-    """Read `dataset[key]` for one key after another, in processes that live until `close`; without
-    any, in this one."""
+    """Processes that read `dataset[key]` for one key after another, until `close`; without any,
+    this one does."""
 
     def __init__(self, dataset: Dataset[Read], device: torch.device, processes: int) -> None:
         self._device, self._copies = device, SideStream(device)
@@ -175,7 +175,7 @@ def _say_what_went_wrong(
 
 
 class Readers:
-    """Processes that read a dataset: for each of several threads at once its own. They live until
+    """Processes that read a dataset: each of several threads at once has its own. They live until
     `close`, and start again when they are needed."""
 
     def __init__(self, new: Callable[[], Processes]) -> None:
@@ -187,7 +187,7 @@ class Readers:
 
     @contextmanager
     def one(self) -> Iterator[Processes]:
-        """Some that no other thread uses in the meantime."""
+        """Processes that no other thread uses in the meantime."""
         try:
             reader = self._idle.pop()
         except IndexError:  # also if another thread was faster
