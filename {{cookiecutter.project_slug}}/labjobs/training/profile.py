@@ -28,7 +28,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils._pytree import tree_leaves
 
 from labjobs import devices, layout
 from labjobs.data.batches import Batches
@@ -147,6 +146,8 @@ class Profile:
             self._begin()
         elif self._is_over:
             self._end()
+        elif self._is_watching:
+            self._calls.clear()  # those of the last step tell what each costs
 
     def _begin(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # its own lines tell a user nothing
@@ -181,6 +182,10 @@ class Profile:
         events = Events(self._profiler, self._loop.name)
         device, gpu = devices.describe(self._device), self._device.type == "cuda"
         precision = ", ".join(sorted({call[0].precision for call in self._calls})) or "fp32"
+        costs = [
+            profile_report.flops(prepared.plain, *arguments) for prepared, *arguments in self._calls
+        ]
+        known, last = [cost for cost in costs if cost is not None], self._timed[-1].examples
         return Watched(
             steps=self._count,
             batch_size=max(step.examples for step in plain),
@@ -198,7 +203,7 @@ class Profile:
             memory=profile_report.memory(list(self._parts()), self._device),
             busy=min(1.0, events.on_gpu() / seconds) if gpu else None,
             copying=events.on_gpu("Memcpy HtoD") / seconds,
-            flops=_flops(self._calls, sum(s.examples for s in self._timed[-self._count :])),
+            flops=sum(known) / last if last and len(known) == len(costs) else None,
             peak=ranges.peak(device, precision),
         )
 
@@ -238,22 +243,6 @@ def _noting(calls: list[Call]) -> Iterator[None]:
 
     with patch.object(Prepared, "__call__", noted):
         yield
-
-
-def _flops(calls: list[Call], examples: int) -> float | None:
-    """The operations per example, for this many examples; None if they cannot be counted."""
-    known: dict[Any, int | None] = {}
-    total = 0
-    for prepared, model, batch, settings in calls:
-        shapes = tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-        kind = prepared, model, shapes
-        if kind not in known:
-            known[kind] = profile_report.flops(prepared.plain, model, batch, settings)
-        cost = known[kind]
-        if cost is None:
-            return None
-        total += cost
-    return total / examples if calls and examples else None
 
 
 class Loop:
