@@ -14,7 +14,6 @@ import re
 import sys
 import threading
 import time
-import traceback
 import warnings
 from bisect import bisect
 from collections import defaultdict
@@ -332,7 +331,7 @@ class Reads:
                 return method(tensor, *args, **kwargs)
             finally:
                 self._within = False
-                self.seconds[_place(), name].append(time.perf_counter() - begun)
+                self._note(name, time.perf_counter() - begun)
 
         return read
 
@@ -340,15 +339,18 @@ class Reads:
         if not re.match(SYNCHRONIZES, str(message)):
             self._show(message, *about, **more)
         elif not self._within and threading.get_ident() == self._thread:
-            self.seconds[_place(), "waits for the GPU"].append(0.0)
+            self._note("waits for the GPU", 0.0)
 
-
-def _place() -> str:
-    """The line of the student's code that is running: `run.py:120`."""
-    for frame, line in traceback.walk_stack(None):
-        if is_students(frame.f_code.co_filename):
-            return str(place(frame.f_code.co_filename, line))
-    return "elsewhere"
+    def _note(self, what: str, seconds: float) -> None:
+        """Note what reads in the student's code; what the engine reads, no student could change."""
+        frame: FrameType | None = sys._getframe()
+        while frame:
+            file = frame.f_code.co_filename
+            if is_students(file):
+                self.seconds[str(place(file, frame.f_lineno)), what].append(seconds)
+            if is_students(file) or (is_engines(file) and file != __file__):
+                return
+            frame = frame.f_back
 
 
 class Events:
