@@ -134,7 +134,7 @@ def _loaded(job: str, runs_root: Path, interruption: Interruption) -> tuple[Any,
     if not hasattr(models, "example_input"):
         raise JobError(
             "models.py has no example_input(settings, spec, examples), which makes inputs for the "
-            "network; docs/export.md shows one"
+            "network; `python jobs.py docs export` shows one"
         )
     changes = [str(each.message) for each in warned if str(each.message).startswith(f"job {job} ")]
     example = partial(models.example_input, found.settings, found.spec)
@@ -232,7 +232,7 @@ def traced(model: nn.Module, example: Make) -> ExportedProgram:
         reason = _short((listed or [first_line(error)])[0].split(". ")[0])
         raise JobError(
             f"torch.export cannot follow the network ({reason}); "
-            "docs/export.md shows what to write instead"
+            "`python jobs.py docs export` shows what to write instead"
         ) from error
 
 
