@@ -104,12 +104,12 @@ def probed(known, classes, features, labels) -> dict[str, float]:
 DRAWN = """
 import json, sys
 import data
-from labjobs.data.order import whole
+from labjobs.data.order import underlying
 from pathlib import Path
 from settings import Settings
 
 splits = data.load(Settings(probe_labels=3, split_seed=int(sys.argv[1])), Path("data"))
-everything = whole(splits.train)[0].tensors[0]
+everything = underlying(splits.train)[0].tensors[0]
 place = {image.numpy().tobytes(): number for number, image in enumerate(everything)}
 train = [place[image.numpy().tobytes()] for image, _ in splits.train]
 drawn = [splits.labelled[number] for number in range(len(splits.labelled))]

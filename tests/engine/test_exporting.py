@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from labjobs.commands import exported_program
+from labjobs.commands import export
 from labjobs.errors import JobError
 from torch import Tensor, nn
 
@@ -47,18 +47,18 @@ def batch(examples: int) -> Tensor:
 @pytest.mark.parametrize("made", [3, None, (), [torch.zeros(3)], {"x": 1}])
 def test_inputs_that_are_no_tensors_are_refused(made):
     with pytest.raises(JobError, match="must return a tensor, a tuple or a dict"):
-        exported_program.make_inputs(lambda examples: made, 3)
+        export.make_inputs(lambda examples: made, 3)
 
 
 def test_inputs_that_do_not_grow_are_refused():
     with pytest.raises(JobError, match="the number of examples that it is asked for"):
-        exported_program.dynamic_shapes(lambda examples: torch.zeros(3))
+        export.dynamic_shapes(lambda examples: torch.zeros(3))
 
 
 @pytest.mark.parametrize("network", [IfPositive(), Counted(by_len=True)], ids=["if", "len"])
 def test_code_that_looks_at_values_or_fixes_a_size_is_refused_in_one_line(network):
     with pytest.raises(JobError, match=r"torch\.export cannot follow the network") as refused:
-        exported_program.traced(network, batch)
+        export.traced(network, batch)
     assert len(str(refused.value).splitlines()) == 1
     assert str(refused.value).endswith("`python jobs.py docs export` shows what to write instead")
 
@@ -85,15 +85,15 @@ NAN, INF = math.nan, math.inf
 )
 def test_difference_of_outputs(wanted, found, apart):
     outputs = [[torch.zeros(1), torch.tensor(values)] for values in (wanted, found)]
-    measured = exported_program.difference
-    if apart > exported_program.TOLERANCE:
+    measured = export.difference
+    if apart > export.TOLERANCE:
         with pytest.raises(JobError, match="gives other outputs"):
             measured(lambda _: outputs[0], lambda _: outputs[1], batch, "it")
-        assert exported_program._apart(*outputs) == apart
+        assert export._apart(*outputs) == apart
     else:
         assert measured(lambda _: outputs[0], lambda _: outputs[1], batch, "it") == apart
 
 
 def test_an_output_that_is_no_tensor_is_refused():
     with pytest.raises(JobError, match="returns Scaled; only tensors can be compared"):
-        exported_program.tensors((torch.zeros(1), Scaled()))
+        export.tensors((torch.zeros(1), Scaled()))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from labjobs.data.order import Order, Slices, examples_at, underlying
+from labjobs.data.order import Order, examples_at, underlying
 from labjobs.distributed.ranks import Rank
 from labjobs.errors import SettingsError
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -40,7 +40,7 @@ def test_processes_take_slices_of_the_batches_of_one(seed, count, processes):
     size = 5
     one = Order(torch.arange(100, 100 + count), size, seed)
     slices = [
-        Slices(torch.arange(100, 100 + count), size, seed, Rank(number, processes, number))
+        Order(torch.arange(100, 100 + count), size, seed, Rank(number, processes, number))
         for number in range(processes)
     ]
     whole_batches = one.epoch(3).split(size)
@@ -60,7 +60,7 @@ def test_processes_take_slices_of_the_batches_of_one(seed, count, processes):
 
 def test_a_batch_has_an_example_for_each_process():
     with pytest.raises(SettingsError, match="fewer examples than 3 processes; use one"):
-        Slices(torch.arange(10), 2, 0, Rank(0, 3, 0))
+        Order(torch.arange(10), 2, 0, Rank(0, 3, 0))
 
 
 class Several(Dataset):

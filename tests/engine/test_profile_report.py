@@ -30,7 +30,7 @@ GPU = replace(CPU, device="a GPU", busy=1.0, precision="bf16", compiled=True)
 
 def advised(seen: Watched) -> list[str]:
     """Return what is to be changed, in order."""
-    return [one.text for one in sorted(advice(seen), reverse=True)]
+    return [text for _, text in sorted(advice(seen), reverse=True)]
 
 
 def taking(part: str) -> list[Line]:
@@ -80,11 +80,11 @@ def test_operations_of_a_linear_layer(batch):
     """2 for each weight and example forward, 4 backward but for the inputs' gradient."""
     model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2))
     forward = 2 * 5 * (3 * 7 + 7 * 2)
-    assert profile_report.of_call(squares, model, batch, 2.0) == 3 * forward - 2 * 5 * 3 * 7
+    assert profile_report.flops(squares, model, batch, 2.0) == 3 * forward - 2 * 5 * 3 * 7
 
 
 def test_a_forward_function_that_looks_at_numbers_has_no_count():
     def looks(model: nn.Module, batch: Any, settings: Any) -> Any:
         return batch["x"].numpy().sum(), {}
 
-    assert profile_report.of_call(looks, nn.Linear(3, 1), {"x": torch.zeros(5, 3)}, None) is None
+    assert profile_report.flops(looks, nn.Linear(3, 1), {"x": torch.zeros(5, 3)}, None) is None

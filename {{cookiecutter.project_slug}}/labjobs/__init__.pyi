@@ -15,6 +15,7 @@ from labjobs.data.order import class_counts as class_counts
 from labjobs.data.order import examples_at as examples_at
 from labjobs.data.order import generator as generator
 from labjobs.data.order import underlying as underlying
+from labjobs.data.splits import check_groups as check_groups
 from labjobs.data.splits import fold as fold
 from labjobs.data.splits import remembered as remembered
 from labjobs.data.splits import split as split

@@ -75,10 +75,15 @@ def own() -> tuple[str, Reading]:
     with suppress(OSError, ValueError, LookupError):
         return of(os.getpid())
     times = os.times()  # this system has no /proc
-    unit = 1 if sys.platform == "darwin" else 1024
-    most = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    used = {"seconds": time.monotonic() - BEGUN, "cpu_seconds": sum(times[:4]), "host_bytes": most}
+    used = {"seconds": time.monotonic() - BEGUN, "cpu_seconds": sum(times[:4])}
+    used["host_bytes"] = peak_memory()
     return f"{platform.node()}:{os.getpid()}:{BEGUN:.0f}", used
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process has taken."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def of(process: int) -> tuple[str, Reading]:

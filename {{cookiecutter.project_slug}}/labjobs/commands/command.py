@@ -59,8 +59,10 @@ def start_export(project: Project, given: argparse.Namespace) -> int:
         interruption.hold()
         from labjobs.commands import export as command  # with torch, which is slow to import
 
-        what = job.id, type(job.folder.settings), job.folder.runs_root, out.expanduser().absolute()
-        return command.export(command.Wanted(*what, given.onnx, given.json, interruption))
+        kind, runs_root = type(job.folder.settings), job.folder.runs_root
+        out = out.expanduser().absolute()
+        how = given.onnx, given.json, interruption
+        return command.export(job.id, kind, runs_root, out, *how)
     except Interrupted as stop:
         return leave(
             exit_status.SIGNALLED + stop.number, f"jobs.py: export-model was interrupted {stop}"

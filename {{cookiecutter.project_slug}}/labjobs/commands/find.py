@@ -1,89 +1,183 @@
-"""The command `jobs.py find`, from its arguments to its output."""
+"""The command `jobs.py find`: a value for a setting or a flag, from short jobs that measure it."""
 
-import argparse
+import json
 import math
+import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from labjobs import exit_status, machine
-from labjobs.commands import findings, short_jobs
-from labjobs.commands.findings import Answer, Row, show, valley
-from labjobs.commands.short_jobs import MANY, Ended, Target, Trials
+from labjobs.commands import short_jobs
+from labjobs.commands.range_test import Valley, valley
+from labjobs.commands.short_jobs import Target, Trials
 from labjobs.errors import JobError, SettingsError, did_you_mean
+from labjobs.files import PROJECT, shown
 from labjobs.job import runtime
 from labjobs.job.folder import JobFolder
+from labjobs.job.identity import identity
 from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
 from labjobs.job.terminal import Interrupted, leave
-from labjobs.results.groups import Interval, mean_interval, ratio_interval
+from labjobs.results import figure_files, figures, style
+from labjobs.results.groups import mean_interval, ratio_interval
 from labjobs.results.metrics import Measured
 from labjobs.settings import Metric
+
+Row = dict[str, str | int | float | None]
+"""A row of the table, by the names of its columns."""
+
+Drawn = tuple[Any, str]
+"""A figure and its caption."""
+
+
+class Answer(NamedTuple):
+    """The answer for a setting or flag: its name as a field, the suggested value or None, how that
+    was found or why there is none, a table, and what draws the figure."""
+
+    what: str
+    value: float | int | None
+    why: str
+    rows: Sequence[Row]
+    draw: Callable[[], Drawn]
+
+
+def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
+    """Find what `given.command` names for the job with these flags, and print it; return the exit
+    status: 0 if something is suggested, else 1.
+
+    Raises SettingsError for wrong flags.
+    """
+    what = given.command
+    target = short_jobs.read_target(words, runs_root)
+    try:
+        with Trials(what, target.runtime.device, given.force) as trials:
+            answer = FINDERS[what](target, given, trials)
+    except Interrupted as stop:
+        line = f"jobs.py: {what} was interrupted {stop}; the same command continues it"
+        return leave(exit_status.SIGNALLED + stop.number, line)
+    except JobError as error:
+        return leave(exit_status.FAILED, f"jobs.py: {error}")
+    jobs = [*trials.jobs.values()]
+    files = _write(f"{what.replace(' ', '-')}-{target.job.id}", answer.draw, jobs)
+    found, following = answer.value is not None, target
+    if found:
+        change = target.running if what == runtime.FIND_WORKERS else target.having
+        following = change(**{answer.what: answer.value})
+    if given.json:
+        content = {
+            "suggestion": {answer.what: answer.value} if found else None,
+            "why": answer.why,
+            "rows": list(answer.rows),
+            "jobs": [job.id for job in jobs],
+            "figure": files,
+            "next": following.command,
+        }
+        print(json.dumps(content, indent=2))
+    else:
+        _print_table(answer.rows)
+        flag = f"--{answer.what.replace('_', '-')}"
+        suggestion = f"suggestion: {flag} {answer.value} ({answer.why})"
+        print(suggestion if found else f"nothing stands out: {answer.why}")
+        for file in files:
+            print(f"figure: {file}")
+        print(f"next: {following.command}")
+    return exit_status.DONE if found else exit_status.FAILED
+
+
+def _print_table(rows: Sequence[Row]) -> None:
+    def text(value: str | int | float | None) -> str:
+        if isinstance(value, float):
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return "-" if value is None else str(value)
+
+    texts = [[*rows[0]], *([text(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
+
+
+def _write(name: str, draw: Callable[[], Drawn], jobs: Sequence[JobFolder[Any]]) -> list[str]:
+    """Draw a figure into the project's folder of figures; return the paths of its images. If it
+    would not print correctly, say why and return none."""
+    venue = style.VENUES[style.DEFAULT]
+    figures.use(venue)
+    figure, caption = draw()
+    settings = [identity(job.settings) for job in jobs]
+    values = {name: [each.get(name) for each in settings] for name in settings[0]}
+    varied = {name: each for name, each in values.items() if len(set(map(str, each))) > 1}
+    newest = max(job.path.stat().st_mtime for job in jobs)
+    commits = set()
+    for job in jobs:
+        tags = short_jobs.tags(job)
+        changed = " with changes" if tags.get("dirty") == "true" else ""
+        commits.add(f"{tags.get('commit', '')}{changed}")
+    about = {  # as in the figures of plot.py
+        "jobs": sorted(job.id for job in jobs),
+        "commits": sorted(commits),
+        "shared": {name: each[0] for name, each in values.items() if name not in varied},
+        "varied": varied,
+        "newest": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds"),
+        "venue": venue.name,
+    }
+    try:
+        files = figure_files.save(figure, PROJECT / "figures" / name, caption, about, venue)
+    except figure_files.Misprint as error:
+        print(f"{name}: not written: {error}", file=sys.stderr)
+        return []
+    return [shown(file.path) for file in files]
+
+
+def _mark(draw_line: Callable[..., Any], value: float | None, what: str) -> str:
+    """Mark a suggested value; return what the caption says of it."""
+    if value is None:
+        return ""
+    draw_line(value, color=style.COLOURS[1], linestyle=style.LINES[1], linewidth=0.9)
+    return f"; the dashed line is the suggested {what}"
+
 
 # `find lr`: a learning rate, from range tests.
 #
 # Each test is a job of the student's script with the schedule `range-test`, which raises the rate
 # by the same factor in each step, from a millionth of --up-to to --up-to. A job is expected to
-# diverge at a high rate; its points until then count.
-#
-# Source of the test: Smith 2015, arxiv.org/abs/1506.01186.
+# diverge at a high rate; its points until then count. Source: Smith 2015, arxiv.org/abs/1506.01186.
 
 SCHEDULE = "range-test"
 
 
-def find_lr(target: Target, given: Namespace, running: Trials) -> Answer:
-    """Return the suggested learning rate. Raises SettingsError for a job that cannot be tested,
-    JobError for one that fails."""
+def _find_lr(target: Target, given: Namespace, trials: Trials) -> Answer:
     name = target.named("lr", given.setting)
     test = target.long(given.steps + 1).paused_after(given.steps)  # so it is never evaluated
     test = test.having(**{name: given.up_to, _schedule(target): SCHEDULE})
     if "warmup" in target.known:
         test = test.having(warmup=target.known["warmup"].reader("0"))
-    first = getattr(target.settings, "seed", 0)
     tests = [test]
     if "seed" in target.known:
+        first = target.settings.seed
         tests = [test.having(seed=first + place) for place in range(given.seeds)]
-    metric = _metric(target.script.metrics, target.settings, given.metric)
-    jobs = []
-    for each in tests:
-        ended = running.run(each)
-        if not ended.has_measured:
-            raise JobError(ended.said)
-        jobs.append(each.job)
-    return _lr_answer(target, name, metric, jobs)
-
-
-def _lr_answer(target: Target, name: str, metric: Measured, jobs: list[JobFolder[Any]]) -> Answer:
+    metric = _loss(target.script.metrics, target.settings, given.metric)
+    jobs = [trials.measure(each) for each in tests]
     curves = [_curve(job, name, metric) for job in jobs]
     longest = max((rates for rates, _ in curves), key=len)
     try:
         found = valley(longest, [losses for _, losses in curves])
     except ValueError as error:
-        raise JobError(
-            f"find lr: {metric.key} has {error}; see {jobs[0].label}'s log.txt"
-        ) from None
-    rows = [_row(job, name, metric, *curve) for job, curve in zip(jobs, curves, strict=True)]
-    next_one = target if found.rate is None else target.having(**{name: found.rate})
+        said = f"{metric.key} has {error}; see {jobs[0].label}'s log.txt"
+        raise JobError(f"find lr: {said}") from None
+    rows: list[Row] = []
+    for job, (rates, losses) in zip(jobs, curves, strict=True):
+        lowest = min(filter(math.isfinite, losses), default=math.nan)
+        seed = getattr(job.settings, "seed", None)
+        row: Row = {"job": job.id, "seed": seed, "steps": len(losses)}
+        row |= {f"lowest {metric.key}": lowest, f"at {name}": rates[losses.index(lowest)]}
+        rows.append(row)
     more = "; give a larger --up-to" if found.stands_out and not found.rises else ""
-    draw = partial(findings.range_tests, found, curves, metric)
-    return Answer(name, found.rate, found.about + more, rows, next_one.command, draw)
-
-
-def _row(
-    job: JobFolder[Any], name: str, metric: Measured, rates: list[float], losses: list[float]
-) -> Row:
-    lowest = min(filter(math.isfinite, losses), default=math.nan)
-    return {
-        "job": job.id,
-        "seed": getattr(job.settings, "seed", None),
-        "steps": len(losses),
-        f"lowest {metric.key}": lowest,
-        f"at {name}": rates[losses.index(lowest)],
-    }
+    draw = partial(_draw_lr, found, curves, metric)
+    return Answer(name, found.rate, found.about + more, rows, draw)
 
 
 def _schedule(target: Target) -> str:
@@ -97,7 +191,7 @@ def _schedule(target: Target) -> str:
     )
 
 
-def _metric(declared: Mapping[str, Metric], settings: Any, given: str) -> Measured:
+def _loss(declared: Mapping[str, Metric], settings: Any, given: str) -> Measured:
     """The training loss. Raises SettingsError if it is not known."""
     monitored = str(getattr(settings, "monitor", "none")).removeprefix("val_")
     losses = [name for name, metric in declared.items() if metric.better == "lower"]
@@ -112,7 +206,7 @@ def _metric(declared: Mapping[str, Metric], settings: Any, given: str) -> Measur
 
 def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float], list[float]]:
     """The rates and losses of a job, starting at the step with the lowest rate."""
-    points = short_jobs.points(job, [metric.key])
+    points = short_jobs.points(job, metric.key)
     if not points:
         known = ", ".join(sorted(short_jobs.logged(job))) or "nothing"
         raise JobError(
@@ -129,28 +223,46 @@ def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float
     return rates[start:], [point[metric.key] for point in points][start:]
 
 
-# How fast jobs are, as measured in them by pace.py in training.
+def _draw_lr(
+    found: Valley, curves: Sequence[tuple[list[float], list[float]]], metric: Measured
+) -> Drawn:
+    fig, ax = figures.figure("column", 2.4)
+    for rates, losses in curves:
+        ax.plot(rates, losses, color=style.GREY, linewidth=0.4, alpha=0.6)
+    ax.plot(found.rates, found.smooth, color=style.COLOURS[0], label="running mean")
+    figures.log_scale(ax.xaxis)
+    ax.set_xlabel("learning rate")
+    figures.value_axis(ax.yaxis, metric.axis)
+    margin = 0.1 * (found.before - found.low) + 4 * found.noise
+    ax.set_ylim(found.low - margin, max(found.before, float(found.smooth.max())) + margin)
+    end = _mark(ax.axvline, found.rate, "rate")
+    figures.legend(fig)
+    return fig, (
+        f"{metric.title} in {len(curves)} range {'tests' if len(curves) > 1 else 'test'}, in which "
+        "the learning rate rises with each step, and its running mean until a test breaks "
+        f"down{end}."
+    )
 
-ENOUGH = 0.95
-"""The fraction of the highest speed that counts as equally good."""
+
+# `find batch-size` and `find workers`: the smallest value with which a job is nearly as fast as it
+# can be. Jobs measure their speed in several windows of time (training/probes.py).
+
+ENOUGH = 0.95  # the fraction of the highest speed that counts as equally good
+USED = 0.8  # largest fraction of the available memory that a job may be expected to take
 
 
 class Speed(NamedTuple):
-    """The speed of jobs with some value of a setting or flag, over several windows of time."""
+    """The speed of a job with some value of a setting or flag: examples per second in each of
+    several windows of time, and the most bytes of memory that it took."""
 
     value: int
     rates: Sequence[float]
-    """Examples per second, in each window."""
+    memory: float = 0.0
 
     @property
     def median(self) -> float:
         """The median of the rates."""
         return float(np.median(self.rates))
-
-    @property
-    def interval(self) -> Interval:
-        """The mean of the rates, with its interval."""
-        return mean_interval(self.rates)
 
     @property
     def error(self) -> float:
@@ -160,8 +272,13 @@ class Speed(NamedTuple):
         of_mean = np.std(self.rates, ddof=1) / np.sqrt(len(self.rates))
         return float(of_mean / np.mean(self.rates))
 
+    @property
+    def row(self) -> Row:
+        """The speed in a table."""
+        return {"examples/s": self.median, "lowest": min(self.rates), "highest": max(self.rates)}
 
-def smallest_good(speeds: Sequence[Speed]) -> tuple[Speed | None, str]:
+
+def smallest_good(speeds: Sequence[Speed]) -> tuple[int | None, str]:
     """Return the smallest value whose speed is within 5 % of the highest, and a line that says why.
 
     The first is None if the windows vary so much that a difference of 5 % cannot be measured.
@@ -175,136 +292,147 @@ def smallest_good(speeds: Sequence[Speed]) -> tuple[Speed | None, str]:
             f"measure a difference of {1 - ENOUGH:.0%}; try again with --force when nothing else "
             "runs"
         )
-    return good, (
+    return good.value, (
         f"{good.median:,.0f} examples/s, {good.median / best.median:.0%} of the highest speed, "
         f"which {best.value} has"
     )
 
 
-# `find batch-size`: the largest batch that fits, and the smallest that is nearly as fast as any.
-#
-# Each size is a job of the student's script in its own process, so there is nothing to clean up if
-# it runs out of memory. A machine without a GPU would swap first, so there a size is not tried if
-# it is unlikely to fit, judging by the memory that smaller sizes took.
-
-USED = 0.8
-"""Largest fraction of the available memory that a job may be expected to take."""
-
-
-class Size(NamedTuple):
-    """The measurements for a batch size: its job, its speed and its peak memory in bytes."""
-
-    job: str
-    speed: Speed
-    memory: float
-    examples: float
-    """The largest number of examples in a step."""
-
-
-def find_batch_size(target: Target, given: Namespace, running: Trials) -> Answer:
-    """Return the suggested batch size. Raises SettingsError for a job that cannot be
-    measured, JobError for one that fails for another reason than memory."""
+def _find_batch_size(target: Target, given: Namespace, trials: Trials) -> Answer:
+    """Each size is a job in its own process, so there is nothing to clean up if it runs out of
+    memory. A machine without a GPU would swap first, so there a size is not tried if it is unlikely
+    to fit, judging by the memory that smaller sizes took."""
     name = target.named("batch_size", given.setting)
-    long = target.long(MANY)
-    sizes: list[Size] = []
-    size, why = given.smallest, ""
-    while not why:
+    speeds: list[Speed] = []
+    rows: list[Row] = []
+    size = given.smallest
+    while True:
         if size > given.largest:
-            why = f"--largest {given.largest} was reached"
-        elif not running.on_gpu and (expected := _too_large(sizes)):
-            why = f"{size} was not tried: {expected}"
-        else:
-            size, why = _tried(long, name, size, running, sizes)
-    if not sizes:
-        raise JobError(f"find batch-size: {why}")
-    return _batch_size_answer(target, name, sizes, why)
+            end = f"--largest {given.largest} was reached"
+            break
+        if not trials.on_gpu and (short := too_large(speeds)):
+            end = f"{size} was not tried: {short}"
+            break
+        try:
+            test = target.long().having(**{name: size})
+        except SettingsError as error:  # the setting has a range, or goes with others
+            if speeds or 2 * size > given.largest:
+                end = str(error)
+                break
+            size *= 2
+            continue
+        measured = _measured(test, name, size, trials)
+        if isinstance(measured, str):
+            end = measured
+            break
+        speeds.append(measured)
+        memory = round(measured.memory / 2**20)
+        rows.append({name: size, "job": test.job.id, **measured.row, "memory (MiB)": memory})
+        size *= 2
+    if not speeds:
+        raise JobError(f"find batch-size: {end}")
+    good, why = smallest_good(speeds)
+    why += f"; {speeds[-1].value} is the largest that fits ({end})"
+    return Answer(name, good, why, rows, partial(_draw_speeds, speeds, name, good))
 
 
-def _tried(
-    long: Target, name: str, size: int, running: Trials, sizes: list[Size]
-) -> tuple[int, str]:
-    """Measure a size; return the next size, and why the search ends or an empty text."""
-    try:
-        test = long.having(**{name: size})
-    except SettingsError as error:  # the setting has a range, or goes with others
-        if not sizes:
-            return 2 * size, "" if size < MANY else str(error)
-        return size, str(error)
-    ended = running.before(test)
-    if not _out_of_memory(ended):
-        ended = running.run(test)
-    if _out_of_memory(ended):
+def _measured(test: Target, name: str, size: int, trials: Trials) -> Speed | str:
+    """The speed with a batch size, or why there is none. Raises JobError for a job that fails for
+    another reason than memory or too few examples."""
+    ended = trials.before(test)
+    if not ended.out_of_memory:
+        ended = trials.run(test)
+    if ended.out_of_memory:
         killed = "was killed, probably because memory ran out"
-        return size, f"{size} {killed if ended.how == 'killed' else 'ran out of memory'}"
-    points = short_jobs.points(test.job, [RATE]) if ended.has_measured else []
+        return f"{size} {killed if ended.how == 'killed' else 'ran out of memory'}"
+    points = short_jobs.points(test.job, RATE) if ended.has_measured else []
     if not points:
         raise JobError(f"find batch-size, --{name.replace('_', '-')} {size}: {ended.said}")
-    speed = Speed(size, [point[RATE] for point in points])
     examples, memory = (max(point[what] for point in points) for what in (EXAMPLES, MEMORY))
     if examples < size:
-        return size, f"the training data has {examples:.0f} examples"
-    sizes.append(Size(test.job.id, speed, memory, examples))
-    return 2 * size, ""
+        return f"the training data has {examples:.0f} examples"
+    return Speed(size, [point[RATE] for point in points], memory)
 
 
-def _out_of_memory(ended: Ended) -> bool:
-    """Whether a job ran out of memory: it was killed by the system, or its error says so."""
-    return ended.how == "killed" or (ended.how == "failed" and "out of memory" in ended.said)
-
-
-def _too_large(sizes: list[Size]) -> str:
-    """Why not to try the next size; empty to try it. Memory grows linearly with the size."""
-    if not sizes:
+def too_large(speeds: Sequence[Speed]) -> str:
+    """Return why not to try the next size; empty to try it. Memory grows linearly with it."""
+    if not speeds:
         return ""
-    grown = [after.memory - before.memory for before, after in pairwise(sizes)]
-    growth = 2 * grown[-1] if grown else sizes[-1].memory
-    wanted, free = sizes[-1].memory + max(growth, 0.0), USED * machine.available_memory()
+    last = speeds[-1].memory
+    growth = 2 * (last - speeds[-2].memory) if len(speeds) > 1 else last
+    wanted, free = last + max(growth, 0.0), USED * machine.available_memory()
     if wanted <= free:
         return ""
     return f"it would take {wanted / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
 
 
-def _batch_size_answer(target: Target, name: str, sizes: list[Size], end: str) -> Answer:
-    good, why = smallest_good([each.speed for each in sizes])
-    rows: list[Row] = [
-        {
-            name: each.speed.value,
-            "job": each.job,
-            "examples/s": each.speed.median,
-            "lowest": min(each.speed.rates),
-            "highest": max(each.speed.rates),
-            "memory (MiB)": round(each.memory / 2**20),
-        }
-        for each in sizes
-    ]
-    why += f"; {sizes[-1].speed.value} is the largest that fits ({end})"
-    suggested = good.value if good else None
-    next_one = target.having(**{name: suggested}) if suggested else target
-    draw = partial(findings.speeds, [each.speed for each in sizes], name, suggested)
-    return Answer(name, suggested, why, rows, next_one.command, draw)
+def _find_workers(target: Target, given: Namespace, trials: Trials) -> Answer:
+    """Their number is not a setting, so a single job tries one number after another: it pauses each
+    time its speed has been measured, and continues with the next number."""
+    if target.runtime.loader == "resident":
+        raise SettingsError("find workers: with --loader resident no process reads data")
+    most = machine.cores() if given.largest is None else given.largest
+    counts = {0, most, *(2**power for power in range(most.bit_length()) if 2**power <= most)}
+    long, speeds, again = target.long(), list[Speed](), given.force
+    for count in sorted(counts):
+        rates = [] if again else _rates(long, count)
+        if not rates:
+            ended = trials.run(long.running(workers=count), once=False)
+            rates = _rates(long, count)
+            if not rates:
+                raise JobError(f"find workers, --workers {count}: {ended.said}")
+        trials.jobs[long.job.id] = long.job
+        again = False
+        if short_jobs.tags(long.job).get(LOADER) != "workers":
+            raise JobError(
+                "find workers: this job does not read its data in the background, but keeps it in "
+                "memory; add -- --loader workers"
+            )
+        speeds.append(Speed(count, rates))
+    good, why = smallest_good(speeds)
+    rows: list[Row] = [{"workers": speed.value, **speed.row} for speed in speeds]
+    draw = partial(_draw_speeds, speeds, "workers", good)
+    return Answer("workers", good, f"{why}; job {long.job.id}", rows, draw)
+
+
+def _rates(long: Target, count: int) -> list[float]:
+    """The latest speeds measured with this number of workers and the present code."""
+    job = long.job
+    if not job.begun or job.change:
+        return []
+    return [point[RATE] for point in short_jobs.points(job, RATE) if point.get(WORKERS) == count]
+
+
+def _draw_speeds(speeds: Sequence[Speed], name: str, suggested: int | None) -> Drawn:
+    fig, ax = figures.figure("column", 2.2)
+    intervals = {speed.value: mean_interval(speed.rates) for speed in speeds}
+    for value, (middle, low, high) in intervals.items():
+        ax.plot([value] * 2, [low, high], color=style.COLOURS[0], linewidth=0.9)
+        ax.plot(value, middle, "o", color=style.COLOURS[0])
+    if min(intervals) > 0:
+        ax.set_xscale("log", base=2)
+    ax.set_xlabel(style.setting(name))
+    figures.value_axis(ax.yaxis, "training examples per second")
+    ax.set_ylim(0, 1.1 * max(interval.high for interval in intervals.values()))
+    end = _mark(ax.axvline, suggested, "value")
+    figures.ticks_at(ax, intervals)
+    return fig, (
+        f"Training examples per second: mean of {len(speeds[0].rates)} windows of time with its "
+        f"95% t interval{end}."
+    )
 
 
 # `find noise-scale`: the batch size above which more examples add little to a step.
 #
 # A job's batches are split by --accumulate, and the gradients of the parts show how much of them is
-# noise (noise_scale.py in training). The simple noise scale tr Σ / |G|² is about the batch size at
-# which training takes twice the minimum number of steps, and twice the minimum number of examples.
-#
+# noise (training/probes.py). The simple noise scale tr Σ / |G|² is about the batch size at which
+# training takes twice the minimum number of steps, and twice the minimum number of examples.
 # Source: McCandlish et al. 2018, arxiv.org/abs/1812.06162.
 
-LOGGED_SIGNAL, LOGGED_NOISE = f"train_{SIGNAL}", f"train_{NOISE}"
-
-PARTS = 8
-"""Parts of a batch, unless the job already splits it."""
-
-SPANS = 4
-"""Spans of training with a noise scale each, since it grows as the loss falls."""
-
-LEAST = 8
-"""The fewest steps of a span for which an interval can be trusted."""
-
-WIDEST = 4.0
-"""The largest factor by which an interval's end may differ from the estimate."""
+PARTS = 8  # of a batch, unless the job already splits it
+SPANS = 4  # of training, with a noise scale each, since it grows as the loss falls
+LEAST = 8  # steps of a span for which an interval can be trusted
+WIDEST = 4.0  # the largest factor by which an interval's end may differ from the estimate
 
 
 class Span(NamedTuple):
@@ -317,39 +445,57 @@ class Span(NamedTuple):
     high: float
 
     @property
+    def has_interval(self) -> bool:
+        """Whether the interval is one of positive numbers."""
+        return self.low > 0 and math.isfinite(self.high)
+
+    @property
     def is_known(self) -> bool:
         """Whether the interval is narrow enough for the estimate to be used."""
-        ends = self.low > 0 and math.isfinite(self.high)
-        return ends and self.high / self.scale < WIDEST and self.scale / self.low < WIDEST
+        wide = WIDEST * self.scale
+        return self.has_interval and self.high < wide and self.scale < WIDEST * self.low
 
 
-def find_noise_scale(target: Target, given: Namespace, running: Trials) -> Answer:
-    """Return the suggested batch size. Raises SettingsError for a job whose batches cannot
-    be split, JobError for one that fails or does not split them."""
+def _find_noise_scale(target: Target, given: Namespace, trials: Trials) -> Answer:
     name = target.named("batch_size", given.setting)
     if "accumulate" not in target.known:
         raise SettingsError(
             "find noise-scale: settings.py has no setting `accumulate` to split batches with"
         )
-    test = target.long(MANY).paused_after(given.steps)
+    test = target.long().paused_after(given.steps)
     if target.settings.accumulate < 2:
         test = test.having(accumulate=min(PARTS, max(2, getattr(target.settings, name) // 2)))
-    ended = running.run(test)
-    if not ended.has_measured:
-        raise JobError(ended.said)
-    points = short_jobs.points(test.job, [LOGGED_SIGNAL])
+    job = trials.measure(test)
+    points = short_jobs.points(job, f"train_{SIGNAL}")
     if not points:
         raise JobError(
-            f"find noise-scale: {test.job.label} does not split its batches; use `for part, "
+            f"find noise-scale: {job.label} does not split its batches; use `for part, "
             "fraction in job.parts(batch)` in the loop"
         )
-    measured = [(point["step"], point[LOGGED_NOISE], point[LOGGED_SIGNAL]) for point in points]
+    names = ("step", f"train_{NOISE}", f"train_{SIGNAL}")
+    measured = [tuple(point[each] for each in names) for point in points]
     finite = [each for each in measured if all(map(math.isfinite, each))]  # fp16 can overflow
     spans = spans_of([each for each in finite if each[0] <= given.steps])
-    return _noise_scale_answer(target, test, name, spans)
+    suggested = None
+    why = "the gradient cannot be told from its noise; use a larger batch or more --steps"
+    if known := [span for span in spans if span.is_known]:
+        last = known[-1]
+        suggested = 2 ** max(0, round(math.log2(last.scale)))
+        why = (
+            f"noise scale {last.scale:.3g}, 95% interval {last.low:.3g} to {last.high:.3g}, over "
+            f"steps {last.first} to {last.last}"
+        )
+        if last is not spans[-1]:
+            why += "; after that, these batches are too small to estimate it"
+    rows: list[Row] = [
+        {"steps": f"{first}–{last}", "noise scale": scale, "low": low, "high": high}
+        for first, last, scale, low, high in spans
+    ]
+    draw = partial(_draw_noise_scales, spans, suggested, test.settings.accumulate)
+    return Answer(name, suggested, f"{why}; job {job.id}", rows, draw)
 
 
-def spans_of(measured: list[tuple[float, float, float]]) -> list[Span]:
+def spans_of(measured: Sequence[tuple[float, ...]]) -> list[Span]:
     """Return the noise scale in SPANS spans of equal length, from the step, tr Σ and |G|² of each.
 
     Raises JobError if they are too short.
@@ -359,129 +505,35 @@ def spans_of(measured: list[tuple[float, float, float]]) -> list[Span]:
     spans = []
     for each in np.array_split(np.array(measured), SPANS):
         steps, noise, signal = each.T
-        scale, low, high = ratio_interval(noise, signal)
-        spans.append(Span(int(steps[0]), int(steps[-1]), float(scale), float(low), float(high)))
+        scale, low, high = map(float, ratio_interval(noise, signal))
+        spans.append(Span(int(steps[0]), int(steps[-1]), scale, low, high))
     return spans
 
 
-def _noise_scale_answer(target: Target, test: Target, name: str, spans: list[Span]) -> Answer:
-    rows: list[Row] = [
-        {
-            "steps": f"{span.first}–{span.last}",
-            "noise scale": span.scale,
-            "low": span.low,
-            "high": span.high,
-        }
-        for span in spans
-    ]
-    known = [span for span in spans if span.is_known]
-    suggested, why = (
-        None,
-        "the gradient cannot be told from its noise; use a larger batch or more --steps",
-    )
+def _draw_noise_scales(spans: Sequence[Span], suggested: int | None, parts: int) -> Drawn:
+    fig, ax = figures.figure("column", 2.2)
+    known = [span for span in spans if span.has_interval]
+    for span in known:
+        steps, colour = [span.first, span.last], style.COLOURS[0]
+        ax.fill_between(steps, span.low, span.high, color=colour, alpha=0.2, lw=0)
+        ax.plot(steps, [span.scale] * 2, color=colour)
+    ax.set_xlabel("optimizer step")
     if known:
-        *_, last = known
-        suggested = 2 ** max(0, round(math.log2(last.scale)))
-        why = (
-            f"noise scale {last.scale:.3g}, 95% interval {last.low:.3g} to {last.high:.3g}, over "
-            f"steps {last.first} to {last.last}"
-        )
-    if known and last is not spans[-1]:
-        why += "; after that, these batches are too small to estimate it"
-    next_one = target.having(**{name: suggested}) if suggested else target
-    draw = partial(findings.noise_scales, spans, suggested, test.settings.accumulate)
-    return Answer(name, suggested, f"{why}; job {test.job.id}", rows, next_one.command, draw)
+        figures.log_scale(ax.yaxis)
+    ax.set_ylabel("noise scale (examples)")
+    end = _mark(ax.axhline, suggested, "batch size")
+    caption = (
+        f"Simple noise scale of the gradient, from {parts} parts of each batch, with its 95% "
+        f"interval over steps{end}."
+    )
+    if missing := len(spans) - len(known):
+        caption += f" In {missing} of {len(spans)} spans it cannot be estimated."
+    return fig, caption
 
 
-# `find workers`: how many processes should read the data.
-#
-# Their number is not a setting, so a single job tries one number after another: it pauses each time
-# its speed has been measured, and continues with the next number.
-
-
-def find_workers(target: Target, given: Namespace, running: Trials) -> Answer:
-    """Return the suggested number of workers. Raises SettingsError for a job that shall not read in
-    the background, JobError for one that fails or does not."""
-    if target.runtime.loader == "resident":
-        raise SettingsError("find workers: with --loader resident no process reads data")
-    long = target.long(MANY)
-    speeds = []
-    again = given.force
-    for count in _counts(given.largest):
-        rates = [] if again else _rates(long, count)
-        if not rates:
-            ended = running.run(long.running(workers=count), once=False)
-            rates = _rates(long, count)
-            if not rates:
-                raise JobError(f"find workers, --workers {count}: {ended.said}")
-        running.jobs[long.job.id] = long.job
-        again = False
-        if short_jobs.tag(long.job, LOADER) != "workers":
-            raise JobError(
-                "find workers: this job does not read its data in the background, but keeps it in "
-                "memory; add -- --loader workers"
-            )
-        speeds.append(Speed(count, rates))
-    return _workers_answer(target, long, speeds)
-
-
-def _counts(largest: int | None) -> Iterator[int]:
-    """Yield 0, 1, 2, 4, … and the largest, which is by default the number of cores."""
-    most = machine.cores() if largest is None else largest
-    doubled = (2**power for power in range(most.bit_length()))
-    yield from sorted({0, most, *(count for count in doubled if count <= most)})
-
-
-def _rates(long: Target, count: int) -> list[float]:
-    """The latest speeds measured with this number of workers and the present code."""
-    job = long.job
-    if not job.begun or job.change:
-        return []
-    return [point[RATE] for point in short_jobs.points(job, [RATE]) if point.get(WORKERS) == count]
-
-
-def _workers_answer(target: Target, long: Target, speeds: list[Speed]) -> Answer:
-    good, why = smallest_good(speeds)
-    rows: list[Row] = [
-        {
-            "workers": speed.value,
-            "examples/s": speed.median,
-            "lowest": min(speed.rates),
-            "highest": max(speed.rates),
-        }
-        for speed in speeds
-    ]
-    suggested = good.value if good else None
-    next_one = target if suggested is None else target.running(workers=suggested)
-    draw = partial(findings.speeds, speeds, "workers", suggested)
-    return Answer("workers", suggested, f"{why}; job {long.job.id}", rows, next_one.command, draw)
-
-
-FINDERS: dict[str, Callable[[Target, argparse.Namespace, Trials], Answer]] = {
-    runtime.FIND_LR: find_lr,
-    runtime.FIND_BATCH_SIZE: find_batch_size,
-    runtime.FIND_NOISE_SCALE: find_noise_scale,
-    runtime.FIND_WORKERS: find_workers,
+FINDERS: dict[str, Callable[[Target, Namespace, Trials], Answer]] = {
+    runtime.FIND_LR: _find_lr,
+    runtime.FIND_BATCH_SIZE: _find_batch_size,
+    runtime.FIND_NOISE_SCALE: _find_noise_scale,
+    runtime.FIND_WORKERS: _find_workers,
 }
-
-
-def find(given: argparse.Namespace, words: Sequence[str], runs_root: Path | None) -> int:
-    """Find what `given.command` names for the job with these flags; return the exit status.
-
-    Raises SettingsError for wrong flags.
-    """
-    what = given.command
-    wanted = short_jobs.read_target(words, runs_root)
-    try:
-        with Trials(what, wanted.runtime.device, given.force) as running:
-            answer = FINDERS[what](wanted, given, running)
-    except Interrupted as stop:
-        line = f"jobs.py: {what} was interrupted {stop}; the same command continues it"
-        return leave(short_jobs.KILLED + stop.number, line)
-    except JobError as error:
-        return leave(exit_status.FAILED, f"jobs.py: {error}")
-    jobs = [*running.jobs.values()]
-    answer.jobs = jobs
-    name = f"{what.replace(' ', '-')}-{wanted.job.id}"
-    answer.figure = findings.write(name, answer.draw, jobs)
-    return show(answer, given.json)

@@ -1,4 +1,4 @@
-"""Runs jobs one after another, each in its own process, and reads their journals.
+"""Short jobs of a student's script, run one after another, and what their journals say.
 
 A job takes a GPU as the jobs of a sweep do (labjobs.sweeps.gpus), and runs from a copy of the code
 made when the first job started. What has been measured already is not run again.
@@ -11,51 +11,41 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from labjobs import layout
+from labjobs import exit_status, layout
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text, option
 from labjobs.cli.parser import parse
 from labjobs.errors import JobError, SettingsError, did_you_mean
 from labjobs.files import PROJECT
-from labjobs.fork_server import Process
 from labjobs.job import identity, journal, runtime
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import LENGTHS, Runtime
-from labjobs.job.terminal import SIGNALS, Interrupted
+from labjobs.job.terminal import Interrupted, handle_signals
 from labjobs.settings import Span
-from labjobs.sweeps import gpus as slots
-from labjobs.sweeps import states
+from labjobs.sweeps import gpus, states
 from labjobs.sweeps.gpus import Gpu
 from labjobs.sweeps.starter import Starter
 
-# The job to find a value for, and others like it.
-
 REFUSED = (
-    "check",
-    "continue_anyway",
-    "force",
-    "log_every",
-    "pause_after",
-    "profile",
-    "quiet",
-    "scratch",
+    *("--check", "--continue-anyway", "--force", "--help", "--log-every"),
+    *("--pause-after", "--profile", "--quiet", "--scratch"),
 )
 """Flags of the engine that the finder sets itself, or with which nothing is measured."""
 
-MANY = 1_000_000
-"""Steps of a job that is only measured at its start, and then pauses."""
+PAUSE = 0.05  # seconds between two checks of a job
 
 
 @dataclass(frozen=True)
 class Target:
-    """A job, by its script, its settings and the engine's flags."""
+    """A job to find a value for, by its script, its settings and the engine's flags; or one like
+    it."""
 
     script: identity.Script
     settings: Any
@@ -69,26 +59,21 @@ class Target:
     @property
     def job(self) -> JobFolder[Any]:
         """The job's folder in its current state."""
-        name, metrics = self.script.name, self.script.metrics
-        return JobFolder(self.settings, self.runtime, metrics, name)
-
-    @property
-    def words(self) -> list[str]:
-        """The command line that runs it, after `python`."""
-        own = identity.identity(self.settings).items()
-        settings = [f"{option(name)}={as_text(value)}" for name, value in own]
-        return [f"{self.script.name}.py", *settings, *self._runtime_words]
+        return JobFolder(self.settings, self.runtime, self.script.metrics, self.script.name)
 
     @property
     def command(self) -> str:
         """The command that runs the job, as a user types it."""
-        words = shlex.join(self._runtime_words)
-        return f"{identity.as_command(self.settings, self.script.name)} {words}".rstrip()
-
-    @property
-    def trains_in_batches(self) -> bool:
-        """Whether the job has a length."""
-        return bool({*LENGTHS} & self.known.keys())
+        words = []
+        for name, flag in flags.of(Runtime).items():
+            value = getattr(self.runtime, name)
+            if isinstance(value, Path):  # jobs run in the project's folder
+                value = value.expanduser().absolute()
+            if value != flag.default:
+                words.append(f"{option(name)}={as_text(as_plain(value))}")
+        return (
+            f"{identity.as_command(self.settings, self.script.name)} {shlex.join(words)}".rstrip()
+        )
 
     def having(self, **settings: Any) -> "Target":
         """Return the job with other values of some settings. Raises SettingsError if they are not
@@ -109,19 +94,16 @@ class Target:
         """Return the same job, which pauses after this number of steps and logs each of them."""
         return self.running(pause_after=Span(str(steps)), log_every=1)
 
-    def long(self, steps: int) -> "Target":
-        """Return the job with this number of optimizer steps, evaluated only at the end.
+    def long(self, steps: int = 1_000_000) -> "Target":
+        """Return the job with this number of optimizer steps, evaluated only at the end; it is
+        measured at its start, and then pauses.
 
         Raises SettingsError if its script has no setting `steps`.
         """
         if "steps" not in self.known:
             raise SettingsError("settings.py has no setting `steps`, which find needs")
-        changes: dict[str, Any] = {"steps": steps}
-        if "minutes" in self.known:
-            changes["minutes"] = 0.0
-        if "eval_every" in self.known:
-            changes["eval_every"] = Span(str(steps))
-        return self.having(**changes)
+        values = {"steps": steps, "minutes": 0.0, "eval_every": Span(str(steps))}
+        return self.having(**{name: value for name, value in values.items() if name in self.known})
 
     def named(self, name: str, given: str) -> str:
         """Return the setting with this present or former name, or `given` if that is not empty.
@@ -140,17 +122,6 @@ class Target:
             f"settings.py has no setting `{name}`; name the setting to use instead with --setting"
         )
 
-    @property
-    def _runtime_words(self) -> list[str]:
-        words = []
-        for name, flag in flags.of(Runtime).items():
-            value = getattr(self.runtime, name)
-            if isinstance(value, Path):  # jobs run in the project's folder
-                value = value.expanduser().absolute()
-            if value != flag.default:
-                words.append(f"{option(name)}={as_text(as_plain(value))}")
-        return words
-
 
 def read_target(words: Sequence[str], runs_root: Path | None) -> Target:
     """Return the job of a command line, which has its flags and, optionally, its script first.
@@ -161,29 +132,16 @@ def read_target(words: Sequence[str], runs_root: Path | None) -> Target:
     named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
     script = identity.read(given.pop(0).removesuffix(".py") if named else identity.DEFAULT)
     for word in given:
-        name = word.split("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name in (*REFUSED, "help"):
-            raise SettingsError(f"{word.split('=')[0]}: cannot be used with find")
+        flag = word.split("=")[0].replace("_", "-")
+        if flag in REFUSED:
+            raise SettingsError(f"{flag}: cannot be used with find")
     settings, runtime = parse(script.settings, Runtime, given)
     if runs_root:
         runtime = dataclasses.replace(runtime, runs_root=runs_root)
     target = Target(script, settings, runtime)
-    if not target.trains_in_batches:
+    if not {*LENGTHS} & target.known.keys():
         raise SettingsError(f"{script.name}.py: its jobs do not train")
     return target
-
-
-PAUSE = 0.05
-"""Seconds between two checks of a job."""
-
-OVER = ("paused", "finished", "diverged")
-"""The ways in which a job can end that has measured something."""
-
-WRONG, ELSEWHERE, CHANGED = 2, 4, 5
-"""Exit statuses of a job."""
-
-KILLED = 128
-"""Processes that were ended by a signal have exit statuses above this one."""
 
 
 class Ended(NamedTuple):
@@ -196,7 +154,12 @@ class Ended(NamedTuple):
     @property
     def has_measured(self) -> bool:
         """Whether its journal has the measurements, as far as the job got."""
-        return self.how in OVER
+        return self.how in ("paused", "finished", "diverged")
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the system has killed it, or its error says so."""
+        return self.how == "killed" or (self.how == "failed" and "out of memory" in self.said)
 
 
 class Trials:
@@ -208,7 +171,10 @@ class Trials:
 
     def __init__(self, what: str, device: str, again: bool) -> None:
         self._purpose, self._again = what, again
-        self._slots = _slots(device)
+        kind, _, number = device.partition(":")
+        named = number or (None if kind == "auto" else "0")
+        on_gpus = gpus.on_gpus(named, 1) if kind in ("auto", "cuda") else []
+        self._slots = on_gpus or gpus.on_cpu(1)
         self._folder = PROJECT / layout.SWEEPS / f"{what.replace(' ', '-')}-{os.getpid()}"
         self._starter: Starter | None = None
         self._begun: set[str] = set()
@@ -232,10 +198,9 @@ class Trials:
     def before(self, target: Target) -> Ended:
         """Return how a job has ended with the present code and data; empty if it has to be run."""
         job = target.job
-        if job.change or (self._again and job.id not in self._begun):
-            return Ended("", "")
         outcome = job.outcome()
-        if outcome.get("status") == "paused" and outcome.get("pause_after") != job.pause_after:
+        other_pause = outcome.get("pause_after", "") != job.pause_after
+        if self._starts_over(job) or (outcome.get("status") == "paused" and other_pause):
             return Ended("", "")
         return Ended(outcome.get("status", ""), outcome.get("said", ""))
 
@@ -245,12 +210,12 @@ class Trials:
         Raises SettingsError for wrong settings, JobError for a job that cannot be run, and
         Interrupted after a signal has stopped it.
         """
-        job = target.job
-        said = ""
+        job, said = target.job, ""
         if not (once and self.before(target).has_measured):
-            anew = job.change or (self._again and job.id not in self._begun)
+            over = self._starts_over(job)
             self._begun.add(job.id)
-            said = self._run(target, job, [*target.words, *(["--force"] if anew else [])])
+            words = [*shlex.split(target.command)[1:], "--quiet", *(["--force"] if over else [])]
+            said = self._run(target, job, words)
         job = target.job
         outcome = job.outcome()
         ended = Ended(outcome.get("status", "killed"), outcome.get("said", said))
@@ -258,52 +223,66 @@ class Trials:
             self.jobs[job.id] = job
         return ended
 
+    def measure(self, target: Target) -> JobFolder[Any]:
+        """Run a job, if it was not run before, and return it. Raises JobError, beside what `run`
+        raises, if it has measured nothing."""
+        ended = self.run(target)
+        if not ended.has_measured:
+            raise JobError(ended.said)
+        return target.job
+
+    def _starts_over(self, job: JobFolder[Any]) -> bool:
+        return bool(job.change) or (self._again and job.id not in self._begun)
+
     def _run(self, target: Target, job: JobFolder[Any], words: list[str]) -> str:
         """Run a job's process, after waiting for any other that trains it; return its last line."""
         while True:
-            status, line = self._process(target, words, f"job {job.id} started: {job.name}")
-            if status != WRONG:  # the command reports this error
-                print(line.split("; the same command")[0], file=sys.stderr, flush=True)
+            print(f"job {job.id} started: {job.name}", file=sys.stderr, flush=True)
+            status, line = self._process(target, words)
+            if status == exit_status.WRONG:  # the command reports this error
+                raise SettingsError(line)
+            print(line.split("; the same command")[0], file=sys.stderr, flush=True)
             if self._asked:
                 raise Interrupted(self._asked)
-            if status != ELSEWHERE:
-                break
+            if status == exit_status.OTHER_CODE:
+                raise JobError(f"{line}, or use find with --force")
+            if status != exit_status.ELSEWHERE:
+                return line
             while states.is_trained(job.path):
                 self._rest()
-        if status == WRONG:
-            raise SettingsError(line)
-        if status == CHANGED:
-            raise JobError(f"{line}, or use find with --force")
-        return line
 
-    def _process(self, target: Target, words: list[str], said: str) -> tuple[int, str]:
+    def _process(self, target: Target, words: list[str]) -> tuple[int, str]:
         """Run a process to its end; return its exit status and its last line."""
         starter = self._starter or self._start(target)
         gpu = self._gpu()
-        env = {runtime.VARIABLE: self._purpose}
-        if gpu.device != "cpu":
-            env["CUDA_VISIBLE_DEVICES"] = gpu.device
+        if gpu.env:
             words = [word for word in words if not word.startswith("--device=")]
-        print(said, file=sys.stderr, flush=True)
+        env = {runtime.VARIABLE: self._purpose, **gpu.env}
         with TemporaryFile() as output:
-            process = starter.job([*words, "--quiet"], output.fileno(), env, gpu.files)
+            process = starter.job(words, output.fileno(), env, gpu.files)
             gpu.release()  # the job holds it until it ends
-            status = self._wait(process)
-            killed = f"job was killed (status {status})" if status > KILLED else ""
-            return status, killed or _last_line(output)
+            while (status := process.poll()) is None:
+                if self._asked:  # it ignores further ones
+                    process.send_signal(signal.SIGTERM)
+                time.sleep(PAUSE)
+            if status < 0:
+                status = exit_status.SIGNALLED - status
+            if status > exit_status.SIGNALLED:
+                return status, f"job was killed (status {status})"
+            output.seek(0)
+            said = output.read().decode(errors="replace")
+            return status, said.rstrip("\n").rpartition("\n")[2]
 
     def _start(self, target: Target) -> Starter:
         """Copy the code, and import once what every job would import."""
-        for number in SIGNALS:  # ignored by the servers and the jobs that they fork
-            signal.signal(number, signal.SIG_IGN)
+        handle_signals(signal.SIG_IGN)  # in the servers and the jobs that they fork
         self._folder.mkdir(parents=True)
         self._lock = states.lock_snapshot(self._folder)
         states.clear_snapshots(self._folder)
         states.take_snapshot(self._folder / "code")
         script = f"{target.script.name}.py"
         self._starter = Starter(self._folder / "code", [script], at_once=1, keep=[self._lock])
-        for number in SIGNALS:
-            signal.signal(number, self._stop)
+        handle_signals(self._stop)
         return self._starter
 
     def _stop(self, number: int, _frame: object) -> None:
@@ -312,24 +291,16 @@ class Trials:
 
     def _gpu(self) -> Gpu:
         """Wait for a GPU that nobody uses, and take and return it; or return the CPU."""
-        gpus = [Gpu(slot, shared=False) for slot in self._slots]
+        every = [Gpu(slot, shared=False) for slot in self._slots]
         waiting = False
-        while not any(gpu.take() for gpu in gpus):
+        while True:
+            for gpu in every:
+                if gpu.take():
+                    return gpu
             if not waiting:
-                print(f"{gpus[0].device} {gpus[0].why}; waiting", file=sys.stderr, flush=True)
+                print(f"{every[0].device} {every[0].why}; waiting", file=sys.stderr, flush=True)
             waiting = True
             self._rest()
-        return next(gpu for gpu in gpus if gpu.device == "cpu" or gpu.files)
-
-    def _wait(self, process: Process) -> int:
-        """Return a process's exit status as a shell reports it; pass signals on to it."""
-        passed = False
-        while (status := process.poll()) is None:
-            if self._asked and not passed:
-                process.send_signal(signal.SIGTERM)
-                passed = True
-            time.sleep(PAUSE)
-        return 128 - status if status < 0 else status
 
     def _rest(self) -> None:
         time.sleep(PAUSE)
@@ -337,29 +308,13 @@ class Trials:
             raise Interrupted(self._asked)
 
 
-def _slots(device: str) -> list[slots.Slot]:
-    """The devices that a job with this --device may run on."""
-    kind, _, number = device.partition(":")
-    gpus = []
-    if kind in ("auto", "cuda"):
-        gpus = slots.on_gpus(number or None if kind == "auto" else number or "0", 1)
-    return gpus or slots.on_cpu(1)
+def points(job: JobFolder[Any], name: str) -> list[dict[str, float]]:
+    """Return the points of a job's journal that have a metric, in order, each with its `step`.
 
-
-def _last_line(output: IO[bytes]) -> str:
-    output.seek(0)
-    return output.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
-
-
-def points(job: JobFolder[Any], names: Iterable[str]) -> list[dict[str, float]]:
-    """Return the points of a job's journal that have any of these metrics, in order, each with its
-    `step`. Raises JobError if the journal cannot be read."""
-    wanted = {*names}
-    return [
-        {"step": line["step"], **line["metrics"]}
-        for line in _lines(job)
-        if wanted & line.get("metrics", {}).keys()
-    ]
+    Raises JobError if the journal cannot be read.
+    """
+    with_metrics = (line for line in _lines(job) if name in line.get("metrics", {}))
+    return [{"step": line["step"], **line["metrics"]} for line in with_metrics]
 
 
 def logged(job: JobFolder[Any]) -> set[str]:
@@ -367,16 +322,14 @@ def logged(job: JobFolder[Any]) -> set[str]:
     return {name for line in _lines(job) for name in line.get("metrics", {})}
 
 
-def tag(job: JobFolder[Any], name: str) -> str:
-    """Return the last value that a job logged of a tag; empty if there is none."""
-    found = [line["tags"][name] for line in _lines(job) if name in line.get("tags", {})]
-    return str(found[-1]) if found else ""
+def tags(job: JobFolder[Any]) -> dict[str, str]:
+    """Return the last value that a job logged of each tag."""
+    return {name: text for line in _lines(job) for name, text in line.get("tags", {}).items()}
 
 
 def _lines(job: JobFolder[Any]) -> list[dict[str, Any]]:
-    path = Path(job.latest or job.path) / layout.JOURNAL
     try:
-        with path.open("rb") as file:
+        with (Path(job.latest or job.path) / layout.JOURNAL).open("rb") as file:
             return journal.Reader(file).read()
     except FileNotFoundError:
         raise JobError(f"{job.label} has no journal on this disk; see its run in MLflow") from None

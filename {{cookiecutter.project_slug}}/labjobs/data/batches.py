@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from labjobs.data import trees
-from labjobs.data.order import Collate, Order, Slices, examples_at, tensors, underlying
+from labjobs.data.order import Collate, Order, examples_at, tensors, underlying
 from labjobs.data.streams import Place, Stream, is_stream
 from labjobs.data.workers import Workers
 from labjobs.devices import free_memory, runs_ahead
@@ -27,71 +27,16 @@ from labjobs.distributed.ranks import ALONE, Rank
 from labjobs.errors import JobError, SettingsError
 from labjobs.machine import cores
 
-# Batches picked by index from a dataset of which all examples are on the device.
-
-GATHERED = 2**22
-"""Bytes of the batches that are picked at once: several small batches cost less together than
-separately."""
-
-
-class Stored:
-    """All examples of a dataset, as one batch on the device."""
-
-    def __init__(self, dataset: Dataset[Any], everything: Any, device: torch.device) -> None:
-        self.dataset = dataset  # kept alive, because it is identified by its address
-        self.examples = trees.mapped(lambda leaf: leaf.to(device), everything)
-
-
-_STORED: WeakValueDictionary[tuple[int, torch.device], Stored] = WeakValueDictionary()
-"""The data by dataset and device, as long as batches of it are in use: all subsets share one
-copy."""
-
-
-def is_stored(dataset: Dataset[Any], device: torch.device) -> bool:
-    """Return whether a dataset is on the device already."""
-    return (id(dataset), device) in _STORED
-
-
-def store(dataset: Dataset[Any], device: torch.device, read: Callable[[], Any]) -> Stored:
-    """Return the dataset on the device; `read` gives all its examples as one batch."""
-    key = id(dataset), device
-    stored = _STORED.get(key)
-    if stored is None:
-        stored = _STORED[key] = Stored(dataset, read(), device)
-    return stored
-
-
-class Resident:
-    """Picks batches by index from data on the device: nothing is copied during training."""
-
-    def __init__(self, stored: Stored, order: Order, device: torch.device) -> None:
-        self.order, self._device = order, device
-        self._stored = stored  # kept alive
-        leaves = trees.leaves(stored.examples)
-        batch = order.batch_size * sum(leaf[:1].nbytes for leaf in leaves)
-        self._at_once = order.batch_size * max(1, GATHERED // max(1, batch))
-        self._leaves: list[Tensor] = leaves
-        self._filled = trees.filler(stored.examples)
-
-    def epoch(self, number: int, done: int) -> Iterator[Any]:
-        """Yield the batches of one epoch but the first `done`."""
-        size = self.order.batch_size
-        indices = self.order.epoch(number).to(self._device, non_blocking=runs_ahead(self._device))
-        for first in range(done * size, len(indices), self._at_once):
-            several = indices[first : first + self._at_once]
-            picked = [leaf.index_select(0, several).split(size) for leaf in self._leaves]
-            yield from map(self._filled, zip(*picked, strict=True))
-
-    def close(self) -> None:
-        """Do nothing: there are no processes to end."""
-
-
 RESIDENT_FRACTION = 0.25
 """`auto` keeps a dataset on the device if it takes at most this fraction of the device's free
 memory."""
 
 MOST_WORKERS = 8
 """More reading processes than this usually slow each other down at the disk."""
+
+GATHERED = 2**22
+"""Bytes of the batches that are picked at once from a resident dataset: several small batches cost
+less together than separately."""
 
 
 class Batches:
@@ -101,7 +46,7 @@ class Batches:
     Several threads may iterate at once. `loader` is `resident` or `workers`.
     """
 
-    def __init__(self, source: Resident | Workers | Stream, batch_size: int, loader: str) -> None:
+    def __init__(self, source: "Resident | Workers | Stream", batch_size: int, loader: str) -> None:
         self._source = source
         self.batch_size, self.loader = batch_size, loader
         self.check: Callable[[], None] = lambda: None
@@ -126,8 +71,7 @@ class Batches:
     @property
     def positions(self) -> Tensor:
         """The positions of this process's examples in the order of all processes (N,)."""
-        order = self._ordered.order
-        return order.positions if isinstance(order, Slices) else torch.arange(order.examples)
+        return self._ordered.order.positions
 
     def __len__(self) -> int:
         return len(self._ordered.order)
@@ -155,10 +99,11 @@ class Batches:
 
     def close(self) -> None:
         """End the reading processes; no thread may still iterate."""
-        self._source.close()
+        if not isinstance(self._source, Resident):
+            self._source.close()
 
     @property
-    def _ordered(self) -> Resident | Workers:
+    def _ordered(self) -> "Resident | Workers":
         if isinstance(self._source, Stream):
             raise TypeError("the batches of a stream have no length")
         return self._source
@@ -181,7 +126,7 @@ def make(
     `auto` (by the job's cores). Raises SettingsError if there are no examples, or for `resident` if
     they cannot be stacked on the device, JobError for a stream that should be shuffled.
     """
-    processes = workers if isinstance(workers, int) else _auto_workers()
+    processes = workers if isinstance(workers, int) else max(1, min(MOST_WORKERS, cores() - 1))
     if loader == "resident" and (collate or is_stream(dataset)):
         raise SettingsError("--loader resident: not for a stream or with collate; use workers")
     if is_stream(dataset):
@@ -197,24 +142,55 @@ def make(
     dataset, indices = underlying(dataset)
     if not len(indices):
         raise SettingsError("--dataset: one of its parts has no examples")
-    many = rank.size > 1
-    order = Slices(indices, batch_size, seed, rank) if many else Order(indices, batch_size, seed)
+    order = Order(indices, batch_size, seed, rank)
     if loader == "resident" or (loader == "auto" and not collate and _fits(dataset, device)):
-        stored = store(dataset, device, partial(_everything, dataset, processes))
+        stored = _stored(dataset, device, processes)
         return Batches(Resident(stored, order, device), batch_size, "resident")
     return Batches(Workers(dataset, order, device, processes, collate), batch_size, "workers")
 
 
-def _auto_workers() -> int:
-    return max(1, min(MOST_WORKERS, cores() - 1))
+class Resident:
+    """Picks batches by index from data on the device: nothing is copied during training."""
+
+    def __init__(self, stored: "_Stored", order: Order, device: torch.device) -> None:
+        self.order, self._device = order, device
+        self._stored = stored  # kept alive
+        self._leaves: list[Tensor] = trees.leaves(stored.examples)
+        batch = order.batch_size * sum(leaf[:1].nbytes for leaf in self._leaves)
+        self._at_once = order.batch_size * max(1, GATHERED // max(1, batch))
+        whole = stored.examples
+        plain = type(whole) is tuple and all(isinstance(leaf, Tensor) for leaf in whole)
+        self._filled = tuple if plain else partial(trees.filled, whole)  # plain is faster
+
+    def epoch(self, number: int, done: int) -> Iterator[Any]:
+        """Yield the batches of one epoch but the first `done`."""
+        size = self.order.batch_size
+        indices = self.order.epoch(number).to(self._device, non_blocking=runs_ahead(self._device))
+        for first in range(done * size, len(indices), self._at_once):
+            several = indices[first : first + self._at_once]
+            picked = [leaf.index_select(0, several).split(size) for leaf in self._leaves]
+            yield from map(self._filled, zip(*picked, strict=True))
 
 
-def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
-    if is_stored(dataset, device) or (tensors(dataset) and device.type == "cpu"):
-        return True
-    example = examples_at(dataset, torch.tensor([0]))
-    size = sum(leaf.nbytes for leaf in trees.leaves(example)) * len(cast(Sized, dataset))
-    return bool(size <= RESIDENT_FRACTION * free_memory(device))
+class _Stored:
+    """All examples of a dataset, as one batch on the device."""
+
+    def __init__(self, dataset: Dataset[Any], everything: Any, device: torch.device) -> None:
+        self.dataset = dataset  # kept alive, because it is identified by its address
+        self.examples = trees.mapped(lambda leaf: leaf.to(device), everything)
+
+
+_STORED: WeakValueDictionary[tuple[int, torch.device], _Stored] = WeakValueDictionary()
+"""The data by dataset and device, as long as batches of it are in use: all subsets share one
+copy."""
+
+
+def _stored(dataset: Dataset[Any], device: torch.device, processes: int) -> _Stored:
+    key = id(dataset), device
+    stored = _STORED.get(key)
+    if stored is None:
+        stored = _STORED[key] = _Stored(dataset, _everything(dataset, processes), device)
+    return stored
 
 
 def _everything(dataset: Dataset[Any], processes: int) -> Any:
@@ -225,3 +201,12 @@ def _everything(dataset: Dataset[Any], processes: int) -> Any:
     with closing(Workers(dataset, order, torch.device("cpu"), processes, None)) as reading:
         batches = list(reading.epoch(0, 0))
     return trees.mapped(lambda *parts: torch.cat(parts), *batches)
+
+
+def _fits(dataset: Dataset[Any], device: torch.device) -> bool:
+    """Whether a dataset is on the device already, or small enough for it."""
+    if (id(dataset), device) in _STORED or (tensors(dataset) and device.type == "cpu"):
+        return True
+    example = examples_at(dataset, torch.tensor([0]))
+    size = sum(leaf.nbytes for leaf in trees.leaves(example)) * len(cast(Sized, dataset))
+    return bool(size <= RESIDENT_FRACTION * free_memory(device))

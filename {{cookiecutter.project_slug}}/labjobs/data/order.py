@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sized
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from labjobs.data import trees
-from labjobs.distributed.ranks import Rank
+from labjobs.distributed.ranks import ALONE, Rank
 from labjobs.errors import SettingsError
 
-# Independent random streams from one seed.
+Collate = Callable[[list[Any]], Any]
+"""Makes a batch from examples, like the collate_fn of torch's DataLoader."""
 
 
 def generator(seed: int, *use: str | int) -> torch.Generator:
@@ -25,77 +27,54 @@ def generator(seed: int, *use: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(number >> 1)
 
 
-Collate = Callable[[list[Any]], Any]
-"""Makes a batch from examples, like the collate_fn of torch's DataLoader."""
-
-
 class Order:
     """Which examples make up which batch, epoch by epoch; `examples` is how many an epoch has.
 
     With a seed, each epoch is shuffled in its own way; without, the order is the dataset's. When
     shuffling, a last batch with a single example is left out, because batch norm cannot handle it.
+
+    Of several processes, each takes a slice of consecutive examples of each batch. In training, a
+    process without an example of an epoch's small last batch gets one that it must not count, so
+    that all have the same number of batches; in evaluation, it has one batch less. Raises
+    SettingsError if there are more processes than examples in a batch.
     """
 
-    def __init__(self, indices: Tensor, batch_size: int, seed: int | None) -> None:
+    def __init__(
+        self, indices: Tensor, batch_size: int, seed: int | None, rank: Rank = ALONE
+    ) -> None:
+        if batch_size < rank.size:
+            raise SettingsError(
+                f"job.batches(…, {batch_size}): fewer examples than {rank.size} processes; use one"
+            )
         self._indices, self._seed = indices, seed
-        self.batch_size = batch_size
+        self._rank, self._whole_batch = rank, batch_size
+        self.batch_size = len(slice_of(batch_size, rank))
+        self.shuffled = seed is not None
         self.examples = len(indices)
         if self.shuffled and self.examples > batch_size and self.examples % batch_size == 1:
             self.examples -= 1
 
     def __len__(self) -> int:
-        return -(-self.examples // self.batch_size)
-
-    @property
-    def shuffled(self) -> bool:
-        """Whether each epoch has an order of its own."""
-        return self._seed is not None
-
-    def epoch(self, number: int) -> Tensor:
-        """Return indices (N,) into the dataset; runs of `batch_size` are the batches."""
-        if self._seed is None:
-            return self._indices
-        random = generator(self._seed, "order", number)
-        shuffle = torch.randperm(len(self._indices), generator=random)
-        return self._indices[shuffle[: self.examples]]
-
-    def sizes(self, done: int) -> Iterator[int]:
-        """Yield the number of examples in each batch of an epoch but the first `done`."""
-        for first in range(done * self.batch_size, self.examples, self.batch_size):
-            yield min(self.batch_size, self.examples - first)
-
-
-class Slices(Order):
-    """The part of each batch that one process of a job takes: a slice of consecutive examples. In
-    training, a process without an example of an epoch's small last batch gets one that it must not
-    count, so that all processes have the same number of batches. In evaluation, it has one batch
-    less. Raises SettingsError if there are more processes than examples in a batch.
-    """
-
-    def __init__(self, indices: Tensor, batch_size: int, seed: int | None, rank: Rank) -> None:
-        super().__init__(indices, batch_size, seed)
-        if batch_size < rank.size:
-            raise SettingsError(
-                f"job.batches(…, {batch_size}): fewer examples than {rank.size} processes; use one"
-            )
-        self._rank, self._whole_batch = rank, batch_size
-        self.batch_size = len(slice_of(batch_size, rank))
-        self.positions = self._positions()
-        """The positions of the examples in the order of all processes (N,)."""
-
-    def __len__(self) -> int:
         return -(-len(self.positions) // self.batch_size)
 
     def epoch(self, number: int) -> Tensor:
-        """Return indices (N,) into the dataset; runs of `batch_size` are the slices."""
-        return super().epoch(number)[self.positions]
+        """Return this process's indices (N,) into the dataset; runs of `batch_size` are its batches
+        or its slices of them."""
+        indices = self._indices
+        if self._seed is not None:
+            random = generator(self._seed, "order", number)
+            indices = indices[torch.randperm(len(indices), generator=random)[: self.examples]]
+        return indices if self._rank.size == 1 else indices[self.positions]
 
     def sizes(self, done: int) -> Iterator[int]:
-        """Yield the number of examples that all processes together have of each batch."""
+        """Yield the number of examples that all processes together have of each batch of an epoch
+        but the first `done`."""
         for first in range(done * self._whole_batch, self.examples, self._whole_batch):
             yield min(self._whole_batch, self.examples - first)
 
-    def _positions(self) -> Tensor:
+    @cached_property
+    def positions(self) -> Tensor:
+        """The positions of this process's examples in the order of all processes (N,)."""
         whole_batches, last = divmod(self.examples, self._whole_batch)
         firsts = self._whole_batch * torch.arange(whole_batches)
         of_each = torch.tensor(slice_of(self._whole_batch, self._rank))
@@ -140,9 +119,6 @@ def examples_at(dataset: Dataset[Any], indices: Tensor, collate: Collate | None 
         return dataset[indices]
     several, at = getattr(dataset, "__getitems__", None), indices.tolist()
     return (collate or trees.stacked)(several(at) if several else [dataset[i] for i in at])
-
-
-# Labels of datasets, without reading their examples.
 
 
 def class_counts(dataset: Dataset[Any], classes: int) -> tuple[int, ...]:

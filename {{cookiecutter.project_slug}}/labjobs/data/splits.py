@@ -15,7 +15,7 @@ give the same objects.
 from collections.abc import Callable, Hashable, Iterator, Sized
 from functools import wraps
 from heapq import heapreplace
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,17 +25,74 @@ from torch.utils.data import Dataset, Subset
 from labjobs.data.order import generator, underlying
 from labjobs.errors import SettingsError, first_line, require
 
-# Choosing how many examples of each label to hold out, and which groups have that many.
-
 Ints = NDArray[np.int64]
+
+Values = Any
+"""A sequence, an array or a tensor (N,), with a value for each example of a whole dataset."""
 
 FREE = 20
 """Number of groups that are chosen by their sizes: one of their million subsets nearly always fits
 exactly."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def apportioned(fraction: float, sizes: NDArray[Any], random: torch.Generator) -> Ints:
-    """Return the number of examples of each label to hold out (K,), where labels have `sizes` (K,).
+
+def remembered(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Return a function that remembers its results, by the dataset itself and the other arguments.
+
+    All jobs of a grid are checked in one process, and most of them have the same data. Unlike
+    `functools.cache` it takes datasets, arrays and lists, which have no hash.
+    """
+    results: dict[Hashable, tuple[Any, R]] = {}
+
+    @wraps(function)
+    def remembering(dataset: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        named = sorted((name, _key(value)) for name, value in kwargs.items())
+        key = (_key(dataset), *map(_key, args), *named)
+        if key not in results:  # keeps the objects, so that their addresses are not reused
+            results[key] = (dataset, args, kwargs), function(dataset, *args, **kwargs)
+        return results[key][1]
+
+    return remembering
+
+
+def _key(value: Any) -> Hashable:
+    """Numbers and texts are identified by their value, everything else by its address."""
+    return value if isinstance(value, int | float | str) else id(value)
+
+
+@remembered
+def split(
+    dataset: Dataset[Any],
+    fraction: float,
+    seed: int,
+    labels: Values | None = None,
+    groups: Values | None = None,
+) -> tuple[Subset[Any], Subset[Any]]:
+    """Return the dataset without a random fraction of its examples, and those examples.
+
+    With labels, the number of examples held out of each label is within one of that fraction. With
+    groups, whole groups are held out, and their number of examples is as near to the fraction as
+    the groups allow. Raises SettingsError if one of the two parts would be empty, or lack a label.
+    """
+    units = _Units(dataset, labels, groups)
+    random = generator(seed, "split", len(units.sizes))
+    order = torch.randperm(len(units.sizes), generator=random).numpy()
+    wanted = _apportioned(fraction, np.bincount(units.labels, units.sizes, 1), random)
+    held_out = np.zeros(len(units.sizes), dtype=bool)
+    for (alike, what), number in zip(units.by_label(order), wanted, strict=True):
+        chosen = nearest(units.sizes[alike], int(number))
+        if not 0 < len(chosen) < len(alike):
+            raise SettingsError(
+                f"--dataset: {what} are too few to hold out a fraction of {fraction}"
+            )
+        held_out[alike[chosen]] = True
+    return _parts(dataset, held_out[units.of])
+
+
+def _apportioned(fraction: float, sizes: NDArray[Any], random: torch.Generator) -> Ints:
+    """The number of examples of each label to hold out (K,), where labels have `sizes` (K,).
 
     The sum is the fraction of all examples, rounded. Each number is the fraction of its label,
     rounded up where the remainder is largest (at random among equal ones), else down.
@@ -75,85 +132,6 @@ def nearest(sizes: Ints, wanted: int) -> list[int]:
     return chosen
 
 
-def dealt(sizes: Ints, totals: list[int]) -> tuple[Ints, list[int]]:
-    """Return the fold (G,) of each group, given their sizes (G,), and the number of examples then
-    in each fold; `totals` are the numbers before. The groups are assigned by size, the largest
-    first, each to the fold with the fewest examples of these groups so far; in a tie, to the one
-    with the smallest total.
-    """
-    folds = np.zeros(len(sizes), dtype=int)
-    smallest = sorted((0, total, number) for number, total in enumerate(totals))
-    for place in np.argsort(-sizes, kind="stable").tolist():
-        size = int(sizes[place])
-        own, total, number = smallest[0]
-        heapreplace(smallest, (own + size, total + size, number))
-        folds[place] = number
-    return folds, [total for _, total, _ in sorted(smallest, key=lambda each: each[2])]
-
-
-# Functions of a dataset that remember their results, so that they work only once for each dataset.
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def remembered(function: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Return a function that remembers its results, by the dataset itself and the other arguments.
-
-    All jobs of a grid are checked in one process, and most of them have the same data. Unlike
-    `functools.cache` it takes datasets, arrays and lists, which have no hash.
-    """
-    results: dict[Hashable, tuple[Any, R]] = {}
-
-    @wraps(function)
-    def remembering(dataset: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        named = sorted((name, _key(value)) for name, value in kwargs.items())
-        key = (_key(dataset), *map(_key, args), *named)
-        if key not in results:  # keeps the objects, so that their addresses are not reused
-            results[key] = (dataset, args, kwargs), function(dataset, *args, **kwargs)
-        return results[key][1]
-
-    return remembering
-
-
-def _key(value: Any) -> Hashable:
-    """Numbers and texts are identified by their value, everything else by its address."""
-    return value if isinstance(value, int | float | str) else id(value)
-
-
-Values = Any
-"""A sequence, an array or a tensor (N,), with a value for each example of a whole dataset."""
-
-
-@remembered
-def split(
-    dataset: Dataset[Any],
-    fraction: float,
-    seed: int,
-    labels: Values | None = None,
-    groups: Values | None = None,
-) -> tuple[Subset[Any], Subset[Any]]:
-    """Return the dataset without a random fraction of its examples, and those examples.
-
-    With labels, the number of examples held out of each label is within one of that fraction. With
-    groups, whole groups are held out, and their number of examples is as near to the fraction as
-    the groups allow. Raises SettingsError if one of the two parts would be empty, or lack a label.
-    """
-    units = _units(dataset, labels, groups)
-    random = generator(seed, "split", len(units.sizes))
-    order = torch.randperm(len(units.sizes), generator=random).numpy()
-    wanted = apportioned(fraction, np.bincount(units.labels, units.sizes, 1), random)
-    held_out = np.zeros(len(units.sizes), dtype=bool)
-    for (alike, what), number in zip(units.by_label(order), wanted, strict=True):
-        chosen = nearest(units.sizes[alike], int(number))
-        if not 0 < len(chosen) < len(alike):
-            raise SettingsError(
-                f"--dataset: {what} are too few to hold out a fraction of {fraction}"
-            )
-        held_out[alike[chosen]] = True
-    return _parts(dataset, held_out[units.of])
-
-
 @remembered
 def fold(
     dataset: Dataset[Any],
@@ -174,6 +152,30 @@ def fold(
     require(count > 1, "folds", count, "at least 2")
     require(1 <= number <= count, "--fold", number, f"from 1 to {count}")
     return _parts(dataset, _folds(dataset, count, seed, labels, groups) == number - 1)
+
+
+@remembered
+def _folds(
+    dataset: Dataset[Any], count: int, seed: int, labels: Values | None, groups: Values | None
+) -> Ints:
+    """The fold of each example (N,), from 0."""
+    units = _Units(dataset, labels, groups)
+    random = generator(seed, "folds", len(units.sizes))
+    order = torch.randperm(len(units.sizes), generator=random).numpy()
+    folds, totals = np.zeros(len(units.sizes), dtype=int), [0] * count
+    for alike, what in units.by_label(order):
+        if len(alike) < count:
+            raise SettingsError(f"--dataset: {what} are too few for {count} folds")
+        # The largest first, each to the fold with the fewest examples of this label so far; in a
+        # tie, to the one with the fewest of all.
+        fewest = sorted((0, total, fold) for fold, total in enumerate(totals))
+        for unit in alike[np.argsort(-units.sizes[alike], kind="stable")].tolist():
+            size = int(units.sizes[unit])
+            own, total, chosen = fewest[0]
+            heapreplace(fewest, (own + size, total + size, chosen))
+            folds[unit] = chosen
+        totals = [total for _, total, _ in sorted(fewest, key=lambda each: each[2])]
+    return cast(Ints, folds[units.of])
 
 
 def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
@@ -203,53 +205,34 @@ def check_groups(groups: Values, **parts: Dataset[Any] | Values | None) -> None:
         )
 
 
-class _Units(NamedTuple):
-    """The units that are held out as a whole: groups of examples, or single examples."""
+class _Units:
+    """The units that are held out as a whole: groups of examples, or single examples.
 
-    of: Ints  # (N,): the unit of each example
-    sizes: Ints  # (U,): its examples
-    labels: Ints  # (U,): its label, by number
-    names: list[Any]  # of the labels; empty if there are none
-    word: str  # for them: groups or examples
+    `of` (N,) is the unit of each example; `sizes` and `labels` (U,) are the number of each unit's
+    examples, and the number of its label.
+    """
+
+    def __init__(self, dataset: Dataset[Any], labels: Values | None, groups: Values | None) -> None:
+        count = len(cast(Sized, dataset))
+        self.of, grouped = np.arange(count), list[Any]()
+        label, self._names = np.zeros(count, dtype=int), list[Any]()
+        if groups is not None:
+            self.of, grouped = _numbered(_values(dataset, groups, "groups"), "groups")
+        if labels is not None:
+            label, self._names = _numbered(_values(dataset, labels, "labels"), "labels")
+        _, example = np.unique(self.of, return_index=True)  # one of each unit
+        self.sizes, self.labels = np.bincount(self.of), label[example]
+        for unit in self.of[self.labels[self.of] != label]:
+            raise SettingsError(f"--dataset: the group {grouped[unit]!r} has several labels")
+        self._word = "groups" if grouped else "examples"
 
     def by_label(self, order: Ints) -> Iterator[tuple[Ints, str]]:
         """Yield the units of each label in this order, and what they are in words."""
         ends = np.cumsum(np.bincount(self.labels, minlength=1))[:-1]
         together = order[np.argsort(self.labels[order], kind="stable")]
         for number, alike in enumerate(np.split(together, ends)):
-            label = f" with the label {self.names[number]!r}" if self.names else ""
-            yield alike, f"{len(alike)} {self.word}{label}"
-
-
-def _units(dataset: Dataset[Any], labels: Values | None, groups: Values | None) -> _Units:
-    count = len(cast(Sized, dataset))
-    of, grouped = np.arange(count), list[Any]()
-    label, names = np.zeros(count, dtype=int), list[Any]()
-    if groups is not None:
-        of, grouped = _numbered(_values(dataset, groups, "groups"), "groups")
-    if labels is not None:
-        label, names = _numbered(_values(dataset, labels, "labels"), "labels")
-    _, example = np.unique(of, return_index=True)  # one of each unit
-    label_of_unit = label[example]
-    for unit in of[label_of_unit[of] != label]:
-        raise SettingsError(f"--dataset: the group {grouped[unit]!r} has several labels")
-    return _Units(of, np.bincount(of), label_of_unit, names, "groups" if grouped else "examples")
-
-
-@remembered
-def _folds(
-    dataset: Dataset[Any], count: int, seed: int, labels: Values | None, groups: Values | None
-) -> Ints:
-    """The fold of each example (N,), from 0."""
-    units = _units(dataset, labels, groups)
-    random = generator(seed, "folds", len(units.sizes))
-    order = torch.randperm(len(units.sizes), generator=random).numpy()
-    folds, totals = np.zeros(len(units.sizes), dtype=int), [0] * count
-    for alike, what in units.by_label(order):
-        if len(alike) < count:
-            raise SettingsError(f"--dataset: {what} are too few for {count} folds")
-        folds[alike], totals = dealt(units.sizes[alike], totals)
-    return cast(Ints, folds[units.of])
+            label = f" with the label {self._names[number]!r}" if self._names else ""
+            yield alike, f"{len(alike)} {self._word}{label}"
 
 
 def _parts(dataset: Dataset[Any], held_out: NDArray[np.bool_]) -> tuple[Subset[Any], Subset[Any]]:
@@ -271,8 +254,7 @@ def _listed(values: Values) -> list[Any]:
 
 
 def _numbered(values: list[Any], what: str) -> tuple[Ints, list[Any]]:
-    """Return a number for each value, and the values by number, in the order in which they
-    appear."""
+    """A number for each value, and the values by number, in the order in which they appear."""
     numbers: dict[Any, int] = {}
     try:
         found = [numbers.setdefault(value, len(numbers)) for value in values]

@@ -17,58 +17,150 @@ import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset
 
 from labjobs.data.order import Collate
 from labjobs.data.workers import Processes, Read, Readers
 from labjobs.errors import JobError
 from labjobs.job.terminal import log
 
+MOST_PARTS = 8
+"""Parts that a stream is read in, if it has as many shards."""
+
+States = Sequence[bytes | None]
+"""The state of each part, pickled by the process that reads it; None before its first batch.
+
+They are pickled since tensors would go to the job through shared memory, batch by batch.
+"""
+
+
+def is_stream(dataset: Any) -> bool:
+    """Return whether the examples of a dataset have no index."""
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
+class Place:
+    """How far a job has trained on a stream: up to the last batch that the loop was given."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.parts: list[bytes | None] = []
+        """The state of each part."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of batches, and the state of each part."""
+        parts = [part and pickle.loads(part) for part in self.parts]
+        return {"batches": self.batches, "parts": parts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.batches = state["batches"]
+        self.parts = [part and pickle.dumps(part) for part in state["parts"]]
+
+
+class Stream(Readers):
+    """Has batches of a stream read by processes, and copies them to the device."""
+
+    def __init__(
+        self, source: Any, batch_size: int, device: torch.device, processes: int, collate: Collate
+    ) -> None:
+        self._parts = parts = min(getattr(source, "num_shards", 1), MOST_PARTS)
+        # Batch by batch the processes take turns, and so do the parts, whose number is a multiple
+        # of theirs: each part is read by the same process all the time.
+        processes = max(
+            (n for n in range(1, parts + 1) if n <= processes and parts % n == 0), default=0
+        )
+
+        def new() -> Processes:
+            own = source if processes else copy.deepcopy(source)  # processes have a copy anyway
+            return Processes(_Parts(own, parts, batch_size, collate), device, processes)
+
+        super().__init__(new)
+
+    def once(self) -> Iterator[Any]:
+        """Yield the batches of one pass, on the device."""
+        ended = set[int]()
+        with self.one() as reader:
+            reader.begin(_turns(0, [None] * self._parts, endless=False))
+            for number in count():
+                read = reader.next()
+                if read.about:
+                    yield read.batch
+                    continue
+                ended.add(number % self._parts)
+                if len(ended) == self._parts:
+                    return
+
+    def endless(self, place: Place) -> Iterator[tuple[Any, int]]:
+        """Yield batches from a place on, pass after pass, with the number of examples in each;
+        `place` is updated. Raises JobError if it is a place in another stream, or not in a
+        stream."""
+        states = place.parts or [None] * self._parts
+        if len(states) != self._parts:
+            raise JobError(
+                f"the stream of training examples has {self._parts} parts, but it had "
+                f"{len(states)} when the job was interrupted; --force starts over"
+            )
+        place.parts = [*states]
+        skipped, began = _skipped(states), time.monotonic()
+        with self.one() as reader:
+            reader.begin(_turns(place.batches, states, endless=True))
+            for number in count(1):
+                read = reader.next()
+                if skipped and number == self._parts:  # every part has been opened
+                    seconds = time.monotonic() - began
+                    log.info(
+                        f"{skipped:,} examples were read again and skipped in {seconds:.1f} s: "
+                        "the stream has no state_dict()"
+                    )
+                # What was read ahead does not count: the place is that of this batch.
+                examples, place.parts[place.batches % self._parts] = read.about
+                place.batches += 1
+                yield read.batch, examples
+
+
+def _skipped(states: States) -> int:
+    """The number of examples that have to be read again."""
+    known = [pickle.loads(state) for state in states if state]
+    return sum(state["read"] for state in known if "source" not in state)
+
+
 # The parts of a stream, in a process that reads some of them.
 
 
-class Opening(NamedTuple):
-    """How to read a part: from its beginning or from a state, once or without end."""
-
-    state: bytes | None
-    endless: bool
+Turn = tuple[int, tuple[bytes | None, bool] | None]
+"""The number of a batch and, if it is the first of its part, how to open the part: its state, and
+whether it is read without end."""
 
 
-class About(NamedTuple):
-    """Information about a batch: its number of examples, and the state of its part after the
-    batch."""
-
-    examples: int
-    state: bytes | None
+def _turns(begin: int, states: States, endless: bool) -> Iterator[Turn]:
+    for number in count(begin):
+        first = number < begin + len(states)
+        yield number, (states[number % len(states)], endless) if first else None
 
 
-def has_state(source: Any) -> bool:
-    """Return whether a stream can continue where it was."""
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-
-
-class Parts(Dataset[Read]):
+class _Parts(Dataset[Read]):
     """The parts of a stream; batch by batch they take turns."""
 
     def __init__(self, source: Any, parts: int, batch_size: int, collate: Collate) -> None:
         self._source, self._count = source, parts
-        self._initial = pickle.dumps(source.state_dict()) if has_state(source) else None
+        self._initial = pickle.dumps(source.state_dict()) if _has_state(source) else None
         self._batch_size, self._collate = batch_size, collate
-        self._open: dict[int, Part] = {}
+        self._open: dict[int, _Part] = {}
 
-    def __getitem__(self, turn: tuple[int, Opening | None]) -> Read:
-        """Return the next batch of the part whose turn it is, or a batch without information if the
-        part has ended. A turn has the batch's number and, to open the part, where to start."""
+    def __getitem__(self, turn: Turn) -> Read:
+        """Return the next batch of the part whose turn it is, about which are its number of
+        examples and the state of the part after it; about nothing if the part has ended."""
         number, opening = turn
         index = number % self._count
         if opening:
-            self._open[index] = Part(self._part(index), opening)
+            self._open[index] = _Part(self._part(index), *opening)
         part = self._open[index]
         if examples := list(islice(part.examples, self._batch_size)):
-            return Read(self._collate(examples), About(len(examples), part.state()))
+            return Read(self._collate(examples), (len(examples), part.state()))
         return Read(None)
 
     def _part(self, index: int) -> Any:
@@ -80,24 +172,21 @@ class Parts(Dataset[Read]):
         return self._source
 
 
-class Part:
+class _Part:
     """A part of a stream, with its `examples` from where it was opened."""
 
-    def __init__(self, source: Any, opening: Opening) -> None:
-        self._source, self._endless = source, opening.endless
-        state = pickle.loads(opening.state) if opening.state else {}
+    def __init__(self, source: Any, pickled: bytes | None, endless: bool) -> None:
+        self._source, self._endless = source, endless
+        state = pickle.loads(pickled) if pickled else {}
         self._passes, self._read = state.get("passes", 0), state.get("read", 0)
         self.examples = self._all(state)
 
     def state(self) -> bytes | None:
-        """Return the state after the last example, pickled; None if there is only one pass.
-
-        It is pickled since tensors would go to the job through shared memory, batch by batch.
-        """
+        """Return the state after the last example; None if there is only one pass."""
         if not self._endless:
             return None
         state = {"passes": self._passes, "read": self._read}
-        if has_state(self._source):
+        if _has_state(self._source):
             state["source"] = self._source.state_dict()
         return pickle.dumps(state)
 
@@ -123,155 +212,5 @@ class Part:
             self._source.set_epoch(self._passes)
 
 
-MOST_PARTS = 8
-"""Parts that a stream is read in, if it has as many shards."""
-
-
-def is_stream(dataset: Any) -> bool:
-    """Return whether the examples of a dataset have no index."""
-    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-
-
-class Place:
-    """How far a job has trained on a stream: up to the last batch that the loop was given."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-        self.parts: list[bytes | None] = []
-        """The state of each part, pickled by the process that reads it; None before the first."""
-
-    def passed(self, state: bytes, parts: int) -> None:
-        """Record that the next batch was handed over, and the state of its part after it.
-
-        `parts` is the number of parts that take turns.
-        """
-        self.parts = self.parts or [None] * parts
-        self.parts[self.batches % parts] = state
-        self.batches += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of batches, and the state of each part."""
-        return {
-            "batches": self.batches,
-            "parts": [part and pickle.loads(part) for part in self.parts],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.batches = state["batches"]
-        self.parts = [part and pickle.dumps(part) for part in state["parts"]]
-
-
-class Stream:
-    """Has batches of a stream read by processes that live until `close`, and copies them to the
-    device. Each of several threads that iterate at once has processes of its own."""
-
-    def __init__(
-        self,
-        source: Any,
-        batch_size: int,
-        device: torch.device,
-        processes: int,
-        collate: Collate,
-    ) -> None:
-        self._parts = count = min(getattr(source, "num_shards", 1), MOST_PARTS)
-        processes = max(
-            (n for n in range(1, count + 1) if n <= processes and count % n == 0), default=0
-        )
-
-        def new() -> _Reader:
-            """Return a reader that starts at the beginning of the stream."""
-            own = (
-                source if processes else copy.deepcopy(source)
-            )  # other processes have a copy anyway
-            parts = Parts(own, self._parts, batch_size, collate)
-            return _Reader(parts, device, processes)
-
-        self._readers = Readers(new)
-
-    def once(self) -> Iterator[Any]:
-        """Yield the batches of one pass, on the device."""
-        ended = set[int]()
-        with self._readers.one() as reader:
-            for number, read in enumerate(reader.read(0, [None] * self._parts, endless=False)):
-                if read.about:
-                    yield read.batch
-                    continue
-                ended.add(number % self._parts)
-                if len(ended) == self._parts:
-                    return
-
-    def endless(self, place: Place) -> Iterator[tuple[Any, int]]:
-        """Yield batches from a place on, pass after pass, with the number of examples in each;
-        `place` is updated. Raises JobError if it is a place in another stream, or not in a
-        stream."""
-        states = place.parts or [None] * self._parts
-        if len(states) != self._parts:
-            raise JobError(
-                f"the stream of training examples has {self._parts} parts, but it had "
-                f"{len(states)} when the job was interrupted; --force starts over"
-            )
-        with self._readers.one() as reader:
-            reads = reader.read(place.batches, states, endless=True)
-            for read in _telling_skipped(reads, states):
-                place.passed(read.about.state, self._parts)
-                yield read.batch, read.about.examples
-
-    def close(self) -> None:
-        """End the processes; they start again when they are needed."""
-        self._readers.close()
-
-
-def _telling_skipped(reads: Iterator[Read], states: Sequence[bytes | None]) -> Iterator[Read]:
-    """Yield what is read; after every part has been opened, log how many examples had to be
-    skipped."""
-    known = [pickle.loads(state) for state in states if state]
-    skipped = sum(state["read"] for state in known if "source" not in state)
-    began = time.monotonic()
-    for number, read in enumerate(reads, start=1):
-        if skipped and number == len(states):
-            seconds = time.monotonic() - began
-            log.info(
-                f"{skipped:,} examples were read again and skipped in {seconds:.1f} s: "
-                "the stream has no state_dict()"
-            )
-        yield read
-
-
-class _Reader:
-    """The processes that read a stream for one thread."""
-
-    def __init__(self, parts: Dataset[Read], device: torch.device, processes: int) -> None:
-        self._turns = _Turns()
-        self._processes = Processes(parts, self._turns, device, processes)
-
-    def read(self, begin: int, states: Sequence[bytes | None], endless: bool) -> Iterator[Read]:
-        """Yield batches from number `begin` on, where the parts had these states."""
-        self._turns.begin = begin
-        self._turns.openings = [Opening(state, endless) for state in states]
-        self._processes.begin()
-        while True:
-            yield self._processes.next()
-
-    def close(self) -> None:
-        """End the processes."""
-        self._processes.close()
-
-
-class _Turns(Sampler[Any]):
-    """Gives a DataLoader the number of each batch; the first batch of a part comes with how to open
-    the part.
-
-    Batch by batch the DataLoader's processes take turns, and so do the parts, whose number is a
-    multiple of theirs: each part is read by the same process all the time.
-    """
-
-    def __init__(self) -> None:
-        self.begin = 0
-        self.openings: list[Opening] = []
-
-    def __iter__(self) -> Iterator[tuple[int, Opening | None]]:
-        parts = len(self.openings)
-        for number in count(self.begin):
-            first = number < self.begin + parts
-            yield number, self.openings[number % parts] if first else None
+def _has_state(source: Any) -> bool:
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,35 +42,12 @@ def filled(tree: Any, new_leaves: Iterable[Any]) -> Any:
     return mapped(lambda _: next(new), tree)
 
 
-def filler(tree: Any) -> Callable[[Iterable[Any]], Any]:
-    """Return `filled` for trees of this shape; for a plain tuple, the commonest, it is faster."""
-    if type(tree) is tuple and all(isinstance(leaf, Tensor) for leaf in tree):
-        return tuple
-    return partial(filled, tree)
-
-
 def stacked(examples: Sequence[Any]) -> Any:
     """Return one batch of some examples: tensors, arrays and numbers along a new first dimension.
 
     Raises TypeError for anything else in an example.
     """
     return mapped(_stacked, *examples)
-
-
-def rows(batch: Any) -> int | None:
-    """Return the length of the first dimension, if it is the same for all tensors of a batch; None
-    if it is not, or if the batch contains something else."""
-    found = {
-        leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in leaves(batch)
-    }
-    return found.pop() if len(found) == 1 else None
-
-
-def split(batch: Any, size: int | list[int]) -> Iterator[Any]:
-    """Yield parts of a batch with `size` examples each, the last may be smaller; or with as many as
-    a list says."""
-    for parts in zip(*(leaf.split(size) for leaf in leaves(batch)), strict=True):
-        yield filled(batch, parts)
 
 
 def _stacked(*values: Any) -> Tensor:
@@ -88,3 +64,19 @@ def _tensor(value: Any) -> Tensor:
         raise TypeError(
             f"an example holds a {kind}, not a tensor or a number; see collate in job.batches()"
         ) from error
+
+
+def rows(batch: Any) -> int | None:
+    """Return the length of the first dimension, if it is the same for all tensors of a batch; None
+    if it is not, or if the batch contains something else."""
+    found = {
+        leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in leaves(batch)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def split(batch: Any, size: int | list[int]) -> Iterator[Any]:
+    """Yield parts of a batch with `size` examples each, the last may be smaller; or with as many as
+    a list says."""
+    for parts in zip(*(leaf.split(size) for leaf in leaves(batch)), strict=True):
+        yield filled(batch, parts)

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -13,65 +13,18 @@ from itertools import count
 from multiprocessing import parent_process
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 from weakref import finalize
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from labjobs.data import trees
 from labjobs.data.order import Collate, Order, examples_at
 from labjobs.devices import SideStream, in_thread, runs_ahead
 from labjobs.job import reads, terminal
 from labjobs.job.reads import Places
-
-# Processes that read batches in the background and put them on the device.
-
-T = TypeVar("T")
-
-
-class Reader(Protocol):
-    """Reads batches for one thread, in processes of its own."""
-
-    def close(self) -> None:
-        """End the processes."""
-
-
-R = TypeVar("R", bound=Reader)
-
-
-class Readers(Generic[R]):
-    """Readers for several threads at once; their processes live until `close`."""
-
-    def __init__(self, new: Callable[[], R]) -> None:
-        self._new = new
-        self._all: list[R] = []
-        self._idle: list[R] = []
-        # Also at the end of Python, before multiprocessing kills them, which torch would report.
-        finalize(self, _close, self._all)
-
-    @contextmanager
-    def one(self) -> Iterator[R]:
-        """A reader that no other thread uses in the meantime."""
-        try:
-            reader = self._idle.pop()
-        except IndexError:  # also if another thread was faster
-            reader = self._new()
-            self._all.append(reader)
-        try:
-            yield reader
-        finally:
-            self._idle.append(reader)
-
-    def close(self) -> None:
-        """End the processes; they start again when they are needed."""
-        _close(self._all)
-
-
-def _close(readers: list[R]) -> None:
-    for reader in readers:
-        reader.close()
 
 
 class Read:
@@ -88,18 +41,17 @@ class Read:
 
 
 class Processes:
-    """Reads `dataset[key]` for each of the sampler's keys, in their order, in processes that live
-    until `close`; without any, in this one."""
+    """Processes that read `dataset[key]` for one key after another, until `close`; without any,
+    this one does."""
 
-    def __init__(
-        self, dataset: Dataset[Read], keys: Sampler[Any], device: torch.device, processes: int
-    ) -> None:
+    def __init__(self, dataset: Dataset[Read], device: torch.device, processes: int) -> None:
         self._device, self._copies = device, SideStream(device)
+        self._keys = _Keys()
         self._new = partial(
             DataLoader,
             dataset,
             batch_size=None,
-            sampler=keys,
+            sampler=self._keys,
             collate_fn=_as_read,
             num_workers=processes,
             persistent_workers=processes > 0,
@@ -109,15 +61,18 @@ class Processes:
         )
         self._loader: DataLoader[Read] | None = None
         self._read: Iterator[Read] = iter(())
+        self.at: Any = None
+        """Where in its data the next read is, as noted by who asks for it; None if not known."""
 
-    def begin(self) -> None:
-        """Read from the sampler's first key on.
+    def begin(self, keys: Iterable[Any]) -> None:
+        """Read these keys from now on.
 
         Processes are started in the main thread or in a new one. In a forked process the thread
         that forked is the main one. When the process ends, concurrent.futures waits for the threads
         of its pools; if the main thread is one of them, that is an error, and torch says in the job
         that a process failed.
         """
+        self._keys.all = keys
         if threading.current_thread() is threading.main_thread():
             self._read = self._restarted()
         else:
@@ -148,7 +103,7 @@ class Processes:
             for process in self._read._workers:  # type: ignore[attr-defined]
                 process.kill()  # if it hangs; the others have ended
                 process.join(1)
-        self._loader, self._read = None, iter(())
+        self._loader, self._read, self.at = None, iter(()), None
 
     def _restarted(self) -> Iterator[Read]:
         in_thread(self._device)
@@ -157,7 +112,16 @@ class Processes:
         return iter(self._loader)
 
 
-def _keep_result(future: Future[T], function: Callable[[], T]) -> None:
+class _Keys:
+    """The sampler of a DataLoader whose keys change."""
+
+    all: Iterable[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.all)
+
+
+def _keep_result(future: Future[Iterator[Read]], function: Callable[[], Iterator[Read]]) -> None:
     try:
         future.set_result(function())
     except BaseException as error:
@@ -210,11 +174,42 @@ def _say_what_went_wrong(
         time.sleep(0.01)
 
 
-class Workers:
-    """Has batches read by processes that live until `close`, and copies them to the device.
+class Readers:
+    """Processes that read a dataset: each of several threads at once has its own. They live until
+    `close`, and start again when they are needed."""
 
-    Each of several threads that iterate at once has processes of its own.
-    """
+    def __init__(self, new: Callable[[], Processes]) -> None:
+        self._new = new
+        self._all: list[Processes] = []
+        self._idle: list[Processes] = []
+        # Also at the end of Python, before multiprocessing kills them, which torch would report.
+        finalize(self, _close, self._all)
+
+    @contextmanager
+    def one(self) -> Iterator[Processes]:
+        """Processes that no other thread uses in the meantime."""
+        try:
+            reader = self._idle.pop()
+        except IndexError:  # also if another thread was faster
+            reader = self._new()
+            self._all.append(reader)
+        try:
+            yield reader
+        finally:
+            self._idle.append(reader)
+
+    def close(self) -> None:
+        """End the processes."""
+        _close(self._all)
+
+
+def _close(readers: list[Processes]) -> None:
+    for reader in readers:
+        reader.close()
+
+
+class Workers(Readers):
+    """Has batches of a dataset read by processes, and copies them to the device."""
 
     def __init__(
         self,
@@ -226,61 +221,31 @@ class Workers:
     ) -> None:
         self.order = order
         read = _Whole(dataset, collate)
-        self._readers = Readers(lambda: _Reader(read, order, device, processes))
+        super().__init__(lambda: Processes(read, device, processes))
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
-        """Yield the batches of one epoch but the first `done`."""
-        with self._readers.one() as reader:
-            yield from reader.epoch(number, done)
+        """Yield the batches of one epoch but the first `done`.
 
-    def close(self) -> None:
-        """End the processes; they start again when they are needed."""
-        self._readers.close()
+        Towards the end of a shuffled epoch, and while the model is evaluated, the processes already
+        read the next epoch.
+        """
+        with self.one() as reader:
+            if reader.at != (number, done):
+                reader.begin(self._indices(number, done))
+            reader.at = None  # until the epoch has been read to its end
+            for _ in range(done, len(self.order)):
+                yield reader.next().batch
+            reader.at = (number + 1, 0) if self.order.shuffled else None
 
+    def _indices(self, first: int, done: int) -> Iterator[Any]:
+        """Yield one array of indices per batch; for a shuffled order, without end.
 
-class _Reader:
-    """The processes that read a dataset for one thread. Towards the end of a shuffled epoch, and
-    while the model is evaluated, they already read the next epoch."""
-
-    def __init__(
-        self, dataset: Dataset[Read], order: Order, device: torch.device, processes: int
-    ) -> None:
-        self._order, self._sampler = order, _Sampler(order)
-        self._processes = Processes(dataset, self._sampler, device, processes)
-        self._at: tuple[int, int] | None = None
-
-    def epoch(self, number: int, done: int) -> Iterator[Any]:
-        """Yield the batches of one epoch but the first `done`, on the device."""
-        if self._at != (number, done):
-            self._sampler.begin = number, done
-            self._processes.begin()
-        self._at = None
-        for _ in range(done, len(self._order)):
-            yield self._processes.next().batch
-        self._at = (number + 1, 0) if self._order.shuffled else None
-
-    def close(self) -> None:
-        """End the processes."""
-        self._processes.close()
-        self._at = None
-
-
-class _Sampler(Sampler[Any]):
-    """Gives a DataLoader one array of indices per batch; for a shuffled order, without end.
-
-    A tensor would go to the reading process through shared memory, which that process would ask for
-    in vain, with a trace, if the job was killed meanwhile.
-    """
-
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self.begin = 0, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        first, done = self.begin
-        size = self._order.batch_size
-        for number in count(first) if self._order.shuffled else [first]:
-            indices = self._order.epoch(number).numpy()
+        A tensor would go to the reading process through shared memory, which that process would ask
+        for in vain, with a trace, if the job was killed meanwhile.
+        """
+        size = self.order.batch_size
+        for number in count(first) if self.order.shuffled else [first]:
+            indices = self.order.epoch(number).numpy()
             yield from (indices[i : i + size] for i in range(done * size, len(indices), size))
             done = 0
 

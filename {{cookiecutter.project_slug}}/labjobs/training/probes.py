@@ -4,8 +4,6 @@ After a warm-up, in which code is compiled, kernels are chosen and queues fill, 
 timed, and then the job pauses. It waits for the device only at the end of each window.
 """
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labjobs import devices
+from labjobs import devices, machine
 from labjobs.data.batches import Batches
 from labjobs.errors import JobError
 from labjobs.job.journal import Journal
@@ -175,7 +173,4 @@ class Pace:
     def _peak_memory(self) -> float:
         """The peak memory in bytes: of tensors on a GPU, or else of the process."""
         on_device = devices.peak_memory(self._device)
-        if on_device is not None:
-            return float(on_device)
-        unit = 1 if sys.platform == "darwin" else 1024
-        return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+        return float(machine.peak_memory() if on_device is None else on_device)

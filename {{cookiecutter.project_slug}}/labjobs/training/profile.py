@@ -14,291 +14,33 @@ import re
 import sys
 import threading
 import time
-import traceback
 import warnings
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple, Self
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils._pytree import tree_leaves
 
 from labjobs import devices, layout
 from labjobs.data.batches import Batches
-from labjobs.files import CODE, ENGINE, shown
+from labjobs.files import shown
 from labjobs.job.terminal import log
+from labjobs.sources import is_engines, is_students, place
 from labjobs.training import compilation, profile_report, ranges
 from labjobs.training.forward import Prepared
 from labjobs.training.profile_report import Line, Reading, Watched, report
 
-# The calls of the student's forward functions while a job is profiled.
-
-
-class Calls:
-    """The calls in training, with their number formats and costs; only shapes are kept, not
-    data."""
-
-    def __init__(self) -> None:
-        self._calls: list[tuple[Prepared, nn.Module, Any, Any]] = []
-        call = Prepared.__call__
-
-        def noted(prepared: Prepared, model: nn.Module, batch: Any, settings: Any) -> Any:
-            if model.training:
-                self._calls.append((prepared, model, profile_report.without_data(batch), settings))
-            return call(prepared, model, batch, settings)
-
-        self._patch = patch.object(Prepared, "__call__", noted)
-
-    def __enter__(self) -> Self:
-        self._patch.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._patch.stop()
-
-    @property
-    def precision(self) -> str:
-        """The number formats of the functions that were called."""
-        return ", ".join(sorted({prepared.precision for prepared, *_ in self._calls})) or "fp32"
-
-    @property
-    def compiled(self) -> bool:
-        """Whether one of them is compiled."""
-        return any(prepared.compiled for prepared, *_ in self._calls)
-
-    def flops(self, examples: int) -> float | None:
-        """Return the operations per example, for this many examples; None if they cannot be
-        counted."""
-        known: dict[Any, int | None] = {}
-        total = 0
-        for prepared, model, batch, settings in self._calls:
-            shapes = tuple(leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
-            kind = prepared, model, shapes
-            if kind not in known:
-                known[kind] = profile_report.of_call(prepared.plain, model, batch, settings)
-            cost = known[kind]
-            if cost is None:
-                return None
-            total += cost
-        return total / examples if self._calls and examples else None
-
-
-# What a running training loop does, line by line, and where it reads tensors.
-#
-# Both slow the loop, so they are for `--profile` alone.
-
-READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
-"""Methods of a tensor by which the host waits for its value."""
-
-SYNCHRONIZES = "called a synchronizing CUDA operation"
-"""torch's words for a wait that it warns of."""
-
-MICRO = 1e6
-"""Units of the profiler's clock in a second."""
-
-
-class Loop:
-    """The lines of a function that is running, each as a range of torch's profiler.
-
-    A range is called `run.py:120`. `calls` has the files of what a line calls; `first` is the line
-    that runs at the start. Lines run while `evaluating` are `of_evaluation`, others `of_steps`.
-    Source: docs.python.org/3/library/sys.html#sys.settrace.
-    """
-
-    def __init__(self, frame: FrameType) -> None:
-        self.path, self.first = frame.f_code.co_filename, frame.f_lineno
-        self.name = Path(self.path).name
-        self.calls: defaultdict[int, set[str]] = defaultdict(set)
-        self.evaluating = False
-        self.of_evaluation: set[int] = set()
-        self.of_steps: set[int] = set()
-        self._frame = frame
-        self._range: record_function | None = None
-
-    def __enter__(self) -> Self:
-        self._before = sys.gettrace(), self._frame.f_trace  # of a debugger, say
-        self._frame.f_trace = self._move
-        sys.settrace(self._call)
-        self._begin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        of_all, self._frame.f_trace = self._before
-        sys.settrace(of_all)
-        self._end()
-
-    def _call(self, frame: FrameType, _event: str, _arg: object) -> None:
-        caller = frame.f_back
-        if caller and caller.f_code.co_filename.endswith("_contextlib.py"):  # @torch.no_grad()
-            caller = caller.f_back
-        if caller is self._frame:
-            self.calls[self._frame.f_lineno].add(frame.f_code.co_filename)
-
-    def _move(self, _frame: FrameType, event: str, _arg: object) -> Callable[..., Any]:
-        self._end()
-        if event == "line":
-            self._begin()
-        return self._move
-
-    def _begin(self) -> None:
-        number = self._frame.f_lineno
-        (self.of_evaluation if self.evaluating else self.of_steps).add(number)
-        self._range = record_function(f"{self.name}:{number}")
-        self._range.__enter__()
-
-    def _end(self) -> None:
-        if self._range:
-            self._range.__exit__(None, None, None)
-            self._range = None
-
-
-class Read(NamedTuple):
-    """What reads a tensor, and where."""
-
-    place: str
-    what: str
-
-
-class Reads:
-    """The places where this thread waits for a tensor's value: how often, for how many seconds.
-
-    On a CUDA GPU, also where torch itself says that it waits. Source:
-    docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds: defaultdict[Read, list[float]] = defaultdict(list)
-        self._device = device
-        self._within = False
-        self._thread = threading.get_ident()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        for method in READS:
-            timed = self._timed(method, getattr(Tensor, method))
-            self._stack.enter_context(patch.object(Tensor, method, timed))
-        self._stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("always", SYNCHRONIZES)
-        self._show, warnings.showwarning = warnings.showwarning, self._warned
-        self._stack.enter_context(devices.warning_of_waits(self._device))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
-    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            """The method; what it calls of its own kind is part of it."""
-            here = tensor.device.type == self._device.type
-            if not here or self._within or threading.get_ident() != self._thread:
-                return method(tensor, *args, **kwargs)
-            begun, self._within = time.perf_counter(), True
-            try:
-                return method(tensor, *args, **kwargs)
-            finally:
-                self._within = False
-                self.seconds[Read(_place(), name)].append(time.perf_counter() - begun)
-
-        return read
-
-    def _warned(self, message: Warning | str, *about: Any, **more: Any) -> None:
-        if not re.match(SYNCHRONIZES, str(message)):
-            self._show(message, *about, **more)
-        elif not self._within and threading.get_ident() == self._thread:
-            self.seconds[Read(_place(), "waits for the GPU")].append(0.0)
-
-
-class Events:
-    """What torch's profiler recorded while a Loop with this name ran. Times are in seconds."""
-
-    def __init__(self, profiler: profile, name: str) -> None:
-        events = profiler.events() or []
-        host = [event for event in events if event.device_type.name == "CPU"]
-        self._lines = sorted(
-            (event.time_range.start, event.time_range.end, int(event.name.split(":")[1]))
-            for event in host
-            if event.name.startswith(f"{name}:")
-        )
-        self._launches = [(e.time_range.start, e.kernels) for e in host if e.kernels]
-        self._host = host
-        self._gpu = [
-            (event.time_range.start, event.time_range.end, event.name)
-            for event in events
-            if event.device_type.name == "CUDA" and not event.is_user_annotation
-        ]
-
-    @property
-    def seconds(self) -> float:
-        """From the first line to the last."""
-        begun, ended = self._lines[0][0], self._lines[-1][1]
-        return float(ended - begun) / MICRO
-
-    def seconds_of(self, name: str) -> float:
-        """Return the seconds of the ranges of a name, on the host."""
-        ranges = [event.time_range for event in self._host if event.name == name]
-        return sum(float(each.end - each.start) for each in ranges) / MICRO
-
-    def by_line(self) -> dict[int, tuple[float, float]]:
-        """Seconds of each line, on the host and of what it has the GPU do."""
-        seconds: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for start, end, number in self._lines:
-            seconds[number][0] += (end - start) / MICRO
-        starts = [start for start, _, _ in self._lines]
-        for at, kernels in self._launches:  # by another thread too, as in the backward pass
-            _, _, number = self._lines[max(0, bisect(starts, at) - 1)]
-            seconds[number][1] += sum(kernel.duration for kernel in kernels) / MICRO
-        return {number: (host, gpu) for number, (host, gpu) in seconds.items()}
-
-    def on_gpu(self, kind: str = "") -> float:
-        """Seconds in which the GPU does something, or something of a kind: `Memcpy HtoD`."""
-        busy = until = 0.0
-        for start, end, name in sorted(self._gpu):
-            if name.startswith(kind):
-                busy += max(0.0, end - max(start, until))
-                until = max(until, end)
-        return busy / MICRO
-
-
-def frame_outside() -> FrameType:
-    """The nearest frame, from here outwards, that is not in this project's engine."""
-    frame = sys._getframe()
-    while frame.f_back and Path(frame.f_code.co_filename).is_relative_to(ENGINE):
-        frame = frame.f_back
-    return frame
-
-
-def _place() -> str:
-    """The line of the project's code that is running: `run.py:120`."""
-    for frame in reversed(traceback.extract_stack()):
-        file = Path(frame.filename)
-        of_project = file.is_relative_to(CODE) and "site-packages" not in file.parts
-        if of_project and frame.filename != __file__:
-            return f"{file.relative_to(CODE)}:{frame.lineno}"
-    return "elsewhere"
-
-
-WARM_UP = 10
-"""Steps before the first that counts."""
-
+WARM_UP = 10  # steps before the first that counts
 WAITING = "waiting for data"
 
+# The part of a step to which a line belongs: that of the first of these files that it calls.
 PARTS = {
     "torch/_tensor.py": "backward",
     "labjobs/training/profile.py": "forward",  # which calls labjobs/training/forward.py
@@ -312,8 +54,11 @@ PARTS = {
     "labjobs/data/vision.py": "augmentation",
     "labjobs/training/loop.py": "logging",
 }
-"""The part of a step to which a line belongs, determined by the first of these files that it
-calls."""
+
+# Methods of a tensor by which the host waits for its value.
+READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
+SYNCHRONIZES = "called a synchronizing CUDA operation"  # torch's words for a wait that it warns of
+MICRO = 1e6  # units of the profiler's clock in a second
 
 
 class Step(NamedTuple):
@@ -400,6 +145,8 @@ class Profile:
             self._begin()
         elif self._is_over:
             self._end()
+        elif self._is_watching:
+            self._calls.clear()  # those of the last step tell what each costs
 
     def _begin(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # its own lines tell a user nothing
@@ -408,10 +155,14 @@ class Profile:
             kinds.append(ProfilerActivity.CUDA)
         devices.reset_peak_memory(self._device)
         devices.record_allocations(self._device)
-        self._calls = self._watching.enter_context(Calls())
+        self._calls: list[Call] = []
+        self._watching.enter_context(_noting(self._calls))
         self._profiler = self._watching.enter_context(profile(activities=kinds))
-        self._reads = self._watching.enter_context(Reads(self._device))
-        self._loop = self._watching.enter_context(Loop(frame_outside()))
+        self._reads = Reads(self._device, self._watching)
+        frame = sys._getframe()
+        while frame.f_back and is_engines(frame.f_code.co_filename):
+            frame = frame.f_back
+        self._loop = self._watching.enter_context(Loop(frame))
 
     def _end(self) -> None:
         devices.wait(self._device)
@@ -429,13 +180,17 @@ class Profile:
         seconds = sum(step.seconds for step in plain)
         events = Events(self._profiler, self._loop.name)
         device, gpu = devices.describe(self._device), self._device.type == "cuda"
-        precision = self._calls.precision
+        precision = ", ".join(sorted({call[0].precision for call in self._calls})) or "fp32"
+        costs = [
+            profile_report.flops(prepared.plain, *arguments) for prepared, *arguments in self._calls
+        ]
+        known, last = [cost for cost in costs if cost is not None], self._timed[-1].examples
         return Watched(
             steps=self._count,
             batch_size=max(step.examples for step in plain),
             device=device,
             precision=precision,
-            compiled=self._calls.compiled,
+            compiled=any(call[0].compiled for call in self._calls),
             loader=self._loader,
             plain=seconds,
             examples=sum(step.examples for step in plain),
@@ -444,21 +199,25 @@ class Profile:
             lines=self._lines(events),
             reads=[Reading(*read, len(s), sum(s)) for read, s in self._reads.seconds.items()],
             compiling=compilation.events,
-            memory=profile_report.by_kind(list(self._parts()), self._device),
+            memory=profile_report.memory(list(self._parts()), self._device),
             busy=min(1.0, events.on_gpu() / seconds) if gpu else None,
             copying=events.on_gpu("Memcpy HtoD") / seconds,
-            flops=self._calls.flops(sum(step.examples for step in self._timed[-self._count :])),
+            flops=sum(known) / last if last and len(known) == len(costs) else None,
             peak=ranges.peak(device, precision),
         )
 
-    def _lines(self, events: Events) -> list[Line]:
-        """Return the lines of the loop; for the line that asks for the next batch, the time that it
+    def _lines(self, events: "Events") -> list[Line]:
+        """The lines of the loop; for the line that asks for the next batch, the time that it
         waits."""
         loop = self._loop
         lines = []
         for number, (host, gpu) in events.by_line().items():
             text = linecache.getline(loop.path, number).strip()
-            line = Line(f"{loop.name}:{number}", text, self._part(number), host, gpu)
+            files = " ".join(loop.calls[number]) + " "
+            part = "evaluation"
+            if number in loop.of_steps:
+                part = next((part for file, part in PARTS.items() if f"/{file} " in files), "")
+            line = Line(f"{loop.name}:{number}", text, part, host, gpu)
             if number == loop.first:
                 waited = min(host, events.seconds_of(WAITING))
                 lines.append(line._replace(part=WAITING, host=waited, gpu=0.0))
@@ -466,8 +225,179 @@ class Profile:
             lines.append(line)
         return lines
 
-    def _part(self, number: int) -> str:
-        if number in self._loop.of_evaluation - self._loop.of_steps:
-            return "evaluation"
-        files = " ".join(self._loop.calls[number]) + " "
-        return next((part for file, part in PARTS.items() if f"/{file} " in files), "")
+
+Call = tuple[Prepared, nn.Module, Any, Any]
+"""A call of a forward function in training, with its arguments; of tensors, only the shapes."""
+
+
+@contextmanager
+def _noting(calls: list[Call]) -> Iterator[None]:
+    """Note the calls of the student's forward functions."""
+    call = Prepared.__call__
+
+    def noted(prepared: Prepared, model: nn.Module, batch: Any, settings: Any) -> Any:
+        if model.training:
+            calls.append((prepared, model, profile_report.without_data(batch), settings))
+        return call(prepared, model, batch, settings)
+
+    with patch.object(Prepared, "__call__", noted):
+        yield
+
+
+class Loop:
+    """The lines of a function that is running, each as a range of torch's profiler.
+
+    A range is called `run.py:120`. `calls` has the files of what a line calls; `first` is the line
+    that runs at the start. Lines that do not only run while `evaluating` are `of_steps`.
+    Source: docs.python.org/3/library/sys.html#sys.settrace.
+    """
+
+    def __init__(self, frame: FrameType) -> None:
+        self.path, self.first = frame.f_code.co_filename, frame.f_lineno
+        self.name = Path(self.path).name
+        self.calls: defaultdict[int, set[str]] = defaultdict(set)
+        self.evaluating = False
+        self.of_steps: set[int] = set()
+        self._frame = frame
+        self._range: record_function | None = None
+
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace(), self._frame.f_trace  # of a debugger, say
+        self._frame.f_trace = self._move
+        sys.settrace(self._call)
+        self._begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        of_all, self._frame.f_trace = self._before
+        sys.settrace(of_all)
+        self._end()
+
+    def _call(self, frame: FrameType, _event: str, _arg: object) -> None:
+        caller = frame.f_back
+        if caller and caller.f_code.co_filename.endswith("_contextlib.py"):  # @torch.no_grad()
+            caller = caller.f_back
+        if caller is self._frame:
+            self.calls[self._frame.f_lineno].add(frame.f_code.co_filename)
+
+    def _move(self, _frame: FrameType, event: str, _arg: object) -> Callable[..., Any]:
+        self._end()
+        if event == "line":
+            self._begin()
+        return self._move
+
+    def _begin(self) -> None:
+        number = self._frame.f_lineno
+        if not self.evaluating:
+            self.of_steps.add(number)
+        self._range = record_function(f"{self.name}:{number}")
+        self._range.__enter__()
+
+    def _end(self) -> None:
+        if self._range:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+
+class Reads:
+    """The places where this thread waits for a tensor's value, with the method: how many seconds
+    each time, until `watching` is closed.
+
+    On a CUDA GPU, also where torch itself says that it waits. Source:
+    docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
+    """
+
+    def __init__(self, device: torch.device, watching: ExitStack) -> None:
+        self.seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        self._device = device
+        self._within = False
+        self._thread = threading.get_ident()
+        for method in READS:
+            timed = self._timed(method, getattr(Tensor, method))
+            watching.enter_context(patch.object(Tensor, method, timed))
+        watching.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("always", SYNCHRONIZES)
+        self._show, warnings.showwarning = warnings.showwarning, self._warned
+        watching.enter_context(devices.warning_of_waits(device))
+
+    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            """The method; what it calls of its own kind is part of it."""
+            here = tensor.device.type == self._device.type
+            if not here or self._within or threading.get_ident() != self._thread:
+                return method(tensor, *args, **kwargs)
+            begun, self._within = time.perf_counter(), True
+            try:
+                return method(tensor, *args, **kwargs)
+            finally:
+                self._within = False
+                self._note(name, time.perf_counter() - begun)
+
+        return read
+
+    def _warned(self, message: Warning | str, *about: Any, **more: Any) -> None:
+        if not re.match(SYNCHRONIZES, str(message)):
+            self._show(message, *about, **more)
+        elif not self._within and threading.get_ident() == self._thread:
+            self._note("waits for the GPU", 0.0)
+
+    def _note(self, what: str, seconds: float) -> None:
+        """Note what reads in the student's code; what the engine reads, no student could change."""
+        frame: FrameType | None = sys._getframe()
+        while frame:
+            file = frame.f_code.co_filename
+            if is_students(file):
+                self.seconds[str(place(file, frame.f_lineno)), what].append(seconds)
+            if is_students(file) or (is_engines(file) and file != __file__):
+                return
+            frame = frame.f_back
+
+
+class Events:
+    """What torch's profiler recorded while a Loop with this name ran. Times are in seconds."""
+
+    def __init__(self, profiler: profile, name: str) -> None:
+        events = profiler.events() or []
+        self._host = [event for event in events if event.device_type.name == "CPU"]
+        self._lines = sorted(
+            (event.time_range.start, event.time_range.end, int(event.name.split(":")[1]))
+            for event in self._host
+            if event.name.startswith(f"{name}:")
+        )
+        self._gpu = sorted(
+            (event.time_range.start, event.time_range.end, event.name)
+            for event in events
+            if event.device_type.name == "CUDA" and not event.is_user_annotation
+        )
+
+    @property
+    def seconds(self) -> float:
+        """From the first line to the last."""
+        return float(self._lines[-1][1] - self._lines[0][0]) / MICRO
+
+    def seconds_of(self, name: str) -> float:
+        """Return the seconds of the ranges of a name, on the host."""
+        spans = [event.time_range for event in self._host if event.name == name]
+        return sum(float(each.end - each.start) for each in spans) / MICRO
+
+    def by_line(self) -> dict[int, tuple[float, float]]:
+        """Return the seconds of each line, on the host and of what it has the GPU do."""
+        seconds: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for start, end, number in self._lines:
+            seconds[number][0] += (end - start) / MICRO
+        starts = [start for start, _, _ in self._lines]
+        for event in self._host:  # of another thread too, as in the backward pass
+            if event.kernels:
+                _, _, number = self._lines[max(0, bisect(starts, event.time_range.start) - 1)]
+                seconds[number][1] += sum(kernel.duration for kernel in event.kernels) / MICRO
+        return {number: (host, gpu) for number, (host, gpu) in seconds.items()}
+
+    def on_gpu(self, kind: str = "") -> float:
+        """Return the seconds in which the GPU does something, or something of a kind: `Memcpy
+        HtoD`."""
+        busy = until = 0.0
+        for start, end, name in self._gpu:
+            if name.startswith(kind):
+                busy += max(0.0, end - max(start, until))
+                until = max(until, end)
+        return busy / MICRO

@@ -1,7 +1,9 @@
-"""What uses the memory while a job trains."""
+"""The report of `--profile`: where the time and the memory of a step go, and what to change first.
 
-import resource
-import sys
+Advice is ordered by the fraction of the time that the problem takes. That is the most that a
+change can save; only trying it shows how much it does save.
+"""
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,15 +14,16 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from labjobs import devices
+from labjobs import devices, machine
 
-# The report of `--profile`: where the time of a step goes, and what to change first.
-#
-# Advice is ordered by the fraction of the time that the problem takes. That is the most that a
-# change can save; only trying it shows how much it does save.
-
-WORTH = 0.03
-"""Smallest fraction of the time that is worth a change."""
+WORTH = 0.03  # smallest fraction of the time that is worth a change
+CHANGES = {
+    "evaluation": "--eval-every larger, or in the background (job.in_background)",
+    "logging": "measure less, or on the device",
+    "logging and checkpoints": "--log-every larger, --checkpoint-minutes larger",
+    "augmentation": "--augment none, if it does not help",
+}
+"""What to change if a part of a step takes long."""
 
 
 class Line(NamedTuple):
@@ -41,13 +44,6 @@ class Reading(NamedTuple):
     what: str
     times: int
     seconds: float
-
-
-class Advice(NamedTuple):
-    """What to change, and the fraction of the time that it is about."""
-
-    fraction: float
-    text: str
 
 
 @dataclass(frozen=True)
@@ -78,19 +74,30 @@ class Watched:
     flops: float | None = None
     peak: float | None = None
 
-    def fraction(self, *parts: str) -> float:
-        """Return the fraction of the watched time that these parts of a step take on the host."""
-        return sum(line.host for line in self.lines if line.part in parts) / self.seconds
+    def fraction(self, part: str) -> float:
+        """Return the fraction of the watched time that a part of a step takes on the host."""
+        return sum(line.host for line in self.lines if line.part == part) / self.seconds
 
 
 def report(seen: Watched) -> str:
     """Return the whole report, as text."""
+    found = [f"{fraction:4.0%}  {text}" for fraction, text in sorted(advice(seen), reverse=True)]
+    numbered = [f"{number}. {text}" for number, text in enumerate(found, 1)]
     sections = {
         f"{seen.steps} steps of {seen.batch_size} examples on {seen.device}": _speed(seen),
-        "What to change, the largest part of the time first": _numbered(seen),
+        "What to change, the largest part of the time first": numbered
+        or ["nothing stands out: the time goes into computing"],
         "Where the time goes": _parts(seen),
-        "Line by line": _lines(seen),
-        "Where the host waits for a tensor": _reads(seen),
+        "Line by line": [
+            _row(seen, line.host, line.gpu, f"{line.place}  {line.text}")
+            for line in sorted(seen.lines, key=lambda line: line.host, reverse=True)
+            if max(line.host, line.gpu) / seen.seconds > WORTH / 3
+        ],
+        "Where the host waits for a tensor": [
+            f"{read.place}  {read.what}, {read.times} times, {1000 * read.seconds:.3g} ms in all"
+            for read in seen.reads
+        ]
+        or ["nowhere"],
         "torch.compile": seen.compiling or ["nothing was compiled a second time"],
         "Memory": [f"{size / 2**20:10,.1f} MiB  {kind}" for kind, size in seen.memory.items()],
     }
@@ -113,68 +120,45 @@ def _speed(seen: Watched) -> Iterator[str]:
     if seen.flops:
         speed = seen.flops * rate
         line = f"{seen.flops * seen.batch_size / 1e9:,.3g} GFLOP a step, {speed / 1e9:,.3g} GFLOP/s"
-        if seen.peak:
-            line += f": {speed / seen.peak:.1%} of this GPU's peak (MFU)"
-        yield line
+        yield line + (f": {speed / seen.peak:.1%} of this GPU's peak (MFU)" if seen.peak else "")
     if seen.busy is not None:
-        idle = 1 - seen.busy
         busy = f"the GPU is busy {seen.busy:.0%} of the time ({seen.copying:.0%} being sent data)"
-        yield f"{busy}, idle {idle:.0%}"
+        yield f"{busy}, idle {1 - seen.busy:.0%}"
 
 
-def _numbered(seen: Watched) -> list[str]:
-    found = sorted(advice(seen), reverse=True)
-    nothing = ["nothing stands out: the time goes into computing"]
-    return [
-        f"{number}. {one.fraction:4.0%}  {one.text}" for number, one in enumerate(found, 1)
-    ] or nothing
-
-
-def advice(seen: Watched) -> Iterator[Advice]:
-    """Yield what could be changed, in no order."""
+def advice(seen: Watched) -> Iterator[tuple[float, str]]:
+    """Yield what could be changed, with the fraction of the time that it is about, in no order."""
     if seen.waiting > WORTH:
-        yield Advice(seen.waiting, f"the loop waits for data: {_more_data(seen.loader)}")
+        more = "more --workers, --loader resident if all fits, or less work for each example in "
+        more = (
+            "fewer, larger steps (--batch-size)" if seen.loader == "resident" else f"{more}data.py"
+        )
+        yield seen.waiting, f"the loop waits for data: {more}"
     for read in seen.reads:
         if read.times >= seen.steps:
             text = f"{read.place} reads a tensor in every step ({read.what}): keep it on the device"
-            yield Advice(read.seconds / seen.seconds, text)
+            yield read.seconds / seen.seconds, text
     if seen.compiling:
         text = "torch.compile recompiles, or gives up, at the lines named below: change those"
-        yield Advice(seen.fraction("forward"), text)
-    for part, change in (
-        ("evaluation", "--eval-every larger, or in the background (job.in_background)"),
-        ("logging", "measure less, or on the device"),
-        ("logging and checkpoints", "--log-every larger, --checkpoint-minutes larger"),
-        ("augmentation", "--augment none, if it does not help"),
-    ):
+        yield seen.fraction("forward"), text
+    for part, change in CHANGES.items():
         if seen.fraction(part) > WORTH:
-            yield Advice(seen.fraction(part), f"{part}: {change}")
-    if seen.busy is not None:
-        yield from _for_gpu(seen)
-
-
-def _more_data(loader: str) -> str:
-    if loader == "resident":
-        return "fewer, larger steps (--batch-size)"
-    return "more --workers, --loader resident if all fits, or less work for each example in data.py"
-
-
-def _for_gpu(seen: Watched) -> Iterator[Advice]:
-    assert seen.busy is not None
+            yield seen.fraction(part), f"{part}: {change}"
+    if seen.busy is None:
+        return
     idle = 1 - seen.busy - seen.waiting
     if idle > WORTH:
         change = "--batch-size larger" if seen.compiled else "--compile on, or --batch-size larger"
-        yield Advice(idle, f"the GPU waits for the host to launch work: {change}")
+        yield idle, f"the GPU waits for the host to launch work: {change}"
     half = seen.busy / 2  # which 16 bits save at least, where the GPU multiplies matrices
     if seen.precision == "fp32" and half > WORTH:
-        yield Advice(half, "the GPU computes in 32 bits: --precision bf16 (or tf32)")
+        yield half, "the GPU computes in 32 bits: --precision bf16 (or tf32)"
     if seen.copying > WORTH:
-        yield Advice(seen.copying, "copying to the GPU: --loader resident, or uint8 from data.py")
+        yield seen.copying, "copying to the GPU: --loader resident, or uint8 from data.py"
 
 
 def _parts(seen: Watched) -> Iterator[str]:
-    gpu = seen.busy is not None
-    yield f"{'ms':>9} {'of all':>6}" + (f" {'GPU ms':>9}" if gpu else "")
+    yield f"{'ms':>9} {'of all':>6}" + ("" if seen.busy is None else f" {'GPU ms':>9}")
     parts = {line.part for line in seen.lines}
     for part in sorted(parts, key=seen.fraction, reverse=True):
         lines = [line for line in seen.lines if line.part == part]
@@ -184,26 +168,9 @@ def _parts(seen: Watched) -> Iterator[str]:
     yield _row(seen, rest, 0.0, "between the lines")
 
 
-def _lines(seen: Watched) -> Iterator[str]:
-    for line in sorted(seen.lines, key=lambda line: line.host, reverse=True):
-        if max(line.host, line.gpu) / seen.seconds > WORTH / 3:
-            yield _row(seen, line.host, line.gpu, f"{line.place}  {line.text}")
-
-
 def _row(seen: Watched, host: float, gpu: float, text: str) -> str:
-    on_gpu = f" {1000 * gpu / seen.steps:9.3f}" if seen.busy is not None else ""
+    on_gpu = "" if seen.busy is None else f" {1000 * gpu / seen.steps:9.3f}"
     return f"{1000 * host / seen.steps:9.3f} {host / seen.seconds:6.1%}{on_gpu}  {text}"
-
-
-def _reads(seen: Watched) -> Iterator[str]:
-    if not seen.reads:
-        yield "nowhere"
-    for read in seen.reads:
-        waits = f"{1000 * read.seconds:.3g} ms in all"
-        yield f"{read.place}  {read.what}, {read.times} times, {waits}"
-
-
-# What a step costs, in floating-point operations.
 
 
 def without_data(values: Any) -> Any:
@@ -217,13 +184,24 @@ def without_data(values: Any) -> Any:
     return tree_map(without, values)
 
 
-def of_call(forward: Callable[..., Any], model: nn.Module, batch: Any, settings: Any) -> int | None:
+def flops(forward: Callable[..., Any], model: nn.Module, batch: Any, settings: Any) -> int | None:
     """Return the operations of forward(model, batch, settings) and of its loss's backward pass.
 
     It runs only on shapes, so neither the model nor any random number changes. Returns None if that
     is not possible, because the code looks at values or uses tensors other than these arguments.
     """
-    whole = _Call(forward, model, settings)
+
+    class Loss(nn.Module):
+        """The loss () of a batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, batch: Any) -> Any:
+            return forward(self.model, batch, settings)[0]
+
+    whole = Loss()
     state = without_data({**dict(whole.named_parameters()), **dict(whole.named_buffers())})
     try:
         with FlopCounterMode(display=False) as counter:
@@ -233,21 +211,7 @@ def of_call(forward: Callable[..., Any], model: nn.Module, batch: Any, settings:
     return int(counter.get_total_flops())
 
 
-class _Call(nn.Module):
-    """A forward function's loss, as a function of a batch."""
-
-    def __init__(self, function: Callable[..., Any], model: nn.Module, settings: Any) -> None:
-        super().__init__()
-        self.model = model
-        self._function, self._settings = function, settings
-
-    def forward(self, batch: Any) -> Tensor:
-        """Return the loss () of a batch."""
-        loss: Tensor = self._function(self.model, batch, self._settings)[0]
-        return loss
-
-
-def by_kind(parts: Sequence[object], device: torch.device) -> dict[str, int]:
+def memory(parts: Sequence[object], device: torch.device) -> dict[str, int]:
     """Return bytes by kind, of the models and optimizers among a loop's parts.
 
     Gradients are as large as the weights that are trained. The rest of the device's peak memory is
@@ -265,9 +229,7 @@ def by_kind(parts: Sequence[object], device: torch.device) -> dict[str, int]:
     }
     peak = devices.peak_memory(device)
     if peak is None:
-        unit = 1 if sys.platform == "darwin" else 1024
-        most = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return kinds | {"the whole process, at most": most}
+        return kinds | {"the whole process, at most": machine.peak_memory()}
     kinds["activations, data and the rest"] = max(0, peak - sum(kinds.values()))
     return kinds | {"the most at once": peak, "free": devices.free_memory(device)}
 
