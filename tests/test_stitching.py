@@ -510,8 +510,8 @@ def test_networks_of_different_kinds_are_stitched_and_drawn(copy: Project) -> No
 DRAWN = """
 import plot_stitch
 from labjobs.results import figures, tables
-from labjobs.results.venues import DEFAULT, VENUES
-from labjobs.tracking.experiment import experiment_name
+from labjobs.results.style import DEFAULT, VENUES
+from labjobs.tracking.mlflow_client import experiment_name
 from settings import StitchSettings
 
 figures.use(VENUES[DEFAULT])

@@ -8,9 +8,8 @@ import sys
 import numpy as np
 import pytest
 import stored
-from labjobs.results import figure_files, figure_provenance, figures, plotting, style
+from labjobs.results import figure_files, figures, plotting, style, tables
 from labjobs.results.metrics import NoResults
-from labjobs.results.predictions import predictions
 from toy import Settings
 
 ICML = style.VENUES["icml"]
@@ -104,10 +103,10 @@ def test_text_in_provenance_survives_every_format(tmp_path):
     figures.use(ICML)
     about = {"shared": {"note": html.escape('<a> & (b) \\ "c" ä 学')}}
     fig, _ = figures.figure()
-    kinds = list(figure_provenance.METADATA)
+    kinds = list(figure_files.METADATA)
     files = figure_files.save(fig, tmp_path / "x", "", about, ICML, kinds=kinds)
     for file in files:
-        assert figure_provenance.read(file.path) == about, file.path
+        assert figure_files.read(file.path) == about, file.path
 
 
 def test_captions_are_latex(tmp_path):
@@ -183,7 +182,7 @@ def test_the_chosen_job_else_the_best(draw, store, tmp_path):
 
 def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path):
     def kept(job):
-        found = predictions(job.assign(job_folder=str(tmp_path)))
+        found = tables.predictions(job.assign(job_folder=str(tmp_path)))
         return plain(found.classes)
 
     def said():
@@ -208,7 +207,9 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
 def predictions_of(store, folder):
     import pandas as pd
 
-    return predictions(pd.DataFrame([{"job_id": "x", "run_id": "", "job_folder": str(folder)}]))
+    return tables.predictions(
+        pd.DataFrame([{"job_id": "x", "run_id": "", "job_folder": str(folder)}])
+    )
 
 
 @pytest.mark.parametrize(

@@ -285,9 +285,9 @@ def test_confusion_of_any_classes_prints_right(classes):
     ],
 )
 def test_few_ticks_on_logarithmic_axes(low, high, labels):
-    places = style.LogTicks().tick_values(low, high)
-    assert len(places) <= style.MOST
-    assert {style.plain(place, 0) for place in places} <= {*labels}
+    places = figures.LogTicks().tick_values(low, high)
+    assert len(places) <= figures.MOST
+    assert {style.number(place) for place in places} <= {*labels}
     assert len(places) >= 3
 
 

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 import stored
 from labjobs.errors import SettingsError
-from labjobs.results import comparison, groups, metrics, style, tables, text
-from labjobs.results.comparison import compare
+from labjobs.results import comparison, groups, metrics, style, tables
+from labjobs.results.comparison import Comparison, compare
 from labjobs.results.metrics import NoResults
 from labjobs.settings import Metric, as_plain
 from stored import CLASSIFIER, REGRESSION
@@ -253,9 +253,9 @@ def test_logarithmic_metrics_are_ranked_by_their_geometric_mean(store):
 
 
 def test_jobs_that_differ_in_more_than_the_seed_are_no_repeats(sweep):
-    assert text.repeats(sweep, ["lr", "model"], ACCURACY) == "mean of 3 seeds"
+    assert Comparison(sweep, ACCURACY, [["lr", "model"]], [], "").means == "mean of 3 seeds"
     with pytest.raises(NoResults, match="a mean would be over different values of model"):
-        text.repeats(sweep, ["lr"], ACCURACY)
+        _ = Comparison(sweep, ACCURACY, [["lr"]], [], "").means
 
 
 def test_jobs_without_a_seed_repeat_nothing(store):
@@ -295,7 +295,7 @@ def test_folds_are_told_apart_where_a_job_is_of_none(store):
 def test_what_is_in_no_mean_is_said(store):
     for seed, status in enumerate(("FINISHED", "FAILED", "FINISHED")):
         one(store, "missing", [math.nan if seed == 2 else 0.5], status=status, seed=seed)
-    assert text.left_out(tables.jobs("missing"), [], ACCURACY) == (
+    assert Comparison(tables.jobs("missing"), ACCURACY, [], [], "").notes == (
         " Left out: 1 of 3 jobs, which diverged; 1 of 3 jobs, without a finite result."
     )
 
