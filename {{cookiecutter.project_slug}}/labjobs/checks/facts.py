@@ -1,26 +1,27 @@
-"""The short job of a trial, and what it does: values bit for bit, and lines of the student's code.
-
-The student's settings are unchanged. Their job is shorter because of the engine: job.epochs() and
-job.steps() end earlier, and job.batches() has fewer and smaller batches. An epoch's last batch has
-fewer examples than the others, and evaluations fall within epochs.
+"""The short job of a trial, and what is known of it: lines of the student's code, values bit for
+bit, and what the code carries from step to step.
 """
 
 import ast
 import hashlib
 import linecache
 import pickle
+import random
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset
 
 from labjobs import layout
@@ -36,6 +37,39 @@ from labjobs.training.loop import Count, Job
 from labjobs.training.progress import Length, Part, Position
 
 S = TypeVar("S")
+
+
+class Finding(NamedTuple):
+    """What breaks a guarantee, in one line, and where in the student's code it does."""
+
+    place: Place | None
+    text: str
+
+
+class Answer(NamedTuple):
+    """The answer for one guarantee: fine if there are no findings, and nothing is unknown."""
+
+    findings: tuple[Finding, ...] = ()
+    unknown: str = ""
+    """Why it cannot be known."""
+
+    def lines(self, guarantee: str) -> Iterator[str]:
+        """Yield the answer in lines: one for each finding, or just one."""
+        for at, text in self.findings:
+            yield f"{guarantee}: {at}: {text}" if at else f"{guarantee}: {text}"
+        if not self.findings:
+            yield f"{guarantee}: {f'cannot know, {self.unknown}' if self.unknown else 'fine'}"
+
+
+NAMED = 2
+"""The largest number of names in a line."""
+
+
+def some(names: Sequence[str]) -> str:
+    """Return names in words, the first few of them."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
 
 # Lines of the student's code: what runs, and what assigns a name.
 
@@ -169,7 +203,185 @@ def _short(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested values."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def address(tensor: Tensor) -> int:
+    """Return the address at which a tensor's memory begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def addresses(parts: Iterable[Part]) -> set[int]:
+    """Return the addresses at which the tensors in the state of parts lie."""
+    return {address(each) for part in parts for each in tensors(part.state_dict())}
+
+
+# Generators of random numbers.
+
+GENERATORS: dict[type, Callable[[Any], Any]] = {
+    random.Random: random.Random.getstate,
+    np.random.Generator: lambda generator: generator.bit_generator.state,
+    np.random.RandomState: lambda generator: generator.get_state(),
+    torch.Generator: torch.Generator.get_state,
+}
+"""How to read the state of a generator of random numbers."""
+
+GLOBAL = (random._inst, np.random.mtrand._rand, torch.default_generator)
+"""The generators whose states a job saves."""
+
+
+# What the student's code carries from step to step: variables that were there when the loop began,
+# and have changed since. If such a variable was not passed to job.resume(), a continued job does
+# not have its value.
+
+PLAIN = (bool, int, float, complex, str, type(None), Tensor, np.ndarray, np.generic)
+
+MOST = 1000
+"""Values in a container that is looked at, at most."""
+
+UNRESTORED = (
+    "changes while training and is not restored; keep it in an object with state_dict() and "
+    "load_state_dict(), and give that to job.resume(…)"
+)
+
+
+class _Variable(NamedTuple):
+    """A variable, by its owner's id and its name there, and how to find where it is made."""
+
+    key: tuple[int, str]
+    name: str
+    value: Any
+    place: Callable[[], Place | None]
+
+
+class Carried:
+    """Looks for what changes, beside the parts that job.resume() was given and some datasets."""
+
+    def __init__(self, parts: Mapping[str, Part], datasets: Iterable[Dataset[Any]]) -> None:
+        self._parts, self._datasets = parts, list(datasets)
+        self._frames = running()
+        self._before = {found.key: _state(found.value) for found in self._variables()}
+        self._changed: dict[Any, tuple[int, Finding]] = {}
+
+    def look(self) -> None:
+        """Record what has changed."""
+        known, of_parts = _within(self._parts.values()), addresses(self._parts.values())
+        for key, name, value, made_at in self._variables():
+            before, now = self._before.get(key), _state(value)
+            if not before or before == now or id(value) in known:
+                continue
+            if _is_part(value):
+                if _lies_at(of_parts, value, before):
+                    continue
+                order, text = 0, "changes while training, but job.resume(…) was not given it"
+            elif _reads_state(value):
+                order, text = 1, "is not restored; draw from torch's own random numbers"
+            else:
+                order, text = 2, UNRESTORED
+            own = key if order == 2 else (id(value), "")  # objects may have several names
+            if own not in self._changed and (at := made_at()):
+                self._changed[own] = order, Finding(at, f"{name} {text}")
+
+    @property
+    def forgotten(self) -> tuple[Finding, ...]:
+        """The objects with a `state_dict()` that have changed."""
+        return tuple(found for order, found in self._changed.values() if order == 0)
+
+    @property
+    def changes(self) -> tuple[Finding, ...]:
+        """What has changed: first what has a `state_dict()`, then random numbers."""
+        return tuple(found for _, found in sorted(self._changed.values(), key=lambda each: each[0]))
+
+    def _variables(self) -> Iterator[_Variable]:
+        """The variables of the functions that run, of the student's modules, and of the student's
+        objects in them."""
+        for frame in self._frames:
+            if frame.f_code.co_name != "<module>":
+                for name, value in frame.f_locals.items():
+                    at = partial(local_at, frame, name)
+                    yield _Variable((id(frame), name), name, value, at)
+                    yield from _attributes(name, value)
+        for module in [*sys.modules.values()]:
+            file = getattr(module, "__file__", None)
+            if file and is_students(file):
+                for name, value in [*vars(module).items()]:
+                    at = partial(global_at, file, name)
+                    yield _Variable((id(module), name), name, value, at)
+                    yield from _attributes(name, value)
+        for dataset in self._datasets:
+            yield from _attributes(type(dataset).__name__, dataset)
+
+
+def _attributes(name: str, value: Any) -> Iterator[_Variable]:
+    """The attributes of an object of a class of the student's."""
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
+    if file and is_students(file) and hasattr(value, "__dict__"):
+        for attribute, found in [*vars(value).items()]:
+            at = partial(attribute_at, type(value), attribute)
+            yield _Variable((id(value), attribute), f"{name}.{attribute}", found, at)
+
+
+def _is_part(value: Any) -> bool:
+    wanted = ("state_dict", "load_state_dict")
+    return not isinstance(value, type) and all(callable(getattr(value, n, None)) for n in wanted)
+
+
+def _reads_state(value: Any) -> Callable[[Any], Any] | None:
+    if any(value is each for each in GLOBAL):
+        return None
+    return next((read for kind, read in GENERATORS.items() if isinstance(value, kind)), None)
+
+
+def _state(value: Any) -> dict[str, str] | None:
+    """The state of what can be carried; None of anything else."""
+    if read := _reads_state(value):
+        return {"": digest(read(value))}
+    if _is_part(value):
+        return digests(value.state_dict())
+    return {"": digest(value)} if _is_plain(value) else None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | deque):
+        return len(value) <= MOST and all(map(_is_plain, value))
+    return isinstance(value, PLAIN)
+
+
+def _lies_at(known: set[int], part: Any, before: Mapping[str, str]) -> bool:
+    """Whether all that has changed of a part is a tensor at one of these addresses."""
+    state = part.state_dict()
+    now = digests(state)
+    changed = [leaf for path, leaf in leaves(state).items() if now[path] != before.get(path)]
+    return all(isinstance(leaf, Tensor) and address(leaf) in known for leaf in changed)
+
+
+def _within(parts: Iterable[Part]) -> set[int]:
+    """The ids of the objects that parts consist of."""
+    found: set[int] = set()
+    waiting: list[Any] = [*parts]
+    while waiting and len(found) < 100_000:
+        value = waiting.pop()
+        if id(value) in found or isinstance(value, (type, *PLAIN)):
+            continue
+        found.add(id(value))
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set | deque):
+            waiting += value
+        else:
+            waiting += getattr(value, "__dict__", {}).values()
+    return found
+
+
 # The short job.
+#
+# The student's settings are unchanged. Their job is shorter because of the engine: job.epochs() and
+# job.steps() end earlier, and job.batches() has fewer and smaller batches. An epoch's last batch
+# has fewer examples than the others, and evaluations fall within epochs.
 
 STEPS, EVERY = 10, 5
 """Steps of a trial, and steps from one evaluation to the next."""

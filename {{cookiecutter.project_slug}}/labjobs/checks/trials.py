@@ -19,7 +19,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from labjobs import attempt, layout
 from labjobs.checks.facts import (
     STEPS,
+    Answer,
     Fact,
+    Finding,
     Kind,
     Moment,
     Recorded,
@@ -28,7 +30,7 @@ from labjobs.checks.facts import (
     first_difference,
     measured,
 )
-from labjobs.checks.watching import Answer, Finding, Seen, Watched
+from labjobs.checks.watching import Seen, Watched
 from labjobs.errors import JobError, SettingsError, cause
 from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
