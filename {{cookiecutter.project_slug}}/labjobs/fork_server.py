@@ -449,10 +449,10 @@ def _available() -> bool:
 
 if __name__ == "__main__":
     gc.disable()  # while it imports
-    for number in (signal.SIGINT, signal.SIGHUP):  # clients stop their forks by other signals
-        signal.signal(number, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGHUP):  # clients stop their forks by other signals
+        signal.signal(each, signal.SIG_IGN)
     sys.path.insert(0, os.getcwd())
-    sys.argv[0], number, *modules = "", *sys.argv[1:]  # no script of a project
+    sys.argv[0], requests, *modules = "", *sys.argv[1:]  # no script of a project
     learn(modules)
     if words := answer(socket.socket(fileno=int(number))):
         try:
