@@ -208,6 +208,25 @@ def test_published_weights_are_compared_to_their_last_layer(project, tmp_path):
 # The figures
 
 
+MAPS = """
+import numpy as np
+import plot_compare
+from labjobs.results import figures, tables
+from labjobs.results.style import DEFAULT, VENUES
+from labjobs.tracking.mlflow_client import experiment_name
+from settings import CompareSettings
+
+figures.use(VENUES[DEFAULT])
+jobs = tables.jobs(experiment_name(), CompareSettings, "compare")
+fig, caption = plot_compare.layer_maps(jobs)
+ax = fig.axes[0]
+(image,) = ax.images
+labels = [text.get_text() for text in ax.get_yticklabels()]
+print(image.origin, image.get_clim(), labels[0], labels[-1], len(fig.axes))
+np.save("map.npy", np.asarray(image.get_array()))
+"""
+
+
 @pytest.mark.full
 def test_jobs_without_a_comparison_are_said_in_one_line(make):
     drawn = Project(make(example="similarity")).do("python", "plot_compare.py")

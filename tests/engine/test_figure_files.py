@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 import stored
-from labjobs.results import figures, plotting
+from labjobs.results import figures, plotting, tables
 from labjobs.results.metrics import NoResults
-from labjobs.results.predictions import predictions
 from toy import Settings
 
 
@@ -148,7 +147,7 @@ def test_the_chosen_job_else_the_best(draw, store, tmp_path):
 
 def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path):
     def kept(job):
-        found = predictions(job.assign(job_folder=str(tmp_path)))
+        found = tables.predictions(job.assign(job_folder=str(tmp_path)))
         return plain(found.classes)
 
     def said():
@@ -173,7 +172,9 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
 def predictions_of(store, folder):
     import pandas as pd
 
-    return predictions(pd.DataFrame([{"job_id": "x", "run_id": "", "job_folder": str(folder)}]))
+    return tables.predictions(
+        pd.DataFrame([{"job_id": "x", "run_id": "", "job_folder": str(folder)}])
+    )
 
 
 @pytest.mark.parametrize(

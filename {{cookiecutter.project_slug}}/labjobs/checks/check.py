@@ -4,16 +4,13 @@ import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from labjobs import attempt, exit_status
 from labjobs.errors import JobError, SettingsError
 from labjobs.job import inputs
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Interrupted, Interruption, leave
-
-if TYPE_CHECKING:
-    from labjobs.checks.trials import Failure
 
 S = TypeVar("S")
 
@@ -43,28 +40,18 @@ class Check(Generic[S]):
             return leave(exit_status.FAILED, f"check failed: {error}")
 
     def _run(self, main: attempt.Main, check: attempt.Check, temporary: Path) -> int:
-        from labjobs.checks.trials import (
-            GUARANTEES,
-            Evidence,  # torch, which the script has imported by now
-            Trials,
-        )
+        from labjobs.checks.trials import Trials, answers  # torch, which the script has imported
 
         trials = Trials(self._folder, main, check, temporary)
-        whole = trials.whole()
-        if whole.failure:
-            return self._failed(whole.failure)
-        evidence = Evidence(self._folder, whole, trials.interrupted(), trials.watched())
+        if failure := trials.whole.failure:
+            if failure.of_settings:
+                raise SettingsError(failure.line)
+            print(failure.trace, end="", file=sys.stderr)
+            raise JobError(failure.line)
         found = 0
-        for guarantee, answer in GUARANTEES.items():
-            given = answer(evidence)
-            found += len(given.findings)
-            for line in given.lines(guarantee):
+        for guarantee, answer in answers(trials):
+            found += len(answer.findings)
+            for line in answer.lines(guarantee):
                 print(line, flush=True)
         said = f"{found} finding{'s' if found > 1 else ''}" if found else "nothing found"
         return leave(int(found > 0), f"check finished: {said}")
-
-    def _failed(self, failure: "Failure") -> int:
-        if failure.of_settings:
-            return leave(exit_status.WRONG, f"{self._folder.script}.py: {failure.line}")
-        print(failure.trace, end="", file=sys.stderr)
-        return leave(exit_status.FAILED, f"check failed: {failure.line}")

@@ -1,44 +1,393 @@
-"""What a trial did, step by step, so that two trials can be compared bit for bit."""
+"""The short job of a trial, and what is known of it: lines of the student's code, values bit for
+bit, and what the code carries from step to step.
+"""
 
+import ast
+import hashlib
+import linecache
+import pickle
+import random
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import fields, is_dataclass
 from enum import IntEnum
+from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset
 
 from labjobs import layout
-from labjobs.checks.operations import digest
-from labjobs.checks.places import here
 from labjobs.data.batches import Batches
 from labjobs.data.order import Collate
 from labjobs.data.streams import is_stream
+from labjobs.files import CODE
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Paused
-from labjobs.sources import Place
+from labjobs.sources import Place, is_engines, is_students, place
 from labjobs.training.loop import Count, Job
 from labjobs.training.progress import Length, Part, Position
 
-# The job of a trial: the student's own job, but with few steps and few examples.
-#
-# Its settings are unchanged. It is shorter because of the engine: job.epochs() and job.steps() end
-# earlier, and job.batches() has fewer and smaller batches. An epoch's last batch has fewer examples
-# than the others, and evaluations fall within epochs.
-
 S = TypeVar("S")
+
+
+class Finding(NamedTuple):
+    """What breaks a guarantee, in one line, and where in the student's code it does."""
+
+    place: Place | None
+    text: str
+
+
+class Answer(NamedTuple):
+    """The answer for one guarantee: fine if there are no findings, and nothing is unknown."""
+
+    findings: tuple[Finding, ...] = ()
+    unknown: str = ""
+    """Why it cannot be known."""
+
+    def lines(self, guarantee: str) -> Iterator[str]:
+        """Yield the answer in lines: one for each finding, or just one."""
+        for at, text in self.findings:
+            yield f"{guarantee}: {at}: {text}" if at else f"{guarantee}: {text}"
+        if not self.findings:
+            yield f"{guarantee}: {f'cannot know, {self.unknown}' if self.unknown else 'fine'}"
+
+
+NAMED = 2
+"""The largest number of names in a line."""
+
+
+def some(names: Sequence[str]) -> str:
+    """Return names in words, the first few of them."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+# Lines of the student's code: what runs, and what assigns a name.
+
+
+def running() -> list[FrameType]:
+    """Return the frames of the student's code that are running, the innermost first."""
+    frames = []
+    frame: FrameType | None = sys._getframe()
+    while frame:
+        if is_students(frame.f_code.co_filename):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def line_of(frame: FrameType) -> Place:
+    """Return the line that a frame is at."""
+    return place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def here() -> Place | None:
+    """Return the innermost line of the student's code that is running; None if none is."""
+    frames = running()
+    return line_of(frames[0]) if frames else None
+
+
+def asking(frame: FrameType | None) -> Place | None:
+    """Return the line of the student's code that a frame is called from, directly or through
+    libraries; None if the engine is in between."""
+    while frame and not is_engines(frame.f_code.co_filename):
+        if is_students(frame.f_code.co_filename):
+            return line_of(frame)
+        frame = frame.f_back
+    return None
+
+
+def text_at(place: Place) -> str:
+    """Return the text of a line."""
+    return linecache.getline(str(CODE / place.file), place.line)
+
+
+def local_at(frame: FrameType, name: str) -> Place:
+    """Return where a function first assigns a name; its own first line for an argument."""
+    code = frame.f_code
+    first, last = code.co_firstlineno, max(line for _, _, line in code.co_lines() if line)
+    stored = [node.lineno for node in _stored(_tree(code.co_filename), name)]
+    return place(code.co_filename, min((n for n in stored if first <= n <= last), default=first))
+
+
+def global_at(file: str, name: str) -> Place:
+    """Return where a module first assigns a name."""
+    stored = [node.lineno for node in _stored(_tree(file), name) if node.col_offset == 0]
+    return place(file, min(stored, default=1))
+
+
+def attribute_at(kind: type, name: str) -> Place | None:
+    """Return where a class of the student's first assigns `self.<name>`, or else begins; None for a
+    class of a library or of the engine."""
+    for base in kind.__mro__:
+        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        if not file or not is_students(file):
+            continue
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.ClassDef) and node.name == base.__name__:
+                stored = [each.lineno for each in _stored(node, name, ast.Attribute)]
+                return place(file, min(stored, default=node.lineno))
+    return None
+
+
+def method_at(kind: type, name: str) -> Place | None:
+    """Return where a class of the student's defines a method; None if it does not."""
+    code = getattr(getattr(kind, name, None), "__code__", None)
+    if code is None or not is_students(code.co_filename):
+        return None
+    return place(code.co_filename, code.co_firstlineno)
+
+
+def _stored(tree: ast.AST, name: str, kind: type[ast.expr] = ast.Name) -> list[Any]:
+    """The nodes in which a variable, or an attribute, of this name is assigned."""
+    nodes: list[Any] = [node for node in ast.walk(tree) if isinstance(node, kind)]
+    stored = [node for node in nodes if isinstance(node.ctx, ast.Store)]
+    return [node for node in stored if name == (node.id if kind is ast.Name else node.attr)]
+
+
+@cache
+def _tree(file: str) -> ast.Module:
+    return ast.parse(Path(file).read_bytes())
+
+
+# Nested values as short texts, which are equal where all bits are.
+
+
+def digest(value: Any) -> str:
+    """Return the digest of a nested value."""
+    return _short(repr(digests(value)).encode())
+
+
+def digests(value: Any) -> dict[str, str]:
+    """Return the digest of each leaf of nested values, by its path such as `layers.0.weight`."""
+    return {name: _of_leaf(leaf) for name, leaf in leaves(value).items()}
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Return the leaves of nested dicts, sequences and dataclasses, by their paths."""
+    children: Iterable[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        children = value.items()
+    elif isinstance(value, list | tuple):
+        children = enumerate(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        children = [(field.name, getattr(value, field.name)) for field in fields(value)]
+    else:
+        return {path: value}
+    found: dict[str, Any] = {}
+    for name, child in children:
+        found |= leaves(child, f"{path}.{name}" if path else str(name))
+    return found
+
+
+def _of_leaf(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        data = leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return _short(f"{leaf.dtype} {tuple(leaf.shape)} ".encode() + data)
+    try:
+        return _short(pickle.dumps(leaf))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return type(leaf).__name__
+
+
+def _short(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested values."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def address(tensor: Tensor) -> int:
+    """Return the address at which a tensor's memory begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def addresses(parts: Iterable[Part]) -> set[int]:
+    """Return the addresses at which the tensors in the state of parts lie."""
+    return {address(each) for part in parts for each in tensors(part.state_dict())}
+
+
+# Generators of random numbers.
+
+GENERATORS: dict[type, Callable[[Any], Any]] = {
+    random.Random: random.Random.getstate,
+    np.random.Generator: lambda generator: generator.bit_generator.state,
+    np.random.RandomState: lambda generator: generator.get_state(),
+    torch.Generator: torch.Generator.get_state,
+}
+"""How to read the state of a generator of random numbers."""
+
+GLOBAL = (random._inst, np.random.mtrand._rand, torch.default_generator)
+"""The generators whose states a job saves."""
+
+
+# What the student's code carries from step to step: variables that were there when the loop began,
+# and have changed since. If such a variable was not passed to job.resume(), a continued job does
+# not have its value.
+
+PLAIN = (bool, int, float, complex, str, type(None), Tensor, np.ndarray, np.generic)
+
+MOST = 1000
+"""Values in a container that is looked at, at most."""
+
+UNRESTORED = (
+    "changes while training and is not restored; keep it in an object with state_dict() and "
+    "load_state_dict(), and give that to job.resume(…)"
+)
+
+
+class _Variable(NamedTuple):
+    """A variable, by its owner's id and its name there, and how to find where it is made."""
+
+    key: tuple[int, str]
+    name: str
+    value: Any
+    place: Callable[[], Place | None]
+
+
+class Carried:
+    """Looks for what changes, beside the parts that job.resume() was given and some datasets."""
+
+    def __init__(self, parts: Mapping[str, Part], datasets: Iterable[Dataset[Any]]) -> None:
+        self._parts, self._datasets = parts, list(datasets)
+        self._frames = running()
+        self._before = {found.key: _state(found.value) for found in self._variables()}
+        self._changed: dict[Any, tuple[int, Finding]] = {}
+
+    def look(self) -> None:
+        """Record what has changed."""
+        known, of_parts = _within(self._parts.values()), addresses(self._parts.values())
+        for key, name, value, made_at in self._variables():
+            before, now = self._before.get(key), _state(value)
+            if not before or before == now or id(value) in known:
+                continue
+            if _is_part(value):
+                if _lies_at(of_parts, value, before):
+                    continue
+                order, text = 0, "changes while training, but job.resume(…) was not given it"
+            elif _reads_state(value):
+                order, text = 1, "is not restored; draw from torch's own random numbers"
+            else:
+                order, text = 2, UNRESTORED
+            own = key if order == 2 else (id(value), "")  # objects may have several names
+            if own not in self._changed and (at := made_at()):
+                self._changed[own] = order, Finding(at, f"{name} {text}")
+
+    @property
+    def forgotten(self) -> tuple[Finding, ...]:
+        """The objects with a `state_dict()` that have changed."""
+        return tuple(found for order, found in self._changed.values() if order == 0)
+
+    @property
+    def changes(self) -> tuple[Finding, ...]:
+        """What has changed: first what has a `state_dict()`, then random numbers."""
+        return tuple(found for _, found in sorted(self._changed.values(), key=lambda each: each[0]))
+
+    def _variables(self) -> Iterator[_Variable]:
+        """The variables of the functions that run, of the student's modules, and of the student's
+        objects in them."""
+        for frame in self._frames:
+            if frame.f_code.co_name != "<module>":
+                for name, value in frame.f_locals.items():
+                    at = partial(local_at, frame, name)
+                    yield _Variable((id(frame), name), name, value, at)
+                    yield from _attributes(name, value)
+        for module in [*sys.modules.values()]:
+            file = getattr(module, "__file__", None)
+            if file and is_students(file):
+                for name, value in [*vars(module).items()]:
+                    at = partial(global_at, file, name)
+                    yield _Variable((id(module), name), name, value, at)
+                    yield from _attributes(name, value)
+        for dataset in self._datasets:
+            yield from _attributes(type(dataset).__name__, dataset)
+
+
+def _attributes(name: str, value: Any) -> Iterator[_Variable]:
+    """The attributes of an object of a class of the student's."""
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
+    if file and is_students(file) and hasattr(value, "__dict__"):
+        for attribute, found in [*vars(value).items()]:
+            at = partial(attribute_at, type(value), attribute)
+            yield _Variable((id(value), attribute), f"{name}.{attribute}", found, at)
+
+
+def _is_part(value: Any) -> bool:
+    wanted = ("state_dict", "load_state_dict")
+    return not isinstance(value, type) and all(callable(getattr(value, n, None)) for n in wanted)
+
+
+def _reads_state(value: Any) -> Callable[[Any], Any] | None:
+    if any(value is each for each in GLOBAL):
+        return None
+    return next((read for kind, read in GENERATORS.items() if isinstance(value, kind)), None)
+
+
+def _state(value: Any) -> dict[str, str] | None:
+    """The state of what can be carried; None of anything else."""
+    if read := _reads_state(value):
+        return {"": digest(read(value))}
+    if _is_part(value):
+        return digests(value.state_dict())
+    return {"": digest(value)} if _is_plain(value) else None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | deque):
+        return len(value) <= MOST and all(map(_is_plain, value))
+    return isinstance(value, PLAIN)
+
+
+def _lies_at(known: set[int], part: Any, before: Mapping[str, str]) -> bool:
+    """Whether all that has changed of a part is a tensor at one of these addresses."""
+    state = part.state_dict()
+    now = digests(state)
+    changed = [leaf for path, leaf in leaves(state).items() if now[path] != before.get(path)]
+    return all(isinstance(leaf, Tensor) and address(leaf) in known for leaf in changed)
+
+
+def _within(parts: Iterable[Part]) -> set[int]:
+    """The ids of the objects that parts consist of."""
+    found: set[int] = set()
+    waiting: list[Any] = [*parts]
+    while waiting and len(found) < 100_000:
+        value = waiting.pop()
+        if id(value) in found or isinstance(value, (type, *PLAIN)):
+            continue
+        found.add(id(value))
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set | deque):
+            waiting += value
+        else:
+            waiting += getattr(value, "__dict__", {}).values()
+    return found
+
+
+# The short job.
+#
+# The student's settings are unchanged. Their job is shorter because of the engine: job.epochs() and
+# job.steps() end earlier, and job.batches() has fewer and smaller batches. An epoch's last batch
+# has fewer examples than the others, and evaluations fall within epochs.
 
 STEPS, EVERY = 10, 5
 """Steps of a trial, and steps from one evaluation to the next."""
 
-EXAMPLES = 16
-"""The largest number of examples in a batch."""
-
-BATCHES = 3.5
-"""Batches in an epoch."""
+EXAMPLES, BATCHES = 16, 3.5
+"""The largest number of examples in a batch, and the batches in an epoch."""
 
 
 class Moment(NamedTuple):
@@ -46,6 +395,10 @@ class Moment(NamedTuple):
 
     step: int
     evaluating: bool = False
+
+
+class Few(Subset[Any]):
+    """Some examples of a dataset. A class of its own: the loader then reads no others."""
 
 
 class ShortJob(Job[S]):
@@ -68,19 +421,26 @@ class ShortJob(Job[S]):
         """Return the batches that a dataset would have if it were small; a stream stays whole."""
         size = min(batch_size, EXAMPLES)
         if part is not None and not is_stream(part):
-            part = few(part, int(BATCHES * size))
+            self._look_at(part)
+            every = len(cast(Sized, part))
+            count = min(int(BATCHES * size), every)
+            # From all over the dataset, which may be sorted.
+            part = Few(part, [number * every // count for number in range(count)])
         return super().batches(part, size, shuffle, collate)
 
+    def _look_at(self, part: Dataset[Any]) -> None:
+        """A dataset is given to job.batches()."""
+
     def _first_state(self) -> dict[str, Any]:
-        return {}  # the other job's last step is far beyond the end of this short one
+        return {}  # the last step of the job of --init-from is far beyond the end of this one
 
     def _pause_if_due(self) -> None:
         if not self._position.evaluating:
             self._stop(Moment(self.step))
 
     def _check_evaluation(self) -> None:
-        here = threading.current_thread() is threading.main_thread()  # not in the background
-        if here and self._position.evaluating and not self._position.over:
+        in_background = threading.current_thread() is not threading.main_thread()
+        if self._position.evaluating and not self._position.over and not in_background:
             self._stop(Moment(self.step, evaluating=True))
 
     def _stop(self, now: Moment) -> None:
@@ -89,15 +449,7 @@ class ShortJob(Job[S]):
             raise Paused("for a moment")
 
 
-class Few(Subset[Any]):
-    """Some examples of a dataset, obtained without reading all of it."""
-
-
-def few(part: Dataset[Any], count: int) -> Few:
-    """Return some examples of a dataset, from all over it, since it may be sorted."""
-    all_of_them = len(cast(Sized, part))
-    count = min(count, all_of_them)
-    return Few(part, [number * all_of_them // count for number in range(count)])
+# What is recorded of a job.
 
 
 class Kind(IntEnum):
@@ -176,20 +528,20 @@ class Recorded(ShortJob[S]):
 def measured(attempt: Path, declared: Mapping[str, Any]) -> dict[Fact, str]:
     """Return what the journal of an attempt has of declared metrics, and the learning rate."""
     with (attempt / layout.JOURNAL).open("rb") as file:
-        said = journal.Reader(file).read()
+        lines = journal.Reader(file).read()
     found = {}
-    for line in said:
+    for line in lines:
         for name, value in line.get("metrics", {}).items():
             part, _, metric = name.removeprefix("best_").partition("_")
-            if metric in declared or name == "lr":
-                found[_fact(line["step"], name, part)] = repr(value)
+            if metric not in declared and name != "lr":
+                continue
+            if part == "test" or name.startswith("best_"):
+                fact = Fact(STEPS, Kind.RESULT, name)
+            else:
+                kind = Kind.EVALUATION if part == "val" else Kind.TRAINING
+                fact = Fact(line["step"], kind, name)
+            found[fact] = repr(value)
     return found
-
-
-def _fact(step: int, name: str, part: str) -> Fact:
-    if part == "test" or name.startswith("best_"):
-        return Fact(STEPS, Kind.RESULT, name)
-    return Fact(step, Kind.EVALUATION if part == "val" else Kind.TRAINING, name)
 
 
 def first_difference(one: Facts, other: Facts) -> Fact | None:

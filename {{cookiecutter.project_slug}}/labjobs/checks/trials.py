@@ -1,15 +1,16 @@
-"""Trials of a job, each in a process of its own, so that none inherits anything from another.
+"""Trials of a job, and what they say about each guarantee.
 
-The processes are forked, which costs no import of torch. What a trial prints goes into its folder.
+Each trial has a process of its own, so that none inherits anything from another. The processes are
+forked, which costs no import of torch. What a trial prints goes into its folder.
 """
 
 import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +19,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from labjobs import attempt, layout
 from labjobs.checks.facts import (
     STEPS,
+    Answer,
     Fact,
+    Finding,
     Kind,
     Moment,
     Recorded,
@@ -27,8 +30,7 @@ from labjobs.checks.facts import (
     first_difference,
     measured,
 )
-from labjobs.checks.operations import FINE, Answer, Finding, some
-from labjobs.checks.watching import Seen, SeenInEvaluation, Watched
+from labjobs.checks.watching import Seen, Watched
 from labjobs.errors import JobError, SettingsError, cause
 from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
@@ -44,7 +46,7 @@ FORK = multiprocessing.get_context("fork")
 MOMENTS = (Moment(STEPS // 2, evaluating=True), Moment(STEPS - 3))
 """When a trial is interrupted: in its first evaluation, and between two steps after that."""
 
-PLAIN = {
+RUNTIME = {
     "log_every": 1,
     "compile": "off",  # it takes half a minute
     "pause_after": None,
@@ -71,7 +73,7 @@ class Outcome:
 
     facts: dict[Fact, str] = field(default_factory=dict)
     stops: tuple[Moment, ...] = ()
-    seen: Seen | None = None
+    seen: Seen = field(default_factory=Seen)
     spec: dict[str, Any] = field(default_factory=dict)
     resumed_at: Place | None = None
     device: str = "cpu"
@@ -79,25 +81,23 @@ class Outcome:
 
 
 class Trials(Generic[S]):
-    """The trials of a job, whose folders are in a temporary one."""
+    """The trials of a job, whose folders are in a temporary one; each is run when it is needed."""
 
     def __init__(
-        self,
-        folder: JobFolder[S],
-        main: attempt.Main,
-        check: attempt.Check,
-        temporary: Path,
+        self, job: JobFolder[S], main: attempt.Main, check: attempt.Check, temporary: Path
     ) -> None:
-        self._folder, self._main, self._check = folder, main, check
-        self._temporary = temporary
+        self.job = job
+        self._main, self._check, self._temporary = main, check, temporary
         import_module("torch._dynamo")  # as an optimizer would: once, not in each process
 
+    @cached_property
     def whole(self) -> Outcome:
-        """Run the job without interruptions."""
+        """The outcome of the job without interruptions."""
         return _in_process(partial(self._recorded, "whole", ()))
 
+    @cached_property
     def interrupted(self) -> Outcome:
-        """Run the job, interrupt it at each of MOMENTS and continue it in a new process."""
+        """The outcome of the job, interrupted at each of MOMENTS and continued in a new process."""
         whole, left = Outcome(), list(MOMENTS)
         while True:
             part = _in_process(partial(self._recorded, "interrupted", left))
@@ -106,17 +106,22 @@ class Trials(Generic[S]):
                 return whole
             del left[: left.index(part.stops[0]) + 1]
 
+    @cached_property
     def watched(self) -> Outcome:
-        """Run the job and look at what it does."""
+        """The outcome of the job while it is looked at."""
         return _in_process(self._watched)
+
+    @property
+    def bits_may_differ(self) -> bool:
+        """Whether the job runs on a device that may give different bits each time."""
+        return self.whole.device != "cpu" and not self.job.runtime.deterministic
 
     def _recorded(self, name: str, stops: Sequence[Moment]) -> Outcome:
         folder = self._folder_of(name)
         job = Recorded(folder, stops)
         failure = self._run(folder, job)
-        facts = job.facts | measured(folder.path, folder.metrics) if not failure else job.facts
         return Outcome(
-            facts,
+            job.facts if failure else job.facts | measured(folder.path, folder.metrics),
             (job.stopped,) if job.stopped else (),
             spec=job.spec,
             resumed_at=job.resumed_at,
@@ -127,15 +132,15 @@ class Trials(Generic[S]):
     def _watched(self) -> Outcome:
         folder = self._folder_of("watched")
         job = Watched(folder)
-        failure = self._run(folder, job)
-        if failure:
-            return Outcome(failure=failure)
+        if failure := self._run(folder, job):
+            unseen = Answer(unknown=f"since looking at the job failed: {failure.line}")
+            return Outcome(failure=failure, seen=Seen(unseen, unseen, unseen, unseen))
         return Outcome(measured(folder.path, folder.metrics), seen=job.seen())
 
     def _folder_of(self, name: str) -> JobFolder[S]:
         """Make the folder of a trial, and write what the process prints into it."""
-        root, mine = self._temporary / name, self._folder
-        runtime = replace(mine.runtime, runs_root=root, **PLAIN)  # type: ignore[arg-type]
+        root, mine = self._temporary / name, self.job
+        runtime = replace(mine.runtime, runs_root=root, **RUNTIME)  # type: ignore[arg-type]
         folder = JobFolder(mine.settings, runtime, mine.metrics, mine.script)
         folder.make()
         folder.take()
@@ -156,16 +161,13 @@ class Trials(Generic[S]):
             job.stop(save=True)
         except Exception as error:
             job.stop(save=False)
-            return _failure(error)
+            expected = isinstance(error, SettingsError | JobError)
+            trace = "" if expected else traceback.format_exc()
+            of_settings = isinstance(error, SettingsError)
+            return Failure(cause(error), trace, of_settings, reached(error))
         finally:
             job.close()
         return None
-
-
-def _failure(error: Exception) -> Failure:
-    of_settings = isinstance(error, SettingsError)
-    trace = "" if isinstance(error, SettingsError | JobError) else traceback.format_exc()
-    return Failure(cause(error), trace, of_settings, reached(error))
 
 
 def _in_process(function: Callable[[], T]) -> T:
@@ -192,197 +194,124 @@ def _send(function: Callable[[], Any], sending: Connection) -> None:
     sending.send(function())
 
 
-# What the trials of a job have shown.
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The outcomes of the trials of a job."""
-
-    job: JobFolder[Any]
-    whole: Outcome
-    interrupted: Outcome
-    watched: Outcome
-
-    @property
-    def bits_may_differ(self) -> bool:
-        """Whether the job runs on a device that may give different bits each time."""
-        return self.whole.device != "cpu" and not self.job.runtime.deterministic
-
-    @property
-    def unseen(self) -> str:
-        """Why the job could not be looked at; empty if it was."""
-        failure = self.watched.failure
-        return f"since looking at the job failed: {failure.line}" if failure else ""
-
-
-# Does evaluation leave training alone, and does it give the same result when it is repeated?
-
-
-def evaluation(evidence: Evidence) -> Answer:
-    """Answer whether evaluation leaves training alone and gives the same result again."""
-    seen = evidence.watched.seen
-    if not seen:
-        return Answer(unknown=evidence.unseen)
-    if seen.in_background:
-        return Answer(unknown="since it runs in the background")
-    if not seen.evaluations:
-        return Answer(unknown="since no validation or test batches are read")
-    changes = dict.fromkeys(_changes(each) for each in seen.evaluations if each.changed)
-    return Answer((*changes, *_random(seen.evaluations, evidence)))
-
-
-def _changes(seen: SeenInEvaluation) -> Finding:
-    place = seen.changes.outer if seen.changes else seen.reads
-    return Finding(
-        place, f"evaluation changes {some(seen.changed)}; is the model in training mode?"
-    )
-
-
-def _random(evaluations: Sequence[SeenInEvaluation], evidence: Evidence) -> Sequence[Finding]:
-    """What is random in evaluation, in at most one line."""
-    metrics = evidence.watched.facts
-    whole = {fact: value for fact, value in evidence.whole.facts.items() if fact in metrics}
-    differs = first_difference(whole, metrics)
-    lines = next((each.draws for each in evaluations if each.draws), None)
-    place = lines.outer if lines else evaluations[0].reads
-    within = f": random numbers are drawn{lines.within}" if lines else ""
-    if differs and differs.kind != Kind.TRAINING:
-        return [
-            Finding(place, f"{differs.name} is not the same when it is evaluated again{within}")
-        ]
-    if any(each.drew for each in evaluations):
-        return [Finding(place, f"evaluation changes the random numbers of training{within}")]
-    return []
-
-
-# Does a job have the same bits when it is run again, and when it is interrupted and continued?
-#
-# An interrupted trial is a second one up to its first interruption.
+# What the trials say about each guarantee.
 
 ON_GPU = "since a GPU gives the same bits only with --deterministic"
 
+SLACK = 0.5
+"""The allowed relative difference of a metric's first value from the declared one, since only a few
+examples are measured, with weights of any scale."""
 
-def same_bits(evidence: Evidence) -> Answer:
-    """Answer whether the same seed gives the same bits again."""
-    seen, whole, again = evidence.watched.seen, evidence.whole, evidence.interrupted
-    unstable = seen.unstable if seen else ()
-    found = _before_interruption(evidence)
-    if found is None or unstable:
-        return Answer(unstable)
-    if evidence.bits_may_differ:
+
+def answers(trials: Trials[Any]) -> Iterator[tuple[str, Answer]]:
+    """Yield each guarantee with its answer."""
+    yield "exact resume", _exact_resume(trials)
+    yield "the same bits twice", _same_bits(trials)
+    seen = trials.watched.seen
+    yield "waits for the device", seen.waits
+    yield "evaluation", _evaluation(trials)
+    yield "gradients", seen.gradients
+    yield "measurements", seen.measurements
+    yield "parts of the state", seen.forgotten
+    yield "loss at the start", _loss_at_start(trials)
+
+
+def _exact_resume(trials: Trials[Any]) -> Answer:
+    """Does a job that is interrupted and continued end with the same bits?"""
+    whole, parts = trials.whole, trials.interrupted
+    if parts.failure:
+        line = f"interrupted and continued, it fails: {parts.failure.line}"
+        return Answer((Finding(parts.failure.place or whole.resumed_at, line),))
+    if not parts.stops:
+        return Answer(unknown="since it trains in no job.steps(…)")
+    if _before_interruption(trials):
+        return Answer(unknown="since the same seed does not give the same bits")
+    found = first_difference(whole.facts, parts.facts)
+    if found is None:
+        return Answer()
+    if trials.bits_may_differ:
         return Answer(unknown=ON_GPU)
-    said = f"run again, {difference(found, whole.facts, again.facts)}"
-    if seen and seen.unpredictable:
+    said = f"continued, {difference(found, whole.facts, parts.facts)}"
+    states = [fact for fact in whole.facts if fact.kind == Kind.STATE]
+    differ = [fact.name for fact in states if whole.facts[fact] != parts.facts.get(fact)]
+    if differ:
+        said += f" (not the same at the end: {', '.join(differ)})"
+    seen = trials.watched.seen
+    missing = Finding(whole.resumed_at, "something is missing in job.resume(…)")
+    # The likely cause: data that changes, else what the code carries from step to step.
+    place, why = [*seen.unstable, *seen.changes, missing][0]
+    return Answer((Finding(place, f"{said}: {why}"),))
+
+
+def _same_bits(trials: Trials[Any]) -> Answer:
+    """Does the same seed give the same bits again?"""
+    seen, whole = trials.watched.seen, trials.whole
+    found = _before_interruption(trials)
+    if found is None or seen.unstable:
+        return Answer(tuple(seen.unstable))
+    if trials.bits_may_differ:
+        return Answer(unknown=ON_GPU)
+    said = f"run again, {difference(found, whole.facts, trials.interrupted.facts)}"
+    if seen.unpredictable:
         finding = Finding(seen.unpredictable[0], f"{said}: random numbers without a seed")
-    elif seen and seen.clocks:
+    elif seen.clocks:
         finding = Finding(seen.clocks[0], f"{said}: a clock is read")
     else:
         finding = Finding(whole.resumed_at, said)
     return Answer((finding,))
 
 
-def exact_resume(evidence: Evidence) -> Answer:
-    """Answer whether a job that is interrupted and continued ends with the same bits."""
-    whole, parts = evidence.whole, evidence.interrupted
-    if parts.failure:
-        line = f"interrupted and continued, it fails: {parts.failure.line}"
-        return Answer((Finding(parts.failure.place or whole.resumed_at, line),))
-    if not parts.stops:
-        return Answer(unknown="since it trains in no job.steps(…)")
-    if _before_interruption(evidence):
-        return Answer(unknown="since the same seed does not give the same bits")
-    found = first_difference(whole.facts, parts.facts)
-    if found is None:
-        return FINE
-    if evidence.bits_may_differ:
-        return Answer(unknown=ON_GPU)
-    said = f"continued, {difference(found, whole.facts, parts.facts)}"
-    place, why = _culprit(evidence)
-    return Answer((Finding(place, f"{said}{_states(evidence)}{why}"),))
-
-
-def _before_interruption(evidence: Evidence) -> Fact | None:
-    """The first fact that differs before the trial was interrupted."""
-    whole, again = evidence.whole, evidence.interrupted
-    found = first_difference(whole.facts, again.facts)
+def _before_interruption(trials: Trials[Any]) -> Fact | None:
+    """The first fact that differs before the trial was interrupted: until then, an interrupted
+    trial is the same job run again."""
+    again = trials.interrupted
+    found = first_difference(trials.whole.facts, again.facts)
     if found is None or again.failure:
         return None
-    if not again.stops:
-        return found
-    first = again.stops[0]
-    return found if (found.step, found.kind) <= (first.step, Kind.TRAINING) else None
+    before = not again.stops or (found.step, found.kind) <= (again.stops[0].step, Kind.TRAINING)
+    return found if before else None
 
 
-def _states(evidence: Evidence) -> str:
-    """Which parts are not the same at the end, in words."""
-    one, other = evidence.whole.facts, evidence.interrupted.facts
-    differ = [fact.name for fact in one if fact.kind == Kind.STATE and one[fact] != other.get(fact)]
-    return f" (not the same at the end: {', '.join(differ)})" if differ else ""
-
-
-def _culprit(evidence: Evidence) -> tuple[Place | None, str]:
-    """The line that is the likely cause, and why."""
-    seen = evidence.watched.seen
-    if seen and seen.unstable:
-        place, text = seen.unstable[0]
-        return place, f": {text}"
-    if seen and seen.changes:
-        change = seen.changes[0]
-        return change.place, f": {change.text}"
-    return evidence.whole.resumed_at, ": something is missing in job.resume(…)"
-
-
-# Does a metric have the value at the start that METRICS declares?
-
-SLACK = 0.5
-"""The allowed relative difference, since only a few examples are measured, with weights of any
-scale."""
-
-
-def loss_at_start(evidence: Evidence) -> Answer:
-    """Answer whether the first step measures what is declared."""
-    declared: dict[str, Metric] = dict(evidence.job.metrics)
-    wanted = {name: metric for name, metric in declared.items() if metric.at_start is not None}
-    if not wanted:
-        return Answer(unknown="since no metric in METRICS has at_start=")
-    if getattr(evidence.job.settings, "init_from", None):
-        return Answer(unknown="since it starts from the weights of another job")
-    found = []
-    for name, metric in wanted.items():
-        measured = evidence.whole.facts.get(Fact(1, Kind.TRAINING, f"train_{name}"))
-        expected = value_at_start(metric, evidence.whole.spec)
-        if measured is None or expected is None:
-            missing = f"no {name} in the first step" if measured is None else "no such entry"
-            return Answer(unknown=f"since there is {missing} ({metric.at_start})")
-        if abs(float(measured) - expected) > SLACK * abs(expected):
-            text = f"train_{name} begins at {float(measured):.4g}, and not at about {expected:.4g}"
-            found.append(Finding(evidence.whole.resumed_at, f"{text} ({metric.at_start})"))
+def _evaluation(trials: Trials[Any]) -> Answer:
+    """Does evaluation leave training alone, and does it give the same result again?"""
+    seen, metrics = trials.watched.seen, trials.watched.facts
+    if trials.watched.failure:
+        return seen.waits  # why nothing could be looked at
+    if seen.in_background:
+        return Answer(unknown="since it runs in the background")
+    if not seen.evaluations:
+        return Answer(unknown="since no validation or test batches are read")
+    found = list(dict.fromkeys(each.changes for each in seen.evaluations if each.changes))
+    # What is random in evaluation, in at most one line.
+    draws = (each.draws for each in seen.evaluations if each.draws)
+    place, drawn = next(draws, Finding(seen.evaluations[0].reads, ""))
+    whole = {fact: value for fact, value in trials.whole.facts.items() if fact in metrics}
+    differs = first_difference(whole, metrics)
+    if differs and differs.kind != Kind.TRAINING:
+        text = f"{differs.name} is not the same when it is evaluated again{drawn}"
+        found.append(Finding(place, text))
+    elif any(each.drew for each in seen.evaluations):
+        text = f"evaluation changes the random numbers of training{drawn}"
+        found.append(Finding(place, text))
     return Answer(tuple(found))
 
 
-# The guarantees, each with the function that tests it.
-
-Guarantee = Callable[[Evidence], Answer]
-
-
-def seen(answer: Callable[[Seen], Answer]) -> Guarantee:
-    """Return a guarantee whose answer depends only on what was seen of a job."""
-
-    def guarantee(evidence: Evidence) -> Answer:
-        found = evidence.watched.seen
-        return answer(found) if found else Answer(unknown=evidence.unseen)
-
-    return guarantee
-
-
-GUARANTEES: dict[str, Guarantee] = {
-    "exact resume": exact_resume,
-    "the same bits twice": same_bits,
-    "waits for the device": seen(lambda seen: seen.waits),
-    "evaluation": evaluation,
-    "gradients": seen(lambda seen: seen.gradients),
-    "measurements": seen(lambda seen: seen.measurements),
-    "parts of the state": seen(lambda seen: seen.forgotten),
-    "loss at the start": loss_at_start,
-}
+def _loss_at_start(trials: Trials[Any]) -> Answer:
+    """Does the first step measure the values that METRICS declares?"""
+    declared: dict[str, Metric] = dict(trials.job.metrics)
+    wanted = {name: metric for name, metric in declared.items() if metric.at_start is not None}
+    if not wanted:
+        return Answer(unknown="since no metric in METRICS has at_start=")
+    if getattr(trials.job.settings, "init_from", None):
+        return Answer(unknown="since it starts from the weights of another job")
+    whole, found = trials.whole, []
+    for name, metric in wanted.items():
+        value = whole.facts.get(Fact(1, Kind.TRAINING, f"train_{name}"))
+        expected = value_at_start(metric, whole.spec)
+        if value is None or expected is None:
+            missing = f"no {name} in the first step" if value is None else "no such entry"
+            return Answer(unknown=f"since there is {missing} ({metric.at_start})")
+        if abs(float(value) - expected) > SLACK * abs(expected):
+            text = f"train_{name} begins at {float(value):.4g}, and not at about {expected:.4g}"
+            found.append(Finding(whole.resumed_at, f"{text} ({metric.at_start})"))
+    return Answer(tuple(found))

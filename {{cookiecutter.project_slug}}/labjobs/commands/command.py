@@ -25,7 +25,7 @@ from labjobs.errors import JobError, SettingsError, cause, did_you_mean
 from labjobs.files import PROJECT, shown
 from labjobs.job import attempts, runtime, terminal
 from labjobs.job.terminal import Interrupted, Interruption, counted, leave
-from labjobs.results import figure_provenance
+from labjobs.results import figure_files
 from labjobs.tracking import mlflow_client
 from labjobs.tracking.courier import sync
 
@@ -142,7 +142,7 @@ def _jobs_of(figure: Path) -> list[str]:
     if not figure.is_file():
         raise SettingsError(f"{figure}: there is no such figure")
     try:
-        found = figure_provenance.read(figure).get("jobs", [])
+        found = figure_files.read(figure).get("jobs", [])
     except (OSError, SettingsError):
         found = []
     if not found:

@@ -1,17 +1,14 @@
 """Tables, statistics and figures of finished jobs. The only package that imports pandas, SciPy
 and matplotlib; may import cli, job and tracking.
 
-    tables        jobs and their curves
+    tables        jobs, their curves, and what they logged and kept
     metrics       what the jobs measured, as their project declared it
-    groups        what the jobs differ in
-    comparison    what a figure tells apart of that
-    statistics    means, intervals, differences, Kaplan–Meier curves
-    outputs       what jobs kept of each test example; predictions: the classes among it
-    figures       figures at their printed size
-    plots         what is drawn on their axes; images: text in images
-    captions      what is said below them
-    figure_files  their files; provenance: where they come from
-    print_check   whether they print right; pdf_check: what was written
+    groups        what the jobs differ in; means, intervals, differences, Kaplan–Meier curves
+    comparison    what a figure distinguishes of that, and what its caption says about it
+    figures       figures at their printed size, their axes and legends
+    plots         what is drawn on the axes; text: labels, names and numbers that fit
+    figure_files  the files of a figure, and where it comes from
+    print_check   whether they print right
     plotting      the command line of plot.py
-    style, venues fonts, colours and numbers; pages and text sizes
+    style         pages of venues, fonts, colours, and how numbers are written
 """

@@ -2,7 +2,8 @@
 them.
 
 The settings that vary among the jobs are distributed over a figure's panels, lines and axes; for
-the remaining settings, the values with the best validation results are chosen.
+the remaining settings, the values with the best validation results are chosen. Sentences for
+captions begin with a space, and are empty if there is nothing to say.
 """
 
 from collections.abc import Sequence
@@ -10,15 +11,32 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from labjobs.results import tables, text
-from labjobs.results.groups import apart, groups, is_numeric, ranked, samples, varied
+from labjobs.results import tables
+from labjobs.results.groups import (
+    FOLD,
+    SEED,
+    apart,
+    combinations,
+    finite,
+    groups,
+    having,
+    is_numeric,
+    paired_difference,
+    ranked,
+    repeated,
+    samples,
+    varied,
+)
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
-from labjobs.results.style import Look, looks, settings
+from labjobs.results.style import Look, looks, setting, settings, with_interval
 
 if TYPE_CHECKING:
     import pandas as pd
 
     Curves = dict[str, dict[str, pd.DataFrame]]
+
+MOST = 6
+"""The largest number of settings whose missing jobs are named; otherwise they are only counted."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +73,6 @@ class Comparison:
         """How each line is drawn."""
         return looks(self.lines)
 
-    @cached_property
-    def means(self) -> str:
-        """What means are based on: `mean of 3 seeds`."""
-        return text.repeats(self.jobs, self.by, self.metric)
-
-    @property
-    def repeats(self) -> str:
-        """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
-        if "mean" not in self.means:
-            return self.means
-        return f"{self.means}, {text.interval(self.jobs, self.metric)}"
-
-    @property
-    def notes(self) -> str:
-        """Sentences about the chosen settings, and about the jobs that are left out of the
-        means."""
-        return self.chosen + text.left_out(self.jobs, self.by, self.metric)
-
     def curves(self) -> "Curves":
         """Return the metric's curves by panel, which the last part distinguishes, and line."""
         curves = tables.curves(self.jobs, self.metric.key)
@@ -93,15 +93,83 @@ class Comparison:
         metric = self.metric.of(part) if part else self.metric
         return dict(list(samples(self.jobs, self.by, metric).items())[:most])
 
+    @cached_property
+    def means(self) -> str:
+        """What means over jobs with the same settings are based on: `mean of 3 seeds`.
+
+        Raises NoResults if jobs differ in more than these settings, the seed and the fold, because
+        a mean over them would mix different things.
+        """
+        known = having(self.jobs, self.metric.result)
+        more = [name for name in varied(known) if name not in self.by]
+        if more and combinations(known, [*self.by, *more]) > combinations(known, self.by):
+            raise NoResults(f"a mean would be over different values of {settings(more)}")
+        counts = [len(alike) for alike in groups(known, self.by).values()]
+        few, many = min(counts), max(counts)
+        if many == 1:
+            return f"one {settings(names)}" if (names := repeated(self.jobs)) else "single jobs"
+        what = [f"{setting(name)}s" for name in _varying(known) or [SEED]]
+        repeats = what[0] if len(what) == 1 else f"jobs over {' and '.join(what)}"
+        mean = "geometric mean" if self.metric.log else "mean"
+        return f"{mean} of {few if few == many else f'{few}–{many}'} {repeats}"
+
+    @property
+    def repeats(self) -> str:
+        """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
+        if "mean" not in self.means:
+            return self.means
+        scale = " of the logarithm" if self.metric.log else ""
+        # Folds share most of their training examples: Bengio and Grandvalet 2004,
+        # jmlr.org/papers/v5/grandvalet04a.html.
+        folds = ", as if folds were independent" if FOLD in _varying(self.jobs) else ""
+        return f"{self.means}, 95% t interval{scale}{folds}"
+
+    @property
+    def notes(self) -> str:
+        """Sentences about the chosen settings, and about the jobs that are left out of the means:
+        those that diverged, and those without a finite result."""
+        parts = [
+            text
+            for name, alike in groups(self.jobs, self.by).items()
+            for text in self._missing(alike, f" of {name}" if name else "")
+        ]
+        if len(parts) > MOST:
+            parts = self._missing(self.jobs, "")
+        return self.chosen + (f" Left out: {'; '.join(parts)}." if parts else "")
+
+    def _missing(self, jobs: "pd.DataFrame", whose: str) -> list[str]:
+        diverged = int(jobs["diverged"].sum())
+        unknown = len(jobs) - diverged - len(finite(jobs, self.metric.result))
+        whys = {"which diverged": diverged, "without a finite result": unknown}
+        return [f"{n} of {len(jobs)} jobs{whose}, {why}" for why, n in whys.items() if n]
+
     def first(self, most: int) -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
         count = len(self.results())
-        return text.first(self.jobs, min(most, count), count)
+        if count <= 1:
+            return "one setting"
+        many = f"the best {most} of {count}" if most < count else f"all {count}"
+        last = ", those of which a job diverged last" if self.jobs["diverged"].any() else ""
+        return f"{many} settings{last}"
 
     @property
     def difference(self) -> str:
-        """A sentence on how the best two settings differ."""
-        return text.compared([*self.results().values()], self.metric)
+        """A sentence on how the best two settings differ, by seed and fold; empty if they have none
+        in common."""
+        best = [*self.results(2).values()]
+        if len(best) < 2 or not (pairs := len((best[0] - best[1]).dropna())):
+            return ""
+        what = "First over second" if self.metric.log else "First minus second"
+        difference = with_interval(*paired_difference(best[0], best[1], self.metric.log))
+        repeat = settings([str(name) for name in best[0].index.names])
+        if pairs == 1:
+            return f" {what}: {difference}, of one {repeat}."
+        return f" {what}: {difference}, 95% t interval of {pairs} pairs by {repeat}."
+
+
+def _varying(jobs: "pd.DataFrame") -> list[str]:
+    """The settings in which repeats do differ."""
+    return [name for name in repeated(jobs) if combinations(jobs, [name]) > 1]
 
 
 def compare(
@@ -123,8 +191,21 @@ def compare(
     """
     parts = apart(jobs, *most, but=along, needed=needed)
     by = [*along, *(name for part in parts for name in part)]
-    shown, chosen = _best_of_rest(jobs, by)
-    return Comparison(shown, metric or chooser(jobs), parts, [*along], chosen)
+    rest, chosen = [name for name in varied(jobs) if name not in by], ""
+    if rest:
+        try:
+            by_validation = chooser(jobs)
+        except NoResults as none:
+            many = f"too much varies ({settings(rest)} as well)"
+            raise NoResults(f"{many}, and {none}; or {CURE}") from none
+        kept: list[str] = []
+        for alike in groups(jobs, by).values():
+            best, *_ = ranked(alike, rest, by_validation).values()
+            kept += [*best["job_id"]]
+        jobs = jobs[jobs["job_id"].isin(kept)]
+        where = " for each of the others" if by else ""
+        chosen = f" Shown are the values of {settings(rest)} with the best {by_validation}{where}."
+    return Comparison(jobs, metric or chooser(jobs), parts, [*along], chosen)
 
 
 def numeric(jobs: "pd.DataFrame") -> str:
@@ -134,24 +215,3 @@ def numeric(jobs: "pd.DataFrame") -> str:
         if is_numeric(jobs, name):
             return name
     raise NoResults("no numeric setting varies among the jobs; vary one in run.sh")
-
-
-def _best_of_rest(jobs: "pd.DataFrame", by: Sequence[str]) -> tuple["pd.DataFrame", str]:
-    """The jobs that differ only in these settings and the seed, and a sentence about how the other
-    settings were chosen."""
-    rest = [name for name in varied(jobs) if name not in by]
-    if not rest:
-        return jobs, ""
-    try:
-        metric = chooser(jobs)
-    except NoResults as none:
-        raise NoResults(
-            f"too much varies ({settings(rest)} as well), and {none}; or {CURE}"
-        ) from none
-    kept: list[str] = []
-    for alike in groups(jobs, by).values():
-        best, *_ = ranked(alike, rest, metric).values()
-        kept += [*best["job_id"]]
-    where = " for each of the others" if by else ""
-    said = f" Shown are the values of {settings(rest)} with the best {metric}{where}."
-    return jobs[jobs["job_id"].isin(kept)], said

@@ -1,26 +1,30 @@
 r"""The files of a figure: PDF, PNG and others, its caption for LaTeX, and where it comes from.
 
-Where it comes from (provenance.py) is in the metadata of each image, and in a `.json` of the same
+Where it comes from, its provenance, is in the metadata of each image, and in a `.json` of the same
 name. The `.tex` has the caption with the numbers in it, so that a paper's text cannot drift from
 its figure: `\input` it.
 """
 
+import html
 import io
 import json
+import re
 import unicodedata
 import warnings
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from labjobs import files
-from labjobs.results import print_check
-from labjobs.results.figure_provenance import METADATA
-from labjobs.results.style import Venue
+from labjobs.errors import SettingsError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
+
+    from labjobs.results.style import Venue
 
 GREEK = {letter: unicodedata.name(letter).split()[-1].lower() for letter in "αβγδεζηθκμνξπρστφχψω"}
 
@@ -44,8 +48,15 @@ LATEX = {
 }
 """How to write characters in LaTeX that have a special meaning there or may be missing."""
 
+METADATA = {"pdf": "Subject", "png": "Description", "svg": "Description", "tiff": "description"}
+"""The formats of images, and the field for provenance in the metadata of each, by matplotlib's
+name, or Pillow's for TIFF."""
+
 TIMES = {"pdf": "CreationDate", "svg": "Date"}
 """The time of drawing, which would change the bytes of the same figure."""
+
+TIFF_TAG = 270
+"""ImageDescription (TIFF 6.0, page 34)."""
 
 
 class Misprint(Exception):
@@ -65,7 +76,7 @@ def save(
     stem: Path,
     caption: str,
     about: dict[str, Any],
-    venue: Venue,
+    venue: "Venue",
     checked: bool = True,
     kinds: Sequence[str] = ("pdf", "png"),
 ) -> list[Saved]:
@@ -75,6 +86,8 @@ def save(
     nothing, if the figure is `checked` and would not print correctly; OSError if the folder cannot
     be written.
     """
+    from labjobs.results import print_check  # NumPy, which `jobs.py` does not wait for
+
     width, height = (float(side) for side in fig.get_size_inches())
     problems = print_check.check(fig, venue) if checked else []
     source = json.dumps(about)
@@ -84,10 +97,13 @@ def save(
         problems += print_check.check_pdf(pdf, width, height, venue.least)
     if problems:
         raise Misprint("\n".join(problems))
+    latex = "".join(LATEX.get(character, character) for character in " ".join(caption.split()))
+    tex = f"\\caption{{{latex}}}\n\\label{{fig:{stem.name}}}\n"
+    texts = {
+        "json": json.dumps(about, indent=2) + "\n",
+        "tex": f"% written with the figure, and replaced with it\n{tex}",
+    }
     stem.parent.mkdir(parents=True, exist_ok=True)
-    text = f"\\caption{{{_latex(caption)}}}\n\\label{{fig:{stem.name}}}\n"
-    tex = f"% written with the figure, and replaced with it\n{text}"
-    texts = {"json": json.dumps(about, indent=2) + "\n", "tex": tex}
     for kind, content in (images | {kind: text.encode() for kind, text in texts.items()}).items():
         files.write(stem.with_name(f"{stem.name}.{kind}"), partial(_fill, content))
     return [Saved(stem.with_name(f"{stem.name}.{kind}"), width, height) for kind in kinds]
@@ -110,5 +126,63 @@ def _drawn(fig: "Figure", kind: str, title: str, source: str) -> bytes:
     return file.getvalue()
 
 
-def _latex(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in " ".join(text.split()))
+# Where a figure comes from: the jobs, their code and settings.
+
+
+def provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
+    """Return where a figure of these jobs comes from, as JSON: their ids, the commits of their code
+    and whether it differed from the commit, the settings that they share and those that vary, and
+    when the newest job ended."""
+    names = jobs.attrs["settings"]
+    varied = [name for name in names if jobs[name].nunique(dropna=False) > 1]
+    newest = datetime.fromtimestamp(int(jobs["ended"].max()) / 1000, UTC)
+    commits = {
+        f"{job.get('commit', 'unknown')}{' with changes' if job.get('dirty') == 'true' else ''}"
+        for job in jobs.to_dict("records")
+    }
+    return {
+        "jobs": sorted(jobs["job_id"]),
+        "commits": sorted(commits),
+        "shared": {name: jobs[name].tolist()[0] for name in names if name not in varied},
+        "varied": {name: sorted(set(jobs[name].tolist()), key=str) for name in varied},
+        "newest": newest.isoformat(timespec="seconds"),
+    }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return where a figure comes from, read from any of its files.
+
+    Raises SettingsError if the file does not say, OSError if it cannot be read.
+    """
+    try:
+        return {**json.loads(_source(path))}
+    except (ValueError, TypeError, KeyError) as error:
+        raise SettingsError(f"--provenance {path}: has no provenance information") from error
+
+
+def _source(path: Path) -> str:
+    """The provenance in a file, as it was written."""
+    match path.suffix:
+        case ".pdf":
+            found = re.search(rb"/Subject \(((?:\\.|[^\\)])*)\)", path.read_bytes(), re.DOTALL)
+            return re.sub(rb"\\(.)", rb"\1", found[1]).decode() if found else ""
+        case ".svg":
+            (text,) = re.findall("<dc:description>(.*?)</dc:description>", path.read_text())
+            return html.unescape(text)
+        case ".png" | ".tiff":
+            from PIL import Image
+
+            with Image.open(path) as image:
+                return str(image.info.get(METADATA["png"]) or image.getexif()[TIFF_TAG])
+    return path.with_suffix(".json").read_text()
+
+
+def as_lines(about: dict[str, Any]) -> str:
+    """Return where a figure comes from, a line for each thing."""
+    return "\n".join(f"{key}: {_line(value)}" for key, value in about.items())
+
+
+def _line(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_line(of_it)}" for name, of_it in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -7,17 +7,28 @@
 
 Figures have the widths of the venue's page and the text sizes that it should have: include the PDF
 at its natural size, without `width=`, to keep them. Figures are not pyplot's: nothing is held open
-and no display is needed. matplotlib is imported when the first is made.
+and no display is needed.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from labjobs.results import text
 from labjobs.results.metrics import Measured
-from labjobs.results.style import DEFAULT, VENUES, Venue, number, parameters
+from labjobs.results.style import (
+    DEFAULT,
+    LARGE,
+    SMALL,
+    VENUES,
+    Venue,
+    names,
+    number,
+    parameters,
+    signed,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,76 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from labjobs.results.comparison import Curves
-
-# Limits of axes, chosen to show what is worth seeing; captions say what lies beyond them.
-
-HIDDEN = 0.02
-"""Fraction of the values that an axis may leave out, the worst ones."""
-
-ROOM = 1.2
-"""Space for intervals on either side of the results, relative to the space that the results take.
-The t intervals of three or more results never need more; those of two nearly always do."""
-
-MARGIN = 0.05
-"""Fraction of an axis that is left empty at either end."""
-
-CUT = " Intervals are cut off at the edges of the axes."
-
-
-def limit_to_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
-    """Set the limits of the y axis that panels share, by their curves and not by the intervals. On
-    a linear axis, the worst values, such as those of the first steps, are left out. Return what the
-    caption has to say about this."""
-    each = [line["value"] for lines in curves.values() for line in lines.values()]
-    values = metric.checked(np.concatenate(each))
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return ""
-    scale = ax.yaxis.get_transform()
-    ends = [0.0, 1.0] if metric.log else [HIDDEN, 1.0] if metric.sign > 0 else [0.0, 1 - HIDDEN]
-    low, high = np.quantile(scale.transform(finite), ends)
-    margin = MARGIN * (high - low) or MARGIN * abs(high) or MARGIN
-    least, most = scale.inverted().transform(np.array([low - margin, high + margin]))
-    ax.set_ylim(least, most)
-    beyond = ((finite < least) | (finite > most)).mean()
-    said = f" Of all values {beyond:.1%} are beyond the axis." if beyond else ""
-    return said + (CUT if any(low < least or high > most for low, high in _bands(ax)) else "")
-
-
-def limit_to_intervals(axis: "Axis", results: "Iterable[pd.Series[Any]]", metric: Measured) -> str:
-    """Set the limits of an axis so that intervals do not crowd the results out. Return what the
-    caption has to say about this."""
-    values = metric.checked([value for each in results for value in each])
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return ""
-    scale = axis.get_transform()
-    low, high = scale.transform(np.array([values.min(), values.max()]))
-    drawn = scale.transform(axis.get_data_interval())
-    room = ROOM * (high - low)
-    shown = np.clip(drawn, low - room, high + room)
-    if not room or np.array_equal(shown, drawn):
-        return ""
-    margin = MARGIN * (shown[1] - shown[0])
-    least, most = scale.inverted().transform(np.array([shown[0] - margin, shown[1] + margin]))
-    change = axis.axes.set_xlim if axis is axis.axes.xaxis else axis.axes.set_ylim
-    change(least, most)
-    return CUT
-
-
-def _bands(ax: "Axes") -> list[tuple[float, float]]:
-    """The lowest and the highest value of each band in the panels of a figure."""
-    from matplotlib.collections import PolyCollection
-
-    fig = ax.get_figure(root=True)
-    assert fig
-    drawn = [(panel, each) for panel in fig.axes for each in panel.collections]
-    return [
-        each.get_datalim(panel.transData).intervaly
-        for panel, each in drawn
-        if isinstance(each, PolyCollection)
-    ]
-
 
 LEADING = 1.2
 """Ratio of the height of a line of text to its size."""
@@ -110,9 +51,6 @@ LABEL = 0.62
 """Fraction of a panel's width or height that a line of its label may take."""
 
 _venue = VENUES[DEFAULT]
-
-limit = limit_to_curves
-"""What `limits.of_curves` was called before version 1.0.0; older plot.py use it."""
 
 
 def use(venue: Venue) -> None:
@@ -172,7 +110,7 @@ def panels(
     for ax in axes[-across:]:
         ax.set_xlabel(xlabel)
     for ax in axes:
-        plain_ticks(ax.xaxis)
+        ax.xaxis.set_major_formatter(PlainTicks())
     for ax in spare:
         ax.remove()
     if len(names) > 1:
@@ -184,79 +122,21 @@ def rows(names: Sequence[str], height: float) -> tuple["Figure", Any]:
     """Return a figure for rows with these names, and its axes. Each row is this many inches high,
     or higher if its name needs it; the figure is a column wide, unless names would take too many
     lines."""
-    width, inches = "column", _venue.column
-    if _lines(names, inches) > LINES:
-        width, inches = "full", _venue.full
-    row = max(height, _lines(names, inches) * _venue.small / 72 + 0.12)
+
+    def lines(inches: float) -> int:
+        return max(name.count("\n") + 1 for name in text.row_names(names, inches))
+
+    width, most = "column", lines(_venue.column)
+    if most > LINES:
+        width, most = "full", lines(_venue.full)
+    row = max(height, most * _venue.small / 72 + 0.12)
     return figure(width, 0.6 + row * len(names))
-
-
-def _lines(names: Sequence[str], inches: float) -> int:
-    """Lines of the longest row name in a figure that is this many inches wide."""
-    return max(name.count("\n") + 1 for name in text.row_names(names, inches))
-
-
-def value_axis(axis: "Axis", values: Measured | str) -> None:
-    """Label an axis with a metric, and scale it as declared, or label it with a text; in lines that
-    fit."""
-    place, fig = axis.axes.get_subplotspec(), axis.get_figure(root=True)
-    assert place and fig
-    rows, columns, *_ = place.get_geometry()
-    width, height = fig.get_size_inches()
-    inches = width / columns if axis is axis.axes.xaxis else height / rows
-    label = values if isinstance(values, str) else values.axis
-    axis.set_label_text(text.wrapped(label, LABEL * 72 * inches, _venue.text))
-    if isinstance(values, Measured) and values.log:
-        log_scale(axis)
-    else:
-        plain_ticks(axis)
-
-
-def plain_ticks(axis: "Axis") -> None:
-    """Label the ticks of a linear axis in plain numbers."""
-    from labjobs.results.style import PlainTicks
-
-    axis.set_major_formatter(PlainTicks())
-
-
-def log_scale(axis: "Axis") -> None:
-    """Make an axis logarithmic, with few ticks, in plain numbers."""
-    from matplotlib.ticker import NullFormatter
-
-    from labjobs.results.style import LogTicks, plain
-
-    change = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
-    change("log")
-    axis.set_major_locator(LogTicks())
-    axis.set_major_formatter(plain)
-    axis.set_minor_formatter(NullFormatter())
 
 
 def letters(axes: Iterable["Axes"]) -> None:
     """Letter panels a, b, c, … in their upper left corners, above the axes."""
     for index, ax in enumerate(axes):
         ax.set_title(chr(ord("a") + index), loc="left", fontweight="bold")
-
-
-def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
-    """Set ticks at these values of the x axis, labelled where labels do not touch.
-
-    Call this last: it depends on the axes' limits and size.
-    """
-    from matplotlib.ticker import NullFormatter
-
-    fig = ax.get_figure(root=True)
-    assert fig
-    fig.draw_without_rendering()
-    end, labelled = -np.inf, {}
-    for tick in sorted(set(values)):
-        place = 72 / fig.dpi * float(ax.transData.transform((tick, 1))[0])
-        half = 0.3 * _venue.small * len(number(tick))  # digits of either font are narrower
-        if place - half > end:
-            labelled[tick], end = number(tick), place + half + _venue.small / 2
-    ax.set_xticks(list(labelled), list(labelled.values()))
-    ax.set_xticks(sorted(set(values)), minor=True)
-    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def legend(fig: "Figure", title: str = "") -> None:
@@ -279,3 +159,159 @@ def legend(fig: "Figure", title: str = "") -> None:
         if columns == 1 or made.get_window_extent().width <= fig.bbox.width:
             return
         made.remove()
+
+
+# Axes: their labels and ticks, in plain numbers.
+
+MOST, LEAST = 6, 3
+"""Labelled ticks of a logarithmic axis."""
+
+
+def value_axis(axis: "Axis", values: Measured | str) -> None:
+    """Label an axis with a metric, and scale it as declared, or label it with a text; in lines that
+    fit."""
+    place, fig = axis.axes.get_subplotspec(), axis.get_figure(root=True)
+    assert place and fig
+    rows, columns, *_ = place.get_geometry()
+    width, height = fig.get_size_inches()
+    inches = width / columns if axis is axis.axes.xaxis else height / rows
+    label = values if isinstance(values, str) else values.axis
+    axis.set_label_text(text.wrapped(label, LABEL * 72 * inches, _venue.text))
+    if isinstance(values, Measured) and values.log:
+        log_scale(axis)
+    else:
+        axis.set_major_formatter(PlainTicks())
+
+
+def log_scale(axis: "Axis") -> None:
+    """Make an axis logarithmic, with few ticks, in plain numbers."""
+    change = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
+    change("log")
+    axis.set_major_locator(LogTicks())
+    axis.set_major_formatter(lambda value, _place: number(value))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
+    """Set ticks at these values of the x axis, labelled where labels do not touch.
+
+    Call this last: it depends on the axes' limits and size.
+    """
+    fig, every = text.figure_of(ax), sorted(set(values))
+    fig.draw_without_rendering()
+    end, labelled = -np.inf, {}
+    for tick in every:
+        place = 72 / fig.dpi * float(ax.transData.transform((tick, 1))[0])
+        half = 0.3 * _venue.small * len(number(tick))  # digits of either font are narrower
+        if place - half > end:
+            labelled[tick], end = number(tick), place + half + _venue.small / 2
+    ax.set_xticks(list(labelled), list(labelled.values()))
+    ax.set_xticks(every, minor=True)
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+class PlainTicks(ScalarFormatter):
+    """Labels of a linear axis; very small and very large numbers have their own exponents, rather
+    than one at the end of the axis, which could be missed."""
+
+    def format_ticks(self, values: Any) -> list[str]:
+        """Return the labels of all ticks."""
+        if SMALL <= max(map(abs, values), default=1) < LARGE:
+            return super().format_ticks(values)
+        places = [float(value) for value in values]
+        texts = names(places)
+        return [signed(texts[place]) for place in places]
+
+    def get_offset(self) -> str:
+        """Return no text for the axis' end."""
+        return ""
+
+
+class LogTicks(LogLocator):
+    """Few ticks on a logarithmic axis: 1, 2, 3 and 5 in each decade, only powers of ten if there
+    would be too many, and steps of equal size if there would be too few."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """Return the places of ticks between two ends."""
+        low, high = sorted((vmin, vmax))
+        if not 0 < low < high:
+            return np.array([])
+        decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)))
+        for each in ((1, 2, 3, 5), (1, 3), (1,)):
+            places = np.multiply.outer(decades, each).ravel()
+            places = places[(low <= places) & (places <= high)]
+            if len(places) <= MOST:
+                break
+        if len(places) < LEAST:
+            linear = MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10])
+            places = np.asarray(linear.tick_values(low, high))
+            places = places[(low <= places) & (places <= high)]
+        return places[:: -(-len(places) // MOST)]
+
+
+# Limits of axes, chosen to show what is worth seeing; captions say what lies beyond them.
+
+HIDDEN = 0.02
+"""Fraction of the values that an axis may leave out, the worst ones."""
+
+ROOM = 1.2
+"""Space for intervals on either side of the results, relative to the space that the results take.
+The t intervals of three or more results never need more; those of two nearly always do."""
+
+MARGIN = 0.05
+"""Fraction of an axis that is left empty at either end."""
+
+CUT = " Intervals are cut off at the edges of the axes."
+
+
+def limit_to_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
+    """Set the limits of the y axis that panels share, by their curves and not by the intervals. On
+    a linear axis, the worst values, such as those of the first steps, are left out. Return what the
+    caption has to say about this."""
+    from matplotlib.collections import PolyCollection
+
+    each = [line["value"] for lines in curves.values() for line in lines.values()]
+    values = metric.checked(np.concatenate(each))
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return ""
+    ends = [0.0, 1.0] if metric.log else [HIDDEN, 1.0] if metric.sign > 0 else [0.0, 1 - HIDDEN]
+    low, high = np.quantile(ax.yaxis.get_transform().transform(finite), ends)
+    margin = MARGIN * (high - low) or MARGIN * abs(high) or MARGIN
+    least, most = _limit(ax.yaxis, low - margin, high + margin)
+    beyond = ((finite < least) | (finite > most)).mean()
+    said = f" Of all values {beyond:.1%} are beyond the axis." if beyond else ""
+    for panel in text.figure_of(ax).axes:
+        for band in panel.collections:
+            if isinstance(band, PolyCollection):
+                lowest, highest = band.get_datalim(panel.transData).intervaly
+                if lowest < least or highest > most:
+                    return said + CUT
+    return said
+
+
+def limit_to_intervals(axis: "Axis", results: "Iterable[pd.Series[Any]]", metric: Measured) -> str:
+    """Set the limits of an axis so that intervals do not crowd the results out. Return what the
+    caption has to say about this."""
+    values = metric.checked([value for each in results for value in each])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return ""
+    scale = axis.get_transform()
+    low, high = scale.transform(np.array([values.min(), values.max()]))
+    drawn = scale.transform(axis.get_data_interval())
+    room = ROOM * (high - low)
+    shown = np.clip(drawn, low - room, high + room)
+    if not room or np.array_equal(shown, drawn):
+        return ""
+    margin = MARGIN * (shown[1] - shown[0])
+    _limit(axis, shown[0] - margin, shown[1] + margin)
+    return CUT
+
+
+def _limit(axis: "Axis", low: float, high: float) -> tuple[float, float]:
+    """Set the ends of an axis, which are given as its scale transforms them; returns them."""
+    least, most = axis.get_transform().inverted().transform(np.array([low, high]))
+    change = axis.axes.set_xlim if axis is axis.axes.xaxis else axis.axes.set_ylim
+    change(least, most)
+    return least, most

@@ -19,13 +19,7 @@ from labjobs.tracking.stored_jobs import folder_of
 if TYPE_CHECKING:
     import pandas as pd
 
-# Statistics of repeated jobs: intervals over seeds, differences, many tasks, times.
-#
-# mean, low, high = mean_interval(accuracies)         # a 95 % t interval
-# mean, low, high = mean_interval(losses, log=True)   # of the logarithm: of the geometric mean
-# paired_difference(ours, theirs)                     # by seed, both a Series with seeds as index
-# low, high = iqm_interval(scores)                    # scores: (seeds, tasks)
-# curve = kaplan_meier(times, ended)                  # the fraction that has reached a target
+# Statistics of repeated jobs: intervals over seeds, differences, times.
 
 LEVEL = 0.95
 """The confidence level: how often an interval should contain the true value."""
@@ -103,33 +97,6 @@ def ratio_interval(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
         return Interval(ratio, -np.inf, np.inf)
     half = np.sqrt(max(0.0, b * b - a * c))
     return Interval(ratio, (b - half) / a, (b + half) / a)
-
-
-def iqm(scores: ArrayLike) -> float:
-    """Return the mean of the middle half of all scores.
-
-    Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical
-    Precipice, arxiv.org/abs/2108.13264.
-    """
-    from scipy.stats import trim_mean
-
-    return float(trim_mean(np.asarray(scores, dtype=float), 0.25, axis=None))
-
-
-def iqm_interval(scores: ArrayLike, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """Return the ends of a percentile interval of the interquartile mean of scores (seeds, tasks).
-
-    A stratified bootstrap: seeds are drawn anew within each task. Made for many tasks with a few
-    seeds each; for a single task, use mean_interval. Source: as for iqm.
-    """
-    from scipy.stats import trim_mean
-
-    values = np.asarray(scores, dtype=float)
-    seeds, tasks = values.shape
-    drawn = np.random.default_rng(seed).integers(seeds, size=(resamples, seeds, tasks))
-    samples = np.take_along_axis(values[None], drawn, axis=1).reshape(resamples, -1)
-    low, high = np.quantile(trim_mean(samples, 0.25, axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
 
 
 def kaplan_meier(times: ArrayLike, ended: ArrayLike) -> Curve:

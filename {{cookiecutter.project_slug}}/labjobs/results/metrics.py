@@ -118,8 +118,14 @@ def declared(jobs: "pd.DataFrame") -> dict[str, Metric]:
         for name, metric in _read(str(text)).items():
             directions.setdefault((name, metric.better), []).extend(alike["job_id"])
     for name in metrics:
-        if {(name, "lower"), (name, "higher")} <= {*directions}:
-            raise NoResults(_two_directions(name, directions))
+        lower, higher = (directions.get((name, better), []) for better in ("lower", "higher"))
+        if lower and higher:
+            few = min(lower, higher, key=len)
+            raise NoResults(
+                f"lower {name} is better in {len(lower)} of the jobs, higher in {len(higher)}; run "
+                f"those declared wrongly again with --force, or delete them ({', '.join(few[:3])}"
+                f"{', …' if len(few) > 3 else ''})"
+            )
     return metrics
 
 
@@ -170,13 +176,3 @@ def _read(text: str) -> dict[str, Metric]:
         return from_plain(json.loads(text))
     except (ValueError, SettingsError) as error:
         raise NoResults(f"the metrics that the jobs declare cannot be read: {error}") from error
-
-
-def _two_directions(name: str, directions: dict[tuple[str, str], list[str]]) -> str:
-    lower, higher = (directions[name, better] for better in ("lower", "higher"))
-    few = min(lower, higher, key=len)
-    return (
-        f"lower {name} is better in {len(lower)} of the jobs, higher in {len(higher)}; run those "
-        f"declared wrongly again with --force, or delete them ({', '.join(few[:3])}"
-        f"{', …' if len(few) > 3 else ''})"
-    )

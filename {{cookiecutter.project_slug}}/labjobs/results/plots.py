@@ -4,8 +4,8 @@ Every function shows all results: each seed in addition to the mean, its interva
 diverged or never reached a target. Metrics with a logarithmic scale have geometric means.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,6 +37,9 @@ DECADE = 10
 
 FILLED = 0.5
 """Fraction of a map's cells that must have a value."""
+
+LONGEST = 16
+"""Characters of a class's name, at most."""
 
 
 def bands(
@@ -79,59 +82,37 @@ def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measu
     """
     values = np.unique([value for own in jobs.values() for value in own[x]])
     log = bool(values[0] > 0 and values[-1] >= DECADE * values[0])
+
+    def beside(value: Any, aside: Any) -> Any:
+        """Return positions next to a value: by offsets, or factors on a logarithmic axis."""
+        return value * 10.0**aside if log else value + aside
+
     gaps = np.diff(np.log10(values) if log else values)
     gap = gaps.min() if len(gaps) else 1.0
     margin = max(0.7 * gap, 0.05 * gaps.sum())
-    width = gaps.sum() + 2 * margin
-    place = _Place(log, min(SLOTS * gap / len(jobs), WIDEST * width))
+    step = min(SLOTS * gap / len(jobs), WIDEST * (gaps.sum() + 2 * margin))
     ax.set_xlabel(setting(x))
     if log:
         log_scale(ax.xaxis)
-    ax.set_xlim(place.at(values[0], -margin), place.at(values[-1], margin))
-    for index, (name, look) in enumerate(looks(jobs).items()):
-        aside = (index - (len(jobs) - 1) / 2) * place.step
-        _one_series(ax, jobs[name].groupby(x), metric, place, aside, look, name)
-
-
-class _Place(NamedTuple):
-    """Positions of marks on an axis: offsets from a value, or factors on a logarithmic axis."""
-
-    log: bool
-    step: float
-
-    def at(self, value: float, aside: Any) -> Any:
-        """The position next to a value."""
-        return value * 10.0**aside if self.log else value + aside
-
-    def right_of(self, value: float, aside: float, count: int) -> Any:
-        """Positions for this many marks to the right of the mean."""
-        return self.at(value, aside + self.step * np.linspace(0.25, 0.7, count))
-
-
-def _one_series(
-    ax: "Axes",
-    by_value: Iterable[tuple[Any, "pd.DataFrame"]],
-    metric: Measured,
-    place: _Place,
-    aside: float,
-    look: Look,
-    name: str,
-) -> None:
+    ax.set_xlim(beside(values[0], -margin), beside(values[-1], margin))
     edge, height = ax.get_xaxis_transform(), 0.02 if metric.sign > 0 else 0.98
-    means = []
-    for value, repeated in by_value:
-        lost = int(repeated["diverged"].sum())
-        right = place.right_of(value, aside, lost)
-        ax.plot(right, [height] * lost, "x", color=look.colour, transform=edge)
-        results = finite(repeated, metric.result).to_numpy()
-        right = place.right_of(value, aside, len(results))
-        ax.plot(right, results, look.marker, color=look.colour, **OPEN)
-        if len(results):
-            mean, low, high = _interval(results, metric)
-            ax.plot([place.at(value, aside)] * 2, [low, high], color=look.colour, linewidth=0.7)
-            means.append((place.at(value, aside), mean))
-    line = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
-    ax.plot(*np.reshape(means, (-1, 2)).T, label=name, zorder=3, **line)
+    for index, (name, look) in enumerate(looks(jobs).items()):
+        aside, means = (index - (len(jobs) - 1) / 2) * step, []
+        for value, repeated in jobs[name].groupby(x):
+            results = finite(repeated, metric.result).to_numpy()
+            lost, kept = (
+                beside(value, aside + step * np.linspace(0.25, 0.7, count))
+                for count in (int(repeated["diverged"].sum()), len(results))
+            )
+            ax.plot(lost, [height] * len(lost), "x", color=look.colour, transform=edge)
+            ax.plot(kept, results, look.marker, color=look.colour, **OPEN)
+            if len(results):
+                place = beside(value, aside)
+                mean, low, high = _interval(results, metric)
+                ax.plot([place] * 2, [low, high], color=look.colour, linewidth=0.7)
+                means.append((place, mean))
+        line = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+        ax.plot(*np.reshape(means, (-1, 2)).T, label=name, zorder=3, **line)
 
 
 def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Measured) -> None:
@@ -157,19 +138,14 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     cell = text.name_columns(ax, list(columns.values()))
     texts = numbers(grid.flat)
     if not all(text.fits(each, cell) for each in texts):
-        fig = ax.get_figure(root=True)
-        assert fig
-        fig.colorbar(image, ax=ax)
+        text.figure_of(ax).colorbar(image, ax=ax)
         return
     for ((row, column), value), each in zip(np.ndenumerate(grid), texts, strict=True):
-        colour = "black" if np.isnan(value) else _on(image, value)
+        colour = "black"
+        if np.isfinite(value):
+            luminance = np.dot(image.cmap(image.norm(value))[:3], (0.2126, 0.7152, 0.0722))
+            colour = "white" if luminance < 0.5 else "black"  # by Rec. 709
         ax.text(column, row, each, color=colour, **text.IN_CELL)
-
-
-def _on(image: Any, value: float) -> str:
-    """The colour of text on the colour of a value, chosen by luminance (Rec. 709)."""
-    luminance = np.dot(image.cmap(image.norm(value))[:3], (0.2126, 0.7152, 0.0722))
-    return "white" if luminance < 0.5 else "black"
 
 
 def ranking(
@@ -207,21 +183,17 @@ def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Lo
     came, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
     curve, never = kaplan_meier(came, last), np.isnan(came)
     x = np.concatenate([[0], curve.times, [1.1 * np.where(never, last, came).max()]])
-    fractions = _from_the_start(curve.fractions)
+    # From none at the start to the last for ever.
+    fractions, low, high = (
+        np.concatenate([[0], each, each[-1:]]) for each in (curve.fractions, curve.low, curve.high)
+    )
     step = {"drawstyle": "steps-post", "color": look.colour, "linestyle": look.line}
     ax.plot(x, fractions, label=label, **step)
-    low, high = _from_the_start(curve.low), _from_the_start(curve.high)
     ax.fill_between(x, low, high, step="post", color=look.colour, alpha=0.12, linewidth=0)
     at = fractions[np.searchsorted(x, last[never], side="right") - 1]
     ax.plot(last[never], at, "|", color=look.colour, markersize=7, markeredgewidth=1)
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlim(0, max(x[-1], ax.get_xlim()[1]))  # limits that are set do not adapt any more
-
-
-def _from_the_start(fractions: NDArray[Any]) -> NDArray[Any]:
-    """From none at the start to the last for ever."""
-    known = np.concatenate([[0], fractions])
-    return np.append(known, known[-1])
 
 
 def _interval(samples: ArrayLike, metric: Measured) -> Interval:
@@ -241,7 +213,8 @@ def confusion(
     fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     ax.spines[:].set_visible(True)
-    texts = [_shortened(str(name).replace("$", r"\$")) for name in classes]
+    texts = [str(name).replace("$", r"\$") for name in classes]
+    texts = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in texts]
     shown = text.named(len(classes))
     ax.set_yticks(shown, [texts[row] for row in shown])
     cell = text.name_columns(ax, texts)
@@ -251,7 +224,3 @@ def confusion(
         if count:
             colour = "white" if fractions[row, column] > 0.5 else "black"
             ax.text(column, row, str(count), color=colour, **text.IN_CELL)
-
-
-def _shortened(name: str, most: int = 16) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -2,21 +2,23 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labjobs import exit_status
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT
 from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted
-from labjobs.results import figure_files, figure_provenance, figures, groups, style, tables
+from labjobs.results import figure_files, figures, groups, style, tables
 from labjobs.results.metrics import NoResults, chooser, declared
 from labjobs.tracking import mlflow_read
 from labjobs.tracking.mlflow_client import experiment_name
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 Drawing = Callable[["pd.DataFrame"], tuple[Any, str]]
 """From a table of jobs to a figure and its caption."""
@@ -40,70 +42,63 @@ def main(
     args = _parser().parse_args()
     try:
         if args.provenance:
-            print(figure_provenance.as_lines(figure_provenance.read(args.provenance)))
+            print(figure_files.as_lines(figure_files.read(args.provenance)))
             return 0
         if args.venue == "list":
             print(style.listing())
             return 0
-        return _draw_all(args, kind, script, of_all, of_one, only, labels)
+        venue = style.named(args.venue)
+        for format in args.format.split(","):
+            if format not in figure_files.METADATA:
+                known = did_you_mean(format, figure_files.METADATA)
+                raise SettingsError(f"--format {args.format}: unknown format {format!r}; {known}")
+        style.label_settings(labels)
+        if args.experiment == experiment_name():
+            mlflow_read.settle(args.experiment)
+        every = tables.jobs(args.experiment, kind, script)
+        jobs = tables.only(every, only)
+        if not args.any_code:
+            jobs = _without_earlier_trials(jobs)
+        declared(jobs)  # no figure can be correct if a metric has two directions
+        mixed = _other_code(jobs, args.any_code)
+        if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
+            raise SettingsError(f"--job {args.job}: no finished job has this id")
+        figures.use(venue)
+        left_out: dict[str, list[str]] = {}
+        right = []
+        for name, drawing in {**of_all, **of_one}.items():
+            try:
+                shown = jobs if name in of_all else _one(args.job, every, jobs)
+                about = figure_files.provenance(shown) | {"venue": venue.name}
+                figure, caption = drawing(shown)
+                caption += mixed if name in of_all else ""
+                right.append(_save(args, name, figure, caption, about, venue))
+            except NoResults as error:
+                left_out.setdefault(str(error), []).append(name)
+        for why, names in left_out.items():
+            print(f"left out {', '.join(names)}: {why}", file=sys.stderr)
+        return 0 if right and all(right) else 1
     except SettingsError as error:
-        status, said = 2, str(error)
+        status, said = exit_status.WRONG, str(error)
     except (NoResults, OSError) as error:
-        status, said = 1, str(error)
+        status, said = exit_status.FAILED, str(error)
     print(f"plot.py: {said}", file=sys.stderr)
     return status
 
 
-def _draw_all(
-    args: argparse.Namespace,
-    kind: type[Any],
-    script: str,
-    of_all: Mapping[str, Drawing],
-    of_one: Mapping[str, Drawing],
-    only: Mapping[str, Any],
-    labels: Mapping[str, str],
-) -> int:
-    venue, kinds = style.named(args.venue), _kinds(args.format)
-    style.label_settings(labels)
-    if args.experiment == experiment_name():
-        mlflow_read.settle(args.experiment)
-    every = tables.jobs(args.experiment, kind, script)
-    jobs = tables.only(every, only)
-    if not args.any_code:
-        jobs = _without_earlier_trials(jobs)
-    declared(jobs)  # no figure can be correct if a metric has two directions
-    mixed = _other_code(jobs, args.any_code)
-    _check_job(args.job, every)
-    figures.use(venue)
-    left_out: dict[str, list[str]] = {}
-    right = []
-    for name, drawing in {**of_all, **of_one}.items():
-        try:
-            shown = jobs if name in of_all else _one(args.job, every, jobs)
-            about = figure_provenance.provenance(shown) | {"venue": venue.name}
-            figure, caption = drawing(shown)
-            drawn = figure, caption + (mixed if name in of_all else "")
-            right.append(_draw(args, name, drawn, about, venue, kinds))
-        except NoResults as error:
-            left_out.setdefault(str(error), []).append(name)
-    for why, names in left_out.items():
-        print(f"left out {', '.join(names)}: {why}", file=sys.stderr)
-    return 0 if right and all(right) else 1
-
-
-def _draw(
+def _save(
     args: argparse.Namespace,
     name: str,
-    drawn: tuple[Any, str],
+    figure: "Figure",
+    caption: str,
     about: dict[str, Any],
     venue: style.Venue,
-    kinds: Sequence[str],
 ) -> bool:
     """Write a figure, and print the path and the printed size of its files; return whether it
     prints correctly."""
-    checked = not args.unchecked
+    stem, checked, formats = args.out / name, not args.unchecked, args.format.split(",")
     try:
-        files = figure_files.save(drawn[0], args.out / name, drawn[1], about, venue, checked, kinds)
+        files = figure_files.save(figure, stem, caption, about, venue, checked, formats)
     except figure_files.Misprint as error:
         for line in str(error).splitlines():
             print(f"{name}: {line}", file=sys.stderr)
@@ -117,38 +112,18 @@ def _draw(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Draw the figures from finished jobs.")
     add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        default=PROJECT / "figures",
-        help="folder for the figures (default: figures)",
-    )
-    add(
-        "--experiment",
-        default=experiment_name(),
-        help="experiment in the store (default: %(default)s)",
-    )
-    add(
-        "--venue",
-        default=style.DEFAULT,
-        help="venue to draw for; `list` shows all with their sizes",
-    )
-    known = ", ".join(figure_provenance.METADATA)
+    out, experiment = PROJECT / "figures", experiment_name()
+    add("--out", type=Path, default=out, help="folder for the figures (default: figures)")
+    add("--experiment", default=experiment, help="experiment in the store (default: %(default)s)")
+    venues = "venue to draw for; `list` shows all with their sizes"
+    add("--venue", default=style.DEFAULT, help=venues)
+    known = ", ".join(figure_files.METADATA)
     add("--format", default="pdf,png", help=f"{known}; several with commas (default: %(default)s)")
     add("--job", default="", metavar="ID", help="job for figures of one job (default: the best)")
     add("--unchecked", action="store_true", help="write figures even if the print check fails")
     add("--any-code", action="store_true", help="also draw jobs with other code or data")
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     return parser
-
-
-def _kinds(text: str) -> list[str]:
-    kinds = text.split(",")
-    for kind in kinds:
-        if kind not in figure_provenance.METADATA:
-            known = did_you_mean(kind, figure_provenance.METADATA)
-            raise SettingsError(f"--format {text}: unknown format {kind!r}; {known}")
-    return kinds
 
 
 def _without_earlier_trials(jobs: "pd.DataFrame") -> "pd.DataFrame":
@@ -185,11 +160,6 @@ def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
             "plot.py: the code or the data has changed since these jobs finished", file=sys.stderr
         )
     return ""
-
-
-def _check_job(job_id: str, jobs: "pd.DataFrame") -> None:
-    if job_id and job_id not in set(jobs.loc[~jobs["diverged"], "job_id"]):
-        raise SettingsError(f"--job {job_id}: no finished job has this id")
 
 
 def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFrame":

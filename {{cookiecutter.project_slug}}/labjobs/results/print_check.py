@@ -2,9 +2,9 @@
 its page must have the venue's size.
 
 The figure is drawn once more, and each piece of text is recorded, so that problems can be named.
-The PDF is checked as well (pdf_check.py). By design, the check does not detect text over lines and
-images, text within images, lines that end beyond the axes, and what a document does to the figure
-(include it without a width).
+The PDF is checked as well. By design, the check does not detect text over lines and images, text
+within images, lines that end beyond the axes, and what a document does to the figure (include it
+without a width).
 """
 
 import re
@@ -21,12 +21,9 @@ from numpy.typing import NDArray
 from labjobs.results.style import Venue
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.path import Path
     from matplotlib.text import Text
-
-# Checks of a PDF: its page, its fonts and their sizes.
 
 SCRIPT = 0.7
 """Ratio of the size of a superscript or subscript in mathtext to its base, as in TeX."""
@@ -36,62 +33,6 @@ EXACT = 0.005
 
 INCH = 72
 """Points of an inch."""
-
-
-def check_pdf(data: bytes, width: float, height: float, least: float) -> list[str]:
-    """Return what is wrong with a PDF that matplotlib wrote; sizes are in inches, the smallest
-    allowed text in points."""
-    found = []
-    boxes = [box.split() for box in re.findall(rb"/MediaBox\s*\[([^]]+)\]", data)]
-    pages = [[float(side) / INCH for side in box] for box in boxes]
-    if len(pages) != 1 or not np.allclose(pages, [[0, 0, width, height]], atol=EXACT):
-        found.append(f"the PDF's page is not {width:g} x {height:g} in")
-    if b"/Type3" in data:
-        found.append("the PDF has Type 3 fonts; set pdf.fonttype to 42")
-    sizes = pdf_sizes(data)
-    if sizes and b"/FontFile2" not in data:
-        found.append("the PDF has text without its TrueType font")
-    if sizes and min(sizes) < SCRIPT * least - 0.01:
-        found.append(f"the PDF has text of {min(sizes):.1f} pt, under {SCRIPT * least:.1f}")
-    return found
-
-
-def pdf_sizes(data: bytes) -> list[float]:
-    """Return the sizes of fonts, in points, in a PDF that matplotlib wrote."""
-    streams = re.findall(rb"stream\r?\n(x.+?)\r?\nendstream", data, re.DOTALL)
-    texts = [zlib.decompressobj().decompress(stream) for stream in streams]
-    found = [size for text in texts for size in re.findall(rb"/F\S+ ([\d.]+) Tf", text)]
-    return [float(size) for size in found]
-
-
-# Boxes of text on a page: two corners (2, 2) of an upright one, four (4, 2) of a turned one.
-
-
-def corners_of(ink: "Path") -> NDArray[Any]:
-    """Return the corners (4, 2) of a box around outlines, one after the other."""
-    points = np.concatenate(ink.to_polygons(closed_only=False))  # get_extents() is 200 times slower
-    (left, bottom), (right, top) = points.min(axis=0), points.max(axis=0)
-    return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
-
-
-def beyond(corners: NDArray[Any], box: NDArray[Any]) -> float:
-    """Return by how much corners (4, 2) lie outside a box of two corners (2, 2)."""
-    return float(max((box[0] - corners).max(), (corners - box[1]).max()))
-
-
-def outside(corners: NDArray[Any], box: NDArray[Any]) -> bool:
-    """Return whether corners (4, 2) lie completely outside a box of two corners (2, 2)."""
-    return bool((corners.max(0) < box[0]).any() or (corners.min(0) > box[1]).any())
-
-
-def depth(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Return how far one of two rectangles, by their corners (4, 2), would have to move to be clear
-    of the other; negative if they are apart. Source: the separating axis theorem."""
-    sides = np.array([one[1] - one[0], one[3] - one[0], other[1] - other[0], other[3] - other[0]])
-    axes = (sides / np.linalg.norm(sides, axis=1, keepdims=True)).T
-    a, b = one @ axes, other @ axes
-    return float((np.minimum(a.max(0), b.max(0)) - np.maximum(a.min(0), b.min(0))).min())
-
 
 SLACK = 0.5
 """Points by which text may seem to be cut off or to overlap, since renderers differ a little."""
@@ -108,6 +49,26 @@ DPI = 300
 """Dots per inch at which the figure is drawn for the check."""
 
 
+def check_pdf(data: bytes, width: float, height: float, least: float) -> list[str]:
+    """Return what is wrong with a PDF that matplotlib wrote; sizes are in inches, the smallest
+    allowed text in points."""
+    found = []
+    boxes = [box.split() for box in re.findall(rb"/MediaBox\s*\[([^]]+)\]", data)]
+    pages = [[float(side) / INCH for side in box] for box in boxes]
+    if len(pages) != 1 or not np.allclose(pages, [[0, 0, width, height]], atol=EXACT):
+        found.append(f"the PDF's page is not {width:g} x {height:g} in")
+    if b"/Type3" in data:
+        found.append("the PDF has Type 3 fonts; set pdf.fonttype to 42")
+    streams = re.findall(rb"stream\r?\n(x.+?)\r?\nendstream", data, re.DOTALL)
+    texts = [zlib.decompressobj().decompress(stream) for stream in streams]
+    sizes = [float(size) for text in texts for size in re.findall(rb"/F\S+ ([\d.]+) Tf", text)]
+    if sizes and b"/FontFile2" not in data:
+        found.append("the PDF has text without its TrueType font")
+    if sizes and min(sizes) < SCRIPT * least - 0.01:
+        found.append(f"the PDF has text of {min(sizes):.1f} pt, under {SCRIPT * least:.1f}")
+    return found
+
+
 class _Piece(NamedTuple):
     """A line of text as it was drawn, in points from the lower left corner of the page."""
 
@@ -117,27 +78,32 @@ class _Piece(NamedTuple):
     smallest: float
     ink: "Path"
     corners: NDArray[Any]
+    """Of the box around it (4, 2), one after the other."""
     clip: NDArray[Any] | None
+    """The box that clips it, as two corners (2, 2)."""
 
 
 def check(figure: "Figure", venue: Venue) -> list[str]:
     """Return what would not print correctly, each problem in one line; empty if there is none."""
     pieces, missing = _pieces(figure)
     width, height = figure.get_size_inches()
-    found = [problem for piece in pieces for problem in _too_small(piece, venue.least)]
-    found += [problem for piece in pieces for problem in _cut(piece, width, height)]
-    found += [problem for pair in combinations(pieces, 2) for problem in _overlap(*pair)]
-    found += [problem for ax in figure.axes for problem in _axes_off_page(ax)]
-    return [*_page(width, height, venue), *missing, *found]
-
-
-def _page(width: float, height: float, venue: Venue) -> list[str]:
     found = []
     if min(abs(width - venue.column), abs(width - venue.full)) > EXACT:
         widths = f"{venue.column:g} (column) or {venue.full:g} (full)"
         found.append(f"the page is {width:g} in wide; should be {widths}")
     if height > venue.height + EXACT:
         found.append(f"the page is {height:g} in high; at most {venue.height:g} fit")
+    found += missing
+    for piece in pieces:
+        found += _too_small(piece, venue.least)
+    for piece in pieces:
+        found += _cut(piece, width, height)
+    for one, other in combinations(pieces, 2):
+        found += _overlap(one, other)
+    for ax in figure.axes:
+        ends = ax.get_position().extents
+        if min(ends) < -0.001 or max(ends) > 1.001:
+            found.append(f"the axes {_short(ax.get_title())} reach beyond the page's edge")
     return found
 
 
@@ -156,23 +122,29 @@ def _cut(piece: _Piece, width: float, height: float) -> list[str]:
     edges = {"the page's edge": np.array([[0, 0], [INCH * width, INCH * height]])}
     if piece.clip is not None:
         edges["the edge of its axes"] = piece.clip
-    by, edge = max((beyond(piece.corners, box), edge) for edge, box in edges.items())
+    corners = piece.corners
+    by, edge = max(
+        (float(max((box[0] - corners).max(), (corners - box[1]).max())), edge)
+        for edge, box in edges.items()
+    )
     return [f"{piece.what} is cut by {by:.1f} pt at {edge}"] if by > SLACK else []
 
 
-def _axes_off_page(ax: "Axes") -> list[str]:
-    box = ax.get_position()
-    if min(box.extents) > -0.001 and max(box.extents) < 1.001:
-        return []
-    return [f"the axes {_short(ax.get_title())} reach beyond the page's edge"]
-
-
 def _overlap(one: _Piece, other: _Piece) -> list[str]:
-    if one.text is other.text or (by := depth(one.corners, other.corners)) <= SLACK:
+    if one.text is other.text or (by := _depth(one.corners, other.corners)) <= SLACK:
         return []
     if by < INTERLOCKED * min(one.size, other.size) and not one.ink.intersects_path(other.ink):
         return []
     return [f"{one.what} and {other.what} overlap by {by:.1f} pt"]
+
+
+def _depth(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """How far one of two rectangles, by their corners (4, 2), would have to move to be clear of the
+    other; negative if they are apart. Source: the separating axis theorem."""
+    sides = np.array([one[1] - one[0], one[3] - one[0], other[1] - other[0], other[3] - other[0]])
+    axes = (sides / np.linalg.norm(sides, axis=1, keepdims=True)).T
+    a, b = one @ axes, other @ axes
+    return float((np.minimum(a.max(0), b.max(0)) - np.maximum(a.min(0), b.min(0))).min())
 
 
 def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
@@ -206,23 +178,26 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
         def draw_text(  # type: ignore
             self, gc, x, y, s, prop, angle, ismath=False, mtext=None
         ) -> None:
-            """Record the ink of a text and the rectangle that clips it, in inches."""
+            """Record the ink of a text and the rectangle that clips it, in points."""
             ink = _ink(s, prop, ismath)
             if 0 in (gc.get_alpha(), gc.get_rgb()[3]) or not np.size(ink.vertices):
                 return
             place = np.array([x, figure.bbox.height - y]) * INCH / DPI
             there = Affine2D().rotate_deg(angle).translate(*place)
-            corners, ink = there.transform(corners_of(ink)), ink.transformed(there)
+            corners, ink = there.transform(_corners(ink)), ink.transformed(there)
             clip = gc.get_clip_rectangle()
             box = None if clip is None else np.array([clip.min, clip.max]) * INCH / DPI
-            if box is not None and outside(corners, box):
-                return
+            if (
+                box is not None
+                and (corners.max(0) < box[0]).any() | (corners.min(0) > box[1]).any()
+            ):
+                return  # hidden completely
             size, text = prop.get_size_in_points(), drawing[-1]
             smallest = _smallest(s, prop) if ismath is True else size
             what = f"{_short(s)} ({places.get(text, 'in the figure')})"
             pieces.append(_Piece(what, text, size, smallest, ink, corners, box))
 
-    with warnings.catch_warnings(record=True) as warned, _at_dpi(figure, DPI), _recorded(drawing):
+    with warnings.catch_warnings(record=True) as warned, _recorded(figure, drawing):
         warnings.simplefilter("always")
         figure.draw_without_rendering()  # the layout is final only the second time
         figure.draw(Recorder())
@@ -231,12 +206,12 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
 
 
 @contextmanager
-def _recorded(drawing: list[Any]) -> Iterator[None]:
-    """Keep the text that is being drawn at the end of a list: a renderer is not always told. Its
-    outlines and shadows, which are drawn as lines, are left out."""
+def _recorded(figure: "Figure", drawing: list[Any]) -> Iterator[None]:
+    """Draw at DPI, and keep the text that is being drawn at the end of a list: a renderer is not
+    always told. Its outlines and shadows, which are drawn as lines, are left out."""
     from matplotlib.text import Text
 
-    draw = Text.draw
+    draw, dpi = Text.draw, figure.dpi
 
     def record(self: Text, renderer: Any) -> None:
         """Draw a text, which is at the end of the list meanwhile."""
@@ -249,21 +224,11 @@ def _recorded(drawing: list[Any]) -> Iterator[None]:
             self.set_path_effects(effects)
             drawing.pop()
 
-    Text.draw = record  # type: ignore
+    Text.draw, figure.dpi = record, DPI  # type: ignore
     try:
         yield
     finally:
-        Text.draw = draw  # type: ignore
-
-
-@contextmanager
-def _at_dpi(figure: "Figure", dpi: float) -> Iterator[None]:
-    before = figure.dpi
-    figure.dpi = dpi
-    try:
-        yield
-    finally:
-        figure.dpi = before
+        Text.draw, figure.dpi = draw, dpi  # type: ignore
 
 
 def _ink(s: str, prop: Any, ismath: Any) -> "Path":
@@ -274,6 +239,12 @@ def _ink(s: str, prop: Any, ismath: Any) -> "Path":
     vertices, codes = text_to_path.get_text_path(prop, s, ismath=ismath)
     scale = prop.get_size_in_points() / text_to_path.FONT_SCALE
     return Path(np.reshape(vertices, (-1, 2)) * scale, codes)
+
+
+def _corners(ink: "Path") -> NDArray[Any]:
+    points = np.concatenate(ink.to_polygons(closed_only=False))  # get_extents() is 200 times slower
+    (left, bottom), (right, top) = points.min(axis=0), points.max(axis=0)
+    return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
 
 
 def _smallest(s: str, prop: Any) -> float:

@@ -11,67 +11,22 @@ pandas is imported when a table is first asked for.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labjobs import layout
 from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT, can_have_inputs
 from labjobs.results.metrics import DECLARED, Measured, NoResults
-from labjobs.results.predictions import classes, of_finished, outputs, predictions
 from labjobs.settings import LAST
 from labjobs.tracking import mlflow_read, stored_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# Tables that jobs have logged, by `job.log_table`.
-
-
-def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "pd.DataFrame":
-    """Return the rows of the tables that finished jobs have logged under a name. The columns are
-    `job_id`, these settings (or other columns of the jobs), `step` (the optimizer step), and the
-    columns of the tables, which take precedence if names are the same.
-
-    Raises NoResults if a job has logged no such table or it cannot be read, SettingsError for an
-    unknown setting.
-    """
-    import pandas as pd
-
-    found = []
-    for job, about in of_finished(jobs, settings):
-        try:
-            tables = _tables(job, name)
-        except Exception as error:  # damaged files raise all kinds of errors
-            why = f"the table {name} of the job {job['job_id']} cannot be read ({cause(error)})"
-            raise NoResults(why) from error
-        if not tables:
-            why = f"the job {job['job_id']} has logged no table {name}; see job.log_table"
-            raise NoResults(why)
-        for step, table in tables.items():
-            columns = {k: v for k, v in {**about, "step": step}.items() if k not in table}
-            found.append(table.assign(**columns)[[*columns, *table]])
-    return pd.concat(found, ignore_index=True)
-
-
-def _tables(job: Mapping[Any, Any], name: str) -> "dict[int, pd.DataFrame]":
-    """A job's tables of a name, by the step at which each was logged."""
-    import pandas as pd
-
-    place = job["run_id"], job["job_folder"]
-    wanted = re.compile(rf"{layout.LOGGED}/{re.escape(name)}-(\d{{8,}})\.csv")
-    found = {}
-    for match in filter(None, map(wanted.fullmatch, stored_jobs.files(*place, layout.LOGGED))):
-        content = BytesIO(stored_jobs.file(*place, match[0]))
-        table = pd.read_csv(content, keep_default_na=False, na_values=["", "nan"])
-        found[int(match[1])] = table  # words such as "None" stay words
-    return dict(sorted(found.items()))
-
-
-__all__ = ["classes", "curves", "jobs", "logged", "only", "outputs", "predictions", "times_to"]
 
 OWN = ("job_id", "run_id", "ended", "diverged")
 """The columns of a table of jobs besides their settings, metrics and tags."""
@@ -101,7 +56,13 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
         raise NoResults(_why_none(experiment, script, len(found)))
     import pandas as pd
 
-    table = pd.DataFrame(map(_row, found))
+    rows = []
+    for job in found:
+        tags, metrics = job["tags"], {} if job["diverged"] else job["metrics"]
+        own = {key: value for key, value in job.items() if key in OWN}
+        own |= {"hardware": tags.get("device", "unknown"), DECLARED: tags.get("metrics", "{}")}
+        rows.append(tags | metrics | own)
+    table = pd.DataFrame(rows)
     table["stale"] = table["run_id"].isin(stale)
     settings = _settings(found)
     for name, values in settings.items():
@@ -174,20 +135,15 @@ def _points(runs: tuple[str, ...], key: str) -> "pd.DataFrame":
     return points.drop_duplicates(["run_id", "step"], keep="last", ignore_index=True)
 
 
-def _row(job: stored_jobs.StoredJob) -> dict[str, Any]:
-    metrics = {} if job["diverged"] else job["metrics"]
-    own = {key: value for key, value in job.items() if key in OWN}
-    about = {
-        "hardware": job["tags"].get("device", "unknown"),
-        DECLARED: job["tags"].get("metrics", "{}"),
-    }
-    return job["tags"] | metrics | own | about
-
-
 def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
     """The values of a setting, converted back from the stored text if that works for all of
     them."""
-    older, renamed = _merged(found, "neutral"), _merged(found, "former")
+    # The neutral values of settings that some jobs are older than, and former names.
+    older: dict[str, Any] = {}
+    renamed: dict[str, str] = {}
+    for job in sorted(found, key=lambda job: job["ended"]):  # the newest counts
+        older |= json.loads(job["tags"].get("neutral", "{}"))
+        renamed |= json.loads(job["tags"].get("former", "{}"))
     params = [
         {_today(name, renamed): text for name, text in job["params"].items()} for job in found
     ]
@@ -197,14 +153,15 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
         values = [
             older.get(name) if text is None else stored_jobs.fresh_value(text) for text in texts
         ]
-        words = any(isinstance(value, str) for value in values)
-        settings[name] = [*map(_as_word, values, texts)] if words else [*map(_as_number, values)]
+        if any(isinstance(value, str) for value in values):
+            settings[name] = [*map(_as_word, values, texts)]
+        else:
+            settings[name] = [*map(_as_number, values)]
     return settings
 
 
 def _as_number(value: Any) -> Any:
-    """A setting's value, as a float if it is too large for a column of integers: 1e30 is stored
-    with all its digits."""
+    # 1e30 is stored with all its digits, and too large for a column of integers.
     return float(value) if isinstance(value, int) and abs(value) >= 2**63 else value
 
 
@@ -213,14 +170,6 @@ def _as_word(value: Any, text: str | None) -> Any:
     if text is None:
         return str(None) if value is None else value
     return value if isinstance(value, str) else text
-
-
-def _merged(found: Iterable[stored_jobs.StoredJob], tag: str) -> dict[str, Any]:
-    """The values of a JSON tag of the jobs, the newest last."""
-    said: dict[str, Any] = {}
-    for job in sorted(found, key=lambda job: job["ended"]):
-        said |= json.loads(job["tags"].get(tag, "{}"))
-    return said
 
 
 def _today(name: str, renamed: Mapping[str, str]) -> str:
@@ -239,3 +188,140 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
     if experiment in known or not known:
         return f"no finished {job} in the experiment {experiment!r} yet"
     return f"no experiment {experiment!r} in the tracking store; it has {', '.join(known)}"
+
+
+# The files of jobs: tables that they logged by `job.log_table`, and values that they kept for each
+# test example by `job.keep_outputs`.
+
+INDEX = "index"
+
+MOST_CLASSES = 1000
+"""Largest number of classes that a figure can show."""
+
+
+def logged(jobs: "pd.DataFrame", name: str, settings: Collection[str] = ()) -> "pd.DataFrame":
+    """Return the rows of the tables that finished jobs have logged under a name. The columns are
+    `job_id`, these settings (or other columns of the jobs), `step` (the optimizer step), and the
+    columns of the tables, which take precedence if names are the same.
+
+    Raises NoResults if a job has logged no such table or it cannot be read, SettingsError for an
+    unknown setting.
+    """
+    import pandas as pd
+
+    wanted = re.compile(rf"{layout.LOGGED}/{re.escape(name)}-(\d{{8,}})\.csv")
+    found = []
+    for job, about in _finished(jobs, settings):
+        place, tables = (job["run_id"], job["job_folder"]), {}
+        try:
+            names = stored_jobs.files(*place, layout.LOGGED)
+            for match in filter(None, map(wanted.fullmatch, names)):
+                content = BytesIO(stored_jobs.file(*place, match[0]))
+                # Words such as "None" stay words.
+                table = pd.read_csv(content, keep_default_na=False, na_values=["", "nan"])
+                tables[int(match[1])] = table
+        except Exception as error:  # damaged files raise all kinds of errors
+            why = f"the table {name} of the job {job['job_id']} cannot be read ({cause(error)})"
+            raise NoResults(why) from error
+        if not tables:
+            why = f"the job {job['job_id']} has logged no table {name}; see job.log_table"
+            raise NoResults(why)
+        for step, table in sorted(tables.items()):
+            columns = {k: v for k, v in {**about, "step": step}.items() if k not in table}
+            found.append(table.assign(**columns)[[*columns, *table]])
+    return pd.concat(found, ignore_index=True)
+
+
+def outputs(jobs: "pd.DataFrame", *names: str, settings: Collection[str] = ()) -> "pd.DataFrame":
+    """Return a row for each test example of each finished job, with the values kept for it. The
+    columns are `job_id`, these settings (or other columns of the jobs), `index` (the example's
+    index in its dataset, if it is certain), and the outputs with these names, by default all. If an
+    example has several numbers, as in an embedding (D,), its value is an array:
+    `np.stack(table["embedding"])` is (N, D).
+
+    Raises NoResults if a job has not kept these outputs or they cannot be read, SettingsError for
+    an unknown setting.
+    """
+    import numpy as np
+    import pandas as pd
+
+    found = []
+    for job, columns in _finished(jobs, settings):
+        with _kept(job, "outputs") as arrays:
+            own = [name for name in arrays if name != INDEX and not name.endswith(layout.LENGTHS)]
+            for name in [*([INDEX] if INDEX in arrays else []), *(names or own)]:
+                values = arrays[name]
+                if name + layout.LENGTHS in arrays:  # examples of different lengths, in a row
+                    columns[name] = np.split(values, np.cumsum(arrays[name + layout.LENGTHS]))[:-1]
+                else:
+                    columns[name] = values if values.ndim == 1 else list(values)
+        found.append(pd.DataFrame(columns))
+    return pd.concat(found, ignore_index=True)
+
+
+class Predictions(NamedTuple):
+    """The true and the predicted class of each test example, as numbers (N,), and the names of all
+    classes (K,)."""
+
+    label: Any
+    predicted: Any
+    classes: list[str]
+
+
+def predictions(job: "pd.DataFrame") -> Predictions:
+    """Return the classes that the single job in a table predicted: the outputs `label` and
+    `predicted`. Raises NoResults if it has kept none, or if they cannot be read or are not classes.
+    """
+    (row,) = job.to_dict("records")
+    with _kept(row, "predicted classes") as arrays:
+        label, predicted = arrays["label"], arrays["predicted"]
+    numbers = label.dtype.kind in "iub" and predicted.dtype.kind in "iub"
+    if label.shape != predicted.shape or label.ndim != 1 or not numbers:
+        raise NoResults(
+            f"{layout.PREDICTIONS} of the job {row['job_id']} does not have an integer class for "
+            "each example"
+        )
+    count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1
+    if count > MOST_CLASSES:
+        raise NoResults(f"{count} classes are too many for a figure")
+    return Predictions(label, predicted, classes(job, count))
+
+
+def classes(job: "pd.DataFrame", count: int) -> list[str]:
+    """Return the names of at least this many classes, from the spec of the single job in a table,
+    or else their numbers."""
+    (row,) = job.to_dict("records")
+    try:
+        spec = stored_jobs.file(row["run_id"], row["job_folder"], layout.SPEC)
+        names = json.loads(spec)["classes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        names = []
+    return [str(name) for name in names] if len(names) >= count else [str(i) for i in range(count)]
+
+
+def _finished(
+    jobs: "pd.DataFrame", settings: Collection[str]
+) -> list[tuple[dict[Any, Any], dict[str, Any]]]:
+    """The rows of the jobs that finished, each with its `job_id` and these settings."""
+    for name in settings:
+        if name not in jobs:
+            known = did_you_mean(name, map(str, jobs))
+            raise SettingsError(f"the jobs have no setting {name}; {known}")
+    finished = jobs[~jobs["diverged"]].to_dict("records")
+    if not finished:
+        raise NoResults("none of the jobs has finished")
+    return [(job, {name: job[name] for name in ("job_id", *settings)}) for job in finished]
+
+
+@contextmanager
+def _kept(job: Mapping[Any, Any], what: str) -> Iterator[Mapping[str, Any]]:
+    """Open what a job has kept: arrays, by name."""
+    import numpy as np
+
+    try:
+        file = stored_jobs.file(job["run_id"], job["job_folder"], layout.PREDICTIONS)
+        with np.load(BytesIO(file)) as arrays:
+            yield arrays
+    except Exception as error:  # damaged files raise all kinds of errors
+        why = f"no {what} of the job {job['job_id']} can be read"
+        raise NoResults(f"{why} ({cause(error)}); see job.keep_outputs in run.py") from error
