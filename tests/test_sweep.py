@@ -214,8 +214,7 @@ def test_an_empty_grid_is_refused(lab: Lab) -> None:
         ("--per-gpu none", "--per-gpu: invalid int value: 'none'"),
         ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
         ("--at-most 3", "--at-most: only with --slurm"),
-        ("--per-task 3", "--per-task: only with --slurm"),
-        ("--slurm --per-task 0", "--per-task 0: must be 1 or more"),
+        ("--slurm --at-most 0", "--at-most 0: must be 1 or more"),
         ("-- --partition gpu", "--: only with --slurm"),
         ("--slurm --retries 2", "--retries: not with --slurm"),
         ("--json", "--json: only with --list"),
@@ -373,52 +372,48 @@ def test_slurm_is_told_which_jobs_come_first(lab: Lab) -> None:
     slurm = Slurm(lab)
     captured = [f"id{n}=$(job {light()(n)})" for n in range(2)]
     lab.write_lines(*captured, 'job analyse.py --first "$id1"', "job --seed 7")
-    for flags, after in ((), "afterok:{}_1"), (("--per-task", "2"), "afterany:{}_0"):
-        done = lab.sweep("--slurm", *flags)
-        assert (done.returncode, done.stderr) == (0, ""), done
-        array = done.stdout.split(" as ")[1].split(",")[0]
-        first, second = slurm.told("sbatch")[-2:]
-        assert f"--array=0-{1 if flags else 2} " in first and "--dependency" not in first
-        assert "--array=0-0 " in second and f"--dependency={after.format(array)} " in second
+    done = lab.sweep("--slurm")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    array = done.stdout.split(" as ")[1].split(",")[0]
+    first, second = slurm.told("sbatch")
+    assert "--array=0-2 " in first and "--dependency" not in first
+    assert "--array=0-0 " in second and f"--dependency=afterok:{array}_1 " in second
 
 
 def test_a_task_of_slurm_that_goes_back_into_the_queue_does_what_is_left(lab: Lab) -> None:
-    """Slurm warns it while the second of its four jobs runs; the first has failed."""
+    """Slurm warns the second one; the first has failed. A job starts over only once."""
     slurm, held = Slurm(lab), lab.machine / "held"
     held.touch()
-    lab.write_grid(
-        light(ends="failed")(0),
-        f"--force {light(until_gone=str(held))(1)}",
-        light()(2),
-        light()(3),
-    )
-    done = lab.sweep("--slurm", "--per-task", "4")
+    lab.write_grid(light(ends="failed")(0), f"--force {light(until_gone=str(held))(1)}")
+    done = lab.sweep("--slurm")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "4 jobs submitted to Slurm in 1 task as " in done.stdout
+    assert "2 jobs submitted to Slurm as " in done.stdout
     (submitted,) = slurm.told("sbatch")
 
-    task = slurm.start(lab, submitted, 0)
+    failed = slurm.start(lab, submitted, 0)
+    out, err = failed.communicate(timeout=60)
+    assert (failed.returncode, err) == (1, "")
+    task = slurm.start(lab, submitted, 1)
     wait_until(lambda: len(list(lab.project.root.glob("runs/*/*/ran"))) == 2)
     task.send_signal(signal.SIGUSR1)
     out, err = task.communicate(timeout=60)
     assert (task.returncode, err) == (138, "")
-    assert re.findall(r"(started: .*)--seed (\d)", out) == [
-        ("started: run.py ", "0"),
-        ("started: run.py --force ", "1"),
-    ]
-    assert slurm.told("scontrol")[1:] == ["requeue 17_0"]
+    assert "started: run.py --force --seed 1 " in out
+    assert slurm.told("scontrol")[1:] == ["requeue 17_1"]
     assert len(lab.intervals()) == 1
 
     held.unlink()
-    task = slurm.start(lab, submitted, 0)
-    out, err = task.communicate(timeout=60)
-    assert (task.returncode, err) == (1, "")
-    started = [("started: run.py ", seed) for seed in "123"]
-    assert re.findall(r"(started: .*)--seed (\d)", out) == started
-    assert Counter(i.job for i in lab.intervals()).most_common(1)[0][1] == 1
-    assert len(lab.intervals()) == 4
-    text = next(lab.project.root.glob("runs/*/*/output.txt")).read_text()
-    assert text.startswith("started on node3 (Slurm 17_0), ")
+    for number, status, started in (0, 1, 0), (1, 0, 1), (1, 0, 0):
+        task = slurm.start(lab, submitted, number)
+        out, err = task.communicate(timeout=60)
+        assert (task.returncode, err) == (status, "")
+        assert out.count("started: run.py --seed 1 ") == started
+    assert len(lab.intervals()) == 2
+    texts = [path.read_text() for path in lab.project.root.glob("runs/*/*/output.txt")]
+    assert sorted(text.split(",")[0] for text in texts) == [
+        "started on node3 (Slurm 17_0)",
+        "started on node3 (Slurm 17_1)",
+    ]
 
 
 def test_results_that_the_store_lacks(lab: Lab, tmp_path: Path) -> None:
