@@ -1,4 +1,4 @@
-"""Starts a sweep's programs, from its copy of the code: jobs, their check, the store's preparation.
+"""Starts a sweep's programs, from its copy of the code: its jobs, and their check.
 
 They are forks of two servers, which import libraries once for all of them: one server, for jobs,
 imports the libraries of their scripts, the other, for couriers, imports MLflow. A job asks for its
@@ -80,19 +80,13 @@ class Starter:
         several = ["-m", "labjobs.sweeps.gpus", str(self._processes), *command]
         return self._start(None, several, self._code, out, env, keep)
 
-    def check(self, sweep: str) -> int:
+    def check(self, sweep: Path) -> int:
         """Check the jobs of a sweep, as `main` below does; returns its exit status."""
-        words = ("-m", "labjobs.sweeps.starter", sweep)
+        words = ("-m", "labjobs.sweeps.starter", str(sweep))
         status = LOST
         while status == LOST:  # and so is the server; the next try starts cold
             status = self._start(self._jobs, words, self._code, (1, 2)).wait()
         return status
-
-    def prepare_store(self, errors: int) -> Process:
-        """Prepare the store once, because many jobs that open a new store at the same time would
-        crash it."""
-        words = ("-m", "labjobs.tracking.mlflow_client")
-        return self._start(self._couriers, words, self._code, (1, errors))
 
     def learn(self, modules: Iterable[str]) -> None:
         """Make the server of the jobs import further modules."""
@@ -245,7 +239,7 @@ def _check(entries: list[Entry], count: int, on_slurm: bool) -> int:
 
     # Where Slurm's jobs are submitted there may be no GPU, so each asks for its own by itself.
     device = torch.device("meta") if on_slurm else None
-    at_once: list[int] = []
+    places: set[tuple[str, int | str]] = set()
     checked: set[tuple[object, ...]] = set()
 
     def act(entry: Entry) -> None:
@@ -257,10 +251,10 @@ def _check(entries: list[Entry], count: int, on_slurm: bool) -> int:
         if alike not in checked:
             getattr(modules[entry.script], entry.declared().check)(job)
             checked.add(alike)
-        at_once.append(gpus.at_once(job.device.type, runtime.threads))
+        places.add((job.device.type, runtime.threads))
 
     grid.each(entries, act, of=count)
-    return min(at_once)
+    return min(gpus.at_once(*place) for place in places)
 
 
 def _imported(script: str) -> ModuleType:

@@ -11,12 +11,9 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from subprocess import TimeoutExpired
-from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 from labjobs import exit_status, files, layout, settings
@@ -24,7 +21,6 @@ from labjobs.cli import parser
 from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
 from labjobs.errors import SettingsError
-from labjobs.fork_server import LOST
 from labjobs.job import inputs, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, slurm, states
@@ -32,7 +28,7 @@ from labjobs.sweeps.gpus import Slot
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.queue import Queue
 from labjobs.sweeps.starter import Starter
-from labjobs.tracking import mlflow_client, mlflow_read
+from labjobs.tracking import mlflow_client
 from labjobs.tracking.mlflow_client import experiment_name
 
 # The flags of run.sh.
@@ -139,9 +135,6 @@ def _check_together(flags: argparse.Namespace) -> None:
 
 # The sweep.
 
-PATIENCE = 2.0
-"""Seconds that run.sh waits at its end for a store that is still being prepared."""
-
 
 def run(folder: Path, words: list[str]) -> int:
     """Plan a sweep and run it, or do what the flags say instead; returns the exit status. Raises
@@ -174,27 +167,26 @@ def run(folder: Path, words: list[str]) -> int:
     start = partial(_starter, folder=folder, left=left, flags=flags, keep=[lock])
     slots = slots or gpus.on_cpu(_most_on_cpu(left, flags))
     starter = start(slots)
-    with _store_made_ready(starter):
-        numbers = [entry.number for entry in left]
-        files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": flags.slurm})
-        if starter.check(str(folder)):
-            return exit_status.WRONG
-        checked = files.read_json(folder / layout.CHECKED)
-        since = (folder / layout.CHECKED).stat().st_mtime_ns
-        starter.learn(checked["modules"])
-        grid.each(left, lambda entry: entry.job.make(), of=len(entries))
-        if not provenance.version()["commit"]:
-            print("no git repository here, so no commit is recorded", flush=True)
-        if flags.slurm:
-            return _submit(folder, entries, left, view, since, flags)
-        on_cpu = all(slot.device == "cpu" for slot in slots)
-        if on_cpu and not flags.per_gpu and checked["at_once"] < len(slots):
-            slots = gpus.on_cpu(checked["at_once"])  # on a GPU that nvidia-smi does not know
-            starter = start(slots)
-        places = gpus.places(slots, flags.per_gpu or 1, flags.gpus_per_job)
-        queue = Queue(left, len(entries), places, starter, flags, since)
-        queue.run()
-        return grid.summary(entries, queue.stop.status)
+    numbers = [entry.number for entry in left]
+    files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": flags.slurm})
+    if starter.check(folder):
+        return exit_status.WRONG
+    checked = files.read_json(folder / layout.CHECKED)
+    since = (folder / layout.CHECKED).stat().st_mtime_ns
+    starter.learn(checked["modules"])
+    grid.each(left, lambda entry: entry.job.make(), of=len(entries))
+    if not provenance.version()["commit"]:
+        print("no git repository here, so no commit is recorded", flush=True)
+    if flags.slurm:
+        return _submit(folder, entries, left, view, since, flags)
+    on_cpu = all(slot.device == "cpu" for slot in slots)
+    if on_cpu and not flags.per_gpu and checked["at_once"] < len(slots):
+        slots = gpus.on_cpu(checked["at_once"])  # on a GPU that nvidia-smi does not know
+        starter = start(slots)
+    places = gpus.places(slots, flags.per_gpu or 1, flags.gpus_per_job)
+    queue = Queue(left, len(entries), places, starter, flags, since)
+    queue.run()
+    return grid.summary(entries, queue.stop.status)
 
 
 def _read_jobs(entries: list[Entry]) -> None:
@@ -264,7 +256,8 @@ def _check_left(left: list[Entry], entries: list[Entry], flags: argparse.Namespa
 
 def _most_on_cpu(left: list[Entry], flags: argparse.Namespace) -> int:
     """How many jobs can run on the CPU at once."""
-    most = min(gpus.at_once("cpu", entry.job.runtime.threads) for entry in left)
+    wanted = {entry.job.runtime.threads for entry in left}
+    most = min(gpus.at_once("cpu", threads) for threads in wanted)
     at_once: int = flags.per_gpu or max(1, most // flags.gpus_per_job)
     return at_once
 
@@ -310,33 +303,6 @@ def _name_left_out(entries: list[Entry]) -> int:
     status."""
     grid.name(entries, {"stale", "diverged"})
     return int(any(entry.state == "stale" for entry in entries))
-
-
-def _has_store() -> bool:
-    """Whether the store is a file that already contains the project's experiment."""
-    with suppress(ConnectionError):
-        is_file = mlflow_client.database_kind() == "sqlite"
-        return is_file and experiment_name() in mlflow_read.experiments()
-    return False
-
-
-@contextmanager
-def _store_made_ready(starter: Starter) -> Iterator[None]:
-    """Prepare the store in the background, unless it is ready. Jobs train in the meantime: their
-    couriers wait for the store and try again if it is not available, which is reported at the
-    end."""
-    if _has_store():
-        yield
-        return
-    with TemporaryFile("w+") as errors:
-        process = starter.prepare_store(errors.fileno())
-        yield
-        with suppress(TimeoutExpired):
-            if process.wait(PATIENCE) not in {0, LOST}:
-                errors.seek(0)
-                why = errors.read().strip().splitlines()[-1]
-                line = f"the tracking store is unavailable ({why})"
-                leave(exit_status.FAILED, f"run.sh: {line}; results wait in the jobs' folders")
 
 
 def _leave_early(status: int, *_: object) -> NoReturn:
