@@ -23,6 +23,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.abc import InspectLoader
 from importlib.util import find_spec
@@ -127,16 +128,14 @@ def serve(
     return Server(ours, started)
 
 
-_inherited: dict[str, Server] = {}
-
-
+@cache
 def inherited(variable: str) -> Server | None:
     """Return the server whose socket this process has inherited; an environment variable has its
     number. The variable is removed, since processes that are started from here have no socket."""
     if number := os.environ.pop(variable, ""):
         with suppress(OSError):  # started by a process that did not pass the socket on
-            _inherited[variable] = Server(socket.socket(fileno=int(number)))
-    return _inherited.get(variable)
+            return Server(socket.socket(fileno=int(number)))
+    return None
 
 
 def start(

@@ -1,13 +1,13 @@
 """Starts a sweep's programs, from its copy of the code: its jobs, and their check.
 
 They are forks of two servers, which import libraries once for all of them: one server, for jobs,
-imports the libraries of their scripts, the other, for couriers, imports MLflow. A job asks for its
+imports torch and what the check has imported, the other, for couriers, MLflow. A job asks for its
 courier itself, through a socket that it inherits. Without a server, programs start cold.
 """
 
-import ast
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 
 from labjobs import exit_status, files, fork_server, layout, machine
-from labjobs.cli.registries import parsed
 from labjobs.errors import SettingsError
 from labjobs.exit_status import KILLED
 from labjobs.files import CODE, PROJECT
@@ -30,8 +29,8 @@ from labjobs.sweeps.grid import Command, Entry
 from labjobs.tracking import courier
 from labjobs.tracking.mlflow_client import ENVIRONMENT
 
-LATER = {"torch": ["torch._dynamo"]}
-"""Modules that a library imports later, when it is used: torch does so for an optimizer."""
+SLOW = ("torch", "torch._dynamo")
+"""What the check of the jobs takes longest to import; the second is imported for an optimizer."""
 
 
 class Starter:
@@ -67,7 +66,9 @@ class Starter:
             socket = self._couriers.socket.fileno()
             self._env[courier.SERVER] = str(socket)
             self._keep.append(socket)
-        self._jobs = fork_server.serve(self._libraries(scripts), code, self._env, self._keep)
+        texts = [(code / script).read_text(errors="replace") for script in scripts]
+        trains = any(re.search(r"^(import|from) torch\b", text, re.M) for text in texts)
+        self._jobs = fork_server.serve(SLOW if trains else (), code, self._env, self._keep)
 
     def job(
         self, words: Sequence[str], output: int, env: Mapping[str, str], keep: Sequence[int]
@@ -107,24 +108,6 @@ class Starter:
         with open(os.devnull) as nothing:
             streams = (nothing.fileno(), *out)
             return fork_server.start(server, words, folder, streams, env=env, keep=keep)
-
-    def _libraries(self, scripts: Iterable[str]) -> list[str]:
-        """The modules that scripts import at their top, except the project's own."""
-        named: list[str] = []
-        for script in scripts:
-            for statement in parsed(self._code / script).body:
-                match statement:
-                    case ast.Import(names=names):
-                        named += [alias.name for alias in names]
-                    case ast.ImportFrom(module=str(module), level=0):
-                        named.append(module)
-        found = []
-        for name in dict.fromkeys(named):
-            top = self._code / name.split(".")[0]
-            own = top.is_dir() or top.with_suffix(".py").is_file()
-            if top.name == "labjobs" or not own:
-                found += [name, *LATER.get(name, ())]
-        return found
 
 
 # A job of a sweep while it runs. What it prints is kept in output.txt in its folder; the last line

@@ -14,11 +14,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from labjobs import exit_status, files, layout, settings
 from labjobs.cli import parser
 from labjobs.cli.flags import of as settings_flags
+from labjobs.cli.flags import option
 from labjobs.distributed import ranks
 from labjobs.errors import SettingsError
 from labjobs.job import inputs, provenance, terminal
@@ -33,45 +34,11 @@ from labjobs.tracking.mlflow_client import experiment_name
 
 # The flags of run.sh.
 
-NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
-SWITCH: dict[str, Any] = {"action": "store_true"}
-FLAGS: dict[str, dict[str, Any]] = {
-    "--list": {"help": "print each job: id, state, settings; start nothing"} | SWITCH,
-    "--json": {"help": "with --list: print the jobs as JSON"} | SWITCH,
-    "--watch": {"help": "keep printing the progress of the jobs; start nothing"} | SWITCH,
-    "--gpus": {
-        "help": "GPUs by nvidia-smi's numbers (default: CUDA_VISIBLE_DEVICES, else all)",
-        "metavar": "0,2",
-    },
-    "--per-gpu": {
-        "help": "jobs at once on each GPU (default: 1), or on the CPU (default: one per core, "
-        "fewer where memory is short)",
-    }
-    | NUMBER,
-    "--gpus-per-job": {
-        "help": "GPUs for each job, which trains with a process on each of them (default: 1); "
-        "docs/several-gpus.md says when not to",
-        "default": 1,
-    }
-    | NUMBER,
-    "--retries": {
-        "help": "retry a job up to N times if it ran out of memory or was killed (default: 0)",
-        "default": 0,
-    }
-    | NUMBER,
-    "--fail-fast": {"help": "stop all jobs when one fails"} | SWITCH,
-    "--only": {
-        "help": f"run only jobs in this state: {', '.join(STARTED)}",
-        "choices": STARTED,
-        "metavar": "STATE",
-    },
-    "--redo-stale": {"help": "run jobs again that were finished or begun with other code or data"}
-    | SWITCH,
-    "--slurm": {"help": "submit the jobs to Slurm; words after -- go to sbatch"} | SWITCH,
-    "--at-most": {"help": "with --slurm: run at most N jobs at once"} | NUMBER,
-}
-
 LEAST = {"per_gpu": 1, "gpus_per_job": 1, "retries": 0, "at_most": 1}
+"""The flags that are numbers, and the least that each can be."""
+
+ELSEWHERE = ("gpus", "per_gpu", "retries", "fail_fast")
+"""Flags of a sweep on this machine."""
 
 OF_RUN_SH = {
     ("--array", "-a"): "run.sh makes the arrays; --at-most N limits them",
@@ -87,43 +54,26 @@ def read(words: list[str]) -> argparse.Namespace:
     are wrong; `--help` ends the process.
     """
     cut = words.index("--") if "--" in words else len(words)
-    reader = parser.Parser(
-        prog="run.sh",
-        usage="bash run.sh [flags]",
-        description="Runs the jobs of the grid that are not finished.",
-        allow_abbrev=False,
-    )
-    for flag, about in FLAGS.items():
-        reader.add_argument(flag, **about)
+    reader = _parser()
     flags, unknown = reader.parse_known_args(words[:cut])
     if unknown:
         sbatch = "; options of sbatch go after --" if flags.slurm else ""
-        raise SettingsError(parser.unknown_flag(unknown[0], list(FLAGS)) + sbatch)
+        known = [option(name) for name in vars(flags)]
+        raise SettingsError(parser.unknown_flag(unknown[0], known) + sbatch)
     flags.sbatch = words[cut + 1 :]
     for name, least in LEAST.items():
         value = getattr(flags, name)
         if value is not None and value < least:
-            raise SettingsError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
-    _check_together(flags)
-    return flags
-
-
-def _check_together(flags: argparse.Namespace) -> None:
+            raise SettingsError(f"{option(name)} {value}: must be {least} or more")
     if flags.json and not flags.list:
         raise SettingsError("--json: only with --list")
-    of_slurm = {"--at-most": flags.at_most, "--": flags.sbatch}
-    for flag, given in of_slurm.items() if not flags.slurm else ():
-        if given:
-            raise SettingsError(f"{flag}: only with --slurm")
-    elsewhere = {
-        "--gpus": flags.gpus,
-        "--per-gpu": flags.per_gpu,
-        "--retries": flags.retries,
-        "--fail-fast": flags.fail_fast,
-    }
-    for flag, given in elsewhere.items() if flags.slurm else ():
-        if given:
-            raise SettingsError(f"{flag}: not with --slurm")
+    if flags.at_most and not flags.slurm:
+        raise SettingsError("--at-most: only with --slurm")
+    if flags.sbatch and not flags.slurm:
+        raise SettingsError("--: only with --slurm")
+    for name in ELSEWHERE:
+        if flags.slurm and getattr(flags, name):
+            raise SettingsError(f"{option(name)}: not with --slurm")
     if flags.per_gpu and flags.gpus_per_job > 1:
         raise SettingsError("--gpus-per-job: not with --per-gpu")
     for options, why in OF_RUN_SH.items():
@@ -131,6 +81,41 @@ def _check_together(flags: argparse.Namespace) -> None:
             raise SettingsError(f"{options[0]}: {why}")
     if flags.slurm:
         slurm.require()
+    return flags
+
+
+def _parser() -> parser.Parser:
+    reader = parser.Parser(
+        prog="run.sh",
+        usage="bash run.sh [flags]",
+        description="Runs the jobs of the grid that are not finished.",
+        allow_abbrev=False,
+    )
+
+    def switch(flag: str, text: str) -> None:
+        reader.add_argument(flag, help=text, action="store_true")
+
+    def number(flag: str, text: str, default: int | None = None) -> None:
+        reader.add_argument(flag, help=text, type=int, metavar="N", default=default)
+
+    switch("--list", "print each job: id, state, settings; start nothing")
+    switch("--json", "with --list: print the jobs as JSON")
+    switch("--watch", "keep printing the progress of the jobs; start nothing")
+    text = "GPUs by nvidia-smi's numbers (default: CUDA_VISIBLE_DEVICES, else all)"
+    reader.add_argument("--gpus", help=text, metavar="0,2")
+    text = "jobs at once on each GPU (default: 1), or on the CPU (default: one per core, "
+    number("--per-gpu", f"{text}fewer where memory is short)")
+    text = "GPUs for each job, which trains with a process on each of them (default: 1); "
+    number("--gpus-per-job", f"{text}docs/several-gpus.md says when not to", 1)
+    text = "retry a job up to N times if it ran out of memory or was killed (default: 0)"
+    number("--retries", text, 0)
+    switch("--fail-fast", "stop all jobs when one fails")
+    text = f"run only jobs in this state: {', '.join(STARTED)}"
+    reader.add_argument("--only", help=text, choices=STARTED, metavar="STATE")
+    switch("--redo-stale", "run jobs again that were finished or begun with other code or data")
+    switch("--slurm", "submit the jobs to Slurm; words after -- go to sbatch")
+    number("--at-most", "with --slurm: run at most N jobs at once")
+    return reader
 
 
 # The sweep.
