@@ -325,5 +325,6 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP):  # clients stop their forks by other signals
         signal.signal(number, signal.SIG_IGN)
     sys.path.insert(0, os.getcwd())
-    learn(sys.argv[2:])
-    answer(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv[0], requests, *modules = "", *sys.argv[1:]  # no script of a project
+    learn(modules)
+    answer(socket.socket(fileno=int(requests)))

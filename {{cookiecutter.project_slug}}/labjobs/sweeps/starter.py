@@ -20,7 +20,7 @@ from types import ModuleType
 from labjobs import exit_status, files, fork_server, layout, machine
 from labjobs.errors import SettingsError
 from labjobs.exit_status import KILLED
-from labjobs.files import CODE, PROJECT
+from labjobs.files import CODE, ENGINE, PROJECT
 from labjobs.fork_server import LOST, Process, Server
 from labjobs.job.identity import identity
 from labjobs.job.terminal import leave
@@ -251,11 +251,10 @@ def _imported(script: str) -> ModuleType:
 
 def _imported_libraries() -> list[str]:
     """The modules that this process has imported, except the project's own."""
-    engine = CODE / "labjobs"
     found = []
     for name, module in list(sys.modules.items()):
         file = Path(getattr(module, "__file__", None) or CODE)
-        if name != "__main__" and (file.is_relative_to(engine) or not file.is_relative_to(CODE)):
+        if name != "__main__" and (file.is_relative_to(ENGINE) or not file.is_relative_to(CODE)):
             found.append(name)
     return found
 

@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from labjobs import exit_status, files, layout, settings
+from labjobs import exit_status, files, installation, layout, settings
 from labjobs.cli import parser
 from labjobs.cli.flags import of as settings_flags
 from labjobs.cli.flags import option
 from labjobs.distributed import ranks
 from labjobs.errors import SettingsError
+from labjobs.files import PROJECT
 from labjobs.job import inputs, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, slurm, states
@@ -162,6 +163,8 @@ def run(folder: Path, words: list[str]) -> int:
     grid.each(left, lambda entry: entry.job.make(), of=len(entries))
     if not provenance.version()["commit"]:
         print("no git repository here, so no commit is recorded", flush=True)
+    if problem := installation.problem(PROJECT):
+        print(problem, flush=True)
     if flags.slurm:
         return _submit(folder, entries, left, view, since, flags)
     on_cpu = all(slot.device == "cpu" for slot in slots)
