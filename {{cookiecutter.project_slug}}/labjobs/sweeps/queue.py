@@ -22,28 +22,6 @@ from labjobs.sweeps.grid import Entry
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 
 
-class Stop:
-    """Whether a sweep should stop: `status` is its exit status in that case, and 0 before.
-
-    run.sh forwards the signals that it receives: Ctrl-C as USR1, since the terminal sends INT to
-    all processes, and the others as TERM.
-    """
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.why = ""
-        self.kill = False
-        signal.signal(signal.SIGUSR1, lambda *_: self.ask(130, "Ctrl-C"))
-        signal.signal(signal.SIGTERM, lambda *_: self.ask(143, "a signal"))
-
-    def ask(self, status: int, why: str) -> None:
-        """Ask the sweep to stop; a later Ctrl-C asks it to kill the jobs."""
-        if self.status:
-            self.kill |= why == "Ctrl-C"
-        else:
-            self.status, self.why = status, why
-
-
 @dataclass
 class Worker:
     """A place for one job, and the job there. It runs there, or will be tried again if it has
@@ -57,9 +35,12 @@ class Worker:
 
 
 class Queue:
-    """Runs the jobs that are `left` of a grid of `count`, and notes the status of each.
+    """Runs the jobs that are `left` of a grid of `count`, and notes the status of each. What other
+    sweeps have done counts if it was done `since` then, in ns.
 
-    What other sweeps have done counts if it was done `since` then, in ns.
+    `status` is the exit status of a sweep that was asked to stop, and 0 before. run.sh forwards the
+    signals that it receives: Ctrl-C as USR1, since the terminal sends INT to all processes, and the
+    others as TERM.
     """
 
     def __init__(
@@ -71,7 +52,11 @@ class Queue:
         flags: Namespace,
         since: int,
     ) -> None:
-        self.stop = Stop()
+        self.status = 0
+        self._why = ""
+        self._kill = False
+        signal.signal(signal.SIGUSR1, lambda *_: self._ask(130, "Ctrl-C"))
+        signal.signal(signal.SIGTERM, lambda *_: self._ask(143, "a signal"))
         self._left, self._count, self._starter = [*left], count, starter
         self._retries, self._fail_fast, self._since = flags.retries, flags.fail_fast, since
         self._workers = [Worker(place) for place in places]
@@ -94,8 +79,15 @@ class Queue:
 
     def _goes_on(self) -> bool:
         """Whether more jobs should be started; not after run.sh has ended."""
-        stops = self.stop.status or os.getppid() != self._run_sh
+        stops = self.status or os.getppid() != self._run_sh
         return not stops and bool(self._left or self._elsewhere)
+
+    def _ask(self, status: int, why: str) -> None:
+        """Ask the sweep to stop; a later Ctrl-C asks it to kill the jobs."""
+        if self.status:
+            self._kill |= why == "Ctrl-C"
+        else:
+            self.status, self._why = status, why
 
     def _attend(self, worker: Worker) -> None:
         """Look after the job of a place, or else start the next one there."""
@@ -144,12 +136,12 @@ class Queue:
     def _end(self, worker: Worker, entry: Entry, job: Running, status: int) -> None:
         """Record how a job has ended, unless it will be tried again."""
         self._say(entry, job.ending(status))
-        if job.may_do_better(status, self._retries) and not self.stop.status:
+        if job.may_do_better(status, self._retries) and not self.status:
             worker.failed = status
             return
         self._leave(worker, entry, status)
         if self._fail_fast and entry.status is not None and entry.state_after == "failed":
-            self.stop.ask(1, "--fail-fast")
+            self._ask(1, "--fail-fast")
 
     def _leave(self, worker: Worker, entry: Entry, status: int) -> None:
         worker.entry, worker.job, worker.failed = None, None, None
@@ -162,7 +154,7 @@ class Queue:
     def _retry(self, worker: Worker, entry: Entry, status: int) -> None:
         """Start a job again, once no other process uses its GPU, because that process may have used
         the memory."""
-        if self.stop.status:
+        if self.status:
             self._leave(worker, entry, status)
         elif used := worker.gpu.used():
             self._say_once(worker, used)
@@ -181,14 +173,15 @@ class Queue:
 
     def _stop_jobs(self) -> None:
         """Ask the running jobs to stop, and later kill them, if that is requested."""
-        asked = signal.SIGKILL if self.stop.kill else signal.SIGTERM if self.stop.status else 0
-        if asked != self._sent:
-            self._sent = asked
-            text = f"stopping the jobs because of {self.stop.why}; Ctrl-C kills them"
-            leave(exit_status.FAILED, f"run.sh: {'killing the jobs' if self.stop.kill else text}")
-            for worker in self._workers:
-                if worker.job:
-                    worker.job.stop(asked)
+        asked = signal.SIGKILL if self._kill else signal.SIGTERM if self.status else 0
+        if asked == self._sent:
+            return
+        self._sent = asked
+        text = f"stopping the jobs because of {self._why}; Ctrl-C kills them"
+        leave(exit_status.FAILED, f"run.sh: {'killing the jobs' if self._kill else text}")
+        for worker in self._workers:
+            if worker.job:
+                worker.job.stop(asked)
 
     def _say_once(self, worker: Worker, why: str) -> None:
         if worker.said != why:

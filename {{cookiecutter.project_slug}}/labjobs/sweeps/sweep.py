@@ -174,7 +174,7 @@ def run(folder: Path, words: list[str]) -> int:
     places = gpus.places(slots, flags.per_gpu or 1, flags.gpus_per_job)
     queue = Queue(left, len(entries), places, starter, flags, since)
     queue.run()
-    return grid.summary(entries, queue.stop.status)
+    return grid.summary(entries, queue.status)
 
 
 def _read_jobs(entries: list[Entry]) -> None:
