@@ -245,9 +245,11 @@ def answer(requests: socket.socket) -> None:
                 continue
             replies = socket.socket(fileno=files.pop(0))
             if not (pid := _fork()):
-                # Whoever waits for another fork must notice if the server is killed.
-                for each in (requests, replies, *(client for _, client in children.values())):
-                    each.close()
+                requests.close()
+                replies.close()
+                for end, (_, client) in children.items():
+                    os.close(end)
+                    client.close()  # or this client would not notice if the server is killed
                 run(request, files[:3])
             end = os.pidfd_open(pid)
             children[end] = pid, replies
