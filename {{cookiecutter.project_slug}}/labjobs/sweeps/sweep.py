@@ -107,7 +107,7 @@ def _parser() -> parser.Parser:
     text = "jobs at once on each GPU (default: 1), or on the CPU (default: one per core, "
     number("--per-gpu", f"{text}fewer where memory is short)")
     text = "GPUs for each job, which trains with a process on each of them (default: 1); "
-    number("--gpus-per-job", f"{text}docs/several-gpus.md says when not to", 1)
+    number("--gpus-per-job", f"{text}`python jobs.py docs several-gpus` says when not to", 1)
     text = "retry a job up to N times if it ran out of memory or was killed (default: 0)"
     number("--retries", text, 0)
     switch("--fail-fast", "stop all jobs when one fails")
