@@ -101,7 +101,7 @@ class Settings:
 """
 
 ANALYSIS = """
-from labjobs.cli import JobId
+from labjobs.settings import JobId
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisSettings:

@@ -44,4 +44,4 @@ EXPORTED = "exported"
 # In a sweep's folder, .sweeps/<name>/
 LEFT = "left.json"
 CHECKED = "checked.json"
-CHUNKS = "chunks.json"
+SUBMITTED = "submitted.json"

@@ -53,8 +53,7 @@ def check(metrics: Mapping[str, Metric]) -> None:
     if not isinstance(metrics, Mapping):
         raise SettingsError("METRICS: must be a dict of names and Metric(…)")
     for name, metric in metrics.items():
-        wrong = _wrong_name(name) or _wrong(metric)
-        if wrong:
+        if wrong := _wrong(name, metric):
             raise SettingsError(f"METRICS[{name!r}]: {wrong}")
 
 
@@ -107,32 +106,27 @@ def from_plain(plain: Mapping[str, Any]) -> dict[str, Metric]:
 
     Raises SettingsError if they are not of that form.
     """
+    known = {field.name for field in fields(Metric)}
+    found = {}
     try:
-        found = {name: _from_plain(values) for name, values in plain.items()}
+        for name, stored in plain.items():
+            values = {key: value for key, value in stored.items() if key in known}
+            if "range" in values:
+                values["range"] = tuple(values["range"])
+            found[name] = Metric(**values)
     except (AttributeError, TypeError) as error:
         raise SettingsError(f"METRICS: cannot be read ({error})") from None
     check(found)
     return found
 
 
-def _from_plain(plain: Mapping[str, Any]) -> Metric:
-    known = {field.name for field in fields(Metric)}
-    values: dict[str, Any] = {name: value for name, value in plain.items() if name in known}
-    if "range" in values:
-        values["range"] = tuple(values["range"])
-    return Metric(**values)
-
-
-def _wrong_name(name: object) -> str:
+def _wrong(name: object, metric: object) -> str:
+    """What is wrong with a declaration; empty if nothing is."""
     if not is_name(name):
         return "its name must be letters, digits, '_', '-' and '.'"
-    assert isinstance(name, str)
-    part = next((part for part in PARTS if name.startswith(part)), "")
-    return f"{part} is added to the name when it is logged; leave it out" if part else ""
-
-
-def _wrong(metric: object) -> str:
-    """What is wrong with a declaration; empty if nothing is."""
+    for part in PARTS:
+        if str(name).startswith(part):
+            return f"{part} is added to the name when it is logged; leave it out"
     if not isinstance(metric, Metric):
         return 'must be a Metric, such as Metric(better="lower")'
     if metric.better not in ("lower", "higher"):
@@ -142,25 +136,19 @@ def _wrong(metric: object) -> str:
     for name in ("label", "unit"):
         if not isinstance(getattr(metric, name), str):
             return f"{name}={getattr(metric, name)!r}: must be text"
-    if not _is_range(metric.range):
+    if not (isinstance(metric.range, tuple) and len(metric.range) == 2 and _rise(metric.range)):
         return f"range={metric.range!r}: must be two increasing numbers, with None for no bound"
     if metric.target is not None and not _is_number(metric.target):
         return f"target={metric.target!r}: must be a number"
-    if metric.at_start is not None and not _is_start(metric.at_start):
-        return f'at_start={metric.at_start!r}: must be a number other than 0, or like "ln(classes)"'
+    start = metric.at_start
+    named = isinstance(start, str) and AT_START.fullmatch(start)
+    if start is not None and not named and not (_is_number(start) and start):
+        return f'at_start={start!r}: must be a number other than 0, or like "ln(classes)"'
     return ""
 
 
-def _is_start(value: object) -> bool:
-    return bool(
-        AT_START.fullmatch(value) if isinstance(value, str) else _is_number(value) and value
-    )
-
-
-def _is_range(value: object) -> bool:
-    if not (isinstance(value, tuple) and len(value) == 2):
-        return False
-    bounds = [bound for bound in value if bound is not None]
+def _rise(pair: tuple[Any, Any]) -> bool:
+    bounds = [bound for bound in pair if bound is not None]
     return all(map(_is_number, bounds)) and (len(bounds) < 2 or bounds[0] < bounds[1])
 
 
@@ -200,20 +188,9 @@ def setting(
         only_with: For flags of the engine: a script has the flag only if it has one of these
             settings.
     """
-    metadata = {
-        "above": above,
-        "at_least": at_least,
-        "below": below,
-        "at_most": at_most,
-        "names": names,
-        "others": others,
-        "metric": metric,
-        "replaces": replaces,
-        "formerly": formerly,
-        "alone": alone,
-        "only_with": only_with,
-    }
-    return field(default=default, metadata=metadata)
+    given = locals()  # all of the arguments
+    rules = {name: value for name, value in given.items() if name != "default"}
+    return field(default=default, metadata=rules)
 
 
 def added(default: Any, *, neutral: Any, **rules: Any) -> Any:

@@ -9,6 +9,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from operator import ge, gt, le, lt
@@ -56,23 +57,19 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads a value of an annotated type from its text."""
+    """Reads a value of an annotated type from its text: first the `words` that are values, those of
+    a Literal and `none` for None, then the other `types`, in their order."""
 
     words: dict[str, Any]
-    """Words that are values themselves: those of a Literal, and `none` for None."""
-
     types: tuple[Any, ...]
-    """The other types, in the order in which they are tried."""
 
     def __call__(self, text: str) -> Any:
         """Return the value. Raises ValueError if the text cannot be read."""
         if text in self.words:
             return self.words[text]
         for kind in self.types:
-            try:
+            with suppress(ValueError, KeyError):
                 return _read(kind, text)
-            except (ValueError, KeyError):
-                continue
         raise ValueError(f"must be {self.wanted}")
 
     @property
@@ -175,16 +172,14 @@ def option(name: str) -> str:
 
 @dataclass(frozen=True)
 class Flag:
-    """A field as a flag."""
+    """A field as a flag. `rules` are those of `setting`; `names` are the allowed values, empty if
+    any text is allowed."""
 
     name: str
     default: Any
     rules: Mapping[str, Any]
-    """What `setting` noted."""
-
     reader: Reader
     names: tuple[str, ...]
-    """The allowed values; empty if any text is allowed."""
 
     @property
     def required(self) -> bool:
@@ -194,8 +189,8 @@ class Flag:
     def read(self, text: str) -> Any:
         """Return the value of a text. Raises SettingsError if it cannot be read, or breaks a
         rule."""
+        value = self.stored(text)
         try:
-            value = self.reader(text)
             self.check(value)
         except ValueError as error:
             raise SettingsError(f"{option(self.name)} {text}: {error}") from None
@@ -225,26 +220,33 @@ class Flag:
     def _check_number(self, number: float) -> None:
         if not math.isfinite(number):
             raise ValueError("must be finite")
-        given = {rule: bound for rule in RANGE if (bound := self.rules.get(rule)) is not None}
-        if not all(RANGE[rule][1](number, bound) for rule, bound in given.items()):
-            raise ValueError(f"must be {_in_words(given)}")
+        bounds = {rule: bound for rule in RANGE if (bound := self.rules.get(rule)) is not None}
+        if not all(RANGE[rule][1](number, bound) for rule, bound in bounds.items()):
+            if bounds.keys() == {"at_least", "at_most"}:
+                words = f"from {bounds['at_least']:,} to {bounds['at_most']:,}"
+            else:
+                words = " and ".join(
+                    f"{RANGE[rule][0]} {bound:,}" for rule, bound in bounds.items()
+                )
+            raise ValueError(f"must be {words}")
         if isinstance(number, int) and abs(number) > LARGEST:
             raise ValueError("must be below 2**63")
 
 
 class Flags(dict[str, Flag]):
-    """The flags of a settings dataclass, by the names of its fields."""
+    """The flags of a settings dataclass, by the names of its fields.
+
+    `former` has the deleted settings, with the values that match what the code does today;
+    `neutral` what the code did before a setting was added, as plain values; `formerly` the former
+    names of the renamed settings; `replacing` the settings that replace another, by its name.
+    """
 
     def __init__(self, flags: Mapping[str, Flag], former: Mapping[str, Any]) -> None:
         super().__init__(flags)
         self.former = former
-        """The deleted settings, with the values that match what the code does today."""
         self.neutral: dict[str, Any] = {}
-        """What the code did before a setting was added, as plain values."""
         self.formerly: dict[str, str] = {}
-        """The former names of the renamed settings."""
         self.replacing: dict[str, list[str]] = {}
-        """The settings that replace another setting, by its name."""
         for name, flag in flags.items():
             if "neutral" in flag.rules:
                 self.neutral[name] = as_plain(flag.rules["neutral"])
@@ -252,14 +254,6 @@ class Flags(dict[str, Flag]):
                 self.formerly[name] = before
             if replaced := flag.rules.get("replaces"):
                 self.replacing.setdefault(replaced, []).append(name)
-
-
-def of(kind: type) -> Flags:
-    """Return the flags of a settings dataclass.
-
-    Raises SettingsError if the dataclass cannot be turned into flags.
-    """
-    return _of(kind)
 
 
 @cache
@@ -283,6 +277,11 @@ def _of(kind: type) -> Flags:
     return flags
 
 
+def of(kind: type) -> Flags:
+    """Return the flags of a settings dataclass. Raises SettingsError if it cannot have any."""
+    return _of(kind)  # through a cache, whose type mypy does not know
+
+
 def _without_type(kind: type, hints: Mapping[str, Any]) -> Iterator[str]:
     """Attributes that look like settings, but are not fields because they have no type."""
     plain = (bool, int, float, str, tuple, Path)
@@ -299,26 +298,18 @@ def _flag(field: Field[Any], annotation: Any) -> Flag:
         raise ValueError("needs a default")
     if not field.init:
         raise ValueError("a value computed from other settings must be a property, not a field")
-    flag = Flag(field.name, default, rules, reader(annotation), _names(rules))
+    names: tuple[str, ...] = ()
+    if (declared := rules.get("metric")) is not None:
+        settings.check(declared)
+        names = settings.monitors(declared)
+    elif rules.get("names"):
+        names = registries.names(rules["names"])
+    flag = Flag(field.name, default, rules, reader(annotation), names)
     if not flag.required:
         _check_in_code(flag, "default", default)
     if "neutral" in rules:
         _check_in_code(flag, "neutral value", rules["neutral"])
     return flag
-
-
-def _in_words(bounds: Mapping[str, float]) -> str:
-    if bounds.keys() == {"at_least", "at_most"}:
-        return f"from {bounds['at_least']:,} to {bounds['at_most']:,}"
-    return " and ".join(f"{RANGE[rule][0]} {bound:,}" for rule, bound in bounds.items())
-
-
-def _names(rules: Mapping[str, Any]) -> tuple[str, ...]:
-    """The allowed values, from METRICS or from a registry."""
-    if (declared := rules.get("metric")) is not None:
-        settings.check(declared)
-        return settings.monitors(declared)
-    return registries.names(rules["names"]) if rules.get("names") else ()
 
 
 def _check_in_code(flag: Flag, what: str, value: object) -> None:
@@ -345,9 +336,8 @@ def _check_together(kind: str, flags: Flags) -> None:
             raise SettingsError(f'{kind}.{name}: formerly="{before}" {taken}')
     for replaced, names in flags.replacing.items():
         if replaced not in flags:
-            raise SettingsError(
-                f'{kind}.{names[0]}: replaces="{replaced}", but there is no such setting'
-            )
+            missing = f'replaces="{replaced}", but there is no such setting'
+            raise SettingsError(f"{kind}.{names[0]}: {missing}")
         on = [f"{kind}.{name}" for name in names if flags[name].default]
         if len(on) > 1:
             raise SettingsError(f"{' and '.join(on)}: only one may have a default above 0")
@@ -374,36 +364,24 @@ def of_fields(kind: type) -> dict[str, Doc]:
     """Return what the source says about each field of a dataclass and of its base classes."""
     found: dict[str, Doc] = {}
     for base in reversed(kind.__mro__[:-1]):
-        found |= _of_class(base)
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+            definition = ast.parse(source).body[0]
+        except (OSError, TypeError, SyntaxError):  # made by a function; changed since its import
+            continue
+        lines, body = source.splitlines(), definition.body  # type: ignore[attr-defined]
+        heading, end = base.__name__, definition.lineno
+        for node, after in zip(body, [*body[1:], None], strict=True):
+            # Between two statements there can only be comments.
+            for block in re.split(r"\n\s*\n", "\n".join(lines[end : node.lineno - 1])):
+                if match := HEADING.fullmatch(block.strip()):
+                    heading = match[1]
+            end = node.end_lineno
+            match node, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(text))
+                ):
+                    found[name] = Doc(heading, " ".join(text.split()))
+                case ast.AnnAssign(target=ast.Name(id=name)), _:
+                    found[name] = Doc(heading, "")
     return found
-
-
-def _of_class(kind: type) -> dict[str, Doc]:
-    """What the body of one class says about its fields; empty if the class has no source."""
-    try:
-        source = textwrap.dedent(inspect.getsource(kind))
-        definition = ast.parse(source).body[0]
-    except (OSError, TypeError, SyntaxError):  # made by a function; changed since it was imported
-        return {}
-    lines, body = source.splitlines(), definition.body  # type: ignore[attr-defined]
-    found, heading, end = {}, kind.__name__, definition.lineno
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        heading = _heading(lines[end : node.lineno - 1]) or heading
-        end = node.end_lineno
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id] = Doc(heading, _docstring(after))
-    return found
-
-
-def _heading(gap: list[str]) -> str:
-    """The last heading between two statements, where there can only be comments."""
-    blocks = re.split(r"\n\s*\n", "\n".join(gap))
-    found = [match[1] for block in blocks if (match := HEADING.fullmatch(block.strip()))]
-    return found[-1] if found else ""
-
-
-def _docstring(node: ast.stmt | None) -> str:
-    match node:
-        case ast.Expr(value=ast.Constant(value=str(text))):
-            return " ".join(text.split())
-    return ""

@@ -89,17 +89,17 @@ def _keys(name: str, value: ast.expr, tree: ast.Module, registry: str) -> list[s
 def _registered(call: ast.expr, name: str) -> str | None:
     """The name that a decorator such as `register("vit")` puts into a registry, if it does."""
     match call:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr="register"), args=args):
-            return _key(args) if owner == name else None
-        case ast.Call(func=ast.Name(id="register"), args=[ast.Name(id=owner), *args]):
-            return _key(args) if owner == name else None
-        case ast.Call(func=ast.Name(id="register"), args=args):
-            return _key(args)
-    return None
-
-
-def _key(args: list[ast.expr]) -> str | None:
-    match args:
-        case [ast.Constant(value=str(key)), *_]:
+        case ast.Call(func=ast.Name(id="register"), args=[ast.Constant(value=str(key)), *_]):
+            return key
+        case (
+            ast.Call(
+                func=ast.Name(id="register"),
+                args=[ast.Name(id=owner), ast.Constant(value=str(key)), *_],
+            )
+            | ast.Call(
+                func=ast.Attribute(value=ast.Name(id=owner), attr="register"),
+                args=[ast.Constant(value=str(key)), *_],
+            )
+        ) if owner == name:
             return key
     return None

@@ -1,8 +1,9 @@
-"""Takes a GPU for a job, so that no other sweep, of any user, runs a job there.
+"""Where a sweep's jobs run: on GPUs, on parts of GPUs (MIG), or on the CPU.
 
-The job inherits the locks, so they are held until the job itself ends, whatever happens to run.sh.
-A process that does not use these locks is noticed by the memory that it uses on the GPU. Source:
-man7.org/linux/man-pages/man2/flock.2.html.
+A GPU's locks are files that all users of the machine share: one for the GPU and one for each job
+that shares it. A job inherits the locks of its GPU, so no other sweep, of any user, runs a job
+there until the job itself ends, whatever happens to run.sh. A process that does not use the locks
+is noticed by the memory that it uses. Source: man7.org/linux/man-pages/man2/flock.2.html.
 """
 
 import errno
@@ -23,18 +24,15 @@ from labjobs import locks, machine
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
 
-# The places where jobs of a sweep run: GPUs, parts of GPUs (MIG), or the CPU.
-#
-# A GPU's locks are files that all users of the machine share: one for the GPU and one for each job
-# that shares it. gpus.py takes the locks, and touches them so that they do not look old. Only the
-# user who made a lock can change the file; taking the lock only requires opening it.
-
 LOCKS = "/tmp/gpu-locks"
 """Where the locks are, unless GPU_LOCKS says otherwise. They are not in /dev/shm, where systemd
 removes a user's files when the user logs out (RemoveIPC in logind.conf)."""
 
 MEMORY = 2 * 2**30
 """Bytes for each job on the CPU: libraries and courier take one GB, the rest is for its data."""
+
+LOOK = 2.0
+"""Seconds between two calls of nvidia-smi."""
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -160,35 +158,33 @@ def nvidia_smi(*words: str) -> str:
     return "" if done.returncode else done.stdout
 
 
-LOOK = 2.0
-"""Seconds between two calls of nvidia-smi."""
-
-
 class Gpu:
-    """The GPU of a slot, or the CPU, which needs no lock. `shared` says whether other jobs share
-    the GPU. `files` are the locks while it is held; `why` says why it is not available.
+    """A place for one job: a GPU, or all of several GPUs, or the CPU, which needs no locks.
+
+    `shared` says whether other jobs share the GPU. `files` are the locks while it is held; `why`
+    says why it is not available.
     """
 
-    def __init__(self, slot: Slot, shared: bool) -> None:
-        self.device = slot.device
+    def __init__(self, *slots: Slot, shared: bool) -> None:
+        self.device = ",".join(slot.device for slot in slots)
         self.files: list[int] = []
         self.why = ""
-        self._paths = [Path(f"{slot.lock}.0"), Path(f"{slot.lock}.{slot.place}")]
-        self._lock, self._shared = slot.lock, shared
+        self._slots, self._shared = slots, shared
+        self._is_cpu = self.device == "cpu"
         self._next_look = 0.0
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment that makes a job use this GPU."""
-        return {} if self.device == "cpu" else {"CUDA_VISIBLE_DEVICES": self.device}
+        """The environment that makes a job run here."""
+        return {} if self._is_cpu else {"CUDA_VISIBLE_DEVICES": self.device}
 
     def take(self) -> bool:
-        """Take it, if it is available; return whether it is held."""
-        if self.device == "cpu" or self.files:
+        """Take all of it, if it is available; return whether it is held."""
+        if self._is_cpu or self.files:
             return True
         if time.monotonic() < self._next_look:
             return False
-        self.why = self._take()
+        self.why = next((why for slot in self._slots if (why := self._take(slot))), "")
         if self.why:
             self.release()
         return not self.why
@@ -200,107 +196,69 @@ class Gpu:
         self.files = []
 
     def used(self) -> str:
-        """Return a message about other processes that use the GPU; empty if there are none, or if
-        jobs share it."""
-        if self._shared or self.device == "cpu":
+        """Return a message about other processes that use it; empty if there are none, or if jobs
+        share it."""
+        if self._shared or self._is_cpu:
             return ""
         if time.monotonic() >= self._next_look:
-            self._set_next_look()
-            self.why = self._used()
+            self._next_look = time.monotonic() + LOOK
+            self.why = next((why for slot in self._slots if (why := _usage(slot.device))), "")
         return self.why
 
-    def _take(self) -> str:
-        """Take the locks; returns why that is not possible, or an empty text."""
-        lost = f"has lost its lock {self._lock}; the next run.sh makes it again"
+    def _take(self, slot: Slot) -> str:
+        """Take a GPU's locks; returns why that is not possible, or an empty text."""
+        lost = f"has lost its lock {slot.lock}; the next run.sh makes it again"
+        paths = [Path(f"{slot.lock}.0"), Path(f"{slot.lock}.{slot.place}")]
+        found = []
+        for path in paths:
+            try:
+                found.append(locks.opened(path, os.O_RDONLY))
+            except OSError:
+                self._next_look = time.monotonic() + LOOK
+                return lost
+            self.files.append(found[-1])
+        _keep_young(found)
+        gpu, place = found
         kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
-        try:
-            self.files = [locks.opened(path, os.O_RDONLY) for path in self._paths]
-        except OSError:
-            self._set_next_look()
-            return lost
-        _keep_young(self.files)
-        gpu, place = self.files
         if not (_lock(place, fcntl.LOCK_EX) and _lock(gpu, kind)):
             return "is in use by a job of another sweep"
-        if _lock(gpu, fcntl.LOCK_EX) and (used := self._used()):  # not by a job of a sweep
-            self._set_next_look()
+        if _lock(gpu, fcntl.LOCK_EX) and (used := _usage(slot.device)):  # not by a job of a sweep
+            self._next_look = time.monotonic() + LOOK
             return used
-        return "" if _lock(gpu, kind) and self._are_in_place() else lost
-
-    def _set_next_look(self) -> None:
-        self._next_look = time.monotonic() + LOOK
-
-    def _are_in_place(self) -> bool:
-        """Whether the locked files are the ones that other sweeps would lock."""
-        with suppress(OSError):
-            return all(
-                os.path.samestat(os.fstat(file), path.lstat())
-                for file, path in zip(self.files, self._paths, strict=True)
-            )
-        return False
-
-    def _used(self) -> str:
-        """A message about how the GPU is used; empty if only a display may be using it."""
-        query = "--query-gpu=memory.used,utilization.gpu"
-        said = nvidia_smi(query, "--format=csv,noheader,nounits", f"--id={self.device}")
-        numbers = said.strip().split(", ")
-        if len(numbers) != 2 or not all(each.isdecimal() for each in numbers):
-            return ""  # a part of a GPU has no such figures
-        memory, percent = map(int, numbers)
-        most, most_percent = (
-            int(os.environ.get(name) or default)
-            for name, default in (("GPU_BUSY_MIB", 1024), ("GPU_BUSY_PERCENT", 20))
-        )
-        if memory > most or (memory > 100 and percent > most_percent):
-            usage = f"{memory} MiB and {percent} % of its time in use"
-            return f"is in use by another process ({usage})"
-        return ""
+        return "" if _lock(gpu, kind) and _are_in_place(found, paths) else lost
 
 
-class Gpus:
-    """The GPUs of several slots, for a job that needs all of them: all are held or none."""
-
-    def __init__(self, gpus: Sequence[Gpu]) -> None:
-        self._gpus = gpus
-        self.device = ",".join(gpu.device for gpu in gpus)
-        self.why = ""
-
-    @property
-    def files(self) -> list[int]:
-        """The locks, while they are held."""
-        return [file for gpu in self._gpus for file in gpu.files]
-
-    @property
-    def env(self) -> dict[str, str]:
-        """The environment that makes a job use these GPUs."""
-        return {"CUDA_VISIBLE_DEVICES": self.device}
-
-    def take(self) -> bool:
-        """Take them, if all are available; return whether they are held."""
-        for gpu in self._gpus:
-            if not gpu.take():
-                self.why = gpu.why
-                self.release()
-                return False
-        return True
-
-    def release(self) -> None:
-        """Release them; a job that has inherited the locks holds them until its end."""
-        for gpu in self._gpus:
-            gpu.release()
-
-    def used(self) -> str:
-        """Return a message about other processes that use one of them; empty if there are none."""
-        return next((why for gpu in self._gpus if (why := gpu.used())), "")
-
-
-def places(slots: Sequence[Slot], per_gpu: int, per_job: int) -> Sequence[Gpu | Gpus]:
+def places(slots: Sequence[Slot], per_gpu: int, per_job: int) -> list[Gpu]:
     """Return the places, each for one job: as many GPUs as a job needs, or a part of a GPU, or the
     CPU."""
-    each = [Gpu(slot, shared=per_gpu > 1) for slot in slots]
-    if per_job == 1 or all(gpu.device == "cpu" for gpu in each):
-        return each
-    return [Gpus(each[k : k + per_job]) for k in range(0, len(each) - per_job + 1, per_job)]
+    if all(slot.device == "cpu" for slot in slots):
+        per_job = 1
+    ends = range(per_job, len(slots) + 1, per_job)
+    return [Gpu(*slots[end - per_job : end], shared=per_gpu > 1) for end in ends]
+
+
+def _usage(device: str) -> str:
+    """A message about how a GPU is used; empty if only a display may be using it."""
+    query = "--query-gpu=memory.used,utilization.gpu"
+    said = nvidia_smi(query, "--format=csv,noheader,nounits", f"--id={device}")
+    numbers = said.strip().split(", ")
+    if len(numbers) != 2 or not all(each.isdecimal() for each in numbers):
+        return ""  # a part of a GPU has no such figures
+    memory, percent = map(int, numbers)
+    most = int(os.environ.get("GPU_BUSY_MIB") or 1024)
+    most_percent = int(os.environ.get("GPU_BUSY_PERCENT") or 20)
+    if memory > most or (memory > 100 and percent > most_percent):
+        usage = f"{memory} MiB and {percent} % of its time in use"
+        return f"is in use by another process ({usage})"
+    return ""
+
+
+def _are_in_place(files: Sequence[int], paths: Sequence[Path]) -> bool:
+    """Whether the locked files are the ones that other sweeps would lock."""
+    with suppress(OSError):
+        pairs = zip(files, paths, strict=True)
+        return all(os.path.samestat(os.fstat(file), path.lstat()) for file, path in pairs)
+    return False
 
 
 def _lock(file: int, kind: int) -> bool:
@@ -311,7 +269,7 @@ def _lock(file: int, kind: int) -> bool:
     return True
 
 
-def _keep_young(files: list[int]) -> None:
+def _keep_young(files: Sequence[int]) -> None:
     """Read and touch the locks, because systems remove old files from temporary folders."""
     for file in files:
         os.read(file, 1)

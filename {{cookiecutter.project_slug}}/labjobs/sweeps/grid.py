@@ -9,7 +9,7 @@ through the pipe `answered`, a line each, which is empty if the words are wrong.
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +32,32 @@ NO_JOB = {"-h", "--help", "--check", "--scratch"}
 END = "end"
 """Sent instead of a number of words when the grid is complete."""
 
+STARTED = ("failed", "interrupted", "pending", "unsent")
+"""States of jobs that a sweep starts."""
 
-@dataclass
+LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
+"""States of jobs in which something is left to do."""
+
+ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
+"""Exit statuses of jobs, by how they have ended."""
+
+MOST_NAMED = 10
+"""Largest number of jobs with the same change that are named one by one."""
+
+
+class Command(NamedTuple):
+    """What runs a job: its words, the script first; with its id and its attempt's folder."""
+
+    id: str
+    folder: str
+    words: list[str]
+
+
+@dataclass(eq=False)
 class Entry:
-    """A job of the grid; `number` is its place there, from 1."""
+    """A job of the grid; `number` is its place there, from 1. `state` is its state before the
+    sweep, with details `about` it; `status` is the exit status with which the sweep has run it.
+    """
 
     number: int
     script: str
@@ -43,6 +65,7 @@ class Entry:
     job: JobFolder[Any] = field(init=False)
     state: str = ""
     about: str = ""
+    status: int | None = None
 
     @property
     def words(self) -> list[str]:
@@ -51,9 +74,32 @@ class Entry:
         return [f"{self.script}.py", *self.flags, *(["--force"] if self.state == "stale" else [])]
 
     @property
+    def command(self) -> Command:
+        """What runs it."""
+        return Command(self.job.id, str(self.job.path), self.words)
+
+    @property
     def inputs(self) -> list[str]:
         """The ids of the jobs that it is derived from."""
         return [*identity.inputs(self.job.settings)]
+
+    @property
+    def state_after(self) -> str:
+        """Its state after the sweep."""
+        if self.status is None:
+            waits = {*STARTED, "running"} - {"unsent"}
+            return "not started" if self.state in waits else self.state
+        wrote = files.read_record(self.job.path / layout.OUTCOME).get("status")
+        match self.status:
+            case exit_status.DONE:
+                return "paused" if wrote == "paused" else "finished"
+            case exit_status.FAILED | exit_status.WRONG:
+                return "diverged" if wrote == "diverged" else "failed"
+            case exit_status.NOT_UPLOADED:
+                return "unsent"
+            case exit_status.OTHER_CODE:
+                return "stale"
+        return "interrupted"
 
     def declared(self) -> Script:
         """Return what its script declares about its jobs. Raises SettingsError if there is none."""
@@ -96,11 +142,15 @@ def each(entries: Iterable[Entry], act: Callable[[Entry], object], of: int) -> N
         except Exception as error:
             wrong += 1
             command = shlex.join(entry.words)
-            at = fault(error)
-            place = f" ({at})" if at else ""
-            leave(exit_status.WRONG, f"job {entry.number}, {command}: {cause(error)}{place}")
+            leave(exit_status.WRONG, f"job {entry.number}, {command}: {described(error)}")
     if wrong:
         raise SettingsError(f"{wrong} of {of} jobs are wrong; nothing was started")
+
+
+def described(error: Exception) -> str:
+    """Return an error in one line, with the line of the student's code that it comes from."""
+    place = fault(error)
+    return f"{cause(error)} ({place})" if place else cause(error)
 
 
 def _entries(words: Iterator[str]) -> Iterator[Entry]:
@@ -123,125 +173,58 @@ def _word(pipe: BinaryIO) -> str:
     return found.decode(sys.getfilesystemencoding(), "surrogateescape")
 
 
-# What a sweep has to do and, at the end, has done.
-#
-# A job's number is its place in the grid, from 1.
-
-STARTED = ("failed", "interrupted", "pending", "unsent")
-"""States of jobs that a sweep starts."""
-
-MOST_NAMED = 10
-"""Largest number of jobs with the same change that are named one by one."""
-
-LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
-"""States of jobs in which something is left to do."""
-
-ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
-"""Exit statuses of jobs, by how they have ended."""
-
-
-class Row(NamedTuple):
-    """A job of a sweep: its state before the sweep, and details about that state."""
-
-    state: str
-    about: str
-    id: str
-    folder: str
-
-
-class Task(NamedTuple):
-    """A job that is left to run: its number, its words, and the numbers of those inputs that are
-    left to run too."""
-
-    number: int
-    words: Sequence[str]
-    inputs: Sequence[int]
-
-
-def ended(folder: str, since: int) -> int | None:
-    """Return the exit status that corresponds to a job's outcome, if the outcome was written since
-    then."""
-    path = Path(folder) / layout.OUTCOME
+def ended(folder: Path, since: int) -> int | None:
+    """Return the exit status that corresponds to a job's outcome, if that was written since then,
+    in ns."""
+    path = folder / layout.OUTCOME
     with suppress(OSError):
         if path.stat().st_mtime_ns > since:
             return ENDED.get(files.read_record(path).get("status", ""))
     return None
 
 
-def summary(rows: Sequence[Row], codes: Mapping[int, int], stopped: int = 0) -> int:
-    """Print the results of the sweep; returns its exit status.
-
-    `codes` has the exit statuses of the jobs that have run, by number; `stopped` is the status of a
-    sweep that was stopped together with its jobs.
-    """
-    states = [state_after(row, codes.get(index)) for index, row in enumerate(rows, start=1)]
-    named = {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"})
-    _name(rows, states, codes, named)
+def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
+    """Print the results of a sweep; returns its exit status. `stopped` is the status of a sweep
+    that was stopped together with its jobs."""
+    name(entries, {"failed", "stale", "diverged"} | (set() if stopped else {"interrupted"}))
+    states = [entry.state_after for entry in entries]
     count = Counter(state for state in states if state not in {"repeated", "skipped"})
-    now = sum(states[index - 1] == "finished" for index in codes)
+    now = sum(entry.status is not None and entry.state_after == "finished" for entry in entries)
     others = ", ".join(f"{n} {state}" for state, n in sorted(count.items()) if state != "finished")
     line = f"{count['finished']} of {count.total()} jobs finished, {now} of them now"
     leave(exit_status.DONE, line + (others and f"; {others}"))
     if count["unsent"]:
-        leave(
-            exit_status.NOT_UPLOADED,
-            "run.sh: some results are not uploaded yet; the same command uploads them",
-        )
+        line = "run.sh: some results are not uploaded yet; the same command uploads them"
+        leave(exit_status.NOT_UPLOADED, line)
     return stopped or (1 if LEFT & count.keys() else 3 if count["unsent"] else 0)
 
 
-def name_left_out(rows: Sequence[Row]) -> int:
-    """Print the jobs that a sweep does not start although they are not finished: stale and diverged
-    ones. Returns 1 if any is stale, otherwise 0."""
-    states = [row.state for row in rows]
-    _name(rows, states, {}, {"stale", "diverged"})
-    return int("stale" in states)
-
-
-def _name(
-    rows: Sequence[Row], states: Sequence[str], codes: Mapping[int, int], named: Set[str]
-) -> None:
-    """Print a line for each job in one of some states; for stale ones, not too many."""
-    changes: Counter[str] = Counter()
-    for index, (row, state) in enumerate(zip(rows, states, strict=True), start=1):
-        if state == "stale" and index not in codes:
-            changes[row.about] += 1
-            if changes[row.about] > MOST_NAMED:
+def name(entries: Iterable[Entry], named: Set[str]) -> None:
+    """Print a line for each job in one of some states; of those with the same change, for a few."""
+    stale: Counter[str] = Counter()
+    for entry in entries:
+        state = entry.state_after
+        if state == "stale" and entry.status is None:
+            stale[entry.about] += 1
+            if stale[entry.about] > MOST_NAMED:
                 continue
         if state in named:
-            leave(exit_status.FAILED, _ending(row, codes.get(index)))
-    for about, found in changes.items():
+            leave(exit_status.FAILED, _ending(entry, state))
+    for about, found in stale.items():
         if found > MOST_NAMED:
             line = f"{found - MOST_NAMED} more jobs are stale: {about}"
             leave(exit_status.FAILED, f"{line}; --list names them, --redo-stale runs them again")
 
 
-def state_after(row: Row, code: int | None) -> str:
-    """Return the state of a job after the sweep, by its exit status if it has run."""
-    if code is None:
-        started = {*STARTED, "running"} - {"unsent"}
-        return "not started" if row.state in started else row.state
-    wrote = files.read_record(Path(row.folder) / layout.OUTCOME).get("status")
-    match code:
-        case 0:
-            return "paused" if wrote == "paused" else "finished"
-        case 1 | 2:
-            return "diverged" if wrote == "diverged" else "failed"
-        case 3:
-            return "unsent"
-        case 5:
-            return "stale"
-    return "interrupted"
-
-
-def _ending(row: Row, code: int | None) -> str:
+def _ending(entry: Entry, state: str) -> str:
     """How an unfinished job ended: the last line of its output, and the path of the output."""
-    if code is None and row.state == "stale":
-        return f"job {row.id} is stale: {row.about}; --redo-stale runs it again"
-    if code is None:
-        return f"job {row.id} {row.state} before: {row.about}; --force starts it over"
-    output = Path(row.folder) / layout.OUTPUT
+    job = f"job {entry.job.id}"
+    if entry.status is None and state == "stale":
+        return f"{job} is stale: {entry.about}; --redo-stale runs it again"
+    if entry.status is None:
+        return f"{job} {state} before: {entry.about}; --force starts it over"
+    output = entry.job.path / layout.OUTPUT
     if not output.exists():  # it was run by hand
-        return f"job {row.id} ended with status {code} [{shown(output.parent)}]"
+        return f"{job} ended with status {entry.status} [{shown(output.parent)}]"
     *_, last = "", *output.read_text(errors="replace").splitlines()
     return f"{last} [{shown(output)}]"

@@ -145,14 +145,26 @@ def progress(folder: Path) -> tuple[str, float | None]:
     return "", None
 
 
+def _last_evaluation(folder: Path) -> dict[str, Any]:
+    """The journal's last line of an evaluation; empty if there is none or it is damaged."""
+    start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
+    seed = journal.seed_of(start.get("journal", ""))
+    try:
+        with (folder / layout.JOURNAL).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            found = [line for line in file if b'"elapsed_seconds"' in line]
+    except OSError:
+        return {}
+    return journal.decoded(found[-1], seed) if found else {}
+
+
 def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
     """Print all that is known of each job, as JSON."""
     view = View()
-    unlike = {job.id: job for job in jobs}
     rows = []
-    for job_id, job in unlike.items():
+    for job in _unlike(jobs):
         word, about, _ = view.state(job)
-        row = {"id": job_id, "state": word, "about": about, "folder": str(job.path)}
+        row = {"id": job.id, "state": word, "about": about, "folder": str(job.path)}
         row |= {"code": job.code.digest, "script": job.script}
         rows.append(row | {"settings": identity(job.settings)})
     print(json.dumps(rows, indent=2))
@@ -163,19 +175,23 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
     """Print a line for each job (brief: only for jobs that run, failed or diverged), and the
     totals."""
     view = View()
-    unlike = {job.id: job for job in jobs}
-    states = {job_id: view.state(job) for job_id, job in unlike.items()}
-    for job_id, (word, about, _) in states.items():
+    unlike = _unlike(jobs)
+    states = [view.state(job) for job in unlike]
+    for job, (word, about, _) in zip(unlike, states, strict=True):
         if not brief or word in {"running", "failed", "diverged"}:
-            print(f"{job_id}  {word:11}  {unlike[job_id].name}" + (about and f"  [{about}]"))
-    count = Counter(state.word for state in states.values())
+            print(f"{job.id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
+    count = Counter(state.word for state in states)
     said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
     print(f"{counted(len(unlike), 'job')}: {said}")
-    if took := view.seconds(unlike.values()):
-        _print_left(list(states.values()), statistics.median(took))
+    if took := view.seconds(unlike):
+        _print_left(states, statistics.median(took))
     sys.stdout.flush()
     view.warn()
     return count
+
+
+def _unlike(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
+    return [*{job.id: job for job in jobs}.values()]
 
 
 def _print_left(states: Sequence[State], each: float) -> None:
@@ -200,19 +216,6 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
         if not found & {"running", "queued"}:
             print("no job is running; run.sh starts those that are left", flush=True)
         time.sleep(LOOK)
-
-
-def _last_evaluation(folder: Path) -> dict[str, Any]:
-    """The journal's last line of an evaluation; empty if there is none or it is damaged."""
-    start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
-    seed = journal.seed_of(start.get("journal", ""))
-    try:
-        with (folder / layout.JOURNAL).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            found = [line for line in file if b'"elapsed_seconds"' in line]
-    except OSError:
-        return {}
-    return journal.decoded(found[-1], seed) if found else {}
 
 
 def is_trained(folder: Path) -> bool:
@@ -243,25 +246,24 @@ def take_snapshot(target: Path) -> None:
 
     Raises SettingsError if that cannot be done.
     """
+    # Files with secrets lie in the root, and git usually ignores them.
+    secret = {Path(path.name) for path in PROJECT.iterdir() if path.is_file()}
+    paths = provenance.paths() | {path for path in secret if privacy.is_secret(path)}
     try:
         target.mkdir(mode=0o700)
-        _copy(target)
+        for path in paths:
+            source, copy = PROJECT / path, target / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # an editor's temporary file
+                if _is_to_be_linked(path):
+                    copy.symlink_to(source)
+                else:
+                    shutil.copy2(source, copy)
+        if not (target / ENGINE.name).exists():  # an upgrade changes no job that waits
+            shutil.copytree(ENGINE, target / ENGINE.name)
     except OSError as error:
         raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
     (target / provenance.FROZEN).write_text(json.dumps(provenance.version()))
-
-
-def _copy(target: Path) -> None:
-    for path in _files():
-        source, copy = PROJECT / path, target / path
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # an editor's temporary file
-            if _is_to_be_linked(path):
-                copy.symlink_to(source)
-            else:
-                shutil.copy2(source, copy)
-    if not (target / ENGINE.name).exists():  # an upgrade changes no job that waits
-        shutil.copytree(ENGINE, target / ENGINE.name)
 
 
 def _is_to_be_linked(path: Path) -> bool:
@@ -287,13 +289,6 @@ def clear_snapshots(mine: Path) -> None:
         with suppress(FileNotFoundError):  # another sweep has removed it in the meantime
             if folder != mine and not _alive(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _files() -> set[Path]:
-    """Paths of the code's files, relative to the project; including files with secrets in the root,
-    which git usually ignores."""
-    files = {Path(path.name) for path in PROJECT.iterdir() if path.is_file()}
-    return provenance.paths() | {path for path in files if privacy.is_secret(path)}
 
 
 def _alive(folder: Path) -> bool:

@@ -1,15 +1,13 @@
 """The project's experiment in the tracking store: making, recognizing, renaming and moving it.
 
 An experiment has the project's name and, as a tag, the project's id. If many processes open a new
-store at the same time, they crash it, so `python -m labjobs.tracking.mlflow_client` prepares the
-store under a lock.
+store at the same time, they crash it, so each prepares it under a lock.
 """
 
 import hashlib
 import os
 import re
 import sqlite3
-import sys
 import tomllib
 from contextlib import AbstractContextManager, closing
 from functools import cache
@@ -302,10 +300,3 @@ def _alone() -> AbstractContextManager[TextIO]:
     """Keep other processes on this machine from opening the store in the meantime."""
     file = sqlite_path() or PROJECT / f"mlflow-{fingerprint()}"
     return locks.waiting(file.with_name(file.name + ".lock"))
-
-
-if __name__ == "__main__":
-    try:
-        prepare()
-    except Exception as problem:
-        sys.exit(reason(problem))
