@@ -59,7 +59,7 @@ import json, sys
 import data
 from pathlib import Path
 from labjobs.results import tables
-from labjobs.tracking.experiment import experiment_name
+from labjobs.tracking.mlflow_client import experiment_name
 
 jobs = tables.jobs(experiment_name())
 kept = tables.outputs(jobs, settings=["lr", "fold", "test_loss"])

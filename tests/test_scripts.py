@@ -138,7 +138,7 @@ def test_jobs_and_figures_know_which_script_it_was(made: Project) -> None:
     job = next(line.split()[0] for line in listed.splitlines() if "analyse" in line)
     shown = made.do("python", "jobs.py", "show", job).stdout
     assert "command: python analyse.py --first=" in shown and "result      distance " in shown
-    table = "from labjobs.results import tables; from labjobs.tracking import experiment as e;"
+    table = "from labjobs.results import tables; from labjobs.tracking import mlflow_client as e;"
     table += "jobs = tables.jobs(e.experiment_name()); print(len(jobs), 'first' in jobs)"
     assert made.do("python", "-c", table).stdout == "2 False\n"
     drawn = made.do("python", "plot_analyses.py", "--format", "png")

@@ -309,7 +309,7 @@ import numpy as np
 import plot_compare
 from labjobs.results import figures, tables
 from labjobs.results.venues import DEFAULT, VENUES
-from labjobs.tracking.experiment import experiment_name
+from labjobs.tracking.mlflow_client import experiment_name
 from settings import CompareSettings
 
 figures.use(VENUES[DEFAULT])

@@ -511,7 +511,7 @@ DRAWN = """
 import plot_stitch
 from labjobs.results import figures, tables
 from labjobs.results.venues import DEFAULT, VENUES
-from labjobs.tracking.experiment import experiment_name
+from labjobs.tracking.mlflow_client import experiment_name
 from settings import StitchSettings
 
 figures.use(VENUES[DEFAULT])

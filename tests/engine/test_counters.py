@@ -1,5 +1,7 @@
 """The machine's counters, and a GPU's own by the real driver where there is one."""
 
+import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ import pytest
 import torch
 from labjobs import devices
 from labjobs.tracking import costs
-from labjobs.tracking.costs import Counters
+from labjobs.tracking.costs import Meter
 from mlflow.system_metrics import metrics
 
 NOWHERE = "00000000-0000-0000-0000-000000000000"
@@ -61,8 +63,15 @@ class Driver:
         return whole_gpus_only
 
 
-def test_a_gpu_that_is_not_there_has_none() -> None:
-    (line,) = Counters(NOWHERE).sample(0)
+@pytest.fixture
+def meter(tmp_path: Path) -> Meter:
+    """A meter of this process, with no attempt's folder."""
+    return Meter(tmp_path / "nowhere", os.getpid())
+
+
+def test_a_gpu_that_is_not_there_has_none(meter: Meter) -> None:
+    meter.look(NOWHERE)
+    (line,) = meter.sample(0)
     assert not {name for name in line["metrics"] if "gpu" in name}
 
 
@@ -70,30 +79,30 @@ def test_a_gpu_that_is_not_there_has_none() -> None:
     ("uuid", "found"), [("GPU-1", MEMORY | WHOLE), ("MIG-1", MEMORY), ("GPU-2", {})]
 )
 def test_a_part_of_a_gpu_is_found_too(
-    uuid: str, found: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    uuid: str, found: dict[str, float], meter: Meter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(costs, "pynvml", Driver(uuid))
-    (line,) = Counters("1").sample(0)
+    monkeypatch.setitem(sys.modules, "pynvml", Driver(uuid))  # type: ignore[misc]
+    meter.look("1")
+    (line,) = meter.sample(0)
     assert {name: value for name, value in line["metrics"].items() if "gpu" in name} == found
 
 
 @pytest.mark.skipif(not costs.STAT.exists(), reason="needs Linux")
-def test_the_machines_cores_and_memory() -> None:
-    machine = Counters()
+def test_the_machines_cores_and_memory(meter: Meter) -> None:
     until = time.process_time() + 0.05
     while time.process_time() < until:
         """Use a core, for Linux counts hundredths of a second."""
-    (line,) = machine.sample(0)
+    (line,) = meter.sample(0)
     assert line["metrics"].keys() >= MACHINE
     assert 0 < line["metrics"]["system/cpu_utilization_percentage"] <= 100
     assert 0 < line["metrics"]["system/system_memory_usage_percentage"] < 100
-    assert machine.sample(0) == []  # not yet time for the next
+    assert meter.sample(0) == []  # not yet time for the next
 
 
 def test_elsewhere_the_machine_has_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("STAT", "MEMORY"):
         monkeypatch.setattr(costs, name, tmp_path / "nowhere")
-    assert Counters().sample(0) == []
+    assert Meter(tmp_path, os.getpid()).sample(0) == []
 
 
 def test_the_names_are_those_of_mlflows_own_monitors() -> None:
@@ -106,10 +115,11 @@ def test_the_names_are_those_of_mlflows_own_monitors() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpus_memory_power_and_utilization() -> None:
+def test_a_gpus_memory_power_and_utilization(meter: Meter) -> None:
     gpu = torch.device("cuda", 0)
     kept = torch.zeros(2**28, dtype=torch.uint8, device=gpu)
-    (line,) = (of_gpu := Counters(devices.tags(gpu)["gpu"])).sample(0)
+    meter.look(devices.tags(gpu)["gpu"])
+    (line,) = meter.sample(0)
     assert line["metrics"].keys() >= MEMORY.keys() | WHOLE.keys()
     assert line["metrics"]["system/gpu_0_memory_usage_megabytes"] > kept.nbytes / 1e6
-    assert of_gpu.sample(0) == []  # not yet time for the next
+    assert meter.sample(0) == []  # not yet time for the next

@@ -1,60 +1,52 @@
-"""Targets of a courier: what each receives, and that none of them delays the others."""
+"""What a courier brings to the store and to Parquet files, and that neither delays the other."""
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
 from labjobs.files import write_record
 from labjobs.job.journal import Journal
 from labjobs.tracking import courier
+from labjobs.tracking.costs import Meter
 from labjobs.tracking.courier import Delivery, delivered
-from labjobs.tracking.mlflow_store import Line, ParquetFiles, Target
+from labjobs.tracking.mlflow_store import Line, Run
+from labjobs.tracking.parquet import ParquetFiles
 
 JOB = "0123456789ab"
 
 
-class Kept(Target):
-    """A target in memory, which is unavailable for the first attempts."""
+class Kept(Run):
+    """A run in memory, in a store that is unavailable for the first attempts."""
 
-    NAME, NOTED_IN = "memory", "sent-kept.json"
     away = 0
+    made: ClassVar["list[Kept]"] = []
 
     def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
-        self.about, self.said = about, dict[int, Line]()
-        self.opened, self.status = 0, ""
-
-    @staticmethod
-    def place() -> str:
-        return "here"
-
-    @staticmethod
-    def check() -> None:
-        pass
-
-    @staticmethod
-    def reason(error: BaseException) -> str:
-        return str(error)
+        super().__init__(folder, about, journal)
+        self.said, self.opened, self.status = dict[int, Line](), 0, ""
+        Kept.made.append(self)
 
     def open(self) -> None:
         self.opened += 1
         self.id = "kept"
 
+    def beat(self) -> None:
+        pass
+
     def log(self, lines: Sequence[Line], mended: bool = False) -> None:
-        self.said |= {line["line"]: line for line in lines}
+        self.said |= {line["line"]: line for line in lines if "line" in line}
         if self.opened <= self.away:
             raise OSError("away")
 
+    def add(self, folder: Path, names: Iterable[str]) -> None:
+        pass
+
     def end(self, status: str) -> None:
         self.status = status
-
-
-class Away(Kept):
-    """A target that is unavailable for the first three attempts."""
-
-    NOTED_IN, away = "sent-away.json", 3
 
 
 @pytest.fixture
@@ -73,50 +65,58 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A courier ends itself by an alarm; a test should not."""
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is in memory; and a courier ends itself by an alarm, which a test should not."""
     monkeypatch.setattr("labjobs.tracking.courier.signal.setitimer", lambda *_: None)
     monkeypatch.setattr(courier, "INTERVAL", 0.01)
+    monkeypatch.setattr(courier, "Run", Kept)
+    monkeypatch.setattr("labjobs.tracking.parquet.project_id", lambda: "0123456789abcdef")
+    monkeypatch.setattr(Kept, "away", 0)
 
 
-def carry(folder: Path, *kinds: type[Kept]) -> Iterator[Kept]:
-    """Deliver a journal to targets; yields them as they are then."""
-    deliveries = [Delivery(folder, kind) for kind in kinds]
-    courier.carry(deliveries, lambda seconds: True, lambda: False)
-    for each in deliveries:
-        assert isinstance(each._target, Kept)
-        yield each._target
+def carry(folder: Path, next_waits: bool = False) -> Kept:
+    """Deliver a journal; returns its run as it is then."""
+    meter = Meter(folder, os.getpid())
+    courier.carry(folder, lambda seconds: True, lambda: next_waits, meter)
+    return Kept.made[-1]
 
 
-def test_one_that_is_away_gets_all_later_and_holds_up_no_other(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+def test_a_store_that_is_away_gets_all_later_and_does_not_delay_the_tables(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    away, kept = carry(folder, Away, Kept)
-    assert (kept.opened, away.opened) == (1, 4)
-    for each in (away, kept):
-        steps = [line["step"] for line in each.said.values() if "metrics" in line]
-        assert steps == [1, 2, 3, 4, 5] and each.status == "FINISHED"
-    assert capsys.readouterr().err == "away\n"  # once, not each time
-    assert delivered(folder, Away) and delivered(folder, Kept)
+    monkeypatch.setenv("PARQUET_FOLDER", str(tmp_path / "tables"))
+    monkeypatch.setattr(Kept, "away", 3)
+    run = carry(folder)
+    assert run.opened == 4 and run.status == "FINISHED"
+    steps = [line["step"] for line in run.said.values() if "metrics" in line]
+    assert steps == [1, 2, 3, 4, 5]
+    assert capsys.readouterr().err.count("away") == 1  # once, not each time
+    assert delivered(folder, Delivery) and delivered(folder, ParquetFiles)
 
 
-def test_what_is_there_is_not_sent_to_the_next_courier_s_copy_again(folder: Path) -> None:
-    (first,) = carry(folder, Kept)
-    (second,) = carry(folder, Kept)
+def test_tables_that_are_away_do_not_delay_the_store(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tables").touch()
+    monkeypatch.setenv("PARQUET_FOLDER", str(tmp_path / "tables"))
+    assert carry(folder, next_waits=True).status == "FINISHED"
+    assert delivered(folder, Delivery) and not delivered(folder, ParquetFiles)
+
+
+def test_what_is_there_is_not_sent_to_the_next_courier_s_run_again(folder: Path) -> None:
+    first, second = carry(folder), carry(folder)
     assert len(first.said) == 7 and second.said == {}
 
 
-def test_another_target_s_note_does_not_count(folder: Path) -> None:
-    (kept,) = carry(folder, Kept)
-    assert not delivered(folder, Away)
-    (away,) = carry(folder, Away)
-    assert kept.said == away.said
-
-
-def test_a_job_goes_on_to_the_next_courier_while_a_target_is_away(folder: Path) -> None:
-    delivery = Delivery(folder, Away)
-    courier.carry([delivery], lambda seconds: True, lambda: True)
-    assert not delivered(folder, Away)
+def test_a_job_goes_on_to_the_next_courier_while_the_store_is_away(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kept, "away", 3)
+    carry(folder, next_waits=True)
+    assert not delivered(folder, Delivery)
 
 
 # Parquet files
@@ -127,22 +127,19 @@ def test_a_parquet_table_has_each_point_once_though_its_folder_was_away(
 ) -> None:
     tables = tmp_path / "tables"
     monkeypatch.setenv("PARQUET_FOLDER", str(tables))
-    monkeypatch.setattr("labjobs.tracking.mlflow_store.project_id", lambda: "0123456789abcdef")
-    delivery = Delivery(folder, ParquetFiles)
-    delivery.send()
+    written = ParquetFiles(folder)
+    written.send(over=False)
     journal = Journal(folder, "auto")
     journal.metrics(6, {"loss": math.nan, "lr": math.inf})
     journal.close("FINISHED")
-    delivery.read()
     tables.rename(tmp_path / "elsewhere")
     tables.touch()
     for _ in range(2):
         with pytest.raises(OSError, match="Not a directory"):
-            delivery.send()
+            written.send(over=True)
     tables.unlink()
     (tmp_path / "elsewhere").rename(tables)
-    delivery.send()
-    delivery.end(delivery.status)
+    written.send(over=True)
     (project,) = tables.iterdir()
     rows = pd.read_parquet(project / "metrics").sort_values(["name", "step"])
     assert rows.step.tolist() == [1, 2, 3, 4, 5, 6, 6]

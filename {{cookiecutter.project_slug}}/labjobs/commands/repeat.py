@@ -28,7 +28,7 @@ from labjobs.job.provenance import CODE_COPY, INSTALLED
 from labjobs.job.reads import of_text
 from labjobs.job.runtime import MATTER
 from labjobs.privacy import scrub
-from labjobs.tracking import costs, mlflow_store
+from labjobs.tracking import costs, parquet
 
 # An attempt at a job as it was recorded, with everything that is needed to run it again.
 
@@ -387,7 +387,7 @@ def _read(archive: Path) -> dict[str, str]:
 FINE = (0, 3)
 """Exit statuses of a job that has finished, even if its store does not have everything."""
 
-NOT_PASSED_ON = (mlflow_store.VARIABLE, runtime.VARIABLE)
+NOT_PASSED_ON = (parquet.VARIABLE, runtime.VARIABLE)
 """Variables that would make the job write elsewhere, or log something else."""
 
 NAMED = 5

@@ -12,7 +12,7 @@ from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted
 from labjobs.results import figure_files, figure_provenance, figures, groups, style, tables
 from labjobs.results.metrics import NoResults, chooser, declared
-from labjobs.tracking import mlflow_read
+from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _draw_all(
     venue, kinds = style.named(args.venue), _kinds(args.format)
     style.label_settings(labels)
     if args.experiment == experiment_name():
-        mlflow_read.settle(args.experiment)
+        stored_jobs.settle(args.experiment)
     every = tables.jobs(args.experiment, kind, script)
     jobs = tables.only(every, only)
     if not args.any_code:

@@ -32,7 +32,7 @@ from labjobs.sweeps.gpus import Slot
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.queue import Queue
 from labjobs.sweeps.starter import Starter
-from labjobs.tracking import mlflow_client, mlflow_read
+from labjobs.tracking import mlflow_client, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
 # The flags of run.sh.
@@ -346,10 +346,8 @@ def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
 def _has_store() -> bool:
     """Whether the store is a file that already contains the project's experiment."""
     with suppress(ConnectionError):
-        return (
-            mlflow_client.database_kind() == "sqlite"
-            and experiment_name() in mlflow_read.experiments()
-        )
+        is_file = mlflow_client.sqlite_path() is not None
+        return is_file and experiment_name() in stored_jobs.experiments()
     return False
 
 
