@@ -9,7 +9,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -33,11 +34,6 @@ from labjobs.tracking.mlflow_client import experiment_name, fingerprint
 from labjobs.tracking.stored_jobs import StoredJob, fresh_value
 
 # What is known of one attempt at a job: its code, when and where it ran, and its results.
-
-TAIL = 16_384
-"""Bytes at a journal's end that surely hold a line with a time."""
-
-TIME = re.compile(rb'"time": (\d+)')
 
 RESULTS = ("test_", "best_")
 """How the metrics begin that a job logs at its end."""
@@ -164,14 +160,9 @@ def _results(metrics: dict[str, float], declared: Collection[str]) -> dict[str, 
 def last_logged(attempt: Path) -> float:
     """Return when an attempt last logged something, in seconds since 1970; 0 if that is not
     known."""
-    try:
-        with (attempt / layout.JOURNAL).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL))
-            times = TIME.findall(file.read())
-        return int(times[-1]) / 1000 if times else (attempt / layout.JOURNAL).stat().st_mtime
-    except (OSError, ValueError):
-        return 0.0
+    with suppress(OSError):
+        return (attempt / layout.JOURNAL).stat().st_mtime
+    return 0.0
 
 
 def iso(seconds: float) -> str | None:
@@ -202,8 +193,8 @@ class Job:
     """The folders of its attempts on this disk, the latest last."""
 
     stored: list[StoredJob] = field(default_factory=list)
-    """Its attempts in the store that finished or diverged, the last one last; of a job on this disk
-    only for `Project.one`."""
+    """Its attempts in the store that finished or diverged; of a job on this disk only for
+    `Project.one`."""
 
     folder: JobFolder[Any] | None = None
     """Its folder according to today's settings; None if they cannot express the job."""
@@ -274,18 +265,14 @@ class Project:
         """Return all jobs."""
         found = {job.id: job for job in self._on_disk()}
         if absent := self.view.over - found.keys():
-            for stored in self._stored:
-                if stored["job_id"] in absent:
-                    found.setdefault(stored["job_id"], Job(stored["job_id"])).stored.append(stored)
+            self._add_stored(found, lambda job_id: job_id in absent)
         return [self._restored(job) for job in found.values()]
 
     def one(self, prefix: str) -> Job:
         """Return the job whose id begins with these digits. Raises SettingsError if there is none,
         or several."""
         found = {job.id: job for job in self._on_disk(prefix)}
-        for stored in self._stored:
-            if stored["job_id"].startswith(prefix):
-                found.setdefault(stored["job_id"], Job(stored["job_id"])).stored.append(stored)
+        self._add_stored(found, lambda job_id: job_id.startswith(prefix))
         if len(found) > 1:
             raise SettingsError(
                 f"{prefix} is the beginning of {len(found)} job ids; give more digits"
@@ -319,11 +306,14 @@ class Project:
 
     @cached_property
     def _stored(self) -> list[StoredJob]:
-        try:
-            found = stored_jobs.jobs(experiment_name())
-        except ConnectionError:  # `view` reports it
-            return []
-        return sorted(found, key=lambda job: job["ended"])
+        with suppress(ConnectionError):  # `view` reports it
+            return stored_jobs.jobs(experiment_name())
+        return []
+
+    def _add_stored(self, found: dict[str, Job], wanted: Callable[[str], bool]) -> None:
+        for stored in self._stored:
+            if wanted(job_id := stored["job_id"]):
+                found.setdefault(job_id, Job(job_id)).stored.append(stored)
 
     def _restored(self, job: Job) -> Job:
         """Return the job with its settings and its folder, if they are known."""
@@ -345,7 +335,7 @@ class Project:
                 job.script, job.settings = about["script"], about["settings"]
                 return
         for stored in job.stored or (each for each in self._stored if each["job_id"] == job.id):
-            job.script = stored["tags"].get("script", identity.DEFAULT)
+            job.script = stored_jobs.script_of(stored)
             job.settings = {name: fresh_value(text) for name, text in stored["params"].items()}
         if not job.settings:
             why = "its settings.json is damaged or missing" if job.attempts else "no permission"

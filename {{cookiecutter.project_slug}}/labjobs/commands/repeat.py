@@ -332,7 +332,10 @@ def install(installed: Path, code: Path, folder: Path, env: Mapping[str, str]) -
         raise JobError("uv is not installed; install it, or use --versions present")
     packages = installed.read_text().splitlines()
     version = packages[0].removeprefix(PYTHON)
-    own = {_name(_project_name(code)), "labjobs"}  # these are in the folder
+    own = {"labjobs"}  # it is in the folder; so is the project, if `pip install .` recorded it too
+    with suppress(OSError, ValueError, KeyError):
+        project = tomllib.loads((code / "pyproject.toml").read_text("utf-8"))["project"]
+        own.add(_name(str(project["name"])))
     wanted = [line for line in packages if _name(line.partition("==")[0]) not in own]
     requirements, venv = folder / "requirements.txt", folder / "venv"
     requirements.write_text("\n".join(wanted) + "\n")
@@ -350,15 +353,6 @@ def install(installed: Path, code: Path, folder: Path, env: Mapping[str, str]) -
             short = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]} …"
             raise JobError(f"uv cannot install its versions: {short}")
     return python
-
-
-def _project_name(code: Path) -> str:
-    """The name of the project, under which `pip install .` has recorded it too."""
-    try:
-        found = tomllib.loads((code / "pyproject.toml").read_text("utf-8"))
-        return str(found["project"]["name"])
-    except (OSError, ValueError, KeyError):
-        return ""
 
 
 def _name(package: str) -> str:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,13 +51,6 @@ class Change:
     diffs: list[str] = field(default_factory=list)
     """One diff for each version of the definition with which one of these jobs ran."""
 
-    def line(self, total: int) -> str:
-        """Return the change in one line; `total` is the number of all jobs."""
-        named, more = ", ".join(self.jobs[:NAMED]), len(self.jobs) - NAMED
-        named += f" and {more} more" if more > 0 else ""
-        jobs = f"{len(self.jobs)} of {counted(total, 'job')}"
-        return f"{self.name} {self.what}: {jobs} ({named})".lstrip()
-
 
 def print_stale(project: Project, diff: bool, as_json: bool) -> int:
     """Print what makes jobs stale, the changes that concern most of them first; returns 0."""
@@ -70,14 +63,17 @@ def print_stale(project: Project, diff: bool, as_json: bool) -> int:
             for each in found
         ]
         print(json.dumps(rows, indent=2))
-    elif not found:
+        return exit_status.DONE
+    if not found:
         print(f"none of {len(jobs)} jobs is stale" if jobs else "there are no jobs yet")
-    else:
-        for each in found:
-            print(each.line(len(jobs)))
-            if diff:
-                print("".join(f"\n{text}\n" for text in each.diffs), end="")
-    return 0
+    for each in found:
+        named, more = ", ".join(each.jobs[:NAMED]), len(each.jobs) - NAMED
+        named += f" and {more} more" if more > 0 else ""
+        of = f"{len(each.jobs)} of {counted(len(jobs), 'job')}"
+        print(f"{each.name} {each.what}: {of} ({named})".lstrip())
+        if diff:
+            print("".join(f"\n{text}\n" for text in each.diffs), end="")
+    return exit_status.DONE
 
 
 def changes(project: Project, jobs: list[Job]) -> list[Change]:
@@ -115,26 +111,14 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
     for part in names:
         before = kept.get(part) or labels.get(now.labels.get(part, part))
         what = "new" if before is None else "changed" if part in now.parts else "gone"
-        name = code_evidence.in_python(part)
-        yield Change(name, what, diffs=_diffs(name, job.id, before, _source(now, part)))
-
-
-def _diffs(name: str, job_id: str, before: dict[str, str] | None, new: str | None) -> list[str]:
-    """What was changed in a definition, if both sources are known."""
-    old = "" if before is None else before.get("source")
-    if old is None or new is None:
-        return []
-    lines = difflib.unified_diff(
-        old.splitlines(), new.splitlines(), f"{name} of job {job_id}", f"{name} now", lineterm=""
-    )
-    return ["\n".join(lines)]
-
-
-def _source(now: Fingerprint, part: str) -> str | None:
-    """The present source of a part, as it would be stored; None for files, which are not stored."""
-    if part.startswith("file:"):
-        return None
-    return scrub(now.source(part), code=True) if part in now.parts else ""
+        name, diffs = code_evidence.in_python(part), []
+        old = "" if before is None else before.get("source")
+        if old is not None and not part.startswith("file:"):  # files are not stored
+            new = scrub(now.source(part), code=True) if part in now.parts else ""
+            titles = f"{name} of job {job.id}", f"{name} now"
+            lines = difflib.unified_diff(old.splitlines(), new.splitlines(), *titles, lineterm="")
+            diffs.append("\n".join(lines))
+        yield Change(name, what, diffs=diffs)
 
 
 # `python jobs.py why JOB DEFINITION`: how a job's code reaches a definition.
@@ -148,37 +132,32 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
     job's results do not depend on it."""
     if job.folder is None:
         raise SettingsError(f"job {job.id}: {job.problem}")
-    found = (
-        code_evidence.present_as_in(job.latest, job.folder.code) if job.latest else job.folder.code
-    )
-    chain = [code_evidence.in_python(part) for part in _chain(found, definition)]
+    found = job.folder.code
+    if job.latest:
+        found = code_evidence.present_as_in(job.latest, found)
+    named = {code_evidence.in_python(part): part for part in found.parts}
+    chain = [code_evidence.in_python(part) for part in _chain(found, named, definition)]
     if as_json:
         print(json.dumps({"job": job.id, "definition": definition, "chain": chain}, indent=2))
     elif chain:
         print(" <- ".join(chain))
     if chain:
-        return 0
-    near = _near(found, definition)
+        return exit_status.DONE
+    close = difflib.get_close_matches(definition, named, n=NEAR)
+    near = _called(definition, named)[:NEAR] or close
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return leave(exit_status.FAILED, f"job {job.id} does not depend on {definition}{hint}")
 
 
-def _chain(found: Fingerprint, definition: str) -> list[str]:
+def _chain(found: Fingerprint, named: Mapping[str, str], definition: str) -> list[str]:
     """The parts from a definition to the entry; none if the job does not reach it. Something inside
     a definition, such as a method, belongs to that definition; a name without its module is
     allowed."""
-    named = {code_evidence.in_python(part): part for part in found.parts}
     if len(same := _called(definition, named)) == 1:
         (definition,) = same
     while definition and definition not in named:
         definition = definition.rpartition(".")[0]
     return found.why(named[definition]).split(" <- ") if definition else []
-
-
-def _near(found: Fingerprint, definition: str) -> list[str]:
-    """Names of the job's definitions that may be meant."""
-    names = [code_evidence.in_python(part) for part in found.parts]
-    return _called(definition, names)[:NEAR] or difflib.get_close_matches(definition, names, n=NEAR)
 
 
 def _called(name: str, names: Iterable[str]) -> list[str]:

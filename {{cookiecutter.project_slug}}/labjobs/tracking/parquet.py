@@ -12,8 +12,9 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labjobs import files, layout
 from labjobs.errors import SettingsError, cause
@@ -23,9 +24,6 @@ from labjobs.job.identity import project_id
 from labjobs.privacy import scrub
 from labjobs.tracking import costs
 from labjobs.tracking.mlflow_client import experiment_name
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 VARIABLE = "PARQUET_FOLDER"
 
@@ -88,23 +86,17 @@ class ParquetFiles:
         """Write both files; if the attempt is `over`, for the last time. Raises OSError, and
         Damaged if the journal is."""
         begun = time.monotonic()
-        about = journal.record_of(self._folder, layout.SETTINGS)
         with (self._folder / layout.JOURNAL).open("rb") as file:
             reader = journal.Reader(file)
             lines = reader.read()
             size = file.tell()
         status = ""
-        tags: dict[str, str] = {}
         for line in lines:
             status = line.get("end", "" if "start" in line else status)
-            tags |= line.get("tags", {})
         status = (status or "KILLED") if over else "RUNNING"
-        lines += costs.as_lines(self._folder) if over else []
-        keys = {"job_id": str(about["id"]), "attempt": str(about["owner"])[:DIGITS]}
-        metrics, row = _points(keys, lines), self._row(keys, about, tags, status)
-        project = _project_folder()
-        _write(project, "metrics", keys, metrics)
-        _write(project, "jobs", keys, row)  # describes the other file, so it is written last
+        if over:
+            lines += costs.as_lines(self._folder)
+        self._write(lines, status)
         self.interval = max(PAUSE, (time.monotonic() - begun) / FRACTION)
         if over:
             noted = {"store": self.place(), "journal": reader.start["journal"]}
@@ -112,15 +104,33 @@ class ParquetFiles:
             with suppress(OSError):  # a full disk: the next courier writes the files again
                 write_record(self._folder / self.NOTED_IN, noted)
 
-    def _row(
-        self, keys: dict[str, str], about: dict[str, Any], tags: dict[str, str], status: str
-    ) -> "pa.Table":
-        """The one row that says what the attempt is. Settings differ from job to job, so they are
-        JSON in one column: all files have the same columns."""
+    def _write(self, lines: Sequence[dict[str, Any]], status: str) -> None:
         import pyarrow as pa
+        from pyarrow.parquet import write_table
 
+        about = journal.record_of(self._folder, layout.SETTINGS)
+        job_id, attempt = str(about["id"]), str(about["owner"])[:DIGITS]
+        points = [
+            (line["step"], name, value, line["time"])
+            for line in lines
+            for name, value in line.get("metrics", {}).items()
+        ]
+        steps, names, values, times = zip(*points, strict=True) if points else ((), (), (), ())
+        metrics = {
+            "job_id": pa.array([job_id] * len(points), pa.string()),
+            "attempt": pa.array([attempt] * len(points), pa.string()),
+            "step": pa.array(steps, pa.int64()),
+            "name": pa.array(names, pa.string()),
+            "value": pa.array(values, pa.float64()),
+            "time": pa.array(times, pa.timestamp("ms", "UTC")),
+        }
+        tags: dict[str, str] = {}
+        for line in lines:
+            tags |= line.get("tags", {})
+        # Settings differ from job to job, so they are JSON: all files have the same columns.
         row = {
-            **keys,
+            "job_id": job_id,
+            "attempt": attempt,
             "name": about["name"],
             "script": about["script"],
             "status": status,
@@ -131,31 +141,15 @@ class ParquetFiles:
             "settings": json.dumps(about["settings"]),
             "tags": json.dumps(tags),
         }
-        columns = {name: pa.array([text], pa.string()) for name, text in row.items()}
-        updated = pa.array([journal.now()], pa.timestamp("ms", "UTC"))
-        return pa.table({**columns, "updated": updated})
-
-
-def _points(keys: dict[str, str], lines: Sequence[dict[str, Any]]) -> "pa.Table":
-    """The metrics in lines of the journal."""
-    import pyarrow as pa
-
-    columns = {
-        "job_id": pa.string(),
-        "attempt": pa.string(),
-        "step": pa.int64(),
-        "name": pa.string(),
-        "value": pa.float64(),
-        "time": pa.timestamp("ms", "UTC"),
-    }
-    rows = [
-        (*keys.values(), line["step"], name, value, line["time"])
-        for line in lines
-        for name, value in line.get("metrics", {}).items()
-    ]
-    cells = zip(*rows, strict=True) if rows else ([] for _ in columns)
-    arrays = [pa.array(each, kind) for each, kind in zip(cells, columns.values(), strict=True)]
-    return pa.table(arrays, names=list(columns))
+        job = {name: pa.array([text], pa.string()) for name, text in row.items()}
+        job["updated"] = pa.array([journal.now()], pa.timestamp("ms", "UTC"))
+        project = _project_folder()
+        # The row describes the metrics, so it is written last. Each file is whole or not there.
+        for table, columns in (("metrics", metrics), ("jobs", job)):
+            name = f"{job_id}-{attempt}.parquet"
+            whole, content = project / UNFINISHED / f"{table}-{name}", pa.table(columns)
+            files.write(whole, partial(write_table, content))
+            whole.replace(project / table / name)
 
 
 def _project_folder() -> Path:
@@ -172,13 +166,3 @@ def _project_folder() -> Path:
             each.mkdir()
             each.chmod(folder.stat().st_mode)  # the same users may write here
     return project
-
-
-def _write(project: Path, table: str, keys: dict[str, str], content: "pa.Table") -> None:
-    """Write one file whole or not at all."""
-    from pyarrow.parquet import write_table
-
-    name = f"{keys['job_id']}-{keys['attempt']}.parquet"
-    whole = project / UNFINISHED / f"{table}-{name}"
-    files.write(whole, lambda file: write_table(content, file))
-    whole.replace(project / table / name)
