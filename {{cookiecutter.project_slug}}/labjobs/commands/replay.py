@@ -44,24 +44,18 @@ class Recorded:
         return journal.record_of(self.path, layout.SETTINGS)
 
     @cached_property
-    def _journal(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        with (self.path / layout.JOURNAL).open("rb") as file:
-            reader = journal.Reader(file)
-            lines = reader.read()
-        if "log_every" not in reader.start:
-            raise JobError(f"{self.path / layout.JOURNAL}: the beginning is damaged")
-        return reader.start, lines
-
-    @property
     def lines(self) -> list[dict[str, Any]]:
-        """What it has logged. Raises JobError if the journal is damaged, OSError."""
-        return self._journal[1]
+        """The lines of its journal. Raises JobError if it is damaged, OSError."""
+        with (self.path / layout.JOURNAL).open("rb") as file:
+            lines = journal.Reader(file).read()
+        if not lines:
+            raise JobError(f"{self.path / layout.JOURNAL} is empty")
+        return lines
 
     @property
-    def log_every(self) -> int | str:
+    def log_every(self) -> str:
         """Optimizer steps between two points of the training metrics."""
-        found: int | str = self._journal[0]["log_every"]
-        return found
+        return str(self.lines[0]["start"]["log_every"])
 
     def tag(self, name: str) -> str:
         """Return a tag as it was last logged; empty if it was not."""

@@ -42,11 +42,28 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-RUNS = """
-SELECT runs.run_uuid, runs.status, runs.start_time, runs.end_time FROM runs
+ENDED = """
+SELECT runs.run_uuid, id.value, runs.status = 'FAILED', runs.start_time, runs.end_time,
+    code.value, data.value
+FROM runs
 JOIN experiments USING (experiment_id)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.value = 'true'
+LEFT JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
+LEFT JOIN tags AS data ON data.run_uuid = runs.run_uuid AND data.key = 'data'
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
-    AND runs.status IN ('FINISHED', 'FAILED', 'RUNNING')
+    AND (runs.status = 'FINISHED' AND mark.key = 'finished'
+        OR runs.status = 'FAILED' AND mark.key = 'diverged')
+"""
+LEASED = """
+SELECT id.value, code.value, owner.value, host.value, beat.value FROM runs
+JOIN experiments USING (experiment_id)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
+JOIN tags AS owner ON owner.run_uuid = runs.run_uuid AND owner.key = 'owner'
+JOIN tags AS host ON host.run_uuid = runs.run_uuid AND host.key = 'host'
+JOIN tags AS beat ON beat.run_uuid = runs.run_uuid AND beat.key = 'heartbeat'
+WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active' AND runs.status = 'RUNNING'
 """
 OWNERS = f"""
 SELECT experiments.name, tags.value FROM experiments
@@ -55,12 +72,8 @@ LEFT JOIN experiment_tags AS tags
 WHERE experiments.lifecycle_stage = 'active'
     AND (experiments.name = :experiment OR tags.value = :project)
 """
-KNOWN_BY = ("job_id", "finished", "diverged", "code", "data", "owner", "host", "heartbeat")
-"""The tags by which `known` goes."""
-
 THESE = "run_uuid IN (SELECT value FROM json_each(:runs))"
 TAGS = f"SELECT run_uuid, key, value FROM tags WHERE {THESE}"
-FEW_TAGS = f"{TAGS} AND key IN {KNOWN_BY}"
 PARAMS = f"SELECT run_uuid, key, value FROM params WHERE {THESE}"
 NUMBER = "CASE WHEN NOT is_nan THEN value END"
 METRICS = f"SELECT run_uuid, key, {NUMBER} FROM latest_metrics WHERE {THESE}"
@@ -75,6 +88,8 @@ DIVERGED = "attributes.status = 'FAILED' AND tags.diverged = 'true'"
 RUNNING = "attributes.status = 'RUNNING'"
 """Which runs MLflow's client is asked for."""
 
+Rows = Sequence[Sequence[Any]]
+
 AT_ONCE = 8
 """Number of histories that are requested from a server at a time."""
 
@@ -87,7 +102,6 @@ class StoredJob(TypedDict):
 
     job_id: str
     run_id: str
-    status: str
     started: int
     ended: int
     diverged: bool
@@ -100,41 +114,34 @@ class StoredJob(TypedDict):
 def jobs(experiment: str) -> list[StoredJob]:
     """Return the attempts at jobs that finished or diverged, by job id; of several runs with the
     same job id and code, a finished one, or the last to end."""
-    if path := sqlite_path():
-        found = [job for job in _by_sql(path, experiment) if _is_marked(job)]
-    else:
-        found = _by_client(experiment, FINISHED, DIVERGED)
+    path = sqlite_path()
+    found = _by_sql(path, experiment) if path else _by_client(experiment, FINISHED, DIVERGED)
     found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
     return list({(job["job_id"], job["tags"].get("code")): job for job in found}.values())
 
 
-def _by_sql(path: Path, experiment: str, whole: bool = True) -> list[StoredJob]:
-    """All jobs that have ended or are running; unless `whole`, with the tags in KNOWN_BY alone."""
+def _by_sql(path: Path, experiment: str) -> list[StoredJob]:
     found: dict[str, StoredJob] = {
         run: {
-            "job_id": "",
+            "job_id": job_id,
             "run_id": run,
-            "status": status,
             "started": started,
             "ended": ended or 0,
-            "diverged": status == "FAILED",
+            "diverged": bool(diverged),
             "params": {},
             "metrics": {},
             "tags": {},
         }
-        for run, status, started, ended in select(path, RUNS, experiment=experiment)
+        for run, job_id, diverged, started, ended, *_ in select(path, ENDED, experiment=experiment)
     }
     runs = json.dumps(list(found))
-    for run, key, value in select(path, TAGS if whole else FEW_TAGS, runs=runs):
+    for run, key, value in select(path, PARAMS, runs=runs):
+        found[run]["params"][key] = value
+    for run, key, value in select(path, METRICS, runs=runs):
+        found[run]["metrics"][key] = _number(value)
+    for run, key, value in select(path, TAGS, runs=runs):
         found[run]["tags"][key] = value
-        if key == "job_id":
-            found[run]["job_id"] = value
-    if whole:
-        for run, key, value in select(path, PARAMS, runs=runs):
-            found[run]["params"][key] = value
-        for run, key, value in select(path, METRICS, runs=runs):
-            found[run]["metrics"][key] = _number(value)
-    return [job for job in found.values() if job["job_id"]]
+    return list(found.values())
 
 
 def _by_client(experiment: str, *queries: str) -> list[StoredJob]:
@@ -153,7 +160,6 @@ def _by_client(experiment: str, *queries: str) -> list[StoredJob]:
         {
             "job_id": run.data.tags["job_id"],
             "run_id": run.info.run_id,
-            "status": run.info.status,
             "started": run.info.start_time,
             "ended": run.info.end_time or 0,
             "diverged": run.info.status == "FAILED",
@@ -164,11 +170,6 @@ def _by_client(experiment: str, *queries: str) -> list[StoredJob]:
         for run in runs
         if "job_id" in run.data.tags
     ]
-
-
-def _is_marked(job: StoredJob) -> bool:
-    mark = {"FINISHED": "finished", "FAILED": "diverged"}.get(job["status"], "")
-    return job["tags"].get(mark) == "true"
 
 
 @contextmanager
@@ -218,28 +219,27 @@ def known(experiment: str) -> Known:
     another project.
     """
     courier.check_places()
+    ended: Rows
+    leased: Rows
     if path := sqlite_path():
         settle(experiment)
-        jobs = _by_sql(path, experiment, whole=False)
+        ended = select(path, ENDED, experiment=experiment)
+        leased = select(path, LEASED, experiment=experiment)
     else:
-        jobs = _by_other_process(experiment)
+        ended, leased = _by_other_process(experiment)
     found = Known({}, {}, {})
-    for job in jobs:
-        tags = job["tags"]
-        code = tags.get("code", "")
-        if job["status"] == "RUNNING":
-            if fresh("RUNNING", tags.get("heartbeat", "")):
-                lease = Lease(code, tags.get("owner", ""), tags.get("host", ""))
-                found.leases.setdefault(job["job_id"], []).append(lease)
-        elif _is_marked(job):
-            of_kind = found.diverged if job["diverged"] else found.finished
-            seconds = (job["ended"] - job["started"]) / 1000
-            ended = Ended(code, tags.get("data", ""), seconds)
-            of_kind.setdefault(job["job_id"], []).append(ended)
+    for _, job_id, diverged, start, end, code, data in ended:
+        jobs = found.diverged if diverged else found.finished
+        attempt = Ended(code or "", data or "", ((end or 0) - start) / 1000)
+        jobs.setdefault(job_id, []).append(attempt)
+    for job_id, code, owner, host, beat in leased:
+        if fresh("RUNNING", beat):
+            found.leases.setdefault(job_id, []).append(Lease(code, owner, host))
     return found
 
 
-def _by_other_process(experiment: str) -> list[StoredJob]:
+def _by_other_process(experiment: str) -> tuple[Rows, Rows]:
+    """The rows of ENDED and LEASED."""
     command = [sys.executable, "-m", "labjobs.tracking.stored_jobs", experiment]
     try:
         answer = subprocess.run(
@@ -252,18 +252,24 @@ def _by_other_process(experiment: str) -> list[StoredJob]:
         line = mlflow_client.last_line(answer.stderr)
         wrong = answer.returncode == exit_status.WRONG
         raise SettingsError(line) if wrong else ConnectionError(line)
-    found: list[StoredJob] = json.loads(answer.stdout)
-    return found
+    ended, leased = json.loads(answer.stdout)
+    return ended, leased
 
 
 def main(experiment: str) -> None:
-    """Print what `known` needs to know, as the other process."""
+    """Print these rows, as the other process."""
     settle(experiment)
-    found = _by_client(experiment, FINISHED, DIVERGED, RUNNING)
-    for job in found:
-        job["params"], job["metrics"] = {}, {}
-        job["tags"] = {name: job["tags"][name] for name in KNOWN_BY if name in job["tags"]}
-    print(json.dumps(found))
+    ended = [
+        [
+            *(job["run_id"], job["job_id"], job["diverged"], job["started"], job["ended"]),
+            *map(job["tags"].get, ("code", "data")),
+        ]
+        for job in _by_client(experiment, FINISHED, DIVERGED)
+    ]
+    keys = ("job_id", "code", "owner", "host", "heartbeat")
+    running = [job["tags"] for job in _by_client(experiment, RUNNING)]
+    leased = [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
+    print(json.dumps([ended, leased]))
 
 
 # Which experiments there are, and whose they are.
