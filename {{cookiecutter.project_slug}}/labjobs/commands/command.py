@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from labjobs import exit_status, installation, layout
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.commands import inventory, repeat, staleness
+from labjobs.commands import inventory, pages, repeat, staleness
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, did_you_mean
-from labjobs.files import PROJECT
+from labjobs.files import PROJECT, shown
 from labjobs.job import runtime, terminal
 from labjobs.job.terminal import Interrupted, Interruption, leave
 from labjobs.tracking import mlflow_client
@@ -170,6 +170,16 @@ COMMANDS = {
         | JSON,
         repeat.repeat_jobs,
     ),
+    "docs": Command(
+        "print a page about the engine, or the lines of all pages that have a word in them",
+        {"wanted": {"help": "a page or a word (default: all pages)", "nargs": "?", "default": ""}},
+        lambda _, given: pages.print_docs(given.wanted),
+    ),
+    "eject": Command(
+        "copy the engine's source into the project, as labjobs/, where it can be edited",
+        {},
+        lambda *_: _eject(),
+    ),
     runtime.FIND_LR: Command(
         "find a learning rate by range tests with the job's flags, which follow --",
         {
@@ -215,6 +225,12 @@ COMMANDS = {
         find,
     ),
 }
+
+
+def _eject() -> int:
+    folder = installation.eject(PROJECT)
+    print(f"{shown(folder)}/ is what runs from now on; remove it to use the installed engine again")
+    return exit_status.DONE
 
 
 def jobs_command(**kinds: type) -> int:
