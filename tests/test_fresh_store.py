@@ -14,11 +14,11 @@ PROCESSES = 8
 MAKER = """
 import os, sys
 import mlflow
-from labjobs.tracking import experiment
+from labjobs.tracking import mlflow_client
 print("ready", flush=True)
 for uri in sys.stdin:
     os.environ["MLFLOW_TRACKING_URI"] = uri.strip()
-    print(experiment.prepare(), flush=True)
+    print(mlflow_client.prepare(), flush=True)
 """
 """Makes one store after another, each when it is told to."""
 

@@ -177,17 +177,17 @@ FORMS = [
 ASKS = """
 import os, sys
 from labjobs.errors import SettingsError
-from labjobs.tracking import address, database, experiment, reading
+from labjobs.tracking import mlflow_client as store, stored_jobs
 for line in sys.stdin:
     os.environ["MLFLOW_TRACKING_URI"] = line.rstrip("\\n")
-    print(address.shown(), address.fingerprint())
-    for ask in (address.check, experiment.prepare, *[reading.experiments] * bool(database.kind())):
+    print(store.shown(), store.fingerprint())
+    for ask in (store.check, store.prepare, *[stored_jobs.experiments] * bool(store.sqlite_path())):
         try:
             ask()
         except (SettingsError, ConnectionError) as error:
             print(error)
         except Exception as error:
-            print(address.reason(error), address.last_line(f"{error!r}"))
+            print(store.reason(error), store.last_line(f"{error!r}"))
 print("end")
 """
 """Has each store asked for in all the ways that the engine knows, and prints what it would say."""

@@ -130,7 +130,7 @@ class Damages:
             replayed.command(self._live)
         if name == "sent":
             with replayed.here():
-                Delivery(self._folder, replayed.Run).send()
+                Delivery(self._folder).send()
         Training.ends, Courier.away = None, False
         shutil.copytree(self._live, root)
         return State(root, copy.deepcopy(Courier.store))
@@ -158,7 +158,7 @@ class Damages:
         if owner_of(self._folder) not in ("", state.owner):
             return f"owner {owner_of(self._folder)}"
         open_still = (self._states[name] for name in ("killed", "sent", "unsent"))
-        if delivered(self._folder, replayed.Run) and state in open_still:
+        if delivered(self._folder, Delivery) and state in open_still:
             return "delivered"
         return ""
 

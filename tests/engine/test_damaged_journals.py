@@ -8,7 +8,6 @@ from attempts import At, Ended, Toy
 from labjobs import layout
 from labjobs.job import journal
 from labjobs.tracking.courier import Delivery
-from labjobs.tracking.mlflow_store import Run
 from toy import STEPS
 
 STOP, END = 5, 12
@@ -72,12 +71,10 @@ def test_a_point_that_the_store_has_is_not_sent_again(toy, tmp_path, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
     monkeypatch.setattr("labjobs.tracking.mlflow_store.prepare", lambda: experiment)
     left = killed(toy)
-    Delivery(left.folder, Run).send()
+    Delivery(left.folder).send()
     damage(left, STOP + 3)
     again = toy.run("parts")
-    sent = Delivery(again.folder, Run)
-    sent.send()
-    sent.end(sent.status)
+    Delivery(again.folder).send(over=True)
     (run,) = store.client.search_runs([experiment])
     history = store.client.get_metric_history(run.info.run_id, "train_loss")
     assert sorted(point.step for point in history) == list(range(1, 3 * STEPS + 1))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from labjobs import files
-from labjobs.commands import differences, repeat
-from labjobs.commands.repeat import Recorded, read
+from labjobs.commands import repeat
+from labjobs.commands.replay import Recorded, compare_outputs, curve_difference, curve_points
 from labjobs.errors import JobError
 from labjobs.job.journal import Journal
 from labjobs.training import checkpoints
@@ -29,7 +29,7 @@ def attempt(folder: Path, *points: tuple[int, dict[str, float]]) -> Path:
 def first(folder: Path, before: Any, after: Any) -> str:
     """Where the curves of two attempts with these points first differ."""
     made = [attempt(folder / name, *points) for name, points in (("a", before), ("b", after))]
-    return str(repeat.curve_difference(*(repeat.curve_points(read(path)) for path in made)))
+    return str(curve_difference(*(curve_points(Recorded(path)) for path in made)))
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def best(folder: Path, **weights: torch.Tensor) -> Path:
 def test_the_first_weight_that_differs(tmp_path, dtype):
     weight = torch.ones(2, 3, dtype=dtype)
     one = best(tmp_path / "one", bias=torch.zeros(2), weight=weight)
-    assert differences.compare(one, one) == ({"arrays in best.pt": 2}, None)
+    assert compare_outputs(one, one) == ({"arrays in best.pt": 2}, None)
     weight[1, 2] = 2
-    counts, difference = differences.compare(
+    counts, difference = compare_outputs(
         one, best(tmp_path / "two", bias=torch.zeros(2), weight=weight)
     )
     was, now = ("1", "2") if dtype == torch.int64 else ("1.0", "2.0")
@@ -112,15 +112,26 @@ def test_the_project_itself_is_not_installed(tmp_path, monkeypatch):
     (tmp_path / "bin/uv").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "bin/uv").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "my_project"\n')
     installed = tmp_path / "installed.txt"
     installed.write_text("# Python 3.11.7\nmy-project==0.1.0\nnumpy==2.0.0\n")
-    made = repeat.recorded_environment(installed, tmp_path, tmp_path / "made")
+    (tmp_path / "made").mkdir()
+    python = repeat.install(installed, tmp_path, tmp_path / "made", {})
     wanted = (tmp_path / "made/requirements.txt").read_text()
     assert wanted == "# Python 3.11.7\nnumpy==2.0.0\n"
-    assert made.python == tmp_path / "made/venv/bin/python"
-    assert "PYTHONPATH" not in made.env
+    assert python == tmp_path / "made/venv/bin/python"
+
+
+def test_another_environments_packages_are_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    job = recorded(tmp_path, installed=".installed/abc.txt")
+    for versions_recorded in (True, False):
+        with repeat.Workplace(versions_recorded) as workplace:
+            env = workplace.env(job)
+            assert ("PYTHONPATH" in env) != versions_recorded
+            assert env["MLFLOW_TRACKING_URI"] == f"sqlite:///{workplace.folder}/mlflow-abc.db"
 
 
 def test_a_job_of_several_processes_is_not_repeated_by_one(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import labjobs
 import pytest
 import stored
-from labjobs.tracking import mlflow_client, mlflow_read, stored_jobs
+from labjobs.tracking import stored_jobs
 
 CODE = Path(labjobs.__file__).parents[1]
 
@@ -39,11 +39,11 @@ def test_both_ways_of_reading_agree(store, monkeypatch):
     far = store.job("far", {"val_loss": [math.inf, -math.inf, math.nan]})
     jobs = stored_jobs.jobs("sweep")
     runs = [far, *(job["run_id"] for job in jobs)]
-    by_sql = mlflow_read.known("sweep"), stored_jobs.histories(runs, "val_loss")
-    monkeypatch.setattr(mlflow_client, "database_kind", lambda: "")
-    monkeypatch.setattr(mlflow_read, "LONGEST_QUERY", 600.0)  # the machine may be busy
+    by_sql = stored_jobs.known("sweep"), stored_jobs.histories(runs, "val_loss")
+    monkeypatch.setattr(stored_jobs, "sqlite_path", lambda: None)
+    monkeypatch.setattr(stored_jobs, "LONGEST_QUERY", 600.0)  # the machine may be busy
     assert stored_jobs.jobs("sweep") == jobs
-    assert mlflow_read.known("sweep") == by_sql[0]
+    assert stored_jobs.known("sweep") == by_sql[0]
     assert str(stored_jobs.histories(runs, "val_loss")) == str(by_sql[1])
     assert {math.inf, -math.inf} < {value for _, _, value in by_sql[1]}
 
@@ -72,7 +72,7 @@ os._exit(9)
     subprocess.run([sys.executable, "-c", killed, path])
     assert path.with_name("mlflow.db-journal").stat().st_size
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{path}")
-    assert len(mlflow_read.known("sweep").finished) == 4
+    assert len(stored_jobs.known("sweep").finished) == 4
 
 
 def test_a_store_that_cannot_be_read(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_store_that_cannot_be_read(tmp_path, monkeypatch):
 
 def test_asking_for_what_is_known_imports_nothing_heavy():
     code = (
-        "import sys; from labjobs.tracking.mlflow_read import known; "
+        "import sys; from labjobs.tracking.stored_jobs import known; "
         "assert known('sweep').finished; "
         "assert not {'mlflow', 'torch', 'pandas', 'numpy'} & set(sys.modules)"
     )

@@ -12,7 +12,7 @@ from labjobs import layout, machine
 from labjobs.files import write_record
 from labjobs.job import journal
 from labjobs.tracking import costs
-from labjobs.tracking.costs import Energy, Meter
+from labjobs.tracking.costs import Gpu, Meter
 
 pytestmark = pytest.mark.skipif(not machine.PROC.joinpath("self").exists(), reason="needs Linux")
 
@@ -142,38 +142,34 @@ class Driver:
 def driver(request, monkeypatch):
     """That driver in the place of the real one, and its clock."""
     made = Driver(request.param)
-    for module in (costs, costs):
-        monkeypatch.setattr(module, "pynvml", made)
+    monkeypatch.setitem(sys.modules, "pynvml", made)
     monkeypatch.setattr(costs, "time", SimpleNamespace(monotonic=lambda: made.now))
     return made
 
 
 def test_energy_is_power_times_time(driver):
-    energy = Energy("1")
+    energy = Gpu("1")
     for seconds in (10, 25, 5):
         driver.now += seconds
         found = energy.joules()
     assert found == pytest.approx(300 * 40)
-    assert Energy("2").joules() is None
+    assert Gpu("2").joules() is None
 
 
 def test_trainers_that_are_killed_are_known_by_their_couriers(driver, running, tmp_path):
     """Two trainers of one attempt, one after the other."""
-    path, made = attempt(tmp_path)
+    path, _ = attempt(tmp_path)
     seconds = 0.0
     for _ in range(2):
         process = running(BURN.format(seconds=0.2) + WAIT)
-        made.tags({"gpu": "1"})
-        made.flush()
-        ended = iter((False, False, False, True))
-        wait = Meter(path, process.pid).beside(lambda _, ended=ended: next(ended))
+        meter = Meter(path, process.pid)
         for _ in range(3):
-            assert not wait(0.0)
+            meter.look("1")
             driver.now += 10
         seconds += machine.of(process.pid)[1]["seconds"]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert wait(0.0)
+        meter.look("1", ended=True)
     cost = costs.totals(path)
     assert 0.4 - 2 * TICK <= 3600 * cost["cpu_hours"] < 4
     assert cost["energy_kwh"] == pytest.approx(2 * 300 * 30 / 3.6e6)
@@ -193,6 +189,6 @@ def test_what_cannot_be_read_costs_nothing(tmp_path, content):
 
 def test_a_folder_that_is_gone_stops_no_courier(running, tmp_path):
     path, _ = attempt(tmp_path)
-    wait = Meter(path, running(WAIT).pid).beside(lambda _: False)
+    meter = Meter(path, running(WAIT).pid)
     path.rename(tmp_path / "gone")
-    assert wait(0.0) is False
+    meter.look("")

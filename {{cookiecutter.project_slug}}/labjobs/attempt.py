@@ -34,7 +34,7 @@ from labjobs.job.reads import Places
 from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log
 from labjobs.settings import as_plain
 from labjobs.sources import fault
-from labjobs.tracking import courier, mlflow_read
+from labjobs.tracking import courier, mlflow_store, stored_jobs
 from labjobs.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from labjobs.tracking.mlflow_client import experiment_name
 from labjobs.tracking.mlflow_store import LEASE
@@ -151,14 +151,14 @@ class Attempt(Generic[S]):
         except OSError as error:
             sys.exit(leave(exit_status.FAILED, f"{self.label} {cause(error)}"))
 
-    def _ask_store(self) -> mlflow_read.Known:
+    def _ask_store(self) -> stored_jobs.Known:
         try:
-            return mlflow_read.known(experiment_name())
+            return stored_jobs.known(experiment_name())
         except ConnectionError as error:
             self._store_is_away = str(error)
-            return mlflow_read.NOTHING
+            return stored_jobs.NOTHING
 
-    def _leave_if_over(self, known: mlflow_read.Known) -> None:
+    def _leave_if_over(self, known: stored_jobs.Known) -> None:
         """End the process if the store and the job's folder show that the job needs no attempt, or
         may not have one."""
         folder = self._folder
@@ -240,7 +240,7 @@ class Attempt(Generic[S]):
             "code": code_evidence.digest(folder.path),
             "diverged": "false",
         }
-        folder.journal.tags(provenance.tags() | mlflow_read.tags(folder) | runtime.tags() | about)
+        folder.journal.tags(provenance.tags() | mlflow_store.tags(folder) | runtime.tags() | about)
         folder.keep_changes(provenance.version()["changes"])
         folder.journal.flush()
         if self._store_is_away:

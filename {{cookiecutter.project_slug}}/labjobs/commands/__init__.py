@@ -2,13 +2,15 @@
 made of. What answers for jobs imports no torch, so that it answers at once.
 
     command     the command line
-    inventory   the project's jobs, found on this disk and in the tracking store
-    listing     `list`: a line for each job; `show`: all there is to know of one
-    staleness   `stale`: which jobs the present code no longer fits; `why`: by which way
-    accept      `accept`: changes that change no results; --verify does a job's first steps again
+    inventory   the project's jobs, on this disk and in the store; `list` and `show`
+    staleness   `stale`: which jobs the present code no longer fits; `why`: by which way; `accept`:
+                changes that change no results
+    replay      an attempt that runs again, for accept --verify and `repeat`: are the results the
+                same?
+    repeat      `repeat`: jobs once more from their stored code
+    pages       `docs`: pages about the engine
     find        `find`: a learning rate, a batch size, a number of loader processes
     short_jobs  the jobs that it runs; findings: what it reads from them, prints and draws
     export      `export-model`: a folder with the network and its page; exported_program: the
                 network as torch.export and ONNX write it
-    repeat      `repeat`: jobs once more from their stored code; differences: of two outputs
 """

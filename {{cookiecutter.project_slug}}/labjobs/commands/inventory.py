@@ -1,4 +1,5 @@
-"""The project's jobs, found on this disk and in the tracking store.
+"""The project's jobs, found on this disk and in the tracking store: `list` prints a line for each,
+`show` all there is to know of one.
 
 A job is on this disk if an attempt at it has begun there. Jobs in the store count if they finished
 or diverged.
@@ -7,21 +8,25 @@ or diverged.
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from labjobs import layout, locks
-from labjobs.cli.flags import as_text
-from labjobs.errors import JobError, SettingsError, cause
+from labjobs import exit_status, layout, locks
+from labjobs.cli import flags
+from labjobs.cli.flags import as_plain, as_text
+from labjobs.errors import JobError, SettingsError, cause, did_you_mean
 from labjobs.files import PROJECT, read_record, shown
 from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import restore
+from labjobs.job.identity import as_command, restore
 from labjobs.job.runtime import Runtime
+from labjobs.job.terminal import as_line, counted, leave
 from labjobs.settings import Span
 from labjobs.sweeps.states import State, View
 from labjobs.tracking import costs, stored_jobs
@@ -29,11 +34,6 @@ from labjobs.tracking.mlflow_client import experiment_name, fingerprint
 from labjobs.tracking.stored_jobs import StoredJob, fresh_value
 
 # What is known of one attempt at a job: its code, when and where it ran, and its results.
-
-TAIL = 16_384
-"""Bytes at a journal's end that surely hold a line with a time."""
-
-TIME = re.compile(rb'"time": (\d+)')
 
 RESULTS = ("test_", "best_")
 """How the metrics begin that a job logs at its end."""
@@ -90,21 +90,26 @@ class Attempt:
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     """Return the attempt in a folder; `job` is the job with today's settings, if there can be
     one."""
+    about = journal.record_of(path, layout.SETTINGS)
     outcome = journal.record_of(path, layout.OUTCOME)
-    running = locks.held(path / layout.LOCK)
+    split = journal.record_of(path, layout.SPLIT)
     sent = read_record(path / layout.SENT)
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
-    declared = journal.record_of(path, layout.SETTINGS).get("metrics", {})
     problem = ""
     try:
         with (path / layout.JOURNAL).open("rb") as file:
             for line in journal.Reader(file).read():
                 tags |= line.get("tags", {})
-                found = line.get("metrics", {})
-                metrics |= _results(found, declared)
+                metrics |= _results(line.get("metrics", {}), about.get("metrics", {}))
     except (OSError, JobError) as error:
         problem = cause(error)
+
+    def of_runs(name: object) -> str:
+        """The path of a file in the folder of runs, which attempts share."""
+        return shown(path.parent.parent / str(name)) if name else ""
+
+    running = locks.held(path / layout.LOCK)
     return Attempt(
         state="running" if running else outcome.get("status", "interrupted"),
         change=job.change_since(path) if job else "",
@@ -114,9 +119,9 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         tags=tags,
         metrics=metrics,
         cost=costs.totals(path),
-        code_copy=_kept(path, layout.SETTINGS, "code_copy"),
-        installed=_kept(path, layout.SETTINGS, "installed"),
-        split=_kept(path, layout.SPLIT, "split"),
+        code_copy=of_runs(about.get("code_copy")),
+        installed=of_runs(about.get("installed")),
+        split=of_runs(split.get("split")),
         data_root=shown(PROJECT / outcome["data_root"]) if "data_root" in outcome else "",
         folder=path,
         run_id=str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
@@ -124,26 +129,23 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     )
 
 
-def _kept(attempt: Path, record: str, name: str) -> str:
-    """The path of a file that attempts share; empty if it is not known."""
-    kept = journal.record_of(attempt, record).get(name)
-    return shown(attempt.parent.parent / kept) if kept else ""
-
-
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that is only in the store; `job` is the job with today's settings, if there
     can be one."""
-    digest, data = (stored["tags"].get(name, "") for name in ("code", "data"))
     return Attempt(
         state="diverged" if stored["diverged"] else "finished",
-        change="" if job and job.fits(digest, data) else "in another folder",
+        change="" if job and _fits(job, stored) else "in another folder",
         ended=stored["ended"] / 1000,
-        code=digest,
+        code=stored["tags"].get("code", ""),
         tags=stored["tags"],
         metrics=results(stored),
         cost={name: stored["metrics"][name] for name in costs.NAMES if name in stored["metrics"]},
         run_id=stored["run_id"],
     )
+
+
+def _fits(job: JobFolder[Any], stored: StoredJob) -> bool:
+    return job.fits(stored["tags"].get("code", ""), stored["tags"].get("data", ""))
 
 
 def results(stored: StoredJob) -> dict[str, float]:
@@ -158,14 +160,9 @@ def _results(metrics: dict[str, float], declared: Collection[str]) -> dict[str, 
 def last_logged(attempt: Path) -> float:
     """Return when an attempt last logged something, in seconds since 1970; 0 if that is not
     known."""
-    try:
-        with (attempt / layout.JOURNAL).open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL))
-            times = TIME.findall(file.read())
-        return int(times[-1]) / 1000 if times else (attempt / layout.JOURNAL).stat().st_mtime
-    except (OSError, ValueError):
-        return 0.0
+    with suppress(OSError):
+        return (attempt / layout.JOURNAL).stat().st_mtime
+    return 0.0
 
 
 def iso(seconds: float) -> str | None:
@@ -196,8 +193,8 @@ class Job:
     """The folders of its attempts on this disk, the latest last."""
 
     stored: list[StoredJob] = field(default_factory=list)
-    """Its attempts in the store that finished or diverged, the last one last; of a job on this disk
-    only for `Project.one`."""
+    """Its attempts in the store that finished or diverged; of a job on this disk only for
+    `Project.one`."""
 
     folder: JobFolder[Any] | None = None
     """Its folder according to today's settings; None if they cannot express the job."""
@@ -212,6 +209,16 @@ class Job:
             return self.folder.name
         script = [] if self.script == identity.DEFAULT else [self.script]
         return " ".join([*script, *(f"{k}={as_text(v)}" for k, v in self.settings.items())])
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Its settings as JSON can hold them."""
+        return identity.identity(self.folder.settings) if self.folder else self.settings
+
+    @property
+    def command(self) -> str:
+        """The command line that runs it; empty if today's settings cannot express it."""
+        return as_command(self.folder.settings, self.script) if self.folder else ""
 
     @property
     def latest(self) -> Path | None:
@@ -258,18 +265,14 @@ class Project:
         """Return all jobs."""
         found = {job.id: job for job in self._on_disk()}
         if absent := self.view.over - found.keys():
-            for stored in self._stored:
-                if stored["job_id"] in absent:
-                    self._add(stored, found)
+            self._add_stored(found, lambda job_id: job_id in absent)
         return [self._restored(job) for job in found.values()]
 
     def one(self, prefix: str) -> Job:
         """Return the job whose id begins with these digits. Raises SettingsError if there is none,
         or several."""
         found = {job.id: job for job in self._on_disk(prefix)}
-        for stored in self._stored:
-            if stored["job_id"].startswith(prefix):
-                self._add(stored, found)
+        self._add_stored(found, lambda job_id: job_id.startswith(prefix))
         if len(found) > 1:
             raise SettingsError(
                 f"{prefix} is the beginning of {len(found)} job ids; give more digits"
@@ -284,7 +287,7 @@ class Project:
         present code and data, or else the last one; None if it has none."""
         stored = job.stored or [each for each in self._stored if each["job_id"] == job.id]
         found = [each for each in stored if not each["diverged"]]
-        fits = [each for each in found if job.folder and _fits(job.folder, each["tags"])]
+        fits = [each for each in found if job.folder and _fits(job.folder, each)]
         return next(reversed(fits or found), None)
 
     def _on_disk(self, prefix: str = "") -> Iterator[Job]:
@@ -303,14 +306,14 @@ class Project:
 
     @cached_property
     def _stored(self) -> list[StoredJob]:
-        try:
-            found = stored_jobs.jobs(experiment_name())
-        except ConnectionError:  # `view` reports it
-            return []
-        return sorted(found, key=lambda job: job["ended"])
+        with suppress(ConnectionError):  # `view` reports it
+            return stored_jobs.jobs(experiment_name())
+        return []
 
-    def _add(self, stored: StoredJob, found: dict[str, Job]) -> None:
-        found.setdefault(stored["job_id"], Job(stored["job_id"])).stored.append(stored)
+    def _add_stored(self, found: dict[str, Job], wanted: Callable[[str], bool]) -> None:
+        for stored in self._stored:
+            if wanted(job_id := stored["job_id"]):
+                found.setdefault(job_id, Job(job_id)).stored.append(stored)
 
     def _restored(self, job: Job) -> Job:
         """Return the job with its settings and its folder, if they are known."""
@@ -332,7 +335,7 @@ class Project:
                 job.script, job.settings = about["script"], about["settings"]
                 return
         for stored in job.stored or (each for each in self._stored if each["job_id"] == job.id):
-            job.script = stored["tags"].get("script", identity.DEFAULT)
+            job.script = stored_jobs.script_of(stored)
             job.settings = {name: fresh_value(text) for name, text in stored["params"].items()}
         if not job.settings:
             why = "its settings.json is damaged or missing" if job.attempts else "no permission"
@@ -349,5 +352,188 @@ class Project:
         )
 
 
-def _fits(job: JobFolder[Any], tags: Mapping[str, str]) -> bool:
-    return job.fits(tags.get("code", ""), tags.get("data", ""))
+# `python jobs.py list`: a line for each job of the project.
+
+STATES = (
+    "finished",
+    "stale",
+    "unsent",
+    "running",
+    "queued",
+    "paused",
+    "interrupted",
+    "failed",
+    "diverged",
+    "pending",
+    "unreadable",
+)
+"""What a job can be: as in `bash run.sh --list`, and one whose settings cannot be read."""
+
+
+class Row(NamedTuple):
+    """The information listed for a job; `ended` is in seconds since 1970, 0 if it is not known."""
+
+    job: Job
+    state: str
+    about: str
+    ended: float = 0.0
+    result: str = ""
+    folder: Path | None = None
+    """The folder of the attempt that counts, if it is on this disk."""
+
+    stored: StoredJob | None = None
+    """The attempt that counts, if it is only in the store."""
+
+
+def print_list(project: Project, state: str, as_json: bool) -> int:
+    """Print the jobs, or only those in one state; returns 0.
+
+    Raises SettingsError if there is no such state.
+    """
+    if state and state not in STATES:
+        raise SettingsError(f"--state {state}: no such state; {did_you_mean(state, STATES)}")
+    found = [_row(project, job) for job in project.all()]
+    rows = [row for row in found if state in ("", row.state)]
+    rows.sort(key=lambda row: (row.ended, row.job.id))
+    if as_json:
+        plain = [_as_plain(row) for row in rows]
+        print(json.dumps(plain, indent=2), flush=True)
+        for each in plain:
+            if each["problem"]:
+                leave(exit_status.FAILED, f"jobs.py: job {each['id']}: {each['problem']}")
+    elif rows:
+        width = max(len(row.result) for row in rows)
+        for row in rows:
+            line = f"{row.job.id}  {row.state:11}  {local(row.ended):16}  {row.result:{width}}"
+            print(f"{line}  {row.job.words}".rstrip() + (row.about and f"  [{row.about}]"))
+        count = Counter(row.state for row in rows)
+        said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
+        print(f"{counted(len(rows), 'job')}: {said}")
+    else:
+        print(f"no job is {state}" if found else "there are no jobs yet")
+    return exit_status.DONE
+
+
+def _row(project: Project, job: Job) -> Row:
+    state, about, _ = job.state(project.view)
+    latest = job.latest
+    outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
+    finished = outcome.get("status") == "finished"
+    if latest and (state != "finished" or (finished and (not job.folder or job.folder.begun))):
+        said = _shortened(str(outcome.get("said", ""))) if finished else ""
+        return Row(job, state, about, last_logged(latest), said, folder=latest)
+    if stored := project.finished_in_store(job):
+        said = _shortened(as_line(results(stored)))
+        return Row(job, state, about, stored["ended"] / 1000, said, stored=stored)
+    return Row(job, state, about)
+
+
+def _shortened(said: str) -> str:
+    """A job's last line, without the results of its best evaluation if it has test results."""
+    parts = said.split(", ")
+    return ", ".join(part for part in parts if not part.startswith("best_")) or said
+
+
+def _as_plain(row: Row) -> dict[str, Any]:
+    metrics, problem = results(row.stored) if row.stored else {}, ""
+    if row.folder:
+        attempt = on_disk(row.folder, None)
+        metrics, problem = attempt.metrics, attempt.problem
+    return {
+        "id": row.job.id,
+        "state": row.state,
+        "about": row.about,
+        "ended": iso(row.ended),
+        "result": row.result,
+        "metrics": metrics,
+        "problem": problem,
+        "script": row.job.script,
+        "settings": row.job.plain,
+        "folder": str(row.folder) if row.folder else None,
+    }
+
+
+# `python jobs.py show JOB`: all there is to know of one job.
+
+
+def print_details(project: Project, job: Job, as_json: bool) -> int:
+    """Print a job's settings, its attempts, and the command that runs it; returns 0."""
+    state, about, _ = job.state(project.view)
+    found = [on_disk(path, job.folder) for path in job.attempts]
+    here = {attempt.code for attempt in found}
+    found += [
+        in_store(stored, job.folder)
+        for stored in job.stored
+        if stored["tags"].get("code", "") not in here
+    ]
+    found.sort(key=lambda attempt: attempt.ended)
+    if as_json:
+        content = {
+            "id": job.id,
+            "state": state,
+            "about": about,
+            "script": job.script,
+            "settings": job.plain,
+            "command": job.command,
+            "problem": job.problem,
+            "attempts": [attempt.as_plain() for attempt in found],
+        }
+        print(json.dumps(content, indent=2))
+        return exit_status.DONE
+    print(f"job {job.id}: {state}" + (about and f" ({about})"))
+    print(f"command: {job.command or f'none ({job.problem})'}\n")
+    if job.settings:
+        _print_settings(job)
+    for attempt in found:
+        _print_attempt(attempt)
+    return exit_status.DONE
+
+
+def _print_settings(job: Job) -> None:
+    """A line for each setting, with its default if the value differs from it."""
+    settings = job.plain
+    known = flags.of(type(job.folder.settings)) if job.folder else {}
+    defaults = {name: as_plain(flag.default) for name, flag in known.items() if not flag.required}
+    print("settings")
+    width = max(map(len, settings), default=0)
+    for name, value in settings.items():
+        default = defaults.get(name, value)
+        usual = f"  (default: {as_text(default) or 'empty'})" if value != default else ""
+        print(f"  {name:{width}}  {as_text(value)}{usual}".rstrip())
+
+
+def _print_attempt(attempt: Attempt) -> None:
+    name = attempt.folder.name if attempt.folder else attempts.name(attempt.code)
+    other_code = f"with other code or data ({attempt.change})"
+    fits = other_code if attempt.change else "with the present code and data"
+    print(f"\nattempt {name or 'without code'}: {attempt.state}, {fits}")
+    tags = attempt.tags
+    commit = tags.get("commit", "")
+    if commit not in ("", "none") and tags.get("dirty") == "true":
+        commit += ", with changes"
+    tested = {k: v for k, v in attempt.metrics.items() if k.startswith("test_")}
+    best = {k: v for k, v in attempt.metrics.items() if k.startswith("best_")}
+    others = {k: v for k, v in attempt.metrics.items() if k not in tested | best}
+    lines = {
+        "until" if attempt.state == "running" else "ended": local(attempt.ended),
+        "said": "" if attempt.state == "finished" else attempt.said,
+        "result": as_line(others),
+        "test": as_line(tested),
+        "validation": as_line(best),
+        "inputs": tags.get("inputs", ""),
+        "cost": as_line(attempt.cost),
+        "host": tags.get("host", ""),
+        "device": tags.get("device", ""),
+        "processes": tags.get("processes", ""),
+        "commit": commit,
+        "data root": attempt.data_root,
+        "folder": shown(attempt.folder) if attempt.folder else "",
+        "code copy": attempt.code_copy,
+        "installed": attempt.installed,
+        "split": attempt.split,
+        "MLflow run": attempt.run_id,
+        "problem": attempt.problem,
+    }
+    for what, text in lines.items():
+        if text:
+            print(f"  {what:10}  {text}")

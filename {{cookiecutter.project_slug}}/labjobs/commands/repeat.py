@@ -1,290 +1,223 @@
-"""Runs an attempt again, and compares the results."""
+"""`repeat`: does the stored code of jobs still give the same results, bit for bit?
 
+Each attempt runs again in a temporary folder, from its stored code and with the versions of Python
+and of all packages that it ran with (or those that are installed here). Then the curves, the
+weights and the outputs for each test example are compared.
+"""
+
+import argparse
+import json
 import os
 import platform
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from labjobs import layout
-from labjobs.cli.flags import as_text, option
-from labjobs.errors import JobError
+from labjobs import exit_status, layout
+from labjobs.commands.inventory import Job, Project
+from labjobs.commands.replay import (
+    Difference,
+    Recorded,
+    compare_outputs,
+    curve_difference,
+    curve_points,
+    run,
+)
+from labjobs.errors import JobError, SettingsError, cause
 from labjobs.files import PROJECT
-from labjobs.job import attempts, code_evidence, data_evidence, journal, runtime
+from labjobs.job import attempts, runtime
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.reads import of_text
-from labjobs.job.runtime import MATTER
-from labjobs.privacy import scrub
-from labjobs.tracking import costs, mlflow_store
+from labjobs.job.terminal import Interrupted, Interruption, counted, leave
+from labjobs.results import figure_files
+from labjobs.tracking import parquet
 
-# An attempt at a job as it was recorded, with everything that is needed to run it again.
+VERSIONS = ("recorded", "present")
+"""The versions of Python and of packages to use, the default first."""
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A finished attempt, in its folder `path`."""
+@dataclass
+class Repeated:
+    """The outcome of repeating an attempt: `same`, `different` or `not repeated`."""
 
-    path: Path
+    status: str
+    reason: str = ""
+    """Why it was not repeated."""
 
-    @property
-    def job(self) -> str:
-        """The id of the job."""
-        return self.path.parent.name
+    difference: Difference | None = None
+    compared: dict[str, int] = field(default_factory=dict)
+    """Numbers of values that are the same, by what they are."""
 
-    @cached_property
-    def about(self) -> Mapping[str, Any]:
-        """What settings.json holds."""
-        return journal.record_of(self.path, layout.SETTINGS)
-
-    @cached_property
-    def journal(self) -> "Journal":
-        """The journal. Raises JobError if it is damaged, OSError if it cannot be read."""
-        return read(self.path)
+    conditions: dict[str, str] = field(default_factory=dict)
+    """What differed from the record: versions, device, threads."""
 
     @property
-    def inputs(self) -> dict[str, str]:
-        """The attempts that it is derived from, by job."""
-        return dict(self.about.get("inputs", {}))
-
-    def copy(self, name: str) -> Path:
-        """Return where the copy of its code (`code_copy`) or the list of its packages (`installed`)
-        lies. Raises JobError if there is none."""
-        kept = self.about.get(name)
-        file = self.path.parent.parent / str(kept)
-        if not kept or not file.is_file():
-            what = "code" if name == "code_copy" else "list of packages"
-            raise JobError(f"its {what} is not in {self.path.parent.parent.name}/")
-        return file
-
-    def check(self) -> None:
-        """Raise JobError if it cannot be repeated."""
-        settings = self.about.get("settings")
-        if not settings:
-            raise JobError("its settings.json is damaged or missing")
-        if code_evidence.digest(self.path) == code_evidence.MIXED:
-            raise JobError(
-                "it was continued with changed code, so it belongs to no version of the code"
+    def said(self) -> str:
+        """The outcome, with a line for each condition that differed."""
+        line = f"could not be repeated: {self.reason}"
+        if self.status == "same":
+            line = (
+                f"the same bits ({', '.join(f'{n} {what}' for what, n in self.compared.items())})"
             )
-        if settings.get("minutes"):
-            raise JobError("its length is in minutes, so its number of steps varies")
-        if (count := self.journal.tag("processes")) not in ("", "1"):
-            raise JobError(f"it ran in {count} processes, and repeat starts only one")
-        places = data_evidence.last_places(self.path)
-        if change := data_evidence.difference(self.path, places):
-            raise JobError(f"its data has changed ({change})")
-        if why := data_evidence.unchecked(self.path, places):
-            raise JobError(f"its data cannot be checked: {why}")
+        if self.difference:
+            line = f"different: {self.difference}"
+        return "\n  ".join([line, *(f"{name}: {text}" for name, text in self.conditions.items())])
 
-    def flags(self) -> list[str]:
-        """Return its settings and those flags that can change bits, as on the command line."""
-        runtime = self.about.get("runtime", {})
-        words = {**self.about["settings"], **{k: v for k, v in runtime.items() if k in MATTER}}
-        words["threads"] = self.journal.tag("threads") or "auto"
-        words["log_every"] = self.journal.start["log_every"]
-        words["data_root"] = data_evidence.last_places(self.path).data_root
-        if self.journal.tag("device") == "cpu":
-            words["device"] = "cpu"
-        return [f"{option(name)}={as_text(value)}" for name, value in words.items()]
+    def as_plain(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        difference = self.difference._asdict() if self.difference else None
+        return asdict(self) | {"difference": difference}
 
 
-@dataclass(frozen=True)
-class Journal:
-    """What an attempt has logged: the first line of its journal, and the others."""
+def repeat_jobs(project: Project, given: argparse.Namespace) -> int:
+    """Repeat jobs and print the outcome of each; return the exit status, 0 if all are the same.
 
-    start: Mapping[str, Any]
-    said: list[dict[str, Any]]
-
-    def tag(self, name: str) -> str:
-        """Return a tag as it was last logged; empty if it was not."""
-        found = (line["tags"][name] for line in self.said[::-1] if name in line.get("tags", {}))
-        return str(next(found, ""))
-
-
-def read(attempt: Path) -> Journal:
-    """Return the journal of an attempt. Raises JobError if it is damaged, OSError."""
-    with (attempt / layout.JOURNAL).open("rb") as file:
-        reader = journal.Reader(file)
-        said = reader.read()
-        if "log_every" not in reader.start:
-            raise JobError(f"{attempt / layout.JOURNAL}: the beginning is damaged")
-        return Journal(reader.start, said)
-
-
-# Where two journals first differ.
-
-OTHER_EACH_TIME = (
-    "elapsed_seconds",
-    "data_wait_fraction",
-    "mfu",
-    "find_",
-    "system/",
-    *costs.NAMES,
-)
-"""Beginnings of the names of metrics that measure time or the machine."""
-
-SPEED = "_per_second"
-"""Endings of the names of speeds."""
-
-Point = tuple[int, str]
-"""A step and the name of a metric."""
-
-
-class Difference(NamedTuple):
-    """The first value that differs: its name, and its step if it has one."""
-
-    what: str
-    step: int | None
-    recorded: str
-    repeated: str
-    more: str = ""
-
-    def __str__(self) -> str:
-        at = "" if self.step is None else f" at step {self.step}"
-        more = f" ({self.more})" if self.more else ""
-        return f"{self.what}{at} was {self.recorded} and is now {self.repeated}{more}"
-
-
-def curve_points(journal: Journal) -> dict[Point, str]:
-    """Return the points of all metrics that are the same each time, in the order in which they were
-    logged; each value is a text that is different for different floats."""
-    return {
-        (line["step"], name): repr(value)
-        for line in journal.said
-        for name, value in line.get("metrics", {}).items()
-        if not (name.startswith(OTHER_EACH_TIME) or name.endswith(SPEED))
-    }
-
-
-def curve_difference(before: dict[Point, str], after: dict[Point, str]) -> Difference | None:
-    """Return the first difference between points, by step; None if all are the same."""
-    for step, name in sorted({**before, **after}, key=lambda point: point[0]):
-        values = [each.get((step, name), "missing") for each in (before, after)]
-        if values[0] != values[1]:
-            return Difference(name, step, values[0], values[1])
-    return None
-
-
-# Runs commands that end, with everything that they have started, when this process is interrupted.
-
-
-def run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str]:
-    """Run a command in a folder; return its exit status and what it said on stderr, scrubbed.
-
-    Raises OSError if there is no such command.
+    Raises SettingsError if a job or a figure does not exist.
     """
-    with TemporaryFile() as said:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait()
-        except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # nothing that it has done is needed
-            process.wait()
-            raise
-        said.seek(0)
-        return status, scrub(said.read().decode(errors="replace"))
-
-
-# Python with the packages that an attempt ran with, installed by uv in a temporary folder, from the
-# index that uv is configured for; or the Python that runs this code.
-
-PYTHON = "# Python "
-"""Beginning of the first line of a list of packages."""
-
-LONGEST = 300
-"""Characters of uv's reason."""
-
-NOT_INSTALLED_WITH = ("PYTHONPATH", "PYTHONHOME")
-"""Variables that would make Python find another environment's packages."""
-
-
-class Environment(NamedTuple):
-    """An interpreter, and the environment variables to start it with."""
-
-    python: Path
-    env: Mapping[str, str]
-
-
-def present_environment() -> Environment:
-    """Return the interpreter that runs this code, with its packages."""
-    return Environment(Path(sys.executable), dict(os.environ))
-
-
-def recorded_environment(installed: Path, code: Path, folder: Path) -> Environment:
-    """Install what a list of packages names into a new folder, and return its interpreter; of the
-    project in the folder `code` itself nothing is installed. Raises JobError if that fails."""
-    uv = shutil.which("uv")
-    if not uv:
-        raise JobError("uv is not installed; install it, or use --versions present")
-    packages = installed.read_text().splitlines()
-    version = packages[0].removeprefix(PYTHON)
-    own = {_name(_project_name(code)), "labjobs"}  # these are in the folder
-    wanted = [line for line in packages if _name(line.partition("==")[0]) not in own]
-    env = {name: value for name, value in os.environ.items() if name not in NOT_INSTALLED_WITH}
-    python = sys.executable if version == platform.python_version() else version
-    folder.mkdir()
-    requirements = folder / "requirements.txt"
-    requirements.write_text("\n".join(wanted) + "\n")
-    made = Environment(folder / "venv" / "bin" / "python", env | {"PYTHONNOUSERSITE": "1"})
-    install = ["--no-deps", "--python", str(made.python), "--requirements", str(requirements)]
-    for words in (
-        [uv, "venv", "--quiet", "--python", python, str(folder / "venv")],
-        [uv, "pip", "install", "--quiet", *install],
-    ):
-        status, said = run(words, PROJECT, env)
-        if status:
-            raise JobError(f"uv cannot install its versions: {_reason(said)}")
-    return made
-
-
-def _project_name(code: Path) -> str:
-    """The name of the project, under which `pip install .` has recorded it too."""
+    jobs = _named(project, given.what)
+    found: dict[str, Repeated] = {}
     try:
-        found = tomllib.loads((code / "pyproject.toml").read_text("utf-8"))
-        return str(found["project"]["name"])
-    except (OSError, ValueError, KeyError):
-        return ""
+        Interruption().listen()
+        with Workplace(given.versions == VERSIONS[0]) as workplace:
+            for job_id, job in jobs.items():
+                if not given.json:
+                    print(f"repeating job {job_id}: {job.words if job else ''}", flush=True)
+                try:
+                    found[job_id] = repeat(_attempt(job), workplace)
+                except (JobError, OSError) as error:
+                    found[job_id] = Repeated("not repeated", cause(error))
+                if not given.json:
+                    print(f"job {job_id}: {found[job_id].said}")
+    except Interrupted as stop:
+        line = f"jobs.py: repeat was interrupted {stop}; nothing is left"
+        return leave(exit_status.SIGNALLED + stop.number, line)
+    if given.json:
+        plain = [{"job": job_id, **each.as_plain()} for job_id, each in found.items()]
+        print(json.dumps({"versions": given.versions, "jobs": plain}, indent=2))
+    else:
+        count = Counter(each.status for each in found.values())
+        said = ", ".join(f"{count[word]} {word}" for word in ("same", "different", "not repeated"))
+        print(f"{counted(len(found), 'job')} with the {given.versions} versions: {said}")
+    same = all(each.status == "same" for each in found.values())
+    return exit_status.DONE if same else exit_status.FAILED
 
 
-def _name(package: str) -> str:
-    """A package's name in the one form by which packages are told apart (PEP 503)."""
-    return re.sub("[-_.]+", "-", package).lower()
+def _named(project: Project, words: Iterable[str]) -> dict[str, Job | None]:
+    """The jobs that are named, or whose results a figure shows, by id; None for a job of a figure
+    that is not here."""
+    found: dict[str, Job | None] = {}
+    for word in words:
+        figure = Path(word)
+        if not figure.suffix and not figure.is_file():
+            job = project.one(word)
+            found[job.id] = job
+            continue
+        if not figure.is_file():
+            raise SettingsError(f"{figure}: there is no such figure")
+        shown: list[str] = []
+        with suppress(OSError, SettingsError):
+            shown = figure_files.read(figure).get("jobs", [])
+        if not shown:
+            raise SettingsError(f"{figure} does not say which jobs it shows; draw it with plot.py")
+        for job_id in shown:
+            found[job_id] = None
+            with suppress(SettingsError):
+                found[job_id] = project.one(job_id)
+    return found
 
 
-def _reason(said: str) -> str:
-    """uv's reason in one line, without what draws it as a tree."""
-    words = " ".join(re.sub("[×╰─▶├│]", " ", said).split())
-    return words if len(words) <= LONGEST else f"{words[:LONGEST]} …"
+def _attempt(job: Job | None) -> Recorded:
+    """The finished attempt that counts: the one with the present code, or else the latest."""
+    if not job or not job.attempts:
+        raise JobError("it has not run in this folder of runs")
+    finished = [path for path in job.attempts if attempts.status_of(path) == "finished"]
+    if not finished:
+        raise JobError("it has not finished")
+    present = [path for path in finished if job.folder and path == job.folder.path]
+    return Recorded([*finished, *present][-1])
+
+
+def repeat(attempt: Recorded, workplace: "Workplace") -> Repeated:
+    """Run an attempt again and compare. Raises JobError if that cannot be done, OSError."""
+    attempt.check()
+    code = workplace.code(attempt)
+    words = [str(workplace.python(attempt, code)), str(code / f"{attempt.about['script']}.py")]
+    # Another job may have needed this one, with another attempt.
+    shutil.rmtree(workplace.runs / attempt.job, ignore_errors=True)
+    workplace.copy_inputs(attempt)
+    words += [*attempt.flags(), f"--runs-root={workplace.runs}", "--quiet"]
+    status, said = run(words, PROJECT, workplace.env(attempt))
+    if status not in (exit_status.DONE, exit_status.NOT_UPLOADED):
+        raise JobError(f"it ended with status {status}: {said.strip().rpartition(chr(10))[2]}")
+    found = [path.parent for path in (workplace.runs / attempt.job).glob(f"*/{layout.JOURNAL}")]
+    if len(found) != 1:
+        raise JobError("with its stored code, it is another job")
+    again = Recorded(found[0])
+    before, after = curve_points(attempt), curve_points(again)
+    compared = {"points of the curves": len(before)}
+    difference = curve_difference(before, after)
+    if not difference:
+        arrays, difference = compare_outputs(attempt.path, again.path)
+        compared |= arrays
+    outcome = "different" if difference else "same"
+    return Repeated(outcome, "", difference, compared, dict(_conditions(attempt, again)))
+
+
+NAMED = 5
+"""The largest number of packages with different versions that are named."""
+
+
+def _conditions(before: Recorded, after: Recorded) -> Iterator[tuple[str, str]]:
+    """What differed between two attempts, in a few words."""
+    for name in ("device", "gpu", "threads", "precision"):
+        was, now = before.tag(name), after.tag(name)
+        if was != now:
+            yield name, f"{was or 'unknown'}, now {now or 'unknown'}"
+    try:
+        old, new = (_versions(each.copy(INSTALLED)) for each in (before, after))
+    except JobError:
+        yield "versions", "not recorded"
+        return
+    changes = [
+        f"{name} {old.get(name, 'none')}, now {new.get(name, 'none')}"
+        for name in sorted({*old, *new}, key=str.lower)
+        if old.get(name) != new.get(name)
+    ]
+    if changes:
+        more = len(changes) - NAMED
+        yield "versions", "; ".join(changes[:NAMED]) + (f"; {more} more" if more > 0 else "")
+
+
+def _versions(installed: Path) -> dict[str, str]:
+    """The versions in a list of packages, by name; Python's too."""
+    lines = installed.read_text().splitlines()
+    packages = (line.removeprefix("# ").replace("==", " ").rpartition(" ") for line in lines)
+    return {name: version for name, _, version in packages}
 
 
 # The temporary folder in which attempts run again.
 #
 # code/<digest>/           copies of the code, unpacked
-# environments/<digest>/   Python with the recorded packages
+# environments/            Python with the recorded packages, for each list of them
 # temporary/               the temporary files of the jobs themselves
 # runs/                    the attempts that run again, and copies of those that they depend on
-# mlflow-<digest>.db       a tracking store for each environment, which may have another MLflow
+# mlflow-<digest>.db       a tracking store for each list of packages, as MLflow's version varies
+
+NOT_PASSED_ON = (parquet.VARIABLE, runtime.VARIABLE)
+"""Variables that would make a job write elsewhere, or log something else."""
+
+OF_PRESENT = ("PYTHONPATH", "PYTHONHOME")
+"""Variables that would make Python find another environment's packages."""
 
 PATIENCE = 10.0
 """Seconds in which a courier of an interrupted job notices that there is nothing left to send."""
@@ -295,7 +228,7 @@ class Workplace:
 
     def __init__(self, versions_recorded: bool) -> None:
         self._recorded = versions_recorded
-        self._environments: dict[str, Environment | JobError] = {}
+        self._pythons: dict[str, Path] = {}
 
     def __enter__(self) -> Self:
         self.folder = Path(tempfile.mkdtemp(prefix="repeat-"))
@@ -316,67 +249,64 @@ class Workplace:
         archives = [attempt.copy(name) for name in (CODE_COPY, ENGINE_COPY)]
         digests = [file.name.removesuffix(".tar.gz").split("-")[-1] for file in archives]
         folder = self.folder / "code" / "-".join(digests)
-        if not folder.exists():
-            files: dict[str, str] = {}
-            for archive, digest in zip(archives, digests, strict=True):
-                copied = _read(archive)
-                if of_text(repr(copied)) != digest:
-                    raise JobError("the copy of its code was changed after it was stored")
-                files |= copied
-            for name, text in files.items():
-                path = folder / name
-                if not path.resolve().is_relative_to(folder.resolve()):
-                    raise JobError("the copy of its code has files outside the project")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, "utf-8", newline="")
+        if folder.exists():
+            return folder
+        files: dict[str, str] = {}
+        for archive, digest in zip(archives, digests, strict=True):
+            copied = _unpacked(archive)
+            if of_text(repr(copied)) != digest:
+                raise JobError("the copy of its code was changed after it was stored")
+            files |= copied
+        for name, text in files.items():
+            path = folder / name
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise JobError("the copy of its code has files outside the project")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8", newline="")
         return folder
 
-    def environment(self, attempt: Recorded, code: Path) -> Environment:
-        """Return what to run an attempt with. Raises JobError if it cannot be made."""
+    def env(self, attempt: Recorded) -> dict[str, str]:
+        """Return variables with which an attempt finds its packages and writes here alone."""
+        env = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
+        if self._recorded:
+            env = {name: value for name, value in env.items() if name not in OF_PRESENT}
+            env["PYTHONNOUSERSITE"] = "1"
+        versions = Path(str(attempt.about.get(INSTALLED))).stem
+        env["MLFLOW_TRACKING_URI"] = f"sqlite:///{self.folder}/mlflow-{versions}.db"
+        env["TMPDIR"] = str(self.folder / "temporary")
+        return env | {"PROJECT_FOLDER": str(PROJECT)}
+
+    def python(self, attempt: Recorded, code: Path) -> Path:
+        """Return the interpreter for an attempt, whose code is in a folder. Raises JobError if its
+        packages cannot be installed."""
         if not self._recorded:
-            return self._inside(present_environment(), "present")
+            return Path(sys.executable)
         installed = attempt.copy(INSTALLED)
         if of_text(installed.read_text()) != installed.stem:
             raise JobError("the list of its packages was changed after it was stored")
-        if installed.stem not in self._environments:
-            try:
-                folder = self.folder / "environments" / installed.stem
-                made: Environment | JobError = recorded_environment(installed, code, folder)
-            except JobError as error:
-                made = error
-            self._environments[installed.stem] = made
-        found = self._environments[installed.stem]
-        if isinstance(found, JobError):
-            raise found
-        return self._inside(found, installed.stem)
-
-    def _inside(self, made: Environment, name: str) -> Environment:
-        """The environment, with variables that have jobs write here alone."""
-        store = f"sqlite:///{self.folder}/mlflow-{name}.db"
-        own = {"MLFLOW_TRACKING_URI": store, "TMPDIR": str(self.folder / "temporary")}
-        return Environment(made.python, {**made.env, **own})
+        if installed.stem not in self._pythons:
+            place = Path(tempfile.mkdtemp(dir=self.folder / "environments"))
+            python = install(installed, code, place, self.env(attempt))
+            self._pythons[installed.stem] = python
+        return self._pythons[installed.stem]
 
     def copy_inputs(self, attempt: Recorded) -> None:
         """Copy the attempts that an attempt is derived from, and those that they are derived from,
         with the lists of what they have read. Raises JobError if one is missing."""
-        for job, name in attempt.inputs.items():
-            source, target = attempt.path.parent.parent / job / name, self.runs / job / name
+        runs = attempt.path.parent.parent
+        for job, name in attempt.about.get("inputs", {}).items():
+            source, target = runs / job / name, self.runs / job / name
             if not attempts.begun(source):
                 raise JobError(f"its input, the attempt {job}/{name}, is missing")
             if not target.exists():
                 shutil.copytree(source, target)
-                with suppress(FileExistsError):
-                    (self.runs / layout.DATA_LISTS).mkdir()
-                for file in source.parent.parent.glob(f"{layout.DATA_LISTS}/*.jsonl"):
-                    shutil.copy2(file, self.runs / layout.DATA_LISTS)
+                lists = runs / layout.DATA_LISTS
+                if lists.is_dir():
+                    shutil.copytree(lists, self.runs / lists.name, dirs_exist_ok=True)
             self.copy_inputs(Recorded(source))
 
-    def forget(self, job: str) -> None:
-        """Remove a job's folder, which another job may need with other attempts."""
-        shutil.rmtree(self.runs / job, ignore_errors=True)
 
-
-def _read(archive: Path) -> dict[str, str]:
+def _unpacked(archive: Path) -> dict[str, str]:
     """The files of a copy of the code, by name. Raises JobError if it is damaged."""
     try:
         with tarfile.open(archive) as packed:
@@ -387,89 +317,44 @@ def _read(archive: Path) -> dict[str, str]:
         raise JobError("the copy of its code is damaged") from error
 
 
-FINE = (0, 3)
-"""Exit statuses of a job that has finished, even if its store does not have everything."""
+PYTHON = "# Python "
+"""Beginning of the first line of a list of packages."""
 
-NOT_PASSED_ON = (mlflow_store.VARIABLE, runtime.VARIABLE)
-"""Variables that would make the job write elsewhere, or log something else."""
-
-NAMED = 5
-"""The largest number of packages with different versions that are named."""
+LONGEST = 300
+"""Characters of uv's reason."""
 
 
-@dataclass
-class Repeated:
-    """The outcome of repeating an attempt: `same`, `different` or `not repeated`."""
-
-    status: str
-    reason: str = ""
-    """Why it was not repeated."""
-
-    difference: Difference | None = None
-    compared: dict[str, int] = field(default_factory=dict)
-    """Numbers of values that are the same, by what they are."""
-
-    conditions: dict[str, str] = field(default_factory=dict)
-    """What differed from the record: versions, device, threads."""
-
-
-def repeat(attempt: Recorded, workplace: Workplace) -> Repeated:
-    """Run an attempt again and compare. Raises JobError if that cannot be done, OSError."""
-    attempt.check()
-    code = workplace.code(attempt)
-    environment = workplace.environment(attempt, code)
-    workplace.forget(attempt.job)
-    workplace.copy_inputs(attempt)
-    script = code / f"{attempt.about['script']}.py"
-    words = [str(environment.python), str(script), *attempt.flags()]
-    env = {k: v for k, v in environment.env.items() if k not in NOT_PASSED_ON}
-    env |= {"PROJECT_FOLDER": str(PROJECT)}
-    status, said = run([*words, f"--runs-root={workplace.runs}", "--quiet"], PROJECT, env)
-    if status not in FINE:
-        raise JobError(f"it ended with status {status}: {said.strip().rpartition(chr(10))[2]}")
-    found = [path.parent for path in (workplace.runs / attempt.job).glob(f"*/{layout.JOURNAL}")]
-    if len(found) != 1:
-        raise JobError("with its stored code, it is another job")
-    return _compared(attempt, Recorded(found[0]))
+def install(installed: Path, code: Path, folder: Path, env: Mapping[str, str]) -> Path:
+    """Have uv install what a list of packages names into a folder, and return the interpreter; of
+    the project in the folder `code` itself nothing is installed. Raises JobError if that fails."""
+    uv = shutil.which("uv")
+    if not uv:
+        raise JobError("uv is not installed; install it, or use --versions present")
+    packages = installed.read_text().splitlines()
+    version = packages[0].removeprefix(PYTHON)
+    own = {"labjobs"}  # it is in the folder; so is the project, if `pip install .` recorded it too
+    with suppress(OSError, ValueError, KeyError):
+        project = tomllib.loads((code / "pyproject.toml").read_text("utf-8"))["project"]
+        own.add(_name(str(project["name"])))
+    wanted = [line for line in packages if _name(line.partition("==")[0]) not in own]
+    requirements, venv = folder / "requirements.txt", folder / "venv"
+    requirements.write_text("\n".join(wanted) + "\n")
+    python = venv / "bin" / "python"
+    base = sys.executable if version == platform.python_version() else version
+    options = ["--quiet", "--no-deps", "--python", str(python), "--requirements"]
+    for words in (
+        [uv, "venv", "--quiet", "--python", base, str(venv)],
+        [uv, "pip", "install", *options, str(requirements)],
+    ):
+        status, said = run(words, PROJECT, env)
+        if status:
+            # uv's reason in one line, without what draws it as a tree.
+            reason = " ".join(re.sub("[×╰─▶├│]", " ", said).split())
+            short = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]} …"
+            raise JobError(f"uv cannot install its versions: {short}")
+    return python
 
 
-def _compared(before: Recorded, after: Recorded) -> Repeated:
-    from labjobs.commands import differences  # with torch, which is slow to import
-
-    points = [curve_points(each.journal) for each in (before, after)]
-    difference = curve_difference(*points)
-    compared = {"points of the curves": len(points[0])}
-    if not difference:
-        counts, difference = differences.compare(before.path, after.path)
-        compared |= counts
-    status = "different" if difference else "same"
-    conditions = dict(_conditions(before, after))
-    return Repeated(status, difference=difference, compared=compared, conditions=conditions)
-
-
-def _conditions(before: Recorded, after: Recorded) -> Iterator[tuple[str, str]]:
-    """The differences, in a few words."""
-    for name in ("device", "gpu", "threads", "precision"):
-        was, now = (each.journal.tag(name) for each in (before, after))
-        if was != now:
-            yield name, f"{was or 'unknown'}, now {now or 'unknown'}"
-    try:
-        lists = [each.copy(INSTALLED).read_text().splitlines() for each in (before, after)]
-    except JobError:
-        yield "versions", "not recorded"
-        return
-    if changes := [*_changes(*map(_versions, lists))]:
-        more = len(changes) - NAMED
-        yield "versions", "; ".join(changes[:NAMED]) + (f"; {more} more" if more > 0 else "")
-
-
-def _versions(lines: Sequence[str]) -> dict[str, str]:
-    packages = (line.removeprefix("# ").replace("==", " ").rpartition(" ") for line in lines)
-    return {name: version for name, _, version in packages}
-
-
-def _changes(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
-    for name in sorted({*before, *after}, key=str.lower):
-        was, now = (versions.get(name, "none") for versions in (before, after))
-        if was != now:
-            yield f"{name} {was}, now {now}"
+def _name(package: str) -> str:
+    """A package's name in the one form by which packages are told apart (PEP 503)."""
+    return re.sub("[-_.]+", "-", package).lower()

@@ -13,7 +13,6 @@ from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted
 from labjobs.results import figure_files, figures, groups, style, tables
 from labjobs.results.metrics import NoResults, chooser, declared
-from labjobs.tracking import mlflow_read
 from labjobs.tracking.mlflow_client import experiment_name
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def main(
                 raise SettingsError(f"--format {args.format}: unknown format {format!r}; {known}")
         style.label_settings(labels)
         if args.experiment == experiment_name():
-            mlflow_read.settle(args.experiment)
+            stored_jobs.settle(args.experiment)
         every = tables.jobs(args.experiment, kind, script)
         jobs = tables.only(every, only)
         if not args.any_code:

@@ -23,7 +23,7 @@ from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT, can_have_inputs
 from labjobs.results.metrics import DECLARED, Measured, NoResults
 from labjobs.settings import LAST
-from labjobs.tracking import mlflow_read, stored_jobs
+from labjobs.tracking import stored_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,7 +181,7 @@ def _today(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def _why_none(experiment: str, script: str, diverged: int) -> str:
-    known = mlflow_read.experiments()
+    known = stored_jobs.experiments()
     job = "job" if script == DEFAULT else f"job of {script}.py"
     if diverged:
         return f"all {diverged} {job}s in the experiment {experiment!r} diverged; see their log.txt"

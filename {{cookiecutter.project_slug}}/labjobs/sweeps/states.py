@@ -33,7 +33,7 @@ from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
 from labjobs.sweeps import slurm
-from labjobs.tracking import courier, mlflow_read
+from labjobs.tracking import courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
 LOOK = 2.0
@@ -63,10 +63,10 @@ class View:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.store_is_away = False
-        self._known = mlflow_read.NOTHING
+        self._known = stored_jobs.NOTHING
         self.queued: dict[str, slurm.Queued] = {}
         try:
-            self._known = mlflow_read.known(experiment_name())
+            self._known = stored_jobs.known(experiment_name())
         except ConnectionError as error:
             self.store_is_away = True
             self.problems.append(f"{error}; going by the jobs' folders alone")
@@ -127,7 +127,7 @@ class View:
             return State("paused", *progress(job.path))
         return State("interrupted", *progress(job.path))
 
-    def _lease(self, job: JobFolder[Any]) -> mlflow_read.Lease | None:
+    def _lease(self, job: JobFolder[Any]) -> stored_jobs.Lease | None:
         leases = self._known.leases.get(job.id, [])
         owner = owner_of(job.path) if leases else ""
         others = (lease for lease in leases if lease.owner != owner)
@@ -224,7 +224,7 @@ def is_trained(folder: Path) -> bool:
     if any(map(locks.held, folder.parent.glob("*/lock"))):
         return True
     try:
-        leases = mlflow_read.known(experiment_name()).leases.get(folder.parent.name, [])
+        leases = stored_jobs.known(experiment_name()).leases.get(folder.parent.name, [])
     except ConnectionError:
         return False
     owner = owner_of(folder)

@@ -1,9 +1,9 @@
-"""The courier: a separate process that copies a job's journal to its targets, such as MLflow. Only
-the courier imports MLflow. In the training process, MLflow's threads would compete with the loop
-for the interpreter's lock, and importing it would nearly double the time to start. So the job
-starts the courier before it imports torch, and passes it the job's folder through a pipe. While a
-target is unavailable, the courier keeps trying as long as the job runs and for DELIVERY more
-seconds (carrying.py). The job's next courier sends the rest.
+"""The courier: a separate process that copies a job's journal to the tracking store and, if there
+is a folder for them, to Parquet files. Only the courier imports MLflow. In the training process,
+MLflow's threads would compete with the loop for the interpreter's lock, and importing it would
+nearly double the time to start. So the job starts the courier before it imports torch, and passes
+it the job's folder through a pipe. While a place is unavailable, the courier keeps trying as long
+as the job runs and for DELIVERY more seconds. The job's next courier sends the rest.
 """
 
 import gc
@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from labjobs import exit_status, fork_server, layout, locks
 from labjobs.errors import JobError, SettingsError, cause
@@ -26,253 +25,19 @@ from labjobs.files import CODE, read_record, write_record
 from labjobs.job import attempts, data_evidence, journal
 from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
-from labjobs.tracking import costs, mlflow_client
+from labjobs.tracking import costs, mlflow_client, parquet
 from labjobs.tracking.costs import Meter
 from labjobs.tracking.mlflow_client import prepare
-from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, ParquetFiles, Run, Target
+from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
+from labjobs.tracking.parquet import ParquetFiles
 
-if TYPE_CHECKING:
-    from labjobs.tracking.costs import Counters
-
-# A job's journal on its way to a target, such as MLflow.
-#
-# A file in the job's folder (`sent.json` for MLflow) says how far the delivery has come: to which
-# run, and up to which line of which journal. The file only saves work, because lines that are sent
-# twice are stored once. A damaged journal is not sent: the job's next attempt repairs it.
-
-
-class Delivery:
-    """A journal on its way to a target. `status` is the journal's word for how the job ended, if it
-    has ended. Raises Damaged if the journal or settings.json is damaged.
-    """
-
-    def __init__(self, folder: Path, kind: type[Target]) -> None:
-        self.kind, self._folder = kind, folder
-        self._about = journal.record_of(folder, layout.SETTINGS)
-        if not self._about:
-            raise journal.Damaged(f"settings.json is damaged or missing; {journal.MENDS}")
-        self._file = (folder / layout.JOURNAL).open("rb")
-        self._reader = journal.Reader(self._file)
-        self._id = ""
-        self._unsent: list[Line] = []
-        self._gpu = ""
-        self._counters: Counters | None = None
-        self._mended = False
-        self.status = ""
-        self.read()
-        if not self._unsent:
-            raise journal.Damaged(f"{layout.JOURNAL} is empty; {journal.MENDS}")
-        self._journal = str(self._reader.start["journal"])
-        if self._reader.line < journal.expected(folder, self._journal):
-            raise journal.Damaged(f"the end of {layout.JOURNAL} is lost; {journal.MENDS}")
-        self._target, self._is_open = kind(folder, self._about, self._journal), False
-
-    @property
-    def interval(self) -> float:
-        """Seconds until the target wants the next lines."""
-        return self._target.interval
-
-    def read(self) -> None:
-        """Read what the job has written since. Raises Damaged for damaged lines."""
-        new = self._reader.read()
-        self._unsent += new
-        for line in new:
-            if "start" in line:
-                self._gpu, self._counters = "", None  # the last attempt's
-            self._gpu = line.get("tags", {}).get("gpu", self._gpu)
-            self._mended |= "lost" in line
-            self.status = line.get("end", "" if "start" in line else self.status)
-
-    def send(self, running: bool = False) -> None:
-        """Send what has been read; while the job is running, also the machine's counters. Raises
-        whatever the target raises, without losing anything.
-        """
-        try:
-            if not self._is_open:
-                self._open()
-            self._target.beat()
-            if self._unsent:
-                os.fsync(self._file.fileno())  # what is sent must not be written a second time
-                self._target.log(self._unsent, self._mended)
-                names = [name for line in self._unsent for name in line.get("files", ())]
-                self._target.add(self._folder, names)
-                self._unsent = []
-                self._note("")
-            if running and self.kind.COUNTERS and (sampled := self._sampled(self._target.begun)):
-                self._target.log(sampled)
-        except Exception:
-            self._is_open = False
-            raise
-
-    def end(self, status: str) -> None:
-        """Store how the run ended, after everything else is sent; then add the files that users
-        look for. From then on, results count as stored, whatever happens to the files."""
-        if read := data_evidence.summary(self._folder):
-            self._target.has_read(read)
-        beyond = {"line": self._reader.line + 1}  # not in the journal: what the courier has seen
-        self._target.log([line | beyond for line in costs.as_lines(self._folder)])
-        self._target.end(status)
-        self._target.add(self._folder, AT_THE_END)
-        self._note(status)
-
-    def _open(self) -> None:
-        self._target.open()
-        if self._target.id != self._id:
-            self._id = self._target.id
-            self._reader, self._unsent = journal.Reader(self._file), []
-            self.read()
-            noted = self._noted
-            if (noted.get("run"), noted.get("journal")) == (self._id, self._journal):
-                self._unsent = [line for line in self._unsent if line["line"] > noted["lines"]]
-        self._is_open = True
-
-    def _sampled(self, since: int) -> list[Line]:
-        """The counters, if it is time for them; empty if they cannot be read."""
-        with suppress(Exception):  # metrics must not wait for a driver
-            from labjobs.tracking.costs import Counters
-
-            if self._counters is None or self._counters.uuid != self._gpu:
-                self._counters = Counters(self._gpu)  # a job says after its start which GPU it has
-            return self._counters.sample(since)
-        return []
-
-    def _note(self, status: str) -> None:
-        noted = {
-            "store": self.kind.place(),
-            "run": self._id,
-            "journal": self._journal,
-            "lines": self._reader.line,
-            "bytes": self._file.tell(),
-            "status": status,
-        }
-        with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
-            write_record(self._folder / self.kind.NOTED_IN, noted)
-
-    @property
-    def _noted(self) -> dict[str, Any]:
-        return read_record(self._folder / self.kind.NOTED_IN)
-
-
-def delivered(folder: Path, kind: type[Target]) -> bool:
-    """Whether a target had everything in a job's journal when it was last reached."""
-    noted = read_record(folder / kind.NOTED_IN)
-    start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
-    all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
-    if all_of_it != (kind.place(), start.get("journal"), True):
-        return False
-    return bool(
-        (folder / layout.JOURNAL).stat().st_size <= noted["bytes"]
-    )  # less, because it was damaged
-
-
-# A courier's main loop: each target gets its lines when it wants them. An unavailable target is
-# tried again, without delaying the others.
-
-INTERVAL = 1.0
-"""Seconds between two checks of the journal."""
-
-LONGEST = 10.0
-"""Largest number of seconds between two attempts to reach an unavailable target."""
-
-DELIVERY = 120.0
-"""Seconds that a courier keeps trying after its job has ended."""
-
-
-class Upload:
-    """The delivery of a journal to one target, with the problem of the last attempt: `problem`."""
-
-    def __init__(self, delivery: Delivery) -> None:
-        self.delivery, self.problem, self.done = delivery, "", False
-        self._pause, self.due = 0.0, 0.0
-
-    def attempt(self, over: bool) -> None:
-        """Send what is new; if the job is `over`, also its end. Raises Elsewhere and Damaged."""
-        delivery = self.delivery
-        try:
-            delivery.send(running=not over)
-            if over:
-                delivery.end(delivery.status or "KILLED")
-                self.done = True
-            self._pause, self.problem = delivery.interval, ""
-        except (Elsewhere, Damaged):
-            raise
-        except Exception as error:
-            self._pause = INTERVAL if over else min(LONGEST, 2 * self._pause + INTERVAL)
-            self.problem = delivery.kind.reason(error)
-        self.due = time.monotonic() + self._pause
-
-
-def carry(
-    deliveries: Sequence[Delivery],
-    job_ended: Callable[[float], bool],
-    next_waits: Callable[[], bool],
-) -> None:
-    """Deliver until the job has ended and everything is sent, or until the job's next courier can
-    take over.
-
-    `job_ended` waits up to the given number of seconds for the end. Raises Elsewhere if the job
-    belongs to another process.
-    """
-    uploads = [Upload(delivery) for delivery in deliveries]
-    pause, over, said = 0.0, False, ""
-    while left := [each for each in uploads if not each.done]:
-        gone = job_ended(
-            pause
-        )  # asked before reading, so that everything that the job wrote is read
-        for upload in left:
-            upload.delivery.read()
-        if not over and (gone or left[0].delivery.status):
-            over = True
-            signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
-        for upload in left:
-            if over or upload.due <= time.monotonic():
-                upload.attempt(over)
-        problem = "; ".join(upload.problem for upload in left if upload.problem)
-        if problem and over and next_waits():
-            return
-        if problem and problem != said:
-            print(problem, file=sys.stderr, flush=True)
-        said = problem
-        pause = max(0.0, min(upload.due for upload in left) - time.monotonic())
-
-
-# The targets of couriers: the tracking store, which says what has run, and copies of its data.
-
-TARGETS: tuple[type[Target], ...] = (Run, ParquetFiles)
-"""The store, which is always in use, comes first."""
-
-
-def in_use() -> list[type[Target]]:
-    """Return the targets that the environment names."""
-    return [kind for kind in TARGETS if kind.place()]
-
-
-def check_targets() -> None:
-    """Raise SettingsError if one of them cannot be used."""
-    for kind in TARGETS:
-        kind.check()
-
-
-def all_have(folder: Path) -> bool:
-    """Whether each target is known to have everything of an attempt."""
-    return all(delivered(folder, kind) for kind in in_use())
-
-
-def copies_lack(folder: Path) -> bool:
-    """Whether a target other than the store lacks a part of a finished attempt on this disk."""
-    copies = in_use()[1:]
-    finished = bool(copies) and attempts.status_of(folder) == "finished"
-    return finished and not all(delivered(folder, kind) for kind in copies)
-
+# The job's side: it starts the process, gives it its work and receives the outcome.
 
 PATIENCE = 30.0
-"""Seconds that a finished job waits until its targets have everything."""
+"""Seconds that a finished job waits until everything is delivered."""
 
 IMPATIENCE = 5.0
 """Seconds that a job waits if it will be continued later anyway."""
-
-DISPLACED = 4
-"""The courier's exit status if the job is trained from another folder."""
 
 SERVER = "COURIERS"
 """The variable with the number of the socket of a server that starts couriers, in a sweep."""
@@ -286,9 +51,8 @@ MODULES = [
 
 
 class Courier:
-    """The job's side: starts the process, gives it its work and receives the outcome. After the
-    end, `displaced` says whether the job is trained from another folder.
-    """
+    """The courier of an attempt. After its end, `displaced` says whether the job is trained from
+    another folder."""
 
     def __init__(self) -> None:
         self._folder = Path()
@@ -310,12 +74,10 @@ class Courier:
             self._start()
             self.carry(self._folder)
             code = self._wait(seconds)
-        self.displaced = code == DISPLACED
+        self.displaced = code == exit_status.ELSEWHERE
         self._errors.seek(0)
-        said = (
-            self._errors.read().strip()
-            or f"{mlflow_client.shown()}: no answer within {seconds:.0f} s"
-        )
+        late = f"{mlflow_client.shown()}: no answer within {seconds:.0f} s"
+        said = self._errors.read().strip() or late
         return "" if code == 0 else mlflow_client.last_line(said)
 
     def _wait(self, seconds: float) -> int | None:
@@ -342,6 +104,29 @@ class Courier:
             )
 
 
+# The courier's own process: it delivers one journal until the job has ended.
+
+
+def main() -> None:
+    """Deliver the journal in the folder that the pipe's first line names."""
+    trainer = Trainer(int(sys.argv[1]))
+    with suppress(Exception):  # an unavailable store is reported later, if it still is
+        prepare()
+    gc.freeze()  # skips a last garbage collection, which took a second
+    folder = Path(sys.stdin.readline().rstrip("\n"))
+    if folder == Path():
+        return  # the job ended before it began
+    try:
+        with turn(folder) as next_waits:
+            carry(folder, trainer.has_ended, next_waits, Meter(folder, trainer.pid))
+    except Elsewhere as error:
+        trainer.interrupt()
+        print(error, file=sys.stderr)
+        sys.exit(exit_status.ELSEWHERE)
+    except (OSError, Damaged) as error:  # of the job's own files
+        sys.exit(cause(error))
+
+
 class Trainer:
     """The process that trains, seen from its courier, which reads from its pipe.
 
@@ -359,7 +144,7 @@ class Trainer:
         except ProcessLookupError:
             self._over = True
         except (AttributeError, OSError):  # this system has no pidfds
-            self._over = not self._is_parent()
+            self._over = os.getppid() != pid
 
     def has_ended(self, seconds: float) -> bool:
         """Wait up to this many seconds for its end; return whether it has ended."""
@@ -368,18 +153,15 @@ class Trainer:
             return True
         files = [sys.stdin.fileno(), *([] if self._end is None else [self._end])]
         self._over = bool(select.select(files, [], [], seconds)[0])
-        return self._over or (self._end is None and not self._is_parent())
+        return self._over or (self._end is None and os.getppid() != self.pid)
 
     def interrupt(self) -> None:
         """Send it TERM, if it is still running."""
         with suppress(ProcessLookupError):
             if self._end is not None:
                 signal.pidfd_send_signal(self._end, signal.SIGTERM)
-            elif self._is_parent():
+            elif os.getppid() == self.pid:
                 os.kill(self.pid, signal.SIGTERM)
-
-    def _is_parent(self) -> bool:
-        return os.getppid() == self.pid
 
 
 @contextmanager
@@ -392,44 +174,232 @@ def turn(folder: Path) -> Iterator[Callable[[], bool]]:
         yield lambda: os.pread(file.fileno(), 512, 0) != me
 
 
-def main() -> None:
-    """Deliver one journal, named by the pipe's first line, until its job ends."""
-    trainer = Trainer(int(sys.argv[1]))
-    with suppress(Exception):  # an unavailable store is reported later, if it still is
-        prepare()
-    gc.freeze()  # skips a last garbage collection, which took a second
-    folder = Path(sys.stdin.readline().rstrip("\n"))
-    if folder == Path():
-        return  # the job ended before it began
-    try:
-        with turn(folder) as next_waits:
-            meter = Meter(folder, trainer.pid)
-            deliveries = [Delivery(folder, kind) for kind in in_use()]
-            carry(deliveries, meter.beside(trainer.has_ended), next_waits)
-    except Elsewhere as error:
-        trainer.interrupt()
-        print(error, file=sys.stderr)
-        sys.exit(DISPLACED)
-    except (OSError, Damaged) as error:  # of the job's own files
-        sys.exit(cause(error))
+INTERVAL = 1.0
+"""Seconds between two checks of the journal."""
+
+LONGEST = 10.0
+"""Largest number of seconds between two attempts to reach an unavailable place."""
+
+DELIVERY = 120.0
+"""Seconds that a courier keeps trying after its job has ended."""
 
 
-# `python jobs.py sync`: send the results of jobs on this disk that are missing in the targets.
+def carry(
+    folder: Path,
+    job_ended: Callable[[float], bool],
+    next_waits: Callable[[], bool],
+    meter: Meter,
+) -> None:
+    """Deliver until the job has ended and everything is sent, or until the job's next courier can
+    take over. Each place gets its lines when it wants them, and none delays the others.
+
+    `job_ended` waits up to the given number of seconds for the end. Raises Elsewhere if the job
+    belongs to another process, and Damaged.
+    """
+    delivery = Delivery(folder, meter)
+    copies = [delivery if kind is Delivery else kind(folder) for kind in in_use()]
+    uploads = [Upload(copy) for copy in copies]
+    pause, over, said = 0.0, False, ""
+    while left := [upload for upload in uploads if not upload.done]:
+        meter.look(delivery.gpu)
+        gone = job_ended(pause)  # asked first, so that everything that the job wrote is read
+        delivery.read()
+        if not over and (gone or delivery.status):
+            over = True
+            meter.look(delivery.gpu, ended=True)
+            signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
+        for upload in left:
+            if over or upload.due <= time.monotonic():
+                upload.attempt(over)
+        problem = "; ".join(upload.problem for upload in left if upload.problem)
+        if problem and over and next_waits():
+            return
+        if problem and problem != said:
+            print(problem, file=sys.stderr, flush=True)
+        said = problem
+        pause = max(0.0, min(upload.due for upload in left) - time.monotonic())
+
+
+class Upload:
+    """The attempts to reach one place: when the next one is `due`, and the `problem` of the
+    last."""
+
+    def __init__(self, copy: "Copy") -> None:
+        self._copy = copy
+        self.problem, self.done, self.due = "", False, 0.0
+        self._pause = 0.0
+
+    def attempt(self, over: bool) -> None:
+        """Send what is new; if the job is `over`, also its end. Raises Elsewhere and Damaged."""
+        try:
+            self._copy.send(over)
+            self.done = over
+            self._pause, self.problem = self._copy.interval, ""
+        except (Elsewhere, Damaged):
+            raise
+        except Exception as error:  # whatever a store or a disk raises
+            self._pause = INTERVAL if over else min(LONGEST, 2 * self._pause + INTERVAL)
+            self.problem = self._copy.reason(error)
+        self.due = time.monotonic() + self._pause
+
+
+class Delivery:
+    """A journal on its way to its run in the store. `status` is the journal's word for how the job
+    ended, if it has ended; `gpu` is the UUID of the job's GPU, if it is known.
+
+    sent.json says how far the delivery has come: to which run, and up to which line of which
+    journal. That only saves work, because lines that are sent twice are stored once. A damaged
+    journal is not sent: the job's next attempt repairs it. Raises Damaged, OSError.
+    """
+
+    NAME, NOTED_IN = "the tracking store", layout.SENT
+
+    interval = INTERVAL
+    place = staticmethod(mlflow_client.fingerprint)
+    reason = staticmethod(mlflow_client.reason)
+
+    def __init__(self, folder: Path, meter: Meter | None = None) -> None:
+        about = journal.record_of(folder, layout.SETTINGS)
+        if not about:
+            raise Damaged(f"settings.json is damaged or missing; {journal.MENDS}")
+        self._folder, self._meter = folder, meter
+        self._file = (folder / layout.JOURNAL).open("rb")
+        self._reader = journal.Reader(self._file)
+        self._unsent: list[Line] = []
+        self._mended = False
+        self.status, self.gpu = "", ""
+        self.read()
+        if not self._unsent:
+            raise Damaged(f"{layout.JOURNAL} is empty; {journal.MENDS}")
+        self._journal = str(self._reader.start["journal"])
+        if self._reader.line < journal.expected(folder, self._journal):
+            raise Damaged(f"the end of {layout.JOURNAL} is lost; {journal.MENDS}")
+        self._run = Run(folder, about, self._journal)
+        self._is_open = False
+
+    def read(self) -> None:
+        """Read what the job has written since. Raises Damaged for damaged lines."""
+        new = self._reader.read()
+        self._unsent += new
+        for line in new:
+            if "start" in line:
+                self.status, self.gpu = "", ""  # the last attempt's
+            self.status = line.get("end", self.status)
+            self.gpu = line.get("tags", {}).get("gpu", self.gpu)
+            self._mended |= "lost" in line
+
+    def send(self, over: bool = False) -> None:
+        """Send what has been read; while the job is running, also the machine's counters, and if it
+        is `over`, its end. Raises whatever the store raises, without losing anything.
+        """
+        try:
+            if not self._is_open:
+                self._open()
+            self._run.beat()
+            if self._unsent:
+                os.fsync(self._file.fileno())  # what is sent must not be written a second time
+                self._run.log(self._unsent, self._mended)
+                names = [name for line in self._unsent for name in line.get("files", ())]
+                self._run.add(self._folder, names)
+                self._unsent = []
+                self._note("")
+            if over:
+                self._end(self.status or "KILLED")
+            elif self._meter and (counters := self._meter.sample(self._run.begun)):
+                self._run.log(counters)
+        except Exception:
+            self._is_open = False
+            raise
+
+    def _open(self) -> None:
+        self._run.open()
+        # It can be another run than before. sent.json says how much of the journal this one has.
+        self._reader, self._unsent = journal.Reader(self._file), []
+        self.read()
+        noted = read_record(self._folder / self.NOTED_IN)
+        if (noted.get("run"), noted.get("journal")) == (self._run.id, self._journal):
+            self._unsent = [line for line in self._unsent if line["line"] > noted["lines"]]
+        self._is_open = True
+
+    def _end(self, status: str) -> None:
+        """Store how the run ended, after everything else is sent; then add the files that users
+        look for. From then on, results count as stored, whatever happens to the files."""
+        if read := data_evidence.summary(self._folder):
+            self._run.has_read(read)
+        self._run.log(costs.as_lines(self._folder))
+        self._run.end(status)
+        self._run.add(self._folder, AT_THE_END)
+        self._note(status)
+
+    def _note(self, status: str) -> None:
+        noted = {
+            "store": self.place(),
+            "run": self._run.id,
+            "journal": self._journal,
+            "lines": self._reader.line,
+            "bytes": self._file.tell(),
+            "status": status,
+        }
+        with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
+            write_record(self._folder / self.NOTED_IN, noted)
+
+
+Copy = Delivery | ParquetFiles
+"""What brings a journal to one place."""
+
+
+# Which places are in use, and what they have.
+
+
+def in_use() -> list[type[Copy]]:
+    """Return the places that the environment names; the store is always in use, and comes first."""
+    return [Delivery, ParquetFiles] if parquet.root() else [Delivery]
+
+
+def check_places() -> None:
+    """Raise SettingsError if the store's address or the Parquet folder cannot be used."""
+    mlflow_client.check()
+    parquet.check()
+
+
+def delivered(folder: Path, kind: type[Copy]) -> bool:
+    """Whether a place had everything in a job's journal when it was last reached."""
+    noted = read_record(folder / kind.NOTED_IN)
+    start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
+    all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
+    if all_of_it != (kind.place(), start.get("journal"), True):
+        return False
+    # A journal can be shorter than it was: it was damaged since.
+    return bool((folder / layout.JOURNAL).stat().st_size <= noted["bytes"])
+
+
+def all_have(folder: Path) -> bool:
+    """Whether each place is known to have everything of an attempt."""
+    return all(delivered(folder, kind) for kind in in_use())
+
+
+def copies_lack(folder: Path) -> bool:
+    """Whether the Parquet files lack a part of a finished attempt on this disk."""
+    finished = parquet.root() and attempts.status_of(folder) == "finished"
+    return bool(finished) and not delivered(folder, ParquetFiles)
+
+
+# `python jobs.py sync`: send the results of jobs on this disk that are missing there.
 
 
 def sync(runs_root: Path) -> int:
     """Send the missing results of every job that is not running; return the exit status. Raises
-    SettingsError if there is no such folder, or a target is not valid.
+    SettingsError if there is no such folder, or a place cannot be used.
     """
-    check_targets()
+    check_places()
     if not runs_root.expanduser().is_dir():
         raise SettingsError(f"--runs-root: there is no folder {runs_root}")
     folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{layout.JOURNAL}"))]
     return max(_send_all(folders, kind) for kind in in_use())
 
 
-def _send_all(folders: Sequence[Path], kind: type[Target]) -> int:
-    """Send what one target lacks; return the exit status."""
+def _send_all(folders: Sequence[Path], kind: type[Copy]) -> int:
+    """Send what one place lacks; return the exit status."""
     left = [folder for folder in folders if not delivered(folder, kind)]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
     to = f" to {kind.NAME}" if len(in_use()) > 1 else ""
@@ -446,28 +416,25 @@ def _send_all(folders: Sequence[Path], kind: type[Target]) -> int:
             sent += 1
             print(f"job {folder.parent.name} sent{to}")
     line = f"{sent} of {len(left)} jobs sent{to}" if left else f"{kind.NAME} has all"
-    return leave(exit_status.DONE if sent == len(left) else 1, line)
+    return leave(exit_status.DONE if sent == len(left) else exit_status.FAILED, line)
 
 
-def _send(folder: Path, kind: type[Target]) -> None:
-    """Raises JobError for what is wrong with the job's files, or what the target raises."""
+def _send(folder: Path, kind: type[Copy]) -> None:
+    """Raises JobError for what is wrong with the job's files, or what the place raises."""
     with ExitStack() as held:
-        delivery = _open(folder, kind, held)
-        delivery.send()
-        delivery.end(delivery.status or "KILLED")
-        if attempts.status_of(folder) == "finished" and all_have(folder):
-            attempts.drop_checkpoints(folder)
-
-
-def _open(folder: Path, kind: type[Target], held: ExitStack) -> Delivery:
-    try:
-        if lock := locks.take(folder / layout.LOCK):
+        try:
+            lock = locks.take(folder / layout.LOCK)
+            if not lock:
+                raise JobError("is running and uploads its results itself")
             held.enter_context(lock)
             held.enter_context(turn(folder))
-            return Delivery(folder, kind)
-    except (OSError, Damaged) as error:
-        raise JobError(f"cannot be sent: {cause(error)}") from error
-    raise JobError("is running and uploads its results itself")
+            delivery = Delivery(folder)  # checks the journal, for the Parquet files too
+        except (OSError, Damaged) as error:
+            raise JobError(f"cannot be sent: {cause(error)}") from error
+        copy = delivery if kind is Delivery else kind(folder)
+        copy.send(over=True)
+        if attempts.status_of(folder) == "finished" and all_have(folder):
+            attempts.drop_checkpoints(folder)
 
 
 if __name__ == "__main__":

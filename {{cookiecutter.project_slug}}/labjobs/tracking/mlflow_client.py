@@ -1,4 +1,5 @@
-"""The project's experiment in the tracking store: making, recognizing, renaming and moving it.
+"""MLflow's tracking store: its address, its client, its database, and the project's experiment in
+it.
 
 An experiment has the project's name and, as a tag, the project's id. If many processes open a new
 store at the same time, they crash it, so each prepares it under a lock.
@@ -9,11 +10,11 @@ import os
 import re
 import sqlite3
 import tomllib
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from labjobs import locks
 from labjobs.errors import SettingsError
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment
 
-# The tracking store's address, and forms of it that can be printed: only `uri` contains passwords.
-#
-# The store is `MLFLOW_TRACKING_URI`, else `mlflow.db` in the project.
+# The address is `MLFLOW_TRACKING_URI`, else `mlflow.db` in the project. Only `store_uri` contains
+# passwords.
 
 KINDS = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
 """What the address of a store begins with (mlflow.org/docs, tracking URIs). MLflow no longer
 supports file stores."""
+
+SQLITE = "sqlite:///"
 
 SERVER = re.compile(
     r"(?P<scheme>[\w+.-]+://)(?P<user>[^/?#]*@)?(?P<host>[^/?#@]*)(?P<rest>.*)", re.DOTALL
@@ -41,10 +43,9 @@ SERVER = re.compile(
 def store_uri() -> str:
     """Return the address for MLflow: absolute, since MLflow's default depends on the current
     folder, and with `%40` for each `@` except the last one, which databases would misread."""
-    given = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{PROJECT / 'mlflow.db'}"
-    path = _path(given)
-    if path:
-        return f"sqlite:///{path.absolute()}"
+    given = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{PROJECT / 'mlflow.db'}"
+    if given.startswith(SQLITE):
+        return f"{SQLITE}{Path(given.removeprefix(SQLITE)).absolute()}"
     server = SERVER.fullmatch(given)
     if not server or not server["user"]:
         return given
@@ -54,25 +55,26 @@ def store_uri() -> str:
 
 def sqlite_path() -> Path | None:
     """Return the file of a sqlite store, None for any other kind."""
-    return _path(store_uri())
+    uri = store_uri()
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
 def check() -> None:
     """Raise SettingsError if the address is not a valid one for a store."""
-    path = sqlite_path()
+    path, server = sqlite_path(), SERVER.fullmatch(store_uri())
+    wrong = ""
     if path and "'" in f"{path}{PROJECT}":
-        raise _wrong("MLflow cannot work in a folder with a ' in its path; rename the folder")
-    if path and not path.parent.is_dir():
-        raise _wrong(f"there is no folder {path.parent}")
-    if re.split("[:+]", store_uri())[0] not in KINDS:
-        raise _wrong(f"must begin with one of {', '.join(KINDS)}, and ://")
-    server = SERVER.fullmatch(store_uri())
-    if path or not server:
-        return
-    if "@" in server["rest"]:
-        raise _wrong("must have %40, %2F, %3F and %23 for @, /, ? and # in a password or after it")
-    if not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", server["host"]):
-        raise _wrong("must have a number, the port, after the last : before the path")
+        wrong = "MLflow cannot work in a folder with a ' in its path; rename the folder"
+    elif path and not path.parent.is_dir():
+        wrong = f"there is no folder {path.parent}"
+    elif re.split("[:+]", store_uri())[0] not in KINDS:
+        wrong = f"must begin with one of {', '.join(KINDS)}, and ://"
+    elif not path and server and "@" in server["rest"]:
+        wrong = "must have %40, %2F, %3F and %23 for @, /, ? and # in a password or after it"
+    elif not path and server and not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", server["host"]):
+        wrong = "must have a number, the port, after the last : before the path"
+    if wrong:
+        raise SettingsError(f"MLFLOW_TRACKING_URI {shown()}: {scrub(wrong)}")
 
 
 def shown() -> str:
@@ -107,16 +109,7 @@ def last_line(text: str) -> str:
     return scrub(text).strip().splitlines()[-1]
 
 
-def _path(address: str) -> Path | None:
-    begins = "sqlite:///"
-    return Path(address.removeprefix(begins)) if address.startswith(begins) else None
-
-
-def _wrong(text: str) -> SettingsError:
-    return SettingsError(f"MLFLOW_TRACKING_URI {shown()}: {scrub(text)}")
-
-
-# MLflow's client, set to be quiet and to give up after seconds. Importing MLflow takes 2 s.
+# MLflow's client takes 2 s to import, and a sqlite store's file milliseconds to query.
 
 ATTEMPTS = 3
 """Number of times that MLflow tries to reach a database in one call, which takes 0.4 s. Its default
@@ -131,9 +124,15 @@ ENVIRONMENT = {
 }
 """Defaults of variables that MLflow reads, some of them when it is imported."""
 
+LONGEST_QUERY = 20.0
+"""Seconds after which a store that does not answer counts as unavailable."""
+
+AWAY = "the tracking store cannot be read"
+
 
 def client(uri: str = "") -> "MlflowClient":
-    """MLflow's client, which gives up after seconds: callers try again themselves."""
+    """Return MLflow's client, set to be quiet and to give up after seconds: callers try again
+    themselves."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -143,52 +142,18 @@ def client(uri: str = "") -> "MlflowClient":
     return MlflowClient(uri or store_uri())
 
 
-# The tracking store's database, queried by SQL if possible (a sqlite file, PostgreSQL). Thousands
-# of jobs take milliseconds, while importing MLflow takes 2 s. Queries work for both, with values by
-# name (`:experiment`).
+def select(path: Path, query: str, **values: str) -> list[tuple[Any, ...]]:
+    """Return all rows of a query in a sqlite store, with values by name (`:experiment`); none if
+    the store does not exist yet. Raises ConnectionError if it cannot be read.
 
-AWAY = "the tracking store cannot be read"
-
-NO_SUCH_TABLE = "42P01"
-"""PostgreSQL's code for that (postgresql.org/docs/current/errcodes-appendix.html)."""
-
-LISTED = {
-    "sqlite": "(SELECT value FROM json_each(:{}))",
-    "postgresql": "(SELECT json_array_elements_text(CAST(:{} AS json)))",
-}
-"""SQL for "is one of these values", which are passed as a JSON array of texts."""
-
-
-def database_kind() -> str:
-    """`sqlite`, `postgresql`, or empty if the store cannot be queried by SQL."""
-    if sqlite_path():
-        return "sqlite"
-    return "postgresql" if store_uri().startswith(("postgresql:", "postgresql+")) else ""
-
-
-def listed(name: str) -> str:
-    """SQL for a list of texts, whose value is a JSON array."""
-    return LISTED[database_kind()].format(name)
-
-
-def select(query: str, timeout: float = 60, **values: str) -> list[tuple[Any, ...]]:
-    """All rows of a query; empty if the store does not exist yet. Raises ConnectionError if the
-    database cannot be read.
+    The file is opened for writing and then restricted to reading: a connection that is read-only
+    from the start cannot roll back the changes of a killed writer, and fails.
     """
-    path = sqlite_path()
-    return _from_file(path, query, timeout, values) if path else _from_server(query, values)
-
-
-def _from_file(
-    path: Path, query: str, timeout: float, values: dict[str, str]
-) -> list[tuple[Any, ...]]:
-    """The file is opened for writing and then restricted to reading: a connection that is read-only
-    from the start cannot roll back the changes of a killed writer, and fails."""
     if not path.exists():
         return []
     try:
         uri = f"{path.resolve().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(uri, timeout=timeout, uri=True)) as connection:
+        with closing(sqlite3.connect(uri, timeout=LONGEST_QUERY, uri=True)) as connection:
             connection.execute("PRAGMA query_only = ON")
             return connection.execute(query, values).fetchall()
     except sqlite3.DatabaseError as error:
@@ -197,22 +162,7 @@ def _from_file(
         raise ConnectionError(scrub(f"{AWAY}: {path}: {error}")) from error
 
 
-def _from_server(query: str, values: dict[str, str]) -> list[tuple[Any, ...]]:
-    """Uses SQLAlchemy, which MLflow needs as well and which knows the driver that the address
-    names."""
-    from sqlalchemy import NullPool, create_engine, text
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        with create_engine(store_uri(), poolclass=NullPool).connect() as connection:
-            return [tuple(row) for row in connection.execute(text(query), values)]
-    except (SQLAlchemyError, ImportError, ValueError) as error:
-        cause = getattr(error, "orig", error)
-        if NO_SUCH_TABLE in (getattr(cause, "sqlstate", ""), getattr(cause, "pgcode", "")):
-            return []
-        said = scrub(str(cause)).strip().splitlines()[0]
-        raise ConnectionError(f"{AWAY}: {shown()}: {said}") from error
-
+# The experiment has the project's name and, as a tag, the project's id.
 
 PROJECT_ID = "project_id"
 """The tag of an experiment that has the id of its project."""
@@ -223,7 +173,7 @@ ARTIFACTS = PROJECT / "mlruns"
 
 @cache
 def experiment_name() -> str:
-    """The project's name, from pyproject.toml: all its jobs are in the experiment with that
+    """Return the project's name, from pyproject.toml: all its jobs are in the experiment with that
     name."""
     with (CODE / "pyproject.toml").open("rb") as file:
         return str(tomllib.load(file)["project"]["name"])
@@ -234,8 +184,11 @@ def prepare() -> str:
 
     Raises SettingsError if an experiment of this name belongs to another project.
     """
-    with _alone():
-        _make_whole(sqlite_path())
+    path = sqlite_path()
+    file = path or PROJECT / f"mlflow-{fingerprint()}"
+    with locks.waiting(file.with_name(file.name + ".lock")):
+        if path and not path.exists():
+            _make(path)
         found = client().get_experiment_by_name(experiment_name()) or _renamed()
         if not found:
             root = None if store_uri().startswith("http") else ARTIFACTS.as_uri()
@@ -246,7 +199,8 @@ def prepare() -> str:
             client().set_experiment_tag(found.experiment_id, PROJECT_ID, project_id())
         elif owner != project_id():
             raise belongs_to_another(experiment_name())
-        _follow_move(found)
+        if path and path.parent == PROJECT:
+            _follow_move(path, found)
         return str(found.experiment_id)
 
 
@@ -259,6 +213,15 @@ def belongs_to_another(experiment: str) -> SettingsError:
     )
 
 
+def _make(path: Path) -> None:
+    """Make a sqlite store next to its final place, because MLflow leaves a broken store if it is
+    killed in the meantime."""
+    with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
+        part = Path(folder) / path.name
+        client(f"{SQLITE}{part}").search_experiments(max_results=1)
+        part.replace(path)
+
+
 def _renamed() -> "Experiment | None":
     """Find the project's experiment under a former name, and give it the present name."""
     query = f"tags.{PROJECT_ID} = '{project_id()}'"
@@ -268,13 +231,11 @@ def _renamed() -> "Experiment | None":
     return None
 
 
-def _follow_move(experiment: "Experiment") -> None:
-    """Make MLflow use the project's present folder for files. MLflow records absolute paths, and
-    has no call to change them. They are changed only in a sqlite store inside the project, which
-    was moved or copied with it.
-    """
-    path, old, new = sqlite_path(), experiment.artifact_location, ARTIFACTS.as_uri()
-    if not path or path.parent != PROJECT or not old.startswith("file:") or old.startswith(new):
+def _follow_move(path: Path, experiment: "Experiment") -> None:
+    """Make MLflow use the project's present folder for files, if the project was moved or copied
+    with its store. MLflow records absolute paths, and has no call to change them."""
+    old, new = experiment.artifact_location, ARTIFACTS.as_uri()
+    if not old.startswith("file:") or old.startswith(new):
         return
     old = old.removesuffix(f"/{experiment.experiment_id}")
     with closing(sqlite3.connect(path, timeout=60)) as connection, connection:
@@ -284,19 +245,3 @@ def _follow_move(experiment: "Experiment") -> None:
                 f"WHERE experiment_id = ? AND substr({column}, 1, ?) = ?",
                 (new, len(old) + 1, experiment.experiment_id, len(old), old),
             )
-
-
-def _make_whole(path: Path | None) -> None:
-    """Make a sqlite store next to its final place, because MLflow leaves a broken store if it is
-    killed in the meantime."""
-    if path and not path.exists():
-        with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
-            part = Path(folder) / path.name
-            client(f"sqlite:///{part}").search_experiments(max_results=1)
-            part.replace(path)
-
-
-def _alone() -> AbstractContextManager[TextIO]:
-    """Keep other processes on this machine from opening the store in the meantime."""
-    file = sqlite_path() or PROJECT / f"mlflow-{fingerprint()}"
-    return locks.waiting(file.with_name(file.name + ".lock"))

@@ -1,164 +1,43 @@
-"""Parquet files, as a second copy of what jobs measure: tables for pandas, DuckDB or polars.
+"""Writing to the tracking store with MLflow's client, which only the courier's process uses.
 
-They are written if the environment variable PARQUET_FOLDER names a folder. Each project has its own
-folder there, with a file for each attempt in `metrics/` and one in `jobs/`. Only an attempt's own
-courier writes its files, and always replaces them as a whole, so many machines can write into one
-folder and a reader never sees half a file. A file is rewritten when there is something new, but
-less often if writing takes long.
+An attempt has one run. Its tags identify it: `owner` (the attempt's folder), `journal` (the
+journal from which it is written) and `heartbeat`, the time at which its courier was last alive. A
+run that is RUNNING, has a recent heartbeat and belongs to another folder is a lease: someone else
+is training that job with the same code. Reading is in stored_jobs.py.
 """
 
+import getpass
 import hashlib
 import json
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
-from uuid import uuid4
 
-from labjobs import files, layout
-from labjobs.errors import SettingsError, cause
-from labjobs.files import PROJECT
+from labjobs import layout
+from labjobs.files import CODE, PROJECT, portable
+from labjobs.job import provenance
 from labjobs.job.data_evidence import Summary
-from labjobs.job.identity import project_id
-from labjobs.job.journal import now
+from labjobs.job.identity import as_command, as_words, identity
+from labjobs.job.journal import record_of
 from labjobs.privacy import scrub
 from labjobs.tracking import mlflow_client
-from labjobs.tracking.mlflow_client import client, experiment_name, prepare
+from labjobs.tracking.mlflow_client import client, prepare
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from mlflow.entities import Run as StoredRun
 
-# A target: a place that a courier copies jobs' journals to, such as MLflow.
-#
-# `python jobs.py docs trackers` shows how to write one.
+    from labjobs.job.folder import JobFolder
 
 Line = dict[str, Any]
 """A line of the journal (labjobs/job/journal.py)."""
 
-
-class Target(ABC):
-    """The copy of one attempt's journal in one place.
-
-    Any method may raise any exception, which means that the place is unavailable. The courier then
-    waits, calls `open` again, and sends again everything that was not acknowledged. So a target
-    must store lines only once, even if they are sent twice.
-    """
-
-    NAME: ClassVar[str]
-    """The name of the place in messages."""
-
-    NOTED_IN: ClassVar[str]
-    """The file in an attempt's folder that says how far the copy has come."""
-
-    COUNTERS: ClassVar[bool] = False
-    """Whether it takes the counters of the machine too (counters.py). They are not in the
-    journal, and have no line number."""
-
-    interval = 1.0
-    """Seconds until it wants the next lines."""
-
-    id = ""
-    """The id of the copy in that place. A copy with a new id does not have any lines yet."""
-
-    begun = 0
-    """When the copy was made, in milliseconds since 1970; only for COUNTERS."""
-
-    @abstractmethod
-    def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
-        """Remember an attempt's folder, the content of its settings.json and its journal's id.
-        Does not contact the place yet."""
-
-    @staticmethod
-    @abstractmethod
-    def place() -> str:
-        """Return what distinguishes places, such as a hash of an address; empty if not in use."""
-
-    @staticmethod
-    @abstractmethod
-    def check() -> None:
-        """Raise SettingsError if the place cannot be used."""
-
-    @staticmethod
-    @abstractmethod
-    def reason(error: BaseException) -> str:
-        """Return why the place is unavailable, in one line without secrets."""
-
-    @abstractmethod
-    def open(self) -> None:
-        """Find the copy or make it, and set `id`. Raises store.Elsewhere if the attempt is trained
-        from another folder."""
-
-    @abstractmethod
-    def log(self, lines: Sequence[Line], mended: bool = False) -> None:
-        """Store lines: once this returns, the place has them.
-
-        In a journal that was `mended`, steps may have been measured again after lines were lost.
-        """
-
-    @abstractmethod
-    def end(self, status: str) -> None:
-        """Store how the attempt ended: FINISHED, FAILED or KILLED. All lines are there."""
-
-    def beat(self) -> None:
-        """Say that the attempt is alive; called once before other calls. Raises as `open` does."""
-        return
-
-    def add(self, folder: Path, names: Iterable[str]) -> None:
-        """Store files in an attempt's folder. "Finished" does not promise that the files are
-        stored, so nothing is raised."""
-        return
-
-    def has_read(self, data: Summary) -> None:
-        """Store which data the attempt has read; called before `end`."""
-        return
-
-
-# The files of a job that are also in its run, where MLflow's users look for them. Weights can be
-# large. If MLflow keeps files on the same disk as the job's folder, the run gets a second name for
-# the same file (a hard link) instead of a copy: `best.pt` is never changed, only replaced.
-
-WEIGHTS = layout.BEST
-
-AT_THE_END = (layout.SETTINGS, layout.CODE, "changes.diff", layout.LOG, WEIGHTS)
+AT_THE_END = (layout.SETTINGS, layout.CODE, "changes.diff", layout.LOG, layout.BEST)
 """The files that a run gets when its job ends, the small ones first; the journal names the
 others."""
-
-
-def on_disk(uri: str) -> Path | None:
-    """Return the folder of a run's files; None if they are on a server or another machine."""
-    parts = urlsplit(uri)
-    return Path(unquote(parts.path)) if parts.scheme == "file" and not parts.netloc else None
-
-
-def link(file: Path, folder: Path) -> bool:
-    """Give a file the same name in another folder too; return False if that is not possible, for
-    example between two disks."""
-    target = folder / file.name
-    part = target.with_name(f".{target.name}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)
-        os.link(file, part)
-        part.replace(target)
-        part.unlink(missing_ok=True)  # if both names are the same file already, replace() leaves it
-    except OSError:
-        return False
-    return True
-
-
-# Writing to the tracking store with MLflow's client, which only the courier's process uses.
-#
-# Reading is in reading.py.
-#
-# An attempt has one run. Its tags identify it: `owner` (the attempt's folder), `journal` (the
-# journal from which it is written) and `heartbeat`, the time at which its courier was last alive. A
-# run that is RUNNING, has a recent heartbeat and belongs to another folder is a lease: someone else
-# is training that job with the same code.
 
 BATCH = 1000
 """Metrics in one request, the most that MLflow takes (mlflow.org/docs, REST API, log-batch)."""
@@ -181,24 +60,22 @@ def fresh(status: str, heartbeat: str) -> bool:
     return False
 
 
-class Run(Target):
-    """The single run of an attempt, new or continued; `begun` is its start in milliseconds since
-    1970. Other runs of the job with the same code are deleted: unfinished ones immediately, and
-    those that finished with the same data when this run has finished. Raises Elsewhere if one of
-    them is a lease.
+class Run:
+    """The single run of an attempt, new or continued: its `id`, and `begun`, its start in
+    milliseconds since 1970. Other runs of the job with the same code are deleted: unfinished ones
+    immediately, and those that finished with the same data when this run has finished.
+
+    Any method may raise any error of MLflow's, which means that the store is unavailable. After
+    that, `open` comes first again, and whatever was not acknowledged may be logged a second time:
+    the store keeps it once.
     """
-
-    NAME, NOTED_IN, COUNTERS = "the tracking store", layout.SENT, True
-
-    place = staticmethod(mlflow_client.fingerprint)
-    check = staticmethod(mlflow_client.check)
-    reason = staticmethod(mlflow_client.reason)
 
     def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
         self._about = about
         self._job, self._code = str(about["id"]), str(about["code"])
         self._owner, self._journal = str(about["owner"]), journal
         self._tags = {"job_folder": str(folder), "host": os.uname().nodename}
+        self.id, self.begun = "", 0
 
     def open(self) -> None:
         """Find the run or make it. Raises Elsewhere if another one is a lease."""
@@ -249,23 +126,21 @@ class Run(Target):
         """Copy files in a job's folder to the run, into folders of the same names.
 
         If that fails, a tag says why, and no further files are tried: nothing else should wait for
-            them, and they are in the job's folder.
+        them, and they are in the job's folder.
         """
         for name in names:
             if not (folder / name).exists():
                 continue
             try:
-                self._copy(folder, name)
+                if name == layout.BEST and self._link(folder / name):
+                    continue
+                below = Path(name).parent.as_posix()
+                path = None if below == "." else below
+                self._client.log_artifact(self.id, str(folder / name), path)
             except Exception as error:  # for any file store
                 why = f"{name} is not here: {mlflow_client.reason(error)}"
                 self._client.set_tag(self.id, "files", why)
                 return
-
-    def _copy(self, folder: Path, name: str) -> None:
-        below = Path(name).parent.as_posix()
-        place = on_disk(self._artifacts)
-        if not (place and name == WEIGHTS and link(folder / name, place)):
-            self._client.log_artifact(self.id, str(folder / name), None if below == "." else below)
 
     def has_read(self, data: Summary) -> None:
         """Store which data the attempt has read, in MLflow's field for it."""
@@ -288,6 +163,25 @@ class Run(Target):
                 if "finished" in tags and tags.get("data") == own.get("data"):
                     self._client.delete_run(run_id)
 
+    def _link(self, file: Path) -> bool:
+        """Give the run a second name for a file (a hard link) instead of a copy, since weights can
+        be large; they are never changed, only replaced. Returns whether that is possible: not if
+        the run's files are on a server or on another disk."""
+        parts = urlsplit(self._artifacts)
+        if parts.scheme != "file" or parts.netloc:
+            return False
+        target = Path(unquote(parts.path)) / file.name
+        part = target.with_name(f".{target.name}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
+            os.link(file, part)
+            part.replace(target)
+            part.unlink(missing_ok=True)  # if both are the same file already, replace() leaves it
+        except OSError:
+            return False
+        return True
+
     def _steps(self, name: str) -> set[int]:
         """The steps of a metric that the store had at the first call."""
         if name not in self._stored:
@@ -299,11 +193,12 @@ class Run(Target):
         """The runs of this attempt and of others with its code or owner, the oldest first."""
         query = f"tags.job_id = '{self._job}'"
         found = self._client.search_runs([self._experiment], query)
-        mine = [run for run in found if self._is_of_this(run.data.tags)]
+        mine = [
+            run
+            for run in found
+            if run.data.tags.get("code") == self._code or run.data.tags.get("owner") == self._owner
+        ]
         return sorted(mine, key=lambda run: (run.info.start_time, run.info.run_id))
-
-    def _is_of_this(self, tags: dict[str, str]) -> bool:
-        return tags.get("code") == self._code or tags.get("owner") == self._owner
 
     def _settle(self) -> None:
         """Find the run that is written from this journal; clear away the job's dead ones.
@@ -316,24 +211,19 @@ class Run(Target):
         self.begun = int(same[0].info.start_time) if same else 0
         older = True
         for run in runs:
+            tags = run.data.tags
+            of_another = tags.get("owner") != self._owner
             if run.info.run_id == self.id:
                 older = False
-            elif "finished" in run.data.tags:
+            elif "finished" in tags:
                 continue
-            elif not self._is_lease(run):
+            elif not (of_another and fresh(run.info.status, tags.get("heartbeat", "0"))):
                 self._client.delete_run(run.info.run_id)
             elif older:
-                self._give_way(run.data.tags)
-
-    def _is_lease(self, run: "StoredRun") -> bool:
-        tags = run.data.tags
-        others = tags.get("owner") != self._owner
-        return others and fresh(run.info.status, tags.get("heartbeat", "0"))
-
-    def _give_way(self, tags: dict[str, str]) -> None:
-        if self.id:
-            self._client.delete_run(self.id)
-        raise Elsewhere(f"is running already (on {tags.get('host')}, in {tags.get('job_folder')})")
+                if self.id:
+                    self._client.delete_run(self.id)
+                where = f"on {tags.get('host')}, in {tags.get('job_folder')}"
+                raise Elsewhere(f"is running already ({where})")
 
     def _complete(self) -> None:
         """Add the missing params of the run: existing ones cannot be changed."""
@@ -348,158 +238,61 @@ class Run(Target):
             self._client.update_run(self.id, status="RUNNING")
 
 
-VARIABLE = "PARQUET_FOLDER"
+# What MLflow's own pages show about a run: who ran what, from which commit, in which sweep.
+#
+# MLflow fills in these fields itself only if a training process calls `mlflow.start_run()`. Names
+# that begin with `mlflow.` are reserved for MLflow (mlflow.org/docs, tracking, system tags).
 
-DIGITS = 12
-"""Number of digits of the folder's id that identify an attempt."""
-
-PAUSE = 60.0
-"""The least seconds between two writes of an attempt's files."""
-
-FRACTION = 0.01
-"""Largest fraction of the time that may be spent writing."""
-
-UNFINISHED = ".unfinished"
-"""The folder in which files are written before they are moved to their tables, because libraries
-read everything in a table's folder."""
+LONGEST = 1000
+"""Characters of a line of the description; MLflow refuses tags of more than 8000."""
 
 
-def root() -> Path | None:
-    """Return the folder that the environment names; relative paths start at the project."""
-    given = os.environ.get(VARIABLE)
-    return PROJECT / Path(given).expanduser() if given else None
+def tags(folder: "JobFolder[Any]") -> dict[str, str]:
+    """Return the fields of a run's page as tags; unknown ones are left out."""
+    version = provenance.version()
+    inputs: dict[str, str] = record_of(folder.path, layout.SETTINGS).get("inputs", {})
+    found = {
+        "mlflow.user": _user(),
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": f"{folder.script}.py",
+        "mlflow.source.git.commit": version["commit"],
+        "mlflow.source.git.branch": version.get("branch", ""),
+        "mlflow.note.content": _note(folder, list(inputs)),
+        # A sweep runs jobs from a copy of the code; its name contains the time when it began.
+        "sweep": "" if CODE == PROJECT else CODE.parent.name,
+        "seed_group": _seed_group(folder),
+        "inputs": ", ".join(f"{job}/{attempt}" for job, attempt in inputs.items()),
+    }
+    return {name: text for name, text in found.items() if text}
 
 
-class ParquetFiles(Target):
-    """The two files of an attempt. Nothing is kept for the next process: it writes them anew."""
-
-    NAME, NOTED_IN = "the Parquet folder", layout.SENT_PARQUET
-
-    def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
-        self.id, self.interval = uuid4().hex, PAUSE
-        self._about, self._folder = about, folder
-        self._attempt = str(about["owner"])[:DIGITS]
-        self._metrics: list[pa.Table] = []
-        self._tags: dict[str, str] = {}
-        self._line = 0
-
-    @staticmethod
-    def place() -> str:
-        """Return a hash of the folder's path; empty if there is none."""
-        folder = root()
-        return hashlib.sha256(str(folder).encode()).hexdigest()[:DIGITS] if folder else ""
-
-    @staticmethod
-    def check() -> None:
-        """Make the folder. Raises SettingsError if that fails."""
-        folder = root()
-        if folder and not folder.parent.is_dir():
-            raise SettingsError(f"{VARIABLE} {folder}: there is no folder {folder.parent}")
-        if folder and folder.exists() and not folder.is_dir():
-            raise SettingsError(f"{VARIABLE} {folder}: is not a folder")
-        if folder:
-            try:
-                folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise SettingsError(f"{VARIABLE} {folder}: {error.strerror}") from None
-
-    @staticmethod
-    def reason(error: BaseException) -> str:
-        """Return why the files cannot be written."""
-        said = cause(error)
-        return scrub(said if str(root()) in said else f"{root()}: {said}")
-
-    def open(self) -> None:
-        """Make the folders. Raises OSError."""
-        folder = root()
-        assert folder
-        with suppress(FileExistsError):
-            folder.mkdir()
-        self._root = folder / _name(folder)
-        for each in (self._root, *(self._root / name for name in ("metrics", "jobs", UNFINISHED))):
-            with suppress(FileExistsError):
-                each.mkdir()
-                each.chmod(folder.stat().st_mode)  # the same users may write here
-
-    def log(self, lines: Sequence[Line], mended: bool = False) -> None:
-        """Write both files, with these lines too. Raises OSError."""
-        new = [line for line in lines if line["line"] > self._line]
-        self._metrics.append(self._points(new))
-        for line in new:
-            self._tags |= line.get("tags", {})
-            self._line = line["line"]
-        self._write_all("RUNNING")
-
-    def end(self, status: str) -> None:
-        """Write how the attempt ended. Raises OSError."""
-        self._write("jobs", self._job(status))
-
-    def _write_all(self, status: str) -> None:
-        import pyarrow as pa
-
-        begun = time.monotonic()
-        self._metrics = [pa.concat_tables(self._metrics)]
-        self._write("metrics", self._metrics[0])
-        self._write("jobs", self._job(status))  # describes the other file, so it is written last
-        self.interval = max(PAUSE, (time.monotonic() - begun) / FRACTION)
-
-    def _points(self, lines: Sequence[Line]) -> "pa.Table":
-        """The metrics in lines of the journal."""
-        import pyarrow as pa
-
-        columns = {
-            "job_id": pa.string(),
-            "attempt": pa.string(),
-            "step": pa.int64(),
-            "name": pa.string(),
-            "value": pa.float64(),
-            "time": pa.timestamp("ms", "UTC"),
-        }
-        whose = self._about["id"], self._attempt
-        rows = [
-            (*whose, line["step"], name, value, line["time"])
-            for line in lines
-            for name, value in line.get("metrics", {}).items()
-        ]
-        cells = zip(*rows, strict=True) if rows else ([] for _ in columns)
-        arrays = [pa.array(each, kind) for each, kind in zip(cells, columns.values(), strict=True)]
-        return pa.table(arrays, names=list(columns))
-
-    def _job(self, status: str) -> "pa.Table":
-        """The one row that says what the attempt is. Settings differ from job to job, so they are
-        JSON in one column: all files have the same columns."""
-        import pyarrow as pa
-
-        about, tags = self._about, self._tags
-        row = {
-            "job_id": about["id"],
-            "attempt": self._attempt,
-            "name": about["name"],
-            "script": about["script"],
-            "status": status,
-            "code": tags.get("code", about["code"]),
-            "data": tags.get("data", ""),
-            "host": os.uname().nodename,
-            "folder": str(self._folder),
-            "settings": json.dumps(about["settings"]),
-            "tags": json.dumps(tags),
-        }
-        columns = {name: pa.array([text], pa.string()) for name, text in row.items()}
-        return pa.table({**columns, "updated": pa.array([now()], pa.timestamp("ms", "UTC"))})
-
-    def _write(self, table: str, content: "pa.Table") -> None:
-        """Write one file whole or not at all."""
-        from pyarrow.parquet import write_table
-
-        name = f"{self._about['id']}-{self._attempt}.parquet"
-        whole = self._root / UNFINISHED / f"{table}-{name}"
-        files.write(whole, lambda file: write_table(content, file))
-        whole.replace(self._root / table / name)
+def _seed_group(folder: "JobFolder[Any]") -> str:
+    """What all repeats of a job over seeds have in common, and no other jobs: its name without the
+    seed, and digits of a hash over its settings and its code. Empty for a job without a seed."""
+    settings = identity(folder.settings)
+    if "seed" not in settings:
+        return ""
+    seed = settings.pop("seed")
+    repeated = json.dumps([folder.script, settings, folder.code.digest], sort_keys=True)
+    words = (word for word in as_words(folder.settings).split(" ") if word != f"seed={seed}")
+    return " ".join([*words, f"({hashlib.sha256(repeated.encode()).hexdigest()[:6]})"])
 
 
-def _name(folder: Path) -> str:
-    """The name of the project's folder. The id in it distinguishes projects with the same name, and
-    finds the folder again after a project was renamed."""
-    digits = project_id()[:8]
-    found = sorted(path.name for path in folder.glob(f"*-{digits}"))
-    return found[0] if found else f"{experiment_name()}-{digits}"
+def _note(folder: "JobFolder[Any]", inputs: Sequence[str]) -> str:
+    """The description, in Markdown: the command that repeats the job, what it is derived from, its
+    note and its folder."""
+    derived = ", ".join(f"`{job}`" for job in inputs)
+    lines = [
+        f"`{as_command(folder.settings, folder.script)}`",
+        f"Derived from the job{'s' * (len(inputs) > 1)} {derived}" if inputs else "",
+        str(getattr(folder.settings, "note", "")),
+        f"Folder: `{portable(folder.path)}`",
+    ]
+    return scrub("\n\n".join(line[:LONGEST] for line in lines if line))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in some containers
+        return str(os.getuid())

@@ -1,65 +1,109 @@
-"""The finished jobs in the tracking store, those that diverged, and the curves of both.
+"""What the tracking store holds about jobs: which are finished, diverged or being trained, their
+values and files.
 
-A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`;
-one that diverged has the status FAILED and the mark `diverged`. Databases are queried by SQL, once
-for each table. A server is asked through MLflow's client, which has no call for many histories, so
-several requests are made at a time. All functions raise ConnectionError when the store cannot be
-read.
+A finished job is an active run with the tag `job_id`, the status FINISHED and the mark `finished`,
+which its courier writes last, because the status alone is not reliable. One that diverged has the
+status FAILED and the mark `diverged`. A lease is a run that is being written. A sqlite store is
+queried by SQL: thousands of jobs take milliseconds, while importing MLflow takes 2 s. Any other is
+asked through MLflow's client. All functions raise ConnectionError when the store cannot be read.
 """
 
 import json
 import math
+import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
+from labjobs import exit_status
 from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
 from labjobs.evidence.fingerprint import Fingerprint
-from labjobs.files import PROJECT
+from labjobs.files import CODE, PROJECT
 from labjobs.job import code_evidence, data_evidence, identity, inputs
-from labjobs.job.identity import restore
-from labjobs.tracking import mlflow_client
-from labjobs.tracking.mlflow_client import select
-from labjobs.tracking.mlflow_read import DIVERGED, MARKED, all_runs, asked
+from labjobs.tracking import courier, mlflow_client
+from labjobs.tracking.mlflow_client import (
+    AWAY,
+    LONGEST_QUERY,
+    PROJECT_ID,
+    belongs_to_another,
+    client,
+    select,
+    sqlite_path,
+)
+from labjobs.tracking.mlflow_store import fresh
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
-JOBS = """
-SELECT id.value, runs.run_uuid, runs.end_time, runs.status FROM runs
-JOIN experiments ON experiments.experiment_id = runs.experiment_id
+ENDED = """
+SELECT runs.run_uuid, id.value, runs.status = 'FAILED', runs.start_time, runs.end_time,
+    code.value, data.value
+FROM runs
+JOIN experiments USING (experiment_id)
 JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
-JOIN tags AS mark ON mark.run_uuid = runs.run_uuid
+JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.value = 'true'
+LEFT JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
+LEFT JOIN tags AS data ON data.run_uuid = runs.run_uuid AND data.key = 'data'
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
-    AND (runs.status = 'FINISHED' AND mark.key = 'finished' AND mark.value = 'true'
-        OR runs.status = 'FAILED' AND mark.key = 'diverged' AND mark.value = 'true')
+    AND (runs.status = 'FINISHED' AND mark.key = 'finished'
+        OR runs.status = 'FAILED' AND mark.key = 'diverged')
 """
-OF_RUNS = "SELECT run_uuid, key, value FROM {} WHERE run_uuid IN {}"
-LATEST = "(SELECT run_uuid, key, CASE WHEN NOT is_nan THEN value END AS value FROM latest_metrics)"
-HISTORIES = """
-SELECT run_uuid, step, CASE WHEN NOT is_nan THEN value END FROM metrics
-WHERE run_uuid IN {} AND key = :key
+LEASED = """
+SELECT id.value, code.value, owner.value, host.value, beat.value FROM runs
+JOIN experiments USING (experiment_id)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
+JOIN tags AS owner ON owner.run_uuid = runs.run_uuid AND owner.key = 'owner'
+JOIN tags AS host ON host.run_uuid = runs.run_uuid AND host.key = 'host'
+JOIN tags AS beat ON beat.run_uuid = runs.run_uuid AND beat.key = 'heartbeat'
+WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active' AND runs.status = 'RUNNING'
+"""
+OWNERS = f"""
+SELECT experiments.name, tags.value FROM experiments
+LEFT JOIN experiment_tags AS tags
+    ON tags.experiment_id = experiments.experiment_id AND tags.key = '{PROJECT_ID}'
+WHERE experiments.lifecycle_stage = 'active'
+    AND (experiments.name = :experiment OR tags.value = :project)
+"""
+THESE = "run_uuid IN (SELECT value FROM json_each(:runs))"
+TAGS = f"SELECT run_uuid, key, value FROM tags WHERE {THESE}"
+PARAMS = f"SELECT run_uuid, key, value FROM params WHERE {THESE}"
+NUMBER = "CASE WHEN NOT is_nan THEN value END"
+METRICS = f"SELECT run_uuid, key, {NUMBER} FROM latest_metrics WHERE {THESE}"
+HISTORIES = f"""
+SELECT run_uuid, step, {NUMBER} FROM metrics
+WHERE {THESE} AND key = :key
 ORDER BY run_uuid, step, timestamp
 """
+
+FINISHED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
+DIVERGED = "attributes.status = 'FAILED' AND tags.diverged = 'true'"
+RUNNING = "attributes.status = 'RUNNING'"
+"""Which runs MLflow's client is asked for."""
+
+Rows = Sequence[Sequence[Any]]
 
 AT_ONCE = 8
 """Number of histories that are requested from a server at a time."""
 
 
+# The runs of jobs: the same, whether a database or a server is asked.
+
+
 class StoredJob(TypedDict):
-    """One attempt at a job, as stored."""
+    """One attempt at a job, as stored; times are in milliseconds since 1970."""
 
     job_id: str
     run_id: str
+    started: int
     ended: int
-    """Time of its end, in milliseconds since 1970."""
     diverged: bool
     params: dict[str, str]
     metrics: dict[str, float]
@@ -68,27 +112,225 @@ class StoredJob(TypedDict):
 
 
 def jobs(experiment: str) -> list[StoredJob]:
-    """Return the attempts at jobs, by job id; of several runs with the same job id and code, a
-    finished one, or the last to end."""
-    found = _by_sql(experiment) if mlflow_client.database_kind() else _by_client(experiment)
+    """Return the attempts at jobs that finished or diverged, by job id; of several runs with the
+    same job id and code, a finished one, or the last to end."""
+    path = sqlite_path()
+    found = _by_sql(path, experiment) if path else _by_client(experiment, FINISHED, DIVERGED)
     found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
     return list({(job["job_id"], job["tags"].get("code")): job for job in found}.values())
+
+
+def _by_sql(path: Path, experiment: str) -> list[StoredJob]:
+    found: dict[str, StoredJob] = {
+        run: {
+            "job_id": job_id,
+            "run_id": run,
+            "started": started,
+            "ended": ended or 0,
+            "diverged": bool(diverged),
+            "params": {},
+            "metrics": {},
+            "tags": {},
+        }
+        for run, job_id, diverged, started, ended, *_ in select(path, ENDED, experiment=experiment)
+    }
+    runs = json.dumps(list(found))
+    for run, key, value in select(path, PARAMS, runs=runs):
+        found[run]["params"][key] = value
+    for run, key, value in select(path, METRICS, runs=runs):
+        found[run]["metrics"][key] = _number(value)
+    for run, key, value in select(path, TAGS, runs=runs):
+        found[run]["tags"][key] = value
+    return list(found.values())
+
+
+def _by_client(experiment: str, *queries: str) -> list[StoredJob]:
+    """The jobs that match one of these queries, fetched page by page."""
+    runs: list[Run] = []
+    with asked() as client:
+        named = client.get_experiment_by_name(experiment)
+        where = [named.experiment_id] if named else []
+        for query in queries if named else ():
+            page = client.search_runs(where, query)
+            runs += page
+            while page.token:
+                page = client.search_runs(where, query, page_token=page.token)
+                runs += page
+    return [
+        {
+            "job_id": run.data.tags["job_id"],
+            "run_id": run.info.run_id,
+            "started": run.info.start_time,
+            "ended": run.info.end_time or 0,
+            "diverged": run.info.status == "FAILED",
+            "params": run.data.params,
+            "metrics": {key: _number(value) for key, value in run.data.metrics.items()},
+            "tags": run.data.tags,
+        }
+        for run in runs
+        if "job_id" in run.data.tags
+    ]
+
+
+@contextmanager
+def asked() -> Iterator["MlflowClient"]:
+    """MLflow's client, whose errors are turned into ConnectionErrors of one line."""
+    try:
+        yield client()
+    except Exception as error:
+        raise ConnectionError(f"{AWAY}: {mlflow_client.reason(error)}") from error
+
+
+# What a job or a sweep asks before it begins: which jobs have ended, and which are being trained.
+
+
+class Lease(NamedTuple):
+    """Who trains a job, and with which code, according to the store."""
+
+    code: str
+    owner: str
+    host: str
+
+
+class Ended(NamedTuple):
+    """An attempt that finished or diverged: the digests of its code and data, and its duration."""
+
+    code: str
+    data: str
+    seconds: float
+
+
+class Known(NamedTuple):
+    """What the store knows about jobs, by their ids."""
+
+    finished: dict[str, list[Ended]]
+    diverged: dict[str, list[Ended]]
+    leases: dict[str, list[Lease]]
+
+
+NOTHING = Known({}, {}, {})
+"""What is known if the store is not available."""
+
+
+def known(experiment: str) -> Known:
+    """What the store knows about all jobs; empty if the experiment or the store does not exist yet.
+    If MLflow's client is needed, it runs in a separate process, because the calling job goes on to
+    train. Raises SettingsError if the store's address is not valid, or if the experiment belongs to
+    another project.
+    """
+    courier.check_places()
+    ended: Rows
+    leased: Rows
+    if path := sqlite_path():
+        settle(experiment)
+        ended = select(path, ENDED, experiment=experiment)
+        leased = select(path, LEASED, experiment=experiment)
+    else:
+        ended, leased = _by_other_process(experiment)
+    found = Known({}, {}, {})
+    for _, job_id, diverged, start, end, code, data in ended:
+        jobs = found.diverged if diverged else found.finished
+        attempt = Ended(code or "", data or "", ((end or 0) - start) / 1000)
+        jobs.setdefault(job_id, []).append(attempt)
+    for job_id, code, owner, host, beat in leased:
+        if fresh("RUNNING", beat):
+            found.leases.setdefault(job_id, []).append(Lease(code, owner, host))
+    return found
+
+
+def _by_other_process(experiment: str) -> tuple[Rows, Rows]:
+    """The rows of ENDED and LEASED."""
+    command = [sys.executable, "-m", "labjobs.tracking.stored_jobs", experiment]
+    try:
+        answer = subprocess.run(
+            command, cwd=CODE, capture_output=True, text=True, timeout=LONGEST_QUERY
+        )
+    except subprocess.TimeoutExpired as error:
+        why = f"no answer in {LONGEST_QUERY:.0f} s"
+        raise ConnectionError(f"{AWAY}: {mlflow_client.shown()}: {why}") from error
+    if answer.returncode:
+        line = mlflow_client.last_line(answer.stderr)
+        wrong = answer.returncode == exit_status.WRONG
+        raise SettingsError(line) if wrong else ConnectionError(line)
+    ended, leased = json.loads(answer.stdout)
+    return ended, leased
+
+
+def main(experiment: str) -> None:
+    """Print these rows, as the other process."""
+    settle(experiment)
+    ended = [
+        [
+            *(job["run_id"], job["job_id"], job["diverged"], job["started"], job["ended"]),
+            *map(job["tags"].get, ("code", "data")),
+        ]
+        for job in _by_client(experiment, FINISHED, DIVERGED)
+    ]
+    keys = ("job_id", "code", "owner", "host", "heartbeat")
+    running = [job["tags"] for job in _by_client(experiment, RUNNING)]
+    leased = [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
+    print(json.dumps([ended, leased]))
+
+
+# Which experiments there are, and whose they are.
+
+
+def experiments() -> list[str]:
+    """The names of the store's experiments."""
+    if path := sqlite_path():
+        query = "SELECT name FROM experiments WHERE lifecycle_stage = 'active' ORDER BY name"
+        return [name for (name,) in select(path, query)]
+    with asked() as client:
+        return sorted(experiment.name for experiment in client.search_experiments())
+
+
+def settle(experiment: str) -> None:
+    """Make sure that the experiment belongs to the project and has its present name.
+
+    Raises SettingsError if it belongs to another project.
+    """
+    own = identity.existing_id() or "none"
+    if path := sqlite_path():
+        owners = dict(select(path, OWNERS, experiment=experiment, project=own))
+    else:
+        with asked() as client:
+            found = client.search_experiments(filter_string=f"tags.{PROJECT_ID} = '{own}'")
+            named = client.get_experiment_by_name(experiment)
+        owners = {each.name: each.tags.get(PROJECT_ID) for each in [*found, named] if each}
+    if owners.get(experiment, own) not in (own, None):
+        raise belongs_to_another(experiment)
+    if experiment not in owners and own in owners.values():
+        subprocess.run([sys.executable, "-m", "labjobs.tracking.mlflow_client"], cwd=CODE)
+
+
+# Curves and files of jobs.
 
 
 def histories(run_ids: Sequence[str], key: str) -> list[tuple[str, int, float]]:
     """Return a metric's history in several runs: (run id, step, value), by run id, step and
     time."""
-    if mlflow_client.database_kind():
-        query = HISTORIES.format(mlflow_client.listed("runs"))
-        points = select(query, runs=json.dumps(run_ids), key=key)
+    if path := sqlite_path():
+        points = select(path, HISTORIES, runs=json.dumps(run_ids), key=key)
         return [(run, step, _number(value)) for run, step, value in points]
+    from concurrent.futures import ThreadPoolExecutor
+
+    runs = sorted(run_ids)
+    # MLflow's client has no call for several histories.
     with asked() as client, ThreadPoolExecutor(AT_ONCE) as threads:
-        several = threads.map(lambda run: client.get_metric_history(run, key), sorted(run_ids))
+        several = threads.map(lambda run: client.get_metric_history(run, key), runs)
         return [
             (run, point.step, _number(point.value))
-            for run, history in zip(sorted(run_ids), several, strict=True)
-            for point in sorted(history, key=_place)
+            for run, history in zip(runs, several, strict=True)
+            for point in sorted(history, key=lambda point: (point.step, point.timestamp))
         ]
+
+
+def _number(value: float | None) -> float:
+    """A metric as it was logged: in SQL, NaN is NULL, and MLflow stores the largest number for
+    infinity."""
+    if value is None:
+        return math.nan
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
 def folder_of(job_folder: str) -> Path:
@@ -117,59 +359,6 @@ def files(run_id: str, folder: str, below: str) -> list[str]:
         return sorted(path.relative_to(place).as_posix() for path in (place / below).glob("*"))
     with asked() as client:
         return sorted(found.path for found in client.list_artifacts(run_id, below))
-
-
-def _number(value: float | None) -> float:
-    """A metric as it was logged: in SQL, NaN is NULL, and MLflow stores the largest number for
-    infinity."""
-    if value is None:
-        return math.nan
-    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
-
-
-def _place(point: "Metric") -> tuple[int, int]:
-    return point.step, point.timestamp
-
-
-def _by_sql(experiment: str) -> list[StoredJob]:
-    found: dict[str, StoredJob] = {
-        run: {
-            "job_id": job_id,
-            "run_id": run,
-            "ended": ended,
-            "diverged": status == "FAILED",
-            "params": {},
-            "metrics": {},
-            "tags": {},
-        }
-        for job_id, run, ended, status in select(JOBS, experiment=experiment)
-    }
-    runs, listed = json.dumps(list(found)), mlflow_client.listed("runs")
-    for run, key, value in select(OF_RUNS.format("params", listed), runs=runs):
-        found[run]["params"][key] = value
-    for run, key, value in select(OF_RUNS.format(f"{LATEST} AS latest", listed), runs=runs):
-        found[run]["metrics"][key] = _number(value)
-    for run, key, value in select(OF_RUNS.format("tags", listed), runs=runs):
-        found[run]["tags"][key] = value
-    return list(found.values())
-
-
-def _by_client(experiment: str) -> list[StoredJob]:
-    with asked() as client:
-        runs = [run for query in (MARKED, DIVERGED) for run in all_runs(client, experiment, query)]
-    return [
-        {
-            "job_id": run.data.tags["job_id"],
-            "run_id": run.info.run_id,
-            "ended": run.info.end_time or 0,
-            "diverged": run.info.status == "FAILED",
-            "params": run.data.params,
-            "metrics": {key: _number(value) for key, value in run.data.metrics.items()},
-            "tags": run.data.tags,
-        }
-        for run in runs
-        if "job_id" in run.data.tags
-    ]
 
 
 # Whether stored results come from the present code, and which attempt a job's row in a table shows.
@@ -221,7 +410,8 @@ def _present(job: StoredJob, kind: type[Any]) -> Fingerprint | None:
 
 
 def _settings_of(job: StoredJob, kind: type[Any]) -> Any:
-    return restore(kind, {name: fresh_value(text) for name, text in job["params"].items()})
+    plain = {name: fresh_value(text) for name, text in job["params"].items()}
+    return identity.restore(kind, plain)
 
 
 def _is_fresh(tags: Mapping[str, str], present: Fingerprint | None) -> bool:
@@ -248,3 +438,13 @@ def fresh_value(text: str) -> Any:
             if repr(number(text)) == text != "nan":  # words may look like numbers: 01, 1_000
                 return number(text)
     return text
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except SettingsError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(exit_status.WRONG)
+    except ConnectionError as problem:
+        sys.exit(str(problem))

@@ -1,0 +1,260 @@
+"""An attempt that is to run again, for `repeat` and for `accept --verify`: what it logged, with
+which flags, and whether the results are the same, bit for bit.
+"""
+
+import os
+import signal
+import subprocess
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import BadZipFile
+
+from labjobs import layout
+from labjobs.cli.flags import as_text, option
+from labjobs.errors import JobError
+from labjobs.job import code_evidence, data_evidence, journal, runtime
+from labjobs.job.provenance import INSTALLED
+from labjobs.privacy import scrub
+from labjobs.tracking import costs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An attempt at a job, in its folder `path`, with all that is needed to run it again."""
+
+    path: Path
+
+    @property
+    def job(self) -> str:
+        """The id of the job."""
+        return self.path.parent.name
+
+    @cached_property
+    def about(self) -> Mapping[str, Any]:
+        """What settings.json holds."""
+        return journal.record_of(self.path, layout.SETTINGS)
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of its journal. Raises JobError if it is damaged, OSError."""
+        with (self.path / layout.JOURNAL).open("rb") as file:
+            lines = journal.Reader(file).read()
+        if not lines:
+            raise JobError(f"{self.path / layout.JOURNAL} is empty")
+        return lines
+
+    @property
+    def log_every(self) -> str:
+        """Optimizer steps between two points of the training metrics."""
+        return str(self.lines[0]["start"]["log_every"])
+
+    def tag(self, name: str) -> str:
+        """Return a tag as it was last logged; empty if it was not."""
+        found = (line["tags"][name] for line in self.lines[::-1] if name in line.get("tags", {}))
+        return str(next(found, ""))
+
+    def copy(self, name: str) -> Path:
+        """Return where a copy lies that settings.json names: of its code, of the engine, or the
+        list of its packages. Raises JobError if there is none."""
+        kept = self.about.get(name)
+        file = self.path.parent.parent / str(kept)
+        if not kept or not file.is_file():
+            what = "list of packages" if name == INSTALLED else "code"
+            raise JobError(f"its {what} is not in {self.path.parent.parent.name}/")
+        return file
+
+    def check(self) -> None:
+        """Raise JobError if it cannot be repeated."""
+        settings = self.about.get("settings")
+        if not settings:
+            raise JobError("its settings.json is damaged or missing")
+        if code_evidence.digest(self.path) == code_evidence.MIXED:
+            raise JobError(
+                "it was continued with changed code, so it belongs to no version of the code"
+            )
+        if settings.get("minutes"):
+            raise JobError("its length is in minutes, so its number of steps varies")
+        if (count := self.tag("processes")) not in ("", "1"):
+            raise JobError(f"it ran in {count} processes, and repeat starts only one")
+        places = data_evidence.last_places(self.path)
+        if change := data_evidence.difference(self.path, places):
+            raise JobError(f"its data has changed ({change})")
+        if why := data_evidence.unchecked(self.path, places):
+            raise JobError(f"its data cannot be checked: {why}")
+
+    def flags(self) -> list[str]:
+        """Return its settings and those flags that can change bits, as on the command line."""
+        recorded = self.about.get("runtime", {})
+        words = {**self.about["settings"]}
+        words |= {name: value for name, value in recorded.items() if name in runtime.MATTER}
+        words["threads"] = self.tag("threads") or "auto"
+        words["log_every"] = self.log_every
+        words["data_root"] = data_evidence.last_places(self.path).data_root
+        if self.tag("device") == "cpu":
+            words["device"] = "cpu"
+        return [f"{option(name)}={as_text(value)}" for name, value in words.items()]
+
+
+def run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command in a folder; return its exit status and what it said on stderr, scrubbed. When
+    this process is interrupted, it ends with everything that it has started.
+
+    Raises OSError if there is no such command.
+    """
+    with TemporaryFile() as said:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # nothing that it has done is needed
+            process.wait()
+            raise
+        said.seek(0)
+        return status, scrub(said.read().decode(errors="replace"))
+
+
+# Where results first differ: in the curves, the weights or the outputs for each test example.
+
+OTHER_EACH_TIME = (
+    "elapsed_seconds",
+    "data_wait_fraction",
+    "mfu",
+    "find_",
+    "system/",
+    *costs.NAMES,
+)
+"""Beginnings of the names of metrics that measure time or the machine."""
+
+SPEED = "_per_second"
+"""Endings of the names of speeds."""
+
+Point = tuple[int, str]
+"""A step and the name of a metric."""
+
+
+class Difference(NamedTuple):
+    """The first value that differs: its name, and its step if it has one."""
+
+    what: str
+    step: int | None
+    recorded: str
+    repeated: str
+    more: str = ""
+
+    def __str__(self) -> str:
+        at = "" if self.step is None else f" at step {self.step}"
+        more = f" ({self.more})" if self.more else ""
+        return f"{self.what}{at} was {self.recorded} and is now {self.repeated}{more}"
+
+
+def curve_points(attempt: Recorded) -> dict[Point, str]:
+    """Return the points of all metrics that are the same each time, in the order in which they were
+    logged; each value is a text that is different for different floats."""
+    return {
+        (line["step"], name): repr(value)
+        for line in attempt.lines
+        for name, value in line.get("metrics", {}).items()
+        if not (name.startswith(OTHER_EACH_TIME) or name.endswith(SPEED))
+    }
+
+
+def curve_difference(before: dict[Point, str], after: dict[Point, str]) -> Difference | None:
+    """Return the first difference between points, by step; None if all are the same."""
+    for step, name in sorted({**before, **after}, key=lambda point: point[0]):
+        was, now = (each.get((step, name), "missing") for each in (before, after))
+        if was != now:
+            return Difference(name, step, was, now)
+    return None
+
+
+def compare_outputs(before: Path, after: Path) -> tuple[dict[str, int], Difference | None]:
+    """Return the number of arrays in each file of two attempts, and where they first differ.
+
+    Raises JobError if a file is damaged, OSError if it cannot be read.
+    """
+    counts: dict[str, int] = {}
+    for name in (layout.BEST, layout.PREDICTIONS):
+        files = [attempt / name for attempt in (before, after)]
+        was, now = (_arrays(file) if file.exists() else None for file in files)
+        if was is None and now is None:
+            continue
+        if was is None or now is None:
+            return counts, Difference(name, None, _there(was), _there(now))
+        for array in was | now:
+            apart = _first_apart(was.get(array), now.get(array))
+            if apart:
+                place, *values = apart
+                return counts, Difference(f"{name}: {array}{place}", None, *values)
+        counts[f"arrays in {name}"] = len(was)
+    return counts, None
+
+
+def _arrays(file: Path) -> "dict[str, NDArray[Any]]":
+    """The arrays in a file of weights or of predictions, by name."""
+    import numpy as np  # slow, like torch
+
+    if file.name == layout.BEST:
+        import torch
+
+        from labjobs.training import checkpoints
+
+        return dict(_tensors("", checkpoints.load(file, torch.device("cpu"))["models"]))
+    try:
+        with np.load(file) as kept:
+            return dict(kept)
+    except (ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise JobError(f"{file.name} is damaged") from error
+
+
+def _tensors(name: str, nested: Any) -> "Iterator[tuple[str, NDArray[Any]]]":
+    """The tensors in nested dictionaries, by the names on the way to them."""
+    if isinstance(nested, Mapping):
+        for key, value in nested.items():
+            yield from _tensors(f"{name}.{key}".lstrip("."), value)
+    elif hasattr(nested, "numpy"):
+        # NumPy does not know all of torch's small floats, so that these become larger ones.
+        small = nested.is_floating_point() and nested.itemsize < 4
+        yield name, (nested.float() if small else nested).contiguous().numpy()
+
+
+def _first_apart(
+    was: "NDArray[Any] | None", now: "NDArray[Any] | None"
+) -> tuple[str, str, str, str] | None:
+    """Where two arrays first differ, both values and how many differ; None if none does."""
+    import numpy as np
+
+    if was is None or now is None:
+        return "", _there(was), _there(now), ""
+    if (was.shape, was.dtype) != (now.shape, now.dtype):
+        return "", f"{was.dtype} {was.shape}", f"{now.dtype} {now.shape}", ""
+    if was.tobytes() == now.tobytes():
+        return None
+    # By their bytes, since NaN is not equal to NaN, and 0.0 is equal to -0.0.
+    rows = [np.frombuffer(each.tobytes(), np.uint8).reshape(was.size, -1) for each in (was, now)]
+    differing = np.flatnonzero((rows[0] != rows[1]).any(1))
+    place = np.unravel_index(differing[0], was.shape)
+    at = ", ".join(map(str, place))
+    more = f"{len(differing)} of {was.size} differ"
+    return f"[{at}]", repr(was[place].item()), repr(now[place].item()), more
+
+
+def _there(found: object) -> str:
+    return "missing" if found is None else "there"
