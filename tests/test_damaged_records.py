@@ -1,4 +1,4 @@
-"""Damaged files of a job, by `python run.py`: one clear line each, and the same result.
+"""Damaged files of a job, by `python run.py`: one clear line each, and no other result.
 
 tests/mutate_records.py damages them at random, by the thousand.
 """
@@ -36,7 +36,7 @@ def finished(done: subprocess.CompletedProcess[str], project: Project, folder: P
 
 
 def test_a_journal(unsent: tuple[Project, Path]) -> None:
-    """A point of training is gone for good, the results are not."""
+    """It is refused in one line that names the way out, and nothing of it is sent."""
     project, folder = unsent
     path = folder / "metrics.jsonl"
     whole = path.read_bytes()
@@ -48,19 +48,14 @@ def test_a_journal(unsent: tuple[Project, Path]) -> None:
     assert line.startswith(
         f"job {folder.parent.name} cannot be sent: metrics.jsonl is damaged at line "
     )
-    assert line.endswith("; the job's own command mends it")
+    assert line.endswith("; --force starts the job over")
     assert last == "0 of 1 jobs sent"
-    finished(project.run(*JOB), project, folder)
-    log = (folder / "log.txt").read_text()
-    assert "metrics.jsonl was damaged and has lost 1 of its " in log
-    assert "what was lost is missing in the curves" in log
-    before["train_loss"] = [point for point in before["train_loss"] if point[0] != 3]
-    stored = project.stored(folder.parent.name)
-    assert stored["train_loss"] == before["train_loss"]
-    assert stored["test_loss"] == before["test_loss"]
-    assert stored == project.journalled(folder.parent.name)
-    query = "SELECT value FROM tags WHERE key = 'damaged'"
-    assert "missing in the curves" in str(project.ask(query))
+    said = one_line(project.run(*JOB), 1)
+    assert "failed: metrics.jsonl is damaged at line " in said
+    assert "; --force starts the job over (" in said
+    assert project.runs(folder.parent.name) == []
+    finished(project.run(*JOB, "--force"), project, folder)
+    assert project.stored(folder.parent.name) == before
 
 
 @pytest.mark.full
@@ -73,7 +68,7 @@ def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
     for name in ("outcome.json", "sent.json"):
         (folder / name).write_bytes(b"[]")
     line, _ = project.do("python", "jobs.py", "sync").stderr.splitlines()
-    assert line.endswith("settings.json is damaged or missing; the job's own command mends it")
+    assert line.endswith("settings.json is damaged or missing; the job's own command writes it again")
     finished(project.run(*JOB), project, folder)
     log = (folder / "log.txt").read_text()
     assert all(f"{name} was damaged" in log for name in ("settings.json", "outcome.json"))
@@ -83,22 +78,10 @@ def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
 
 
 def test_an_end_that_is_gone(unsent: tuple[Project, Path]) -> None:
-    """The results were in it; they are computed again."""
+    """With the store away as well."""
     project, folder = unsent
     path = folder / "metrics.jsonl"
-    before = project.journalled(folder.parent.name)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-3]))
     line, _ = project.do("python", "jobs.py", "sync").stderr.splitlines()
-    assert "the end of metrics.jsonl is lost" in line
-    finished(project.run(*JOB), project, folder)
-    assert project.stored(folder.parent.name) == before
-
-
-@pytest.mark.full
-def test_the_store_away_as_well(unsent: tuple[Project, Path]) -> None:
-    project, folder = unsent
-    path = folder / "metrics.jsonl"
-    path.write_bytes(path.read_bytes()[:200])
-    said = one_line(project.run(*JOB, **AWAY), 3)
-    assert "finished: test_loss" in said
-    assert "metrics.jsonl was damaged" in (folder / "log.txt").read_text()
+    assert "the end of metrics.jsonl is lost; --force" in line
+    assert "the end of metrics.jsonl is lost; --force" in one_line(project.run(*JOB, **AWAY), 1)

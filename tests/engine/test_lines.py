@@ -61,10 +61,7 @@ def test_a_reader_takes_whole_lines_as_they_come(tmp_path: Path) -> None:
         assert (reader.line, reader.read()) == (3, [])
 
 
-LOST = line(4, lost=2)
-"""In place of lines 3 and 4."""
-
-RIGHT = [START, line(2, step=1), LOST, line(5, step=9)]
+RIGHT = [START, line(2, step=1), line(3, step=9)]
 
 
 def read(path: Path, *written: bytes) -> list[int]:
@@ -74,9 +71,9 @@ def read(path: Path, *written: bytes) -> list[int]:
         return [each["line"] for each in Reader(file).read()]
 
 
-def test_a_reader_goes_on_after_lines_that_are_known_to_be_lost(tmp_path: Path) -> None:
-    assert read(tmp_path / "a", *RIGHT) == [1, 2, 4, 5]
-    assert journal.count(tmp_path / "a") == 5
+def test_a_reader_takes_whole_journals(tmp_path: Path) -> None:
+    assert read(tmp_path / "a", *RIGHT) == [1, 2, 3]
+    assert journal.count(tmp_path / "a") == 3
     assert read(tmp_path / "empty") == [] and journal.count(tmp_path / "empty") == 0
 
 
@@ -88,8 +85,7 @@ def test_a_reader_goes_on_after_lines_that_are_known_to_be_lost(tmp_path: Path) 
         ([START, line(3, step=1)], 2),
         ([START, line(1, step=1)], 2),
         ([START, START], 2),
-        ([START, line(2, step=1), line(5, lost=2)], 3),
-        ([*RIGHT, line(5, step=9)], 6),
+        ([*RIGHT, line(3, step=9)], 4),
         ([START, b"\n"], 2),
         ([START, b'{"line": 2, "step": 1}\n'], 2),
         ([START, line(2, journal.seed_of("abd"), step=1)], 2),
@@ -98,7 +94,7 @@ def test_a_reader_goes_on_after_lines_that_are_known_to_be_lost(tmp_path: Path) 
 def test_a_reader_stops_at_a_line_that_is_not_right(
     tmp_path: Path, written: list[bytes], at: int
 ) -> None:
-    said = f"^{layout.JOURNAL} is damaged at line {at}; the job's own command mends it$"
+    said = f"^{layout.JOURNAL} is damaged at line {at}; --force starts the job over$"
     with pytest.raises(Damaged, match=said):
         read(tmp_path / "a", *written)
     with pytest.raises(Damaged, match=said):

@@ -42,7 +42,7 @@ class Kept(Target):
         self.opened += 1
         self.id = "kept"
 
-    def log(self, lines: Sequence[Line], mended: bool = False) -> None:
+    def log(self, lines: Sequence[Line]) -> None:
         self.said |= {line["line"]: line for line in lines}
         if self.opened <= self.away:
             raise OSError("away")

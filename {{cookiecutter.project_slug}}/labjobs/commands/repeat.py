@@ -24,8 +24,8 @@ from labjobs.cli.flags import as_text, option
 from labjobs.errors import JobError
 from labjobs.files import PROJECT
 from labjobs.job import attempts, code_evidence, data_evidence, journal, runtime
+from labjobs.job.data_evidence import of_text
 from labjobs.job.provenance import CODE_COPY, INSTALLED
-from labjobs.job.reads import of_text
 from labjobs.job.runtime import MATTER
 from labjobs.privacy import scrub
 from labjobs.tracking import costs, mlflow_store

@@ -14,7 +14,7 @@ from labjobs.evidence.syntax import Scope, short
 
 # Files that a job depends on and Python does not open for it: those that comments name, and the
 # sources of other programs that constants name. Files that Python opens are recorded by
-# labjobs.job.reads.
+# labjobs.job.data_evidence.
 #
 # # depends: kernels/*.cu, config.yaml
 

@@ -18,8 +18,7 @@ from typing import BinaryIO
 
 from labjobs import files, privacy, sources
 from labjobs.files import CODE
-from labjobs.job import reads
-from labjobs.job.reads import of_text
+from labjobs.job.data_evidence import aside, of_text
 
 FROZEN = ".version.json"
 """The file in a copy of the code that says what was copied."""
@@ -174,7 +173,7 @@ def keep_copies(runs_root: Path) -> dict[str, str]:
 def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
     """The path of each copy, and the function that writes it; the code is that of the first
     call."""
-    with reads.aside():
+    with aside():
         code, installed = dict(_code()), "".join(_installed())
     return {
         CODE_COPY: (f".code/{of_text(repr(code))}.tar.gz", lambda file: _pack(code, file)),

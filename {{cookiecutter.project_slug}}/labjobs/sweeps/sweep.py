@@ -25,7 +25,7 @@ from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
 from labjobs.errors import SettingsError
 from labjobs.fork_server import LOST
-from labjobs.job import inputs, provenance, terminal
+from labjobs.job import attempts, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, slurm, states
 from labjobs.sweeps.gpus import Slot
@@ -205,7 +205,7 @@ class Sweep:
         named = {entry.job.id for entry in self._entries}
 
         def act(entry: Entry) -> None:
-            inputs.check(entry.job.settings, entry.job.runs_root, named)
+            attempts.check_inputs(entry.job.settings, entry.job.runs_root, named)
             ranks.check(entry.job.settings, entry.job.runtime, self._flags.gpus_per_job)
 
         self._each(self._left, act)

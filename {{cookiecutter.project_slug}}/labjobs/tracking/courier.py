@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #
 # A file in the job's folder (`sent.json` for MLflow) says how far the delivery has come: to which
 # run, and up to which line of which journal. The file only saves work, because lines that are sent
-# twice are stored once. A damaged journal is not sent: the job's next attempt repairs it.
+# twice are stored once. A damaged journal is not sent.
 
 
 class Delivery:
@@ -50,21 +50,21 @@ class Delivery:
         self.kind, self._folder = kind, folder
         self._about = journal.record_of(folder, layout.SETTINGS)
         if not self._about:
-            raise journal.Damaged(f"settings.json is damaged or missing; {journal.MENDS}")
+            line = "settings.json is damaged or missing; the job's own command writes it again"
+            raise journal.Damaged(line)
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._id = ""
         self._unsent: list[Line] = []
         self._gpu = ""
         self._counters: Counters | None = None
-        self._mended = False
         self.status = ""
         self.read()
         if not self._unsent:
-            raise journal.Damaged(f"{layout.JOURNAL} is empty; {journal.MENDS}")
+            raise journal.Damaged(f"{layout.JOURNAL} is empty; {journal.WAY_OUT}")
         self._journal = str(self._reader.start["journal"])
         if self._reader.line < journal.expected(folder, self._journal):
-            raise journal.Damaged(f"the end of {layout.JOURNAL} is lost; {journal.MENDS}")
+            raise journal.Damaged(f"the end of {layout.JOURNAL} is lost; {journal.WAY_OUT}")
         self._target, self._is_open = kind(folder, self._about, self._journal), False
 
     @property
@@ -80,7 +80,6 @@ class Delivery:
             if "start" in line:
                 self._gpu, self._counters = "", None  # the last attempt's
             self._gpu = line.get("tags", {}).get("gpu", self._gpu)
-            self._mended |= "lost" in line
             self.status = line.get("end", "" if "start" in line else self.status)
 
     def send(self, running: bool = False) -> None:
@@ -93,7 +92,7 @@ class Delivery:
             self._target.beat()
             if self._unsent:
                 os.fsync(self._file.fileno())  # what is sent must not be written a second time
-                self._target.log(self._unsent, self._mended)
+                self._target.log(self._unsent)
                 names = [name for line in self._unsent for name in line.get("files", ())]
                 self._target.add(self._folder, names)
                 self._unsent = []
@@ -160,9 +159,8 @@ def delivered(folder: Path, kind: type[Target]) -> bool:
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
     if all_of_it != (kind.place(), start.get("journal"), True):
         return False
-    return bool(
-        (folder / layout.JOURNAL).stat().st_size <= noted["bytes"]
-    )  # less, because it was damaged
+    # less, because it was damaged
+    return bool((folder / layout.JOURNAL).stat().st_size <= noted["bytes"])
 
 
 # A courier's main loop: each target gets its lines when it wants them. An unavailable target is

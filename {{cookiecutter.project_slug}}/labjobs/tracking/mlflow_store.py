@@ -94,11 +94,8 @@ class Target(ABC):
         from another folder."""
 
     @abstractmethod
-    def log(self, lines: Sequence[Line], mended: bool = False) -> None:
-        """Store lines: once this returns, the place has them.
-
-        In a journal that was `mended`, steps may have been measured again after lines were lost.
-        """
+    def log(self, lines: Sequence[Line]) -> None:
+        """Store lines: once this returns, the place has them."""
 
     @abstractmethod
     def end(self, status: str) -> None:
@@ -205,7 +202,6 @@ class Run(Target):
         self._experiment = prepare()
         self._client = client()
         self._beaten = 0.0
-        self._stored: dict[str, set[int]] = {}
         self._artifacts = ""
         self._settle()
         if not self.id:
@@ -225,19 +221,14 @@ class Run(Target):
             self._client.set_tag(self.id, "heartbeat", str(time.time()))
             self._beaten = time.monotonic()
 
-    def log(self, lines: Sequence[Line], mended: bool = False) -> None:
-        """Send journal lines: metrics with the journal's own times, and tags.
-
-        If the journal was `mended`, steps that the store already has are left out, because lost
-        points were measured again, at another time.
-        """
+    def log(self, lines: Sequence[Line]) -> None:
+        """Send journal lines: metrics with the journal's own times, and tags."""
         from mlflow.entities import Metric, RunTag
 
         points = [
             Metric(name, value, line["time"], line["step"])
             for line in lines
             for name, value in line.get("metrics", {}).items()
-            if not (mended and line["step"] in self._steps(name))
         ]
         for start in range(0, len(points), BATCH):
             self._client.log_batch(self.id, metrics=points[start : start + BATCH])
@@ -287,13 +278,6 @@ class Run(Target):
             for run_id, tags in runs.items():
                 if "finished" in tags and tags.get("data") == own.get("data"):
                     self._client.delete_run(run_id)
-
-    def _steps(self, name: str) -> set[int]:
-        """The steps of a metric that the store had at the first call."""
-        if name not in self._stored:
-            history = self._client.get_metric_history(self.id, name)
-            self._stored[name] = {point.step for point in history}
-        return self._stored[name]
 
     def _all(self) -> "list[StoredRun]":
         """The runs of this attempt and of others with its code or owner, the oldest first."""
@@ -421,7 +405,7 @@ class ParquetFiles(Target):
                 each.mkdir()
                 each.chmod(folder.stat().st_mode)  # the same users may write here
 
-    def log(self, lines: Sequence[Line], mended: bool = False) -> None:
+    def log(self, lines: Sequence[Line]) -> None:
         """Write both files, with these lines too. Raises OSError."""
         new = [line for line in lines if line["line"] > self._line]
         self._metrics.append(self._points(new))
