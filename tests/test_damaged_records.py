@@ -68,7 +68,8 @@ def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
     for name in ("outcome.json", "sent.json"):
         (folder / name).write_bytes(b"[]")
     line, _ = project.do("python", "jobs.py", "sync").stderr.splitlines()
-    assert line.endswith("settings.json is damaged or missing; the job's own command writes it again")
+    said = "settings.json is damaged or missing; the job's own command writes it again"
+    assert line.endswith(said)
     finished(project.run(*JOB), project, folder)
     log = (folder / "log.txt").read_text()
     assert all(f"{name} was damaged" in log for name in ("settings.json", "outcome.json"))

@@ -7,7 +7,7 @@ Journal, records, locks and delivery are the engine's own.
 import json
 import logging
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
@@ -39,10 +39,10 @@ class Killed(BaseException):
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint knows: the steps that are done, and the journal's lines by then."""
+    """What a checkpoint knows: the steps that are done, and the journal by then."""
 
     step: int
-    lines: int
+    lines: Sequence[int]
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Training:
                 times = {"elapsed_seconds": float(step)}
                 journal.metrics(step, {"val_loss": 2 / step, **times}, of=TOTAL)
             if step == Training.checkpoint_at:
-                self._file.write_text(json.dumps(Checkpoint(step, journal.lines)))
+                self._file.write_text(json.dumps(Checkpoint(step, journal.mark)))
             if Training.ends and step == TOTAL // 2:
                 journal.flush()
                 raise Training.ends
@@ -137,7 +137,7 @@ class Training:
         return self.folder.path / "last.pt"
 
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(*json.loads(self._file.read_text()) if self._file.exists() else (0, 0))
+        return Checkpoint(*json.loads(self._file.read_text()) if self._file.exists() else (0, (0, 0)))
 
     def finish(self, results: Mapping[str, float]) -> dict[str, float]:
         """Log the results."""

@@ -128,11 +128,17 @@ def test_an_end_that_is_gone_is_noticed_where_something_knows_of_it(written, rec
 
 
 def test_a_checkpoint_knows_of_an_end_that_is_gone(written):
-    written.write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:8]))
-    again = journal.Journal(written.parent, 1)
-    again.check_reaches(8)
-    with pytest.raises(Damaged, match=r"the end of metrics.jsonl is lost; --force"):
-        again.check_reaches(11)
+    """Also after others have written as many lines as are gone."""
+    marks = []
+    for cut in (11, 8):
+        written.write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:cut]))
+        marks.append(journal.Journal(written.parent, 1).mark)
+    for _ in range(10):
+        again = journal.Journal(written.parent, 1)
+        again.check_reaches((0, 0))
+        again.check_reaches(marks[1])
+        with pytest.raises(Damaged, match=r"the end of metrics.jsonl is lost; --force"):
+            again.check_reaches(marks[0])
 
 
 def test_a_checkpoint_without_a_journal_is_refused(tmp_path):

@@ -24,7 +24,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -36,6 +36,9 @@ from labjobs.machine import Reading
 
 SEAL = b', "crc": "%08x"}\n'
 """The end of a line."""
+
+CRC = slice(-len(b'%08x"}\n' % 0), -len(b'"}\n'))
+"""Where a line has its checksum."""
 
 WAY_OUT = "--force starts the job over"
 
@@ -137,16 +140,18 @@ class Journal:
         path = folder / layout.JOURNAL
         self._last_steps: dict[str, int] = {}
         self.tags_before: dict[str, str] = {}
+        self._seals = [0]  # of the journal's first lines: none, one, two, …
         path.touch()
         with path.open("rb") as file:
             reader = Reader(file)
             for line in reader.read():
                 self._last_steps |= dict.fromkeys(line.get("metrics", ()), line.get("step", 0))
                 self.tags_before |= line.get("tags", {})
+                self._seals.append(zlib.crc32(line["crc"].encode(), self._seals[-1]))
         _check(folder, reader)
         os.truncate(path, reader.end)  # half a line, which a killed process left
 
-        self.lines = self._before = reader.line
+        self.lines, self._seal = reader.line, self._seals[-1]
         self.start = reader.start or {"journal": uuid4().hex, "log_every": log_every}
         self.log_every = self.start["log_every"]
         self._seed = seed_of(self.start["journal"])
@@ -189,10 +194,17 @@ class Journal:
         """Add what a process has used by now (costs.py)."""
         self._write({"cost": {"process": process, **reading}})
 
-    def check_reaches(self, lines: int) -> None:
-        """Raise Damaged if a checkpoint was made when there were more lines than earlier attempts
-        have left; a journal that has just begun may belong to a process that follows."""
-        if 0 < self._before < lines:
+    @property
+    def mark(self) -> tuple[int, int]:
+        """The number of lines, and a checksum of them all, for a checkpoint to keep."""
+        with self._one_thread:
+            return self.lines, self._seal
+
+    def check_reaches(self, mark: Sequence[int]) -> None:
+        """Raise Damaged unless the lines of earlier attempts begin with those that there were when
+        a checkpoint was made. A process that follows another one has a journal without any."""
+        lines, seal = mark
+        if len(self._seals) > 1 and [seal] != self._seals[lines : lines + 1]:
             raise _lost("end")
 
     def flush(self) -> None:
@@ -218,7 +230,9 @@ class Journal:
         text = json.dumps(line)
         with self._one_thread:
             self.lines += 1
-            self._unwritten += encoded(self.lines, text, self._seed)
+            written = encoded(self.lines, text, self._seed)
+            self._seal = zlib.crc32(written[CRC], self._seal)
+            self._unwritten += written
 
 
 def _check(folder: Path, reader: Reader) -> None:

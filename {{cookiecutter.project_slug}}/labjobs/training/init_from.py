@@ -260,7 +260,7 @@ class Beginning:
         if content["best"]:
             content["best"]["settings"] = identity(self._folder.settings)
         log.info("continuing job %s after %d steps", self._given.job, position["step"])
-        return {**content, "lines": 0}
+        return {**content, "lines": (0, 0)}
 
     def note_end(self, trained: Trained) -> None:
         """Record how long the job has trained, and whether a longer one could continue."""

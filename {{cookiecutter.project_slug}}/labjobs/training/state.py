@@ -64,7 +64,7 @@ class TrainingState:
         states = {name: self._state_of(name) for name in self._parts}
         models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
         content = self._content(states | dict(changed or {}))
-        content |= {"best": self.best, "lines": self._journal.lines}
+        content |= {"best": self.best, "lines": self._journal.mark}
         self._journal.flush()
         self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
         finite = {name: content["parts"][name] for name in models}
@@ -96,7 +96,7 @@ class TrainingState:
         content = self._read() or other()
         if not content:
             return
-        self._journal.check_reaches(content.get("lines", 0))
+        self._journal.check_reaches(content["lines"])
         for name, part in self._parts.items():
             if name not in content.get("parts", {}):
                 log.warning("the checkpoint has no %s, which starts from its initial state", name)
