@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from cookiecutter.main import cookiecutter
+
+from repository import REPOSITORY  # isort: skip  # before others import the engine
 from faults import Project
-from repository import REPOSITORY
 
 # Under nohup, and in a shell's background, what the tests start would ignore these.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from labjobs import exit_status, layout, locks
+from labjobs import exit_status, installation, layout, locks
 from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause
-from labjobs.files import PROJECT, shown
+from labjobs.files import CODE, PROJECT, shown
 from labjobs.job import attempts, code_evidence, data_evidence, identity, provenance, terminal
 from labjobs.job import runtime as purpose
 from labjobs.job.data_evidence import Places
@@ -231,6 +231,8 @@ class Attempt(Generic[S]):
         folder.journal.flush()
         if self._store_is_away:
             log.warning("%s; results wait in the job's folder", self._store_is_away)
+        if CODE == PROJECT and (engine := installation.problem(PROJECT)):
+            log.warning(engine)
 
     def _result(self, job: "Job[S]", main: Main) -> str:
         """Do the job; returns its results in one line."""

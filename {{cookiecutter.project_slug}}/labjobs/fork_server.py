@@ -26,7 +26,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
-
 # Forks for each request, and runs a script or a module there as `python` would.
 #
 # It is run by its path, with the number of its socket and the modules to import as arguments. It

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labjobs import exit_status, layout, sources
+from labjobs import exit_status, installation, layout
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.commands import accept, listing, staleness
 from labjobs.commands import repeat as again
@@ -388,8 +388,8 @@ def _read(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--version",
         action="version",
-        version=f"template {sources.version()}",
-        help="print the version of the template that the engine comes from",
+        version=_version() if "--version" in words else "",
+        help="print the version of the engine, and whether it is the project's",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
@@ -415,6 +415,11 @@ def _read(words: list[str]) -> argparse.Namespace:
         raise SettingsError(wrong)
     given.words = flags
     return given
+
+
+def _version() -> str:
+    lines = (f"labjobs {installation.version()}", installation.problem(PROJECT))
+    return "\n".join(filter(None, lines))
 
 
 def _joined(words: list[str]) -> list[str]:
