@@ -110,18 +110,14 @@ def as_words(settings: Any) -> str:
     legends of charts cut off long names; then come the settings that differ from their defaults, as
     far as LONGEST_NAME allows.
     """
-    first, rest = _first(settings), changed(settings)
+    plain, rest = identity(settings), changed(settings)
+    first = [as_text(plain["model"])] if "model" in plain else []
+    first += [f"seed={plain['seed']}"] if "seed" in plain else []
     words = [f"{key}={value}" for key, value in rest.items() if key not in ("model", "seed")]
     words = [" ".join(word.split()) for word in (*first, *words)]
     while len(name := " ".join(words)) > LONGEST_NAME:
         words.remove(max(words, key=len))
     return name or "defaults"
-
-
-def _first(settings: Any) -> list[str]:
-    plain = identity(settings)
-    model = [as_text(plain["model"])] if "model" in plain else []
-    return [*model, f"seed={plain['seed']}"] if "seed" in plain else model
 
 
 def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
@@ -151,11 +147,9 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
     return kind(**values)
 
 
-# A project's identity, independent of its name and its place: an id, made once.
-#
-# The id is in the file `.project-id`, which should be committed: clones of a project have the same
-# id, so they share results. An experiment in a tracking store records the id of its project, so two
-# projects that happen to have the same name never mix up their jobs.
+# A project's identity, independent of its name and its place: an id, made once, in a file that
+# should be committed, so that clones share results. An experiment in a tracking store records it,
+# so two projects that happen to have the same name never mix up their jobs.
 
 FILE = PROJECT / ".project-id"
 
@@ -209,9 +203,8 @@ def _wrong(why: str) -> SettingsError:
     return SettingsError(f"{shown(FILE)}: {why}")
 
 
-# Job scripts, such as run.py: which settings and metrics their jobs have.
-#
-# Both are read from the script's source, because running a script would import torch:
+# Job scripts, such as run.py: which settings and metrics their jobs have. Both are read from the
+# script's source, because running a script would import torch:
 #
 #     from settings import METRICS, Settings
 #     command = launch.begin(Settings, METRICS)
@@ -256,7 +249,8 @@ def read(name: str) -> Script:
         wanted = "launch.begin(Settings, METRICS), imported from settings.py, and run(main, check)"
         raise SettingsError(f"{file.name}: is not a job script, which calls {wanted}")
     settings, metrics = (imported[each] for each in found[:2])
-    return Script(name, _value(*settings), _value(*metrics), check=found[2])
+    kind, measured = (getattr(import_module(module), each) for module, each in (settings, metrics))
+    return Script(name, kind, measured, check=found[2])
 
 
 def _declared(tree: ast.Module) -> tuple[str, str, str] | None:
@@ -278,7 +272,3 @@ def _declared(tree: ast.Module) -> tuple[str, str, str] | None:
             ) if command in begun:
                 return *begun[command], check
     return None
-
-
-def _value(module: str, name: str) -> Any:
-    return getattr(import_module(module), name)
