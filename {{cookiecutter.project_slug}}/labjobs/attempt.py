@@ -216,10 +216,7 @@ class Attempt(Generic[S]):
         folder = self._folder
         folder.open()
         self._courier.carry(folder.path)
-        changes = {
-            "neutral": identity.neutral(folder.settings),
-            "former": identity.formerly(type(folder.settings)),
-        }
+        changes = identity.since(type(folder.settings))
         about = {
             **{name: json.dumps(found) for name, found in changes.items() if found},
             "metrics": json.dumps(as_plain(folder.metrics)),

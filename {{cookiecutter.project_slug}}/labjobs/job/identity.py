@@ -78,16 +78,13 @@ def can_have_inputs(kind: type) -> bool:
     return any({JobId, Weights} & {each, *get_args(each)} for each in types)
 
 
-def neutral(settings: Any) -> dict[str, Any]:
-    """Return, by name, the value to assume for a setting that a job does not have: an older job, if
-    the setting was added later, or a newer job, if it was deleted."""
-    known = flags.of(type(settings))
-    return {**known.neutral, **known.former}
-
-
-def formerly(kind: type) -> dict[str, str]:
-    """Return the former names of the settings that were renamed, by their present ones."""
-    return flags.of(kind).formerly
+def since(kind: type) -> dict[str, dict[str, Any]]:
+    """Return how settings of this class have changed: `neutral`, the values to assume for settings
+    that a job does not have (an older job, if they were added later, or a newer job, if they were
+    deleted), and `former`, the former names of settings that were renamed, by their present
+    ones."""
+    known = flags.of(kind)
+    return {"neutral": {**known.neutral, **known.former}, "former": known.formerly}
 
 
 def changed(settings: Any) -> dict[str, str]:
