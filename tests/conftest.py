@@ -68,7 +68,7 @@ def make(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             no_input=True,
             default_config=True,
             output_dir=str(tmp_path_factory.mktemp("projects")),
-            extra_context=answers,
+            extra_context={"engine": "source"} | answers,
         )
         return Path(folder)
 

@@ -107,7 +107,8 @@ def _code() -> Path:
     """The job script's folder; in other programs, the current folder or the nearest one above it
     that has a settings.py."""
     here = Path.cwd()
-    for folder in (Path(sys.argv[0]).resolve().parent, here, *here.parents):
+    script = here / sys.argv[0]  # empty in a notebook or a prompt
+    for folder in (script.resolve().parent if sys.argv[0] else here, here, *here.parents):
         if folder != ENGINE and (folder / "settings.py").is_file():
             return folder
     return Path(os.environ.get("PROJECT_FOLDER", here))

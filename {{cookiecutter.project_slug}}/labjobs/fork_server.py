@@ -402,7 +402,7 @@ def inherited(variable: str) -> Server | None:
     """
     if number := os.environ.pop(variable, ""):
         with suppress(OSError):  # started by a process that did not pass the socket on
-            _inherited[variable] = Server(socket.socket(fileno=int(number)))
+            _inherited[variable] = Server(socket.socket(fileno=int(requests)))
     return _inherited.get(variable)
 
 
@@ -452,8 +452,9 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP):  # clients stop their forks by other signals
         signal.signal(number, signal.SIG_IGN)
     sys.path.insert(0, os.getcwd())
-    learn(sys.argv[2:])
-    if words := answer(socket.socket(fileno=int(sys.argv[1]))):
+    sys.argv[0], requests, *modules = "", *sys.argv[1:]  # no script of a project
+    learn(modules)
+    if words := answer(socket.socket(fileno=int(number))):
         try:
             run(words)
         except BaseException as error:

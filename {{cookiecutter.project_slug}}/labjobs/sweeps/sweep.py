@@ -55,7 +55,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     | NUMBER,
     "--gpus-per-job": {
         "help": "GPUs for each job, which trains with a process on each of them (default: 1); "
-        "docs/several-gpus.md says when not to",
+        "`python jobs.py docs several-gpus` says when not to",
         "default": 1,
     }
     | NUMBER,

@@ -239,7 +239,7 @@ class JobOfSeveral(Job[S]):
             count = self._rank.size
             log.warning(
                 "batch norm: each of the %d processes normalizes by its own slice of a batch, so "
-                "results differ from those of one process; see docs/several-gpus.md",
+                "results differ from those of one process; see `python jobs.py docs several-gpus`",
                 count,
             )
 
