@@ -137,9 +137,8 @@ class JobFolder(Generic[S]):
     def change_since(self, attempt: Path) -> str:
         """Return how the code, or else the data, has changed since an attempt, in a few words;
         empty if neither has."""
-        return code_evidence.difference(attempt, self.code) or data_evidence.difference(
-            attempt, self.places
-        )
+        code = code_evidence.difference(attempt, self.code)
+        return code or data_evidence.difference(attempt, self.places)
 
     @property
     def change(self) -> str:
@@ -202,9 +201,8 @@ class JobFolder(Generic[S]):
             self.path.mkdir(parents=True, exist_ok=True)
             os.close(locks.opened(self.path / layout.LOCK))
         except OSError as error:
-            raise SettingsError(
-                f"--runs-root: cannot write in {self.path}: {error.strerror}"
-            ) from error
+            line = f"--runs-root: cannot write in {self.path}: {error.strerror}"
+            raise SettingsError(line) from error
 
     def take(self) -> None:
         """Become the job's owner on this disk; raises JobError if another process is."""
@@ -338,16 +336,15 @@ class JobFolder(Generic[S]):
         """Add functions to the job's code that have run although its fingerprint lacks them."""
         names = code_evidence.widen(self.path, self.code, self.script, self._watch.ran)
         if names:
-            line = "added to the job's fingerprint, since it ran: %s"
-            log.warning(line, ", ".join(names))
+            log.warning("added to the job's fingerprint, since it ran: %s", ", ".join(names))
             self._write_settings()
             self.journal.tags({"code": code_evidence.digest(self.path)})
 
     def _data_read(self) -> str:
         """The digest of what the attempt has read, now that it ends."""
-        if self._data != data_evidence.MIXED and (
-            change := data_evidence.difference(self.path, self.places)
-        ):
+        mixed = self._data == data_evidence.MIXED
+        change = "" if mixed else data_evidence.difference(self.path, self.places)
+        if change:
             log.warning("the data has changed while the job ran (%s)", change)
             return data_evidence.MIXED
         return data_evidence.keep(self.path, self.places, self._data)

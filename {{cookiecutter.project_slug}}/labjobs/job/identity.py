@@ -175,8 +175,8 @@ def existing_id() -> str:
 
 
 def share_with_group(folder: Path) -> None:
-    """Let the group write the files that this process makes, if they are in a folder that the group
-    can write to, so that the members of a lab can continue each other's jobs."""
+    """Let the group write the files that this process makes if it can write in the folder, so that
+    the members of a lab can continue each other's jobs."""
     with suppress(OSError):  # a folder that does not exist yet, or cannot exist
         if folder.stat().st_mode & stat.S_IWGRP:
             os.umask(os.umask(0o077) & ~stat.S_IRWXG)
