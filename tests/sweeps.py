@@ -26,7 +26,7 @@ from types import SimpleNamespace
 
 from labjobs.cli.parser import parse
 from labjobs.errors import JobError, SettingsError
-from labjobs.job import inputs, provenance
+from labjobs.job import attempts, provenance
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.launch import begin
@@ -54,7 +54,7 @@ else:
     if job.outcome().get("status") == "finished":
         sys.exit(0)
     try:
-        inputs.check(job.settings, job.runs_root)
+        attempts.check_inputs(job.settings, job.runs_root)
     except JobError as error:
         print(job.label, error)
         sys.exit(1)
@@ -65,7 +65,6 @@ else:
         print(job.label, error)
         sys.exit(4)
     job.open()
-    job.keep_changes(provenance.version()["changes"])
     job.journal.metrics(2, {"elapsed_seconds": 4.0}, of=12)
     job.journal.flush()
     ran = job.path / "ran"

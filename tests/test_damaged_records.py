@@ -1,25 +1,28 @@
-"""Damaged files of a job, by `python run.py`: one clear line each, and the same result."""
+"""Damaged files of a job, by `python run.py`: one clear line each, and no other result.
+
+tests/mutate_records.py damages them at random, by the thousand.
+"""
 
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from faults import Project, job_of
+from faults import Project, job_of, one_line
 
 JOB = ("--epochs", "2", "--log-every", "1", "--batch-size", "256", "--quiet")
 AWAY = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
 
 
 @pytest.fixture(scope="module")
-def job(project, tmp_path_factory):
+def job(project: Project, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     """A project whose job finished while the store was away, and that job's id."""
     fresh = project.copy(tmp_path_factory.mktemp("unsent") / "fresh")
     return fresh, job_of(fresh.run(*JOB, **AWAY))
 
 
 @pytest.fixture
-def unsent(job, tmp_path):
+def unsent(job: tuple[Project, str], tmp_path: Path) -> tuple[Project, Path]:
     """A copy of that project with its job, and the folder of the job's attempt."""
     copy = Project(Path(shutil.copytree(job[0].root, tmp_path / "copy")))
     return copy, copy.folder(job[1])
@@ -32,8 +35,8 @@ def finished(done: subprocess.CompletedProcess[str], project: Project, folder: P
     return done.stdout
 
 
-def test_a_journal(unsent):
-    """A point of training is gone for good, the results are not."""
+def test_a_journal(unsent: tuple[Project, Path]) -> None:
+    """It is refused in one line that names the way out, and nothing of it is sent."""
     project, folder = unsent
     path = folder / "metrics.jsonl"
     whole = path.read_bytes()
@@ -45,23 +48,18 @@ def test_a_journal(unsent):
     assert line.startswith(
         f"job {folder.parent.name} cannot be sent: metrics.jsonl is damaged at line "
     )
-    assert line.endswith("; the job's own command mends it")
+    assert line.endswith("; --force starts the job over")
     assert last == "0 of 1 jobs sent"
-    finished(project.run(*JOB), project, folder)
-    log = (folder / "log.txt").read_text()
-    assert "metrics.jsonl was damaged and has lost 1 of its " in log
-    assert "what was lost is missing in the curves" in log
-    before["train_loss"] = [point for point in before["train_loss"] if point[0] != 3]
-    stored = project.stored(folder.parent.name)
-    assert stored["train_loss"] == before["train_loss"]
-    assert stored["test_loss"] == before["test_loss"]
-    assert stored == project.journalled(folder.parent.name)
-    query = "SELECT value FROM tags WHERE key = 'damaged'"
-    assert "missing in the curves" in str(project.ask(query))
+    said = one_line(project.run(*JOB), 1)
+    assert "failed: metrics.jsonl is damaged at line " in said
+    assert "; --force starts the job over (" in said
+    assert project.runs(folder.parent.name) == []
+    finished(project.run(*JOB, "--force"), project, folder)
+    assert project.stored(folder.parent.name) == before
 
 
 @pytest.mark.full
-def test_all_records_at_once(unsent):
+def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
     """They are NUL bytes, or JSON of another type."""
     project, folder = unsent
     before = project.journalled(folder.parent.name)
@@ -70,10 +68,21 @@ def test_all_records_at_once(unsent):
     for name in ("outcome.json", "sent.json"):
         (folder / name).write_bytes(b"[]")
     line, _ = project.do("python", "jobs.py", "sync").stderr.splitlines()
-    assert line.endswith("settings.json is damaged or missing; the job's own command mends it")
+    said = "settings.json is damaged or missing; the job's own command writes it again"
+    assert line.endswith(said)
     finished(project.run(*JOB), project, folder)
     log = (folder / "log.txt").read_text()
     assert all(f"{name} was damaged" in log for name in ("settings.json", "outcome.json"))
     assert project.stored(folder.parent.name) == project.journalled(folder.parent.name) == before
     again = project.run(*JOB)
     assert "already finished: test_loss" in finished(again, project, folder)
+
+
+def test_an_end_that_is_gone(unsent: tuple[Project, Path]) -> None:
+    """With the store away as well."""
+    project, folder = unsent
+    path = folder / "metrics.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-3]))
+    line, _ = project.do("python", "jobs.py", "sync").stderr.splitlines()
+    assert "the end of metrics.jsonl is lost; --force" in line
+    assert "the end of metrics.jsonl is lost; --force" in one_line(project.run(*JOB, **AWAY), 1)

@@ -35,7 +35,7 @@ STATES = {
     "unsent": "finished while the store was away",
     "done": "finished, all sent",
 }
-WORDS = ("harmless", "repaired", "lost, and said", "refused", "silent", "traceback")
+WORDS = ("harmless", "repaired", "refused", "silent", "traceback")
 
 
 class Result(NamedTuple):
@@ -101,7 +101,7 @@ class Damages:
         more, result = self._finished()
         said += more
         log = (self._folder / "log.txt").read_text()
-        reported = "damaged" in said + log or "missing" in log
+        reported = any(word in said + log for word in ("damaged", "missing", "lost"))
         about = f"{about}: {said}{wrong}"
         if wrong or "Traceback" in said:
             return Came("traceback" if "Traceback" in said else "silent", about)
@@ -112,11 +112,6 @@ class Damages:
             return Came("refused", about)
         if result.status and result.store <= state.result.store:
             return Came("refused", about)
-        less = result.disk is not None and result.disk <= state.result.disk  # type: ignore[operator]
-        tags = [run.tags.get("damaged", "") for run in Courier.store.runs.values()]
-        known = all("missing" in tag for tag in tags) and result.run == state.result.run
-        if less and known and result.store <= state.result.store:
-            return Came("lost, and said", about)
         return Came("silent", f"{about} {result}")
 
     def _made(self, name: str, root: Path) -> State:

@@ -7,7 +7,7 @@ Journal, records, locks and delivery are the engine's own.
 import json
 import logging
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from labjobs.attempt import Attempt
-from labjobs.job import inputs
+from labjobs.job import attempts
 from labjobs.job import journal as lines
 from labjobs.job.data_evidence import Summary
 from labjobs.job.folder import JobFolder
@@ -39,10 +39,10 @@ class Killed(BaseException):
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint knows: the steps that are done, and the journal's lines by then."""
+    """What a checkpoint knows: the steps that are done, and the journal by then."""
 
     step: int
-    lines: int
+    lines: Sequence[int]
 
 
 @dataclass
@@ -80,13 +80,11 @@ class Run(mlflow_store.Run):
     def beat(self) -> None:
         """Be alive."""
 
-    def log(self, sent: Iterable[Mapping[str, Any]], mended: bool = False) -> None:
+    def log(self, sent: Iterable[Mapping[str, Any]]) -> None:
         """Take points and tags; one point of the same step and time."""
-        there = {(name, step) for name, step, _ in self._stored.points if mended}
         for line in sent:
             for name, value in line.get("metrics", {}).items():
-                if (name, line["step"]) not in there:
-                    self._stored.points[name, line["step"], line["time"]] = value
+                self._stored.points[name, line["step"], line["time"]] = value
             self._stored.tags.update(line.get("tags", {}))
 
     def add(self, folder: Path, names: Iterable[str]) -> None:
@@ -118,8 +116,7 @@ class Training:
     def train(self) -> dict[str, float]:
         """Go on to the end, or until the job is killed."""
         journal, begun = self.folder.journal, self._checkpoint()
-        if lost := journal.go_on_from(begun.lines):
-            log.warning("%s", lost)
+        journal.check_reaches(begun.lines)
         for step in range(begun.step + 1, TOTAL + 1):
             journal.metrics(step, {"train_loss": 1 / step, "lr": 0.1})
             if step % EVERY == 0:
@@ -129,7 +126,7 @@ class Training:
                 times = {"elapsed_seconds": float(step)}
                 journal.metrics(step, {"val_loss": 2 / step, **times}, of=TOTAL)
             if step == Training.checkpoint_at:
-                self._file.write_text(json.dumps(Checkpoint(step, journal.lines)))
+                self._file.write_text(json.dumps(Checkpoint(step, journal.mark)))
             if Training.ends and step == TOTAL // 2:
                 journal.flush()
                 raise Training.ends
@@ -140,7 +137,9 @@ class Training:
         return self.folder.path / "last.pt"
 
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(*json.loads(self._file.read_text()) if self._file.exists() else (0, 0))
+        return Checkpoint(
+            *json.loads(self._file.read_text()) if self._file.exists() else (0, (0, 0))
+        )
 
     def finish(self, results: Mapping[str, float]) -> dict[str, float]:
         """Log the results."""
@@ -213,7 +212,7 @@ def job(runs: Path) -> JobFolder[Settings]:
     return JobFolder(Settings(seed=SEED), Runtime(device="cpu", runs_root=runs), METRICS)
 
 
-_present = cache(inputs.present)
+_present = cache(attempts.present_code)
 
 
 @contextmanager
@@ -223,7 +222,7 @@ def here() -> Iterator[StringIO]:
     with (
         patch("labjobs.attempt.Courier", Courier),
         patch("labjobs.training.loop.Job", Training),
-        patch("labjobs.job.inputs.present", _present),
+        patch("labjobs.job.attempts.present_code", _present),
         patch("labjobs.attempt.provenance.tags", lambda: {"commit": "1234abcd"}),
         patch.object(courier, "Run", Run),
         redirect_stdout(said),

@@ -7,7 +7,7 @@ import pytest
 from byte_damage import MUTATIONS
 from labjobs import layout
 from labjobs.files import write_record
-from labjobs.job import data_evidence, reads
+from labjobs.job import data_evidence
 from labjobs.job.reads import Places
 
 COUNT = 60
@@ -17,7 +17,7 @@ def attempt(root: Path, job: str, contents: str) -> Path:
     """An attempt that has read a file for each letter, and has ended."""
     folder, places = root / "runs" / job / "01234567", places_of(root)
     folder.mkdir(parents=True)
-    notes = reads.Reads(folder / layout.DATA, places)
+    notes = data_evidence.Reads(folder / layout.DATA, places)
     (root / "data").mkdir(exist_ok=True)
     for name in contents:
         path = root / "data" / name
@@ -26,7 +26,7 @@ def attempt(root: Path, job: str, contents: str) -> Path:
     write_record(
         folder / "outcome.json", {"id": job, "data": data_evidence.keep(folder, places, "")}
     )
-    data_evidence.forget_notes(folder)
+    data_evidence.forget(folder)
     return folder
 
 
@@ -64,8 +64,8 @@ def test_a_damaged_line_of_a_killed_job_is_said(tmp_path):
     folder = attempt(tmp_path, "0" * 12, "abc")
     notes = folder / layout.DATA
     notes.write_bytes(list_of(folder).read_bytes())
-    assert not reads.damaged(notes)
+    assert not data_evidence.damaged(notes)
     notes.write_bytes(notes.read_bytes()[:-5])  # killed while it wrote
-    assert not reads.damaged(notes) and len(reads.read(notes)) == 2
+    assert not data_evidence.damaged(notes) and len(data_evidence.read(notes)) == 2
     notes.write_bytes(notes.read_bytes().replace(b"data/a", b"data/e"))
-    assert reads.damaged(notes)
+    assert data_evidence.damaged(notes)

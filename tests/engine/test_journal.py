@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from labjobs import files, layout
 from labjobs.job import journal
-from labjobs.job.journal import Damaged, Reader, count
+from labjobs.job.journal import Damaged
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -56,10 +56,8 @@ def test_half_a_line_is_cut_off(tmp_path):
 
 
 @pytest.fixture
-def written(tmp_path):
-    """A journal's file with a start, ten points and an image."""
-    (tmp_path / "logged").mkdir()
-    (tmp_path / "logged" / "face-000004.png").touch()
+def written(tmp_path: Path) -> Path:
+    """A journal's file with a start and ten points."""
     made = journal.Journal(tmp_path, 5)
     for step in range(1, 11):
         made.metrics(step, {"a": step / 3}, at=1000 + step)
@@ -70,68 +68,83 @@ def written(tmp_path):
     return tmp_path / layout.JOURNAL
 
 
-def points(path: Path) -> list[int]:
-    return [int(line["step"]) for line in lines(path.parent) if "step" in line]
+def test_a_line_is_plain_json_to_others(written):
+    assert lines(written.parent)[2].keys() == {"line", "time", "step", "metrics", "crc"}
 
 
-def test_a_reader_refuses_a_damaged_line_with_its_place(written):
-    written.write_bytes(written.read_bytes().replace(b'"step": 4', b'"step": 5'))
-    with written.open("rb") as file, pytest.raises(Damaged, match=r"damaged at line 5; .* mends"):
-        Reader(file).read()
-
-
-def test_a_damaged_line_is_cut_out_kept_and_said(written):
-    whole = written.read_bytes()
-    bad = whole.splitlines(keepends=True)[4].replace(b'"step": 4', b'"step": 5')
-    written.write_bytes(whole.replace(whole.splitlines(keepends=True)[4], bad))
-    again = journal.Journal(written.parent, 1)
-    said = f"{layout.JOURNAL} was damaged and has lost 1 of its 11 lines"
-    assert again.damage.startswith(said)
-    assert (written.parent / "metrics.damaged").read_bytes() == bad
-    assert points(written) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
-    assert lines(written.parent)[4] == {
-        "line": 5,
-        "lost": 1,
-        "crc": lines(written.parent)[4]["crc"],
-    }
-    assert lines(written.parent)[-2]["tags"]["damaged"] == again.damage
-    assert lines(written.parent)[-1]["files"] == ["logged/face-000004.png"]
-    assert count(written) == 14
-    assert not journal.Journal(written.parent, 1).damage
-
-
-def without_first(whole: list[bytes]) -> list[bytes]:
-    return [b"\0" * len(whole[0]) + b"\n", *whole[1:]]
+def change(whole: list[bytes]) -> list[bytes]:
+    return [line.replace(b'"step": 4', b'"step": 5') for line in whole]
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("damage", "said"),
     [
-        without_first,
-        lambda whole: whole[1:],
-        lambda whole: [*whole[:3], whole[4], whole[3], *whole[5:]],
-        lambda whole: [*whole[:5], *whole[3:]],
-        lambda whole: [*whole[:5], b"\xff\0garbage\n", *whole[5:]],
-        lambda whole: [*whole[:5], b"\n", *whole[5:]],
-        lambda whole: whole[::-1],
+        (change, "is damaged at line 5"),
+        (lambda whole: [b"\0" * len(whole[0]) + b"\n", *whole[1:]], "is damaged at line 1"),
+        (lambda whole: whole[1:], "is damaged at line 1"),
+        (lambda whole: [*whole[:3], whole[4], whole[3], *whole[5:]], "is damaged at line 4"),
+        (lambda whole: [*whole[:5], *whole[3:]], "is damaged at line 6"),
+        (lambda whole: [*whole[:5], b"\xff\0garbage\n", *whole[5:]], "is damaged at line 6"),
+        (lambda whole: [*whole[:5], b"\n", *whole[5:]], "is damaged at line 6"),
+        (lambda whole: [], "the beginning of metrics.jsonl is lost"),
+        (lambda whole: [b'{"half'], "the beginning of metrics.jsonl is lost"),
     ],
-    ids=["no first", "first gone", "swapped", "twice", "garbage", "empty line", "backwards"],
+    ids=["bit", "zeros", "first", "swapped", "twice", "garbage", "empty line", "nothing", "half"],
 )
-def test_what_costs_nothing_is_put_right(written, change):
-    before = lines(written.parent)
-    written.write_bytes(b"".join(change(written.read_bytes().splitlines(keepends=True))))
-    again = journal.Journal(written.parent, 1)
-    assert again.damage.startswith(f"{layout.JOURNAL} was damaged and has lost nothing")
-    assert lines(written.parent)[:11] == before
-    assert again.log_every == 5
-    assert not journal.Journal(written.parent, 1).damage
+def test_a_damaged_journal_is_refused_and_left_as_it_is(written, damage, said):
+    written.write_bytes(b"".join(damage(written.read_bytes().splitlines(keepends=True))))
+    damaged = written.read_bytes()
+    with pytest.raises(Damaged, match=f"{said}; --force starts the job over"):
+        journal.Journal(written.parent, 1)
+    assert written.read_bytes() == damaged
 
 
-def test_a_journal_that_is_gone_or_empty_is_begun_again_under_its_id(written):
-    start = lines(written.parent)[0]["start"]
-    for content in (b"", b'{"half'):
-        written.write_bytes(content)
-        assert journal.Journal(written.parent, 1).start == start
+def test_lines_of_another_journal_are_not_taken(written, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = journal.Journal(tmp_path / "other", 1)
+    for step in range(1, 11):
+        other.metrics(step, {"a": 0.0}, at=1000 + step)
+    other.flush()
+    mixed, foreign = (
+        path.read_bytes().splitlines(keepends=True)
+        for path in (written, tmp_path / "other" / layout.JOURNAL)
+    )
+    mixed[5] = foreign[5]
+    written.write_bytes(b"".join(mixed))
+    with pytest.raises(Damaged, match="line 6"):
+        journal.Journal(written.parent, 1)
+    written.write_bytes(b"".join(foreign))
+    with pytest.raises(Damaged, match="beginning"):
+        journal.Journal(written.parent, 1)
+
+
+@pytest.mark.parametrize("record", ["outcome.json", "sent.json"])
+def test_an_end_that_is_gone_is_noticed_where_something_knows_of_it(written, record):
+    start = files.read_record(written.parent / "settings.json")["journal"]
+    files.write_record(written.parent / record, {"journal": start["journal"], "lines": 11})
+    written.write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:8]))
+    with pytest.raises(Damaged, match=r"the end of metrics.jsonl is lost; --force"):
+        journal.Journal(written.parent, 1)
+
+
+def test_a_checkpoint_knows_of_an_end_that_is_gone(written):
+    """Also after others have written as many lines as are gone."""
+    marks = []
+    for cut in (11, 8):
+        written.write_bytes(b"".join(written.read_bytes().splitlines(keepends=True)[:cut]))
+        marks.append(journal.Journal(written.parent, 1).mark)
+    for _ in range(10):
+        again = journal.Journal(written.parent, 1)
+        again.check_reaches((0, 0))
+        again.check_reaches(marks[1])
+        with pytest.raises(Damaged, match=r"the end of metrics.jsonl is lost; --force"):
+            again.check_reaches(marks[0])
+
+
+def test_a_checkpoint_without_a_journal_is_refused(tmp_path):
+    (tmp_path / "last.pt").touch()
+    with pytest.raises(Damaged, match="beginning"):
+        journal.Journal(tmp_path, 1)
 
 
 def test_records_are_sealed(tmp_path):

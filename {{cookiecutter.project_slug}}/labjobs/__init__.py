@@ -4,7 +4,7 @@
     cli           a dataclass of settings as a command line
     evidence      the code that a job's results depend on
     job           a job's identity, folder, journal, evidence and terminal
-    distributed   the processes of one job; followers: those that write nothing
+    distributed   the processes of one job
     tracking      MLflow: what is uploaded, and what is read back
     devices       CPUs and GPUs, number formats, seeds
     data          datasets, splits, batches, augmentation

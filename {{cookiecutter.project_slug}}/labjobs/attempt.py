@@ -1,9 +1,4 @@
-"""An attempt at a job, from its start to its exit status.
-
-Exit status: 0 finished (now or before) or paused, 1 failed or diverged, 2 wrong settings, 3 not
-everything is uploaded yet, 4 running elsewhere, 5 finished or begun by other code, 128 + n
-interrupted by signal n (130 Ctrl-C, 143 TERM, 138 USR1).
-"""
+"""An attempt at a job, from its start to its exit status (exit_status.py)."""
 
 import json
 import shutil
@@ -14,23 +9,15 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from labjobs import exit_status, installation, layout, locks
 from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause
 from labjobs.files import CODE, PROJECT, shown
-from labjobs.job import (
-    attempts,
-    code_evidence,
-    data_evidence,
-    identity,
-    inputs,
-    provenance,
-    runtime,
-    terminal,
-)
+from labjobs.job import attempts, code_evidence, data_evidence, identity, provenance, terminal
+from labjobs.job import runtime as purpose
+from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
-from labjobs.job.reads import Places
 from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log
 from labjobs.settings import as_plain
 from labjobs.sources import fault
@@ -58,7 +45,7 @@ class Attempt(Generic[S]):
     """
 
     processes: "Processes | None" = None
-    """The processes of a job that has several (following.py)."""
+    """The processes of a job that has several (launch.py)."""
 
     def __init__(self, folder: JobFolder[S]) -> None:
         self._folder = folder
@@ -70,11 +57,28 @@ class Attempt(Generic[S]):
         """The job's name for itself."""
         return self._folder.label
 
+    @property
+    def place(self) -> tuple[Path, Places]:
+        """Where the attempt and its data are."""
+        return self._folder.path, self._folder.places
+
+    def run(self, main: Main, check: Check) -> int:
+        """Check the job and do it; returns the exit status, the same in all of its processes."""
+        status = self._run(main, check)
+        if self.processes and self.processes.first:
+            self.processes.first.end(status)
+        return status
+
+    def _leave(self, status: int, line: str) -> NoReturn:
+        sys.exit(leave(status, f"{self.label} {line}"))
+
+    # Before torch is imported.
+
     def _begin(self) -> None:
-        identity.project_id()
-        identity.share_with_group(self._folder.runtime.runs_root)
-        known = self._ask_store()
         folder = self._folder
+        identity.project_id()
+        identity.share_with_group(folder.runtime.runs_root)
+        known = self._ask_store()
         if not folder.runtime.force:
             self._leave_if_over(known)
         self._begin_with_inputs()
@@ -82,17 +86,89 @@ class Attempt(Generic[S]):
         self._take()
         for lease in known.leases.get(folder.id, []):
             if code_evidence.fits(lease.code, folder.code) and lease.owner != folder.owner:
-                line = f"{self.label} is running already (on {lease.host}, says the tracking store)"
-                sys.exit(
-                    leave(
-                        exit_status.ELSEWHERE, f"{line}; if it is not, try again in {LEASE:.0f} s"
-                    )
-                )
+                line = f"is running already (on {lease.host}, says the tracking store)"
+                retry = f"if it is not, try again in {LEASE:.0f} s"
+                self._leave(exit_status.ELSEWHERE, f"{line}; {retry}")
         folder.note_reads()
         self._courier = Courier()
 
-    def run(self, main: Main, check: Check) -> int:
-        """Check the job and do it; returns the exit status."""
+    def _ask_store(self) -> stored_jobs.Known:
+        try:
+            return stored_jobs.known(experiment_name())
+        except ConnectionError as error:
+            self._store_is_away = str(error)
+            return stored_jobs.NOTHING
+
+    def _begin_with_inputs(self) -> None:
+        """End the process if a job that this one is derived from has not finished, or is stale."""
+        try:
+            attempts.begin_with_inputs(self._folder.settings, self._folder.runs_root)
+        except JobError as error:
+            self._leave(exit_status.FAILED, str(error))
+
+    def _take(self) -> None:
+        try:
+            self._folder.take()
+        except JobError as error:
+            self._leave(exit_status.ELSEWHERE, str(error))
+        except OSError as error:
+            self._leave(exit_status.FAILED, cause(error))
+
+    def _leave_if_over(self, known: stored_jobs.Known) -> None:
+        """End the process if the store and the job's folder show that the job needs no attempt, or
+        may not have one."""
+        folder = self._folder
+        stored = known.finished.get(folder.id, [])
+        last = {} if folder.change else folder.outcome()
+        here = last if last.get("status") == "finished" else {}
+        line = f"already finished: {here.get('said', 'see MLflow')}"
+        root = PROJECT / here.get("data_root", folder.places.data_root)
+        if root != folder.places.data_root:
+            line += f" (on --data-root {root})"
+        fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
+        if fits and (folder.change or not courier.copies_lack(folder.path)):
+            self._leave(exit_status.DONE, line + self._unchecked())
+        self._leave_if_stale(bool(stored))
+        diverged = known.diverged.get(folder.id, []) if not folder.latest else []
+        elsewhere = any(folder.fits(each.code, each.data) for each in diverged)
+        if last.get("status") == "diverged" or elsewhere:
+            line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"
+            self._leave(exit_status.FAILED, line)
+        if folder.finished():  # but the store lacks something
+            self._take()
+            self._courier = Courier()
+            self._courier.carry(folder.path)
+            sys.exit(self._delivered(line + self._unchecked()))
+
+    def _unchecked(self) -> str:
+        """A remark on data that cannot be compared with what the job has read."""
+        folder = self._folder
+        why = folder.latest and data_evidence.unchecked(folder.latest, folder.places)
+        return f" (its data was not checked: {why})" if why else ""
+
+    def _leave_if_stale(self, stored: bool) -> None:
+        """End the process if the job was finished with other code or data (perhaps in another
+        folder), would be continued with other code or data, or is running with them."""
+        folder, change, changed = self._folder, self._folder.change, self._folder.changed
+        if change and folder.latest and locks.held(folder.latest / layout.LOCK):
+            line = f"is running already, with other {changed} ({change})"
+            self._leave(exit_status.ELSEWHERE, f"{line}; --force runs it with this {changed}, too")
+        if folder.starts_over:
+            return
+        status = folder.outcome().get("status")
+        if (change and status == "finished") or (stored and not folder.latest):
+            line = f"was finished with other {changed} ({change or 'in another folder'})"
+            self._leave(
+                exit_status.OTHER_CODE, f"{line}; --force runs it again with this {changed}"
+            )
+        if change and not folder.runtime.continue_anyway:
+            line = f"was begun with other {changed} ({change}); --force starts it over"
+            go_on = f"--continue-anyway continues it with this {changed}"
+            self._leave(exit_status.OTHER_CODE, f"{line}, {go_on}")
+
+    # Once the script has imported torch.
+
+    def _run(self, main: Main, check: Check) -> int:
         failure: Exception | None = None
         try:
             job = self._job()
@@ -104,8 +180,6 @@ class Attempt(Generic[S]):
         try:
             self._folder.interruption.listen()
             self._open()
-            if CODE == PROJECT and (engine := installation.problem(PROJECT)):
-                log.warning(engine)
             if failure:
                 raise failure
             said = self._result(job, main)
@@ -114,18 +188,13 @@ class Attempt(Generic[S]):
             terminal.handle_signals(signal.SIG_IGN if self.processes else signal.SIG_DFL)
             return self._failed(self._explained(error))
         except Stopped as stop:
-            if fault := self.processes and self.processes.first and self.processes.first.fault:
-                return self._failed(PeerLost(fault))  # torchrun has stopped the others
+            first = self.processes.first if self.processes else None
+            if first and first.fault:  # torchrun has stopped the others
+                return self._failed(PeerLost(first.fault))
             return self._stopped(stop)
         return self._delivered(f"finished: {said}")
 
-    @property
-    def place(self) -> tuple[Path, Places]:
-        """Where the attempt and its data are."""
-        return self._folder.path, self._folder.places
-
     def _job(self) -> "Job[S]":
-        # Imports torch, as the script has done by now.
         if self.processes:
             from labjobs.training.several import JobOfSeveral
 
@@ -143,96 +212,11 @@ class Attempt(Generic[S]):
             return PeerLost(line) if line else error
         return error
 
-    def _take(self) -> None:
-        try:
-            self._folder.take()
-        except JobError as error:
-            sys.exit(leave(exit_status.ELSEWHERE, f"{self.label} {error}"))
-        except OSError as error:
-            sys.exit(leave(exit_status.FAILED, f"{self.label} {cause(error)}"))
-
-    def _ask_store(self) -> stored_jobs.Known:
-        try:
-            return stored_jobs.known(experiment_name())
-        except ConnectionError as error:
-            self._store_is_away = str(error)
-            return stored_jobs.NOTHING
-
-    def _leave_if_over(self, known: stored_jobs.Known) -> None:
-        """End the process if the store and the job's folder show that the job needs no attempt, or
-        may not have one."""
-        folder = self._folder
-        stored = known.finished.get(folder.id, [])
-        last = {} if folder.change else folder.outcome()
-        here = last if last.get("status") == "finished" else {}
-        line = f"already finished: {here.get('said', 'see MLflow')}"
-        root = PROJECT / here.get("data_root", folder.places.data_root)
-        if root != folder.places.data_root:
-            line += f" (on --data-root {root})"
-        fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
-        if fits and (folder.change or not courier.copies_lack(folder.path)):
-            sys.exit(leave(exit_status.DONE, f"{self.label} {line}{self._unchecked()}"))
-        self._leave_if_stale(bool(stored))
-        diverged = known.diverged.get(folder.id, []) if not folder.latest else []
-        elsewhere = any(folder.fits(each.code, each.data) for each in diverged)
-        if last.get("status") == "diverged" or elsewhere:
-            line = f"diverged before: {last.get('said', 'see MLflow')}; --force starts it over"
-            sys.exit(leave(exit_status.FAILED, f"{self.label} {line}"))
-        if folder.finished():
-            self._take()
-            self._courier = Courier()
-            self._courier.carry(folder.path)
-            sys.exit(self._delivered(line + self._unchecked()))
-
-    def _begin_with_inputs(self) -> None:
-        """End the process if a job that this one is derived from has not finished, or is stale."""
-        try:
-            inputs.begin(self._folder.settings, self._folder.runs_root)
-        except JobError as error:
-            sys.exit(leave(exit_status.FAILED, f"{self.label} {error}"))
-
-    def _unchecked(self) -> str:
-        """A remark on data that cannot be compared with what the job has read."""
-        folder = self._folder
-        why = folder.latest and data_evidence.unchecked(folder.latest, folder.places)
-        return f" (its data was not checked: {why})" if why else ""
-
-    def _leave_if_stale(self, stored: bool) -> None:
-        """End the process if the job was finished with other code or data (perhaps in another
-        folder), would be continued with other code or data, or is running with them."""
-        folder, change, changed = self._folder, self._folder.change, self._folder.changed
-        if change and folder.latest and locks.held(folder.latest / layout.LOCK):
-            line = f"is running already, with other {changed} ({change})"
-            sys.exit(
-                leave(
-                    exit_status.ELSEWHERE,
-                    f"{self.label} {line}; --force runs it with this {changed}, too",
-                )
-            )
-        if folder.starts_over:
-            return
-        status = folder.outcome().get("status")
-        if (change and status == "finished") or (stored and not folder.latest):
-            line = f"was finished with other {changed} ({change or 'in another folder'})"
-            sys.exit(
-                leave(
-                    exit_status.OTHER_CODE,
-                    f"{self.label} {line}; --force runs it again with this {changed}",
-                )
-            )
-        if change and not folder.runtime.continue_anyway:
-            line = f"was begun with other {changed} ({change}); --force starts it over"
-            go_on = f"--continue-anyway continues it with this {changed}"
-            sys.exit(leave(exit_status.OTHER_CODE, f"{self.label} {line}, {go_on}"))
-
     def _open(self) -> None:
         folder = self._folder
         folder.open()
         self._courier.carry(folder.path)
-        changes = {
-            "neutral": identity.neutral(folder.settings),
-            "former": identity.formerly(type(folder.settings)),
-        }
+        changes = identity.since(type(folder.settings))
         about = {
             **{name: json.dumps(found) for name, found in changes.items() if found},
             "metrics": json.dumps(as_plain(folder.metrics)),
@@ -240,11 +224,12 @@ class Attempt(Generic[S]):
             "code": code_evidence.digest(folder.path),
             "diverged": "false",
         }
-        folder.journal.tags(provenance.tags() | mlflow_store.tags(folder) | runtime.tags() | about)
-        folder.keep_changes(provenance.version()["changes"])
+        folder.journal.tags(provenance.tags() | mlflow_store.tags(folder) | purpose.tags() | about)
         folder.journal.flush()
         if self._store_is_away:
             log.warning("%s; results wait in the job's folder", self._store_is_away)
+        if CODE == PROJECT and (engine := installation.problem(PROJECT)):
+            log.warning(engine)
 
     def _result(self, job: "Job[S]", main: Main) -> str:
         """Do the job; returns its results in one line."""
@@ -263,6 +248,8 @@ class Attempt(Generic[S]):
     def _close(self, status: str, said: str) -> None:
         self._folder.close(status, said)
 
+    # How it ends: its last line and its exit status.
+
     def _refused(self, error: SettingsError) -> int:
         if self.processes and self.processes.first:
             self.processes.first.ending = True  # the others have found the same
@@ -279,17 +266,16 @@ class Attempt(Generic[S]):
             self._close(status, why)
         at, trace = fault(error), f"full trace: {shown(self._folder.path)}/log.txt"
         places = f"{at}; {trace}" if at else trace
-        code = 2 if isinstance(error, SettingsError) else 1
-        return self._ended(code, f"{status}: {why} ({places})")
+        return self._ended(failure_status(error), f"{status}: {why} ({places})")
 
     def _stopped(self, stop: Stopped) -> int:
         status = "interrupted" if isinstance(stop, Interrupted) else "paused"
         log.info("%s: %s", status, stop, extra={"said_last": True})
         with suppress(OSError, AttributeError):
             self._close(status, str(stop))
-        code = 128 + stop.number if isinstance(stop, Interrupted) else 0
         flag = "" if isinstance(stop, Interrupted) else " without --pause-after"
-        return self._ended(code, f"{status}: {stop}; the same command{flag} continues it")
+        line = f"{status}: {stop}; the same command{flag} continues it"
+        return self._ended(stop_status(stop), line)
 
     def _ended(self, code: int, line: str) -> int:
         problem = self._courier.finish(IMPATIENCE)
@@ -305,44 +291,21 @@ class Attempt(Generic[S]):
         except Interrupted as stop:
             problem = f"interrupted {stop}"
         if problem:
-            missing = f"not everything has been uploaded ({problem})"
-            return leave(
-                3,
-                f"{self.label} {line}; {missing}: python jobs.py sync uploads what is left",
-            )
+            line += f"; not everything has been uploaded ({problem})"
+            line += ": python jobs.py sync uploads what is left"
+            return leave(exit_status.NOT_UPLOADED, f"{self.label} {line}")
         attempts.drop_checkpoints(self._folder.path)
         return leave(exit_status.DONE, f"{self.label} {line}")
 
 
-class Scratch(Attempt[S]):
-    """A trial run for --scratch, in a temporary folder and without a store; nothing is left."""
+def failure_status(error: BaseException) -> int:
+    """Return the exit status of a job that an error ends."""
+    return exit_status.WRONG if isinstance(error, SettingsError) else exit_status.FAILED
 
-    def _begin(self) -> None:
-        self._folder.label = "scratch"
-        self._begin_with_inputs()
-        self._temporary = Path(tempfile.mkdtemp(prefix="scratch-"))
-        self._folder.root = self._temporary / self._folder.id
-        self._folder.make()
-        self._take()
-        self._courier = NoCourier()
 
-    def run(self, main: Main, check: Check) -> int:
-        """Do the job; returns the exit status."""
-        try:
-            return super().run(main, check)
-        finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def _failed(self, error: Exception) -> int:
-        if not isinstance(error, SettingsError | JobError):
-            traceback.print_exception(error)  # the log with the trace is removed
-        return leave(
-            2 if isinstance(error, SettingsError) else 1, f"scratch failed: {cause(error)}"
-        )
-
-    def _stopped(self, stop: Stopped) -> int:
-        code = 128 + stop.number if isinstance(stop, Interrupted) else 0
-        return leave(code, f"scratch ended {stop}; nothing was kept")
+def stop_status(stop: Stopped) -> int:
+    """Return the exit status of a job that stops before its end."""
+    return exit_status.SIGNALLED + stop.number if isinstance(stop, Interrupted) else 0
 
 
 class NoCourier(Courier):
@@ -357,3 +320,30 @@ class NoCourier(Courier):
     def finish(self, seconds: float) -> str:
         """Return that nothing is missing."""
         return ""
+
+
+class Scratch(Attempt[S]):
+    """A trial run for --scratch, in a temporary folder and without a store; nothing is left."""
+
+    def _begin(self) -> None:
+        self._folder.label = "scratch"
+        self._begin_with_inputs()
+        self._temporary = Path(tempfile.mkdtemp(prefix="scratch-"))
+        self._folder.root = self._temporary / self._folder.id
+        self._folder.make()
+        self._take()
+        self._courier = NoCourier()
+
+    def _run(self, main: Main, check: Check) -> int:
+        try:
+            return super()._run(main, check)
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _failed(self, error: Exception) -> int:
+        if not isinstance(error, SettingsError | JobError):
+            traceback.print_exception(error)  # the log with the trace is removed
+        return leave(failure_status(error), f"scratch failed: {cause(error)}")
+
+    def _stopped(self, stop: Stopped) -> int:
+        return leave(stop_status(stop), f"scratch ended {stop}; nothing was kept")

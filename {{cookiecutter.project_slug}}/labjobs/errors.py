@@ -48,16 +48,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _of_full_disk(error: BaseException) -> bool:
-    """Whether a disk is full; libraries that are not in Python say it in words alone."""
-    if isinstance(error, OSError):
-        return error.errno in FULL
-    return any(os.strerror(number) in str(error) for number in FULL)
-
-
 def cause(error: BaseException) -> str:
     """Return an error in one line; one from a loader's process comes with its trace before it."""
-    if _of_full_disk(error):
+    # Libraries that are not in Python say it in words alone.
+    in_words = not isinstance(error, OSError) and any(os.strerror(n) in str(error) for n in FULL)
+    if in_words or (isinstance(error, OSError) and error.errno in FULL):
         return "the disk is full; free some space and give the same command again"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"

@@ -6,45 +6,56 @@ does the rest.
 """
 
 import os
+import platform
+import shutil
 import signal
 import sys
-from collections.abc import Mapping
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from labjobs import exit_status
+from labjobs import attempt, exit_status
 from labjobs import settings as declared
-from labjobs.attempt import Attempt, Scratch
+from labjobs.attempt import Attempt, NoCourier, Scratch
 from labjobs.checks.check import Check
 from labjobs.cli.parser import parse
 from labjobs.distributed import ranks
-from labjobs.distributed.ranks import ALONE
-from labjobs.errors import SettingsError
-from labjobs.job import terminal
+from labjobs.distributed.ranks import ALONE, STOPPED, Other
+from labjobs.errors import SettingsError, cause, first_line
+from labjobs.job import attempts, data_evidence, terminal
+from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
+from labjobs.job.journal import Journal
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import leave
+from labjobs.job.terminal import Stopped, leave
 from labjobs.settings import Metric
 from labjobs.tracking import mlflow_client
 
 if TYPE_CHECKING:
-    from labjobs.followers import Together
+    from labjobs.distributed.collectives import Processes
 
 S = TypeVar("S")
 
+DIFFERENT = (
+    "the processes of this job have different flags; if each task of srun should be a job of its "
+    "own, use an srun for each, or `bash run.sh --slurm`"
+)
 
-def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S] | Together[S]":
+
+def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]:
     """Read the command line of a job script; ends the process if there is nothing else to do.
-    Returns an object with a method `run(main, check)`: an attempt at the job, an attempt of several
-    processes, or, for --check, the test of the guarantees. The grid of run.sh reads from the
-    script's source which settings and metrics it gives here (job/identity.py).
+    Returns an object with a method `run(main, check)`: an attempt at the job or, for --check, the
+    test of the guarantees. The grid of run.sh reads from the script's source which settings and
+    metrics it gives here (job/identity.py).
     """
     terminal.handle_signals(signal.SIG_DFL)
     ranks.translate()
     script = Path(sys.argv[0]).name
-    os.environ["MLFLOW_TRACKING_URI"] = (
-        mlflow_client.store_uri()
-    )  # absolute, for all that is started
+    # Absolute, for all processes that are started.
+    os.environ["MLFLOW_TRACKING_URI"] = mlflow_client.store_uri()
 
     def folder() -> JobFolder[S]:
         declared.check(metrics)
@@ -53,9 +64,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> "Attempt[S] | Check[S
 
     try:
         if ranks.mine() != ALONE:
-            from labjobs import followers  # which one process does not need
-
-            return followers.begin(folder, lambda: _attempt_of_several(folder()))
+            return _of_several(folder, script)
         own = folder()
         ranks.check(own.settings, own.runtime, 1)
         return Check(own) if own.runtime.check else _attempt(own)
@@ -67,8 +76,114 @@ def _attempt(folder: JobFolder[S]) -> Attempt[S]:
     return Scratch(folder) if folder.runtime.scratch else Attempt(folder)
 
 
-def _attempt_of_several(folder: JobFolder[S]) -> Attempt[S]:
-    if folder.runtime.check:
-        raise SettingsError("--check: works with one process; leave torchrun out")
-    ranks.check(folder.settings, folder.runtime, ranks.mine().size)
-    return _attempt(folder)
+# A job of several processes, which torchrun or srun has started. Process 0 makes the attempt, as
+# the only process of a job would: it has the lock, the folder, the journal and the courier, and
+# prints all messages. The others train along and end with the same status.
+
+
+def _of_several(folder: Callable[[], JobFolder[S]], script: str) -> Attempt[S]:
+    """The attempt, once process 0 has made it; ends all processes if process 0 ends."""
+    from labjobs.distributed.collectives import Processes  # torch, which one process imports later
+
+    try:
+        processes = Processes()
+    except Exception as error:  # of many kinds; there is no process 0 yet to say it for all
+        line = f"the processes of this job cannot reach each other ({first_line(error)})"
+        sys.exit(leave(exit_status.FAILED, f"{script}: {line}"))
+    first, words = processes.rank.number == 0, [script, *sys.argv[1:]]
+    if any(other != words for other in processes.everyones(words)):
+        sys.exit(leave(exit_status.WRONG, f"{script}: {DIFFERENT}") if first else exit_status.WRONG)
+    made = _leading(folder, processes) if first else _following(folder, processes)
+    made.processes, processes.label = processes, made.label
+    return made
+
+
+def _leading(folder: Callable[[], JobFolder[S]], processes: "Processes") -> Attempt[S]:
+    try:
+        own = folder()
+        if own.runtime.check:
+            raise SettingsError("--check: works with one process; leave torchrun out")
+        ranks.check(own.settings, own.runtime, processes.rank.size)
+        made = _attempt(own)
+    except BaseException as error:
+        left = error.code if isinstance(error, SystemExit) else attempt.failure_status(error)
+        processes.tell((None, left))
+        raise
+    processes.tell((made.place, None))
+    return made
+
+
+def _following(folder: Callable[[], JobFolder[S]], processes: "Processes") -> Attempt[S]:
+    # Process 0 prints everything. Errors that end Python itself still reach the terminal.
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 # as long as the process
+    warnings.simplefilter("ignore")
+    place, status = processes.tell(None)
+    if place is None:
+        sys.exit(status)
+    assert processes.other
+    if not place[0].is_dir():
+        unseen = f"there is no {place[0]} on {platform.node()}; all machines need the same folders"
+        processes.other.fail(unseen)
+        sys.exit(processes.other.follow())
+    return Following(folder(), processes, *place)
+
+
+class Following(Attempt[S]):
+    """The attempt of process 0, seen from another process."""
+
+    def __init__(
+        self, folder: JobFolder[S], processes: "Processes", shared: Path, places: Places
+    ) -> None:
+        self.processes, self._shared, self._places = processes, shared, places
+        super().__init__(folder)
+
+    def _begin(self) -> None:
+        folder = self._folder
+        folder.runtime = replace(folder.runtime, quiet=True, profile=0, nvtx=False)
+        self._temporary = Path(tempfile.mkdtemp(prefix="process-"))
+        folder.path = self._temporary  # for the messages that process 0 writes to the log
+        attempts.begin_with_inputs(folder.settings, folder.runs_root)
+        assert self.processes
+        notes = self._shared / data_evidence.of_process(self.processes.rank.number)
+        data_evidence.join((notes, self._places))
+        self._courier = NoCourier()
+
+    @property
+    def place(self) -> tuple[Path, Places]:
+        """Where process 0's attempt is, and its data."""
+        return self._shared, self._places
+
+    def _run(self, main: attempt.Main, check: attempt.Check) -> int:
+        try:
+            return super()._run(main, check)
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _open(self) -> None:
+        self._folder.journal = Journal(self._temporary, self._folder.runtime.log_every)
+
+    def _close(self, status: str, said: str) -> None:
+        """Leave it to process 0."""
+
+    def _refused(self, error: SettingsError) -> int:
+        return self._failed(error)
+
+    def _failed(self, error: Exception) -> int:
+        if self.processes and self.processes.lost(error):
+            return self._other.follow()
+        self._other.fail(cause(error))
+        if isinstance(error, SettingsError):  # which process 0 finds too, and says
+            return self._other.follow()
+        return exit_status.FAILED
+
+    def _stopped(self, stop: Stopped) -> int:
+        self._other.fail(f"{STOPPED} {stop}")
+        return self._other.follow()
+
+    def _delivered(self, line: str) -> int:
+        return self._other.follow()
+
+    @property
+    def _other(self) -> Other:
+        assert self.processes and self.processes.other
+        return self.processes.other

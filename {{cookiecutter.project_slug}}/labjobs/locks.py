@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+NOT_A_LOCK = "something other than a plain file is in the place of a lock; remove it"
+
 
 def opened(
     path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o664, folder: int | None = None
@@ -32,17 +34,12 @@ def opened(
         file = os.open(path, flags, mode, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):  # FreeBSD's word for it
-            raise _not_a_lock(path) from error
+            raise OSError(errno.EINVAL, NOT_A_LOCK, str(path)) from error
         raise
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise _not_a_lock(path)
+        raise OSError(errno.EINVAL, NOT_A_LOCK, str(path))
     return file
-
-
-def _not_a_lock(path: Path) -> OSError:
-    text = "something other than a plain file is in the place of a lock; remove it"
-    return OSError(errno.EINVAL, text, str(path))
 
 
 def take(path: Path) -> TextIO | None:

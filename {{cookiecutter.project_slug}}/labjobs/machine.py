@@ -1,7 +1,8 @@
-"""The cores and the memory that this process may use, which can be less than the machine has.
+"""The cores and the memory that a process may use, and what it has used.
 
-Affinity limits the cores (taskset, Slurm), a control group both (containers, systemd).
-Source: docs.kernel.org/admin-guide/cgroup-v2.html.
+Affinity limits the cores (taskset, Slurm), a control group both (containers, systemd). Sources:
+docs.kernel.org/admin-guide/cgroup-v2.html, docs.kernel.org/filesystems/proc.html,
+man7.org/linux/man-pages/man5/proc_pid_stat.5.html.
 """
 
 import os
@@ -55,9 +56,6 @@ def _limits(name: str) -> Iterator[list[int]]:
 
 
 # What a process and its children have used, according to Linux's counters.
-#
-# Sources: docs.kernel.org/filesystems/proc.html,
-# man7.org/linux/man-pages/man5/proc_pid_stat.5.html.
 
 PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -93,20 +91,14 @@ def of(process: int) -> tuple[str, Reading]:
     OSError if there is no such process or no /proc.
     """
     root = _stat(process)
-    used = {
-        "seconds": float((PROC / "uptime").read_text().split()[0]) - int(root[19]) / TICKS,
-        "cpu_seconds": _cpu_ticks(root) / TICKS,
-        "host_bytes": _most_memory(process),
-        **_disk(process),
-    }
+    used = _used(process, root)
     for child in _children(process):
         with suppress(OSError, LookupError):  # it has ended in the meantime
             stat = _stat(child)
             if stat[3] == root[3]:
-                used["cpu_seconds"] += _cpu_ticks(stat) / TICKS
-                used["host_bytes"] += _most_memory(child)
-                for name, count in _disk(child).items():
-                    used[name] = used.get(name, 0) + count
+                for name, amount in _used(child, stat).items():
+                    used[name] = used.get(name, 0) + amount
+    used["seconds"] = float((PROC / "uptime").read_text().split()[0]) - int(root[19]) / TICKS
     return f"{platform.node()}:{process}:{root[19]}", used
 
 
@@ -116,23 +108,17 @@ def _stat(process: int) -> list[str]:
     return (PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
 
 
-def _cpu_ticks(stat: list[str]) -> int:
-    """The CPU time of a process and of its children that have ended."""
-    return sum(map(int, stat[11:15]))
-
-
-def _most_memory(process: int) -> int:
-    lines = (PROC / str(process) / "status").read_text().splitlines()
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
-
-
-def _disk(process: int) -> Reading:
-    """The bytes read from and written to disks; empty if we may not read the counters."""
-    with suppress(OSError, ValueError):
-        lines = (line.split(": ") for line in (PROC / str(process) / "io").read_text().splitlines())
-        counted = {name: int(count) for name, count in lines}
-        return {"read_bytes": counted["read_bytes"], "written_bytes": counted["write_bytes"]}
-    return {}
+def _used(process: int, stat: list[str]) -> Reading:
+    """What a process has used, with the CPU time of its children that have ended."""
+    folder = PROC / str(process)
+    lines = (folder / "status").read_text().splitlines()
+    peak = (1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    used = {"cpu_seconds": sum(map(int, stat[11:15])) / TICKS, "host_bytes": next(peak, 0)}
+    with suppress(OSError, ValueError):  # we may not read the counters of disks
+        counted = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
+        used["read_bytes"] = int(counted["read_bytes"])
+        used["written_bytes"] = int(counted["write_bytes"])
+    return used
 
 
 def _children(process: int) -> Iterator[int]:

@@ -115,9 +115,8 @@ def _shown_parameter(found: re.Match[str]) -> str:
     mark, key, value = found["mark"], found["key"], found["value"].strip("=")
     if key.lower() in HARMLESS:
         return found[0]
-    return (
-        f"{mark}{key}={HIDDEN}" if value else f"{mark}{HIDDEN}"
-    )  # a parameter without a value is a secret
+    # A parameter without a value is a secret itself.
+    return f"{mark}{key}={HIDDEN}" if value else f"{mark}{HIDDEN}"
 
 
 def _secrets(address: str) -> Iterator[str]:

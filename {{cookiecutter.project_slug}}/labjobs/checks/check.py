@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from labjobs import attempt, exit_status
 from labjobs.errors import JobError, SettingsError
-from labjobs.job import inputs
+from labjobs.job import attempts
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Interrupted, Interruption, leave
 
@@ -26,7 +26,7 @@ class Check(Generic[S]):
     def run(self, main: attempt.Main, check: attempt.Check) -> int:
         """Print an answer for each guarantee; returns the exit status, 1 if one is broken."""
         try:
-            inputs.begin(self._folder.settings, self._folder.runs_root)
+            attempts.begin_with_inputs(self._folder.settings, self._folder.runs_root)
             Interruption().listen()
             with TemporaryDirectory(prefix="check-") as temporary:
                 return self._run(main, check, Path(temporary))

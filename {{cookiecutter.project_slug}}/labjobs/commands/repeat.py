@@ -36,8 +36,8 @@ from labjobs.commands.replay import (
 from labjobs.errors import JobError, SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, runtime
+from labjobs.job.data_evidence import of_text
 from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
-from labjobs.job.reads import of_text
 from labjobs.job.terminal import Interrupted, Interruption, counted, leave
 from labjobs.results import figure_files
 from labjobs.tracking import parquet

@@ -28,7 +28,7 @@ from labjobs.data.order import examples_at, generator, underlying
 from labjobs.data.splits import remembered
 from labjobs.errors import JobError, SettingsError, first_line
 from labjobs.files import PROJECT
-from labjobs.job.reads import of_text
+from labjobs.job.data_evidence import of_text
 from labjobs.job.terminal import log
 from labjobs.settings import is_name
 

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 from labjobs.data import trees
 from labjobs.data.order import Collate, Order, examples_at
 from labjobs.devices import SideStream, in_thread, runs_ahead
-from labjobs.job import reads, terminal
-from labjobs.job.reads import Places
+from labjobs.job import data_evidence, terminal
+from labjobs.job.data_evidence import Places
 
 
 class Read:
@@ -56,7 +56,7 @@ class Processes:
             num_workers=processes,
             persistent_workers=processes > 0,
             pin_memory=runs_ahead(device),
-            worker_init_fn=partial(_begin_to_read, reads.of_job()),
+            worker_init_fn=partial(_begin_to_read, data_evidence.of_job()),
             generator=torch.Generator(),  # so that torch's own stream is left alone
         )
         self._loader: DataLoader[Read] | None = None
@@ -151,7 +151,7 @@ def _moved_otherwise(leaf: Any, device: torch.device) -> Any:
 def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
     """Record what is read, for the job, and ignore signals. Ctrl-C and Slurm's signals reach all
     processes of the job, but the job needs this one until the end of a step."""
-    reads.join(job)
+    data_evidence.join(job)
     terminal.handle_signals(signal.SIG_IGN)
     sys.excepthook = _say_what_went_wrong
 

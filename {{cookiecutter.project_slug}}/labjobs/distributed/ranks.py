@@ -1,20 +1,22 @@
-"""Which of a job's processes this one is, according to torchrun's environment variables, or those
-of srun translated into them (srun.py).
-
-Source: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables.
-"""
+"""Which of a job's processes this one is, and how they learn that one of them has ended."""
 
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any, NamedTuple
 
 from labjobs.errors import SettingsError, require
 from labjobs.job.runtime import Runtime
+
+TASKS = "SLURM_STEP_NUM_TASKS"
+"""The variable that only srun sets, not sbatch: a script that sbatch runs is one process."""
+
+PORTS = range(10_000, 30_000)
+"""Ports that systems do not give to programs that ask for any."""
 
 
 class Rank(NamedTuple):
@@ -30,11 +32,11 @@ ALONE = Rank(0, 1, 0)
 
 
 def mine() -> Rank:
-    """Return this process's rank; ALONE if the job has no other processes. Raises SettingsError if
-    the variables contradict each other.
+    """Return this process's rank, according to torchrun's environment variables; ALONE if the job
+    has no other processes. Raises SettingsError if the variables contradict each other.
 
     Variables left over from a cluster's software, without the address where the processes meet, are
-    ignored.
+    ignored. Source: docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables.
     """
     found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
     if not all(each.isdecimal() for each in found) or "MASTER_ADDR" not in os.environ:
@@ -56,47 +58,46 @@ def check(settings: Any, runtime: Runtime, size: int) -> None:
     batch = getattr(settings, "batch_size", None)
     fine = not isinstance(batch, int) or batch >= size
     require(fine, "--batch-size", batch, f"at least the number of processes, {size}")
-    if runtime.shard:
-        _check_shard(runtime, size)
-
-
-def _check_shard(runtime: Runtime, size: int) -> None:
-    if size == 1:
+    if runtime.shard and size == 1:
         raise SettingsError(
             "--shard: needs several processes: torchrun --nproc-per-node 4 run.py --shard, or "
             "bash run.sh --gpus-per-job 4"
         )
-    if runtime.compile not in ("auto", "off"):
+    if runtime.shard and runtime.compile not in ("auto", "off"):
         raise SettingsError(f"--shard: not with --compile {runtime.compile}; leave it out")
-    if runtime.profile:
+    if runtime.shard and runtime.profile:
         raise SettingsError("--shard: not with --profile; profile a smaller network without it")
 
 
-# A job of several processes that srun has started, perhaps on several machines.
-#
-#     srun --nodes 2 --ntasks-per-node 4 python run.py --batch-size 512
-#
-# srun's variables are translated into those that torchrun would set (ranks.py). Source:
-# slurm.schedmd.com/srun.html, Output Environment Variables.
-
-TASKS = "SLURM_STEP_NUM_TASKS"
-"""The variable that only srun sets, not sbatch: a script that sbatch runs is one process."""
-
-PORTS = range(10_000, 30_000)
-"""Ports that systems do not give to programs that ask for any."""
-
-
 def translate() -> None:
-    """Set torchrun's variables if srun has started several processes.
+    """Set torchrun's variables if srun has started several processes, perhaps on several machines:
 
-    Does nothing in a process that torchrun has started, or in a shell of `srun --pty`. The address
-    and the port of process 0 are kept if they are set.
+        srun --nodes 2 --ntasks-per-node 4 python run.py --batch-size 512
+
+    Does nothing in a process that torchrun has started, or in a shell of `srun --pty`. Variables
+    that are set stay, such as the address and the port of process 0. Source:
+    slurm.schedmd.com/srun.html, Output Environment Variables.
     """
-    count = os.environ.get(TASKS, "1")
-    if count == "1" or "RANK" in os.environ or "SLURM_PTY_PORT" in os.environ:
+    slurm = dict(os.environ)
+    count = slurm.get(TASKS, "1")
+    if count == "1" or "RANK" in slurm or "SLURM_PTY_PORT" in slurm:
         return
-    for name, value in _variables(os.environ, count).items():
-        os.environ.setdefault(name, value)
+    # The first machine of a list such as `gpu[07-09,12],login`.
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", slurm["SLURM_STEP_NODELIST"])
+    assert first
+    # Another port for each step of a Slurm job.
+    port = PORTS[(int(slurm["SLURM_JOB_ID"]) * 31 + int(slurm["SLURM_STEP_ID"])) % len(PORTS)]
+    found = {
+        "RANK": slurm["SLURM_PROCID"],
+        "WORLD_SIZE": count,
+        "LOCAL_RANK": slurm["SLURM_LOCALID"],
+        "MASTER_ADDR": re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0]),
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": slurm.get("SLURM_CPUS_PER_TASK", "1"),  # Slurm's default
+    }
+    if slurm["SLURM_STEP_NUM_NODES"] == "1":
+        found["LOCAL_WORLD_SIZE"] = count
+    os.environ.update({name: value for name, value in found.items() if name not in slurm})
 
 
 def forget() -> None:
@@ -104,37 +105,10 @@ def forget() -> None:
     os.environ.pop(TASKS, None)
 
 
-def _variables(of_slurm: Mapping[str, str], count: str) -> dict[str, str]:
-    found = {
-        "RANK": of_slurm["SLURM_PROCID"],
-        "WORLD_SIZE": count,
-        "LOCAL_RANK": of_slurm["SLURM_LOCALID"],
-        "MASTER_ADDR": _first(of_slurm["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": str(_port(of_slurm["SLURM_JOB_ID"], of_slurm["SLURM_STEP_ID"])),
-        "OMP_NUM_THREADS": of_slurm.get("SLURM_CPUS_PER_TASK", "1"),  # Slurm's default
-    }
-    if of_slurm["SLURM_STEP_NUM_NODES"] == "1":
-        found["LOCAL_WORLD_SIZE"] = count
-    return found
-
-
-def _first(machines: str) -> str:
-    """The first machine of a list such as `gpu[07-09,12],login`."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", machines)
-    assert first
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
-
-
-def _port(job: str, step: str) -> int:
-    """The port for the processes of a step, another for the next one."""
-    return PORTS[(int(job) * 31 + int(step)) % len(PORTS)]
-
-
 # How the processes of a job learn that one of them has ended, within seconds and with one line.
-# Each process is connected to process 0. A process that fails reports that to process 0; if a
-# process is killed, its connection is closed without a message. A thread of each process listens.
-# If the process waits for something that will never happen, such as a GPU that waits for another
-# process's GPU, the thread ends the process.
+# Each process is connected to process 0, and a thread of each listens. A process that fails says
+# so to process 0; if one is killed, its connection is closed without a message. A process that
+# waits for something that will never happen, such as another process's GPU, is ended by its thread.
 
 GRACE = 5.0
 """Seconds after which a process ends although it still waits for a process that has ended."""
@@ -150,7 +124,8 @@ Say = Callable[[str], object]
 
 
 class First:
-    """Process 0, to which all others are connected; if they may be `apart`, on other machines."""
+    """Process 0, to which all others are connected; if they may be `apart`, on other machines.
+    `fault` says which of them has ended, unless a signal ended it."""
 
     def __init__(self, host: str, key: bytes, apart: bool) -> None:
         self._host = host

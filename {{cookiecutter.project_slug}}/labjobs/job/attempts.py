@@ -1,31 +1,35 @@
-"""The attempts at a job: `runs/<job id>/<attempt>/`, one for each version of the code that the job
-was run with.
-
-An attempt's folder is named after the first digits of its code's fingerprint, so going back to
-older code finds its results again.
+"""The attempts at jobs: `runs/<job id>/<attempt>/`, one for each version of the code that a job was
+run with, named after the first digits of the code's fingerprint. So going back to older code finds
+its results again.
 """
 
 import os
 import shutil
+from collections.abc import Collection
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from labjobs import layout, locks
-from labjobs.job import journal, reads
+from labjobs.errors import JobError, SettingsError
+from labjobs.evidence.fingerprint import Fingerprint
+from labjobs.job import code_evidence, data_evidence, identity
+from labjobs.job.journal import record_of
+from labjobs.job.runtime import Runtime
 
 DIGITS = 8
 """Digits of a fingerprint in the name of an attempt's folder."""
 
 GOES_ON = "goes_on"
-"""The field of this record that says whether a longer job could continue from the last
+"""The field of trained.json that says whether a longer job could continue from the last
 checkpoint."""
 
 BEGUN = (layout.JOURNAL, layout.LAST)
 """An attempt that has begun has one of these files."""
 
-STAY = ("lock", layout.COURIER_LOCK, layout.OUTPUT, layout.LOG, layout.BEFORE)
-"""What --force leaves where it is, with the files of reads.py."""
+STAY = (layout.LOCK, layout.COURIER_LOCK, layout.OUTPUT, layout.LOG, layout.BEFORE)
+"""What --force leaves where it is, with the notes of what has been read."""
 
 
 def name(digest: str) -> str:
@@ -42,36 +46,37 @@ def all_of(job: Path) -> list[Path]:
     return sorted(found, key=_last_changed)
 
 
+def _last_changed(attempt: Path) -> int:
+    files = (attempt / file for file in BEGUN)
+    return max(file.stat().st_mtime_ns for file in files if file.exists())
+
+
 def begun(attempt: Path) -> bool:
-    """Whether an attempt has left results or something to continue from; false if we may not read
-    its folder.
-    """
+    """Return whether an attempt has left results or something to continue from; false if we may not
+    read its folder."""
     return any(os.path.exists(attempt / file) for file in BEGUN)
 
 
 def status_of(attempt: Path) -> str:
     """Return how an attempt ended; empty if it has not ended, or if the record cannot be read."""
-    return str(journal.record_of(attempt, layout.OUTCOME).get("status", ""))
+    return str(record_of(attempt, layout.OUTCOME).get("status", ""))
 
 
 def can_go_on(attempt: Path) -> bool:
-    """Whether an attempt was stopped and has a checkpoint to continue from."""
+    """Return whether an attempt was stopped and has a checkpoint to continue from."""
     stopped = status_of(attempt) not in ("finished", "failed", "diverged")
     return stopped and has_checkpoint(attempt)
 
 
 def has_checkpoint(attempt: Path) -> bool:
-    """Whether an attempt has a checkpoint, damaged or not."""
+    """Return whether an attempt has a checkpoint, damaged or not."""
     return any((attempt / file).exists() for file in layout.CHECKPOINTS)
 
 
 def drop_checkpoints(attempt: Path) -> None:
-    """Remove the checkpoints of a finished attempt, unless a longer job could continue from them.
-
-    Call this only for attempts whose results are in the store: others need their last checkpoint to
-    repair a journal that is damaged later.
-    """
-    if not journal.record_of(attempt, layout.TRAINED).get(GOES_ON, True):
+    """Remove the checkpoints of a finished attempt whose results are in the store, unless a longer
+    job could continue from them."""
+    if not record_of(attempt, layout.TRAINED).get(GOES_ON, True):
         for file in layout.CHECKPOINTS:
             (attempt / file).unlink(missing_ok=True)
         for folder in attempt.glob(f"{layout.SHARDS}*"):
@@ -99,17 +104,144 @@ def put_aside(attempt: Path) -> None:
     """Move the files of an attempt that starts over into a folder of their own; remove them if it
     already started over before and has not finished since."""
     aside = attempt / layout.BEFORE
-    left = [p for p in attempt.iterdir() if p.name not in STAY and not reads.are_in(p)]
+    left = [p for p in attempt.iterdir() if p.name not in STAY and not data_evidence.are_in(p)]
     if aside.exists():
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return
-    if begun(attempt):
+    elif begun(attempt):
         aside.mkdir()
         for path in left:
             path.replace(aside / path.name)
 
 
-def _last_changed(attempt: Path) -> int:
-    files = (attempt / file for file in BEGUN)
-    return max(file.stat().st_mtime_ns for file in files if file.exists())
+# The jobs that a job is derived from, its inputs: those that its settings of the types JobId and
+# Weights name. It depends on their code and data as on its own, so it is stale when they are: their
+# code is part of its fingerprint, and the files that they have read count as read by it.
+
+UNKNOWN = "unknown"
+"""Takes the place of a digest if a job does not exist."""
+
+Known = tuple[Any, str]
+"""The settings and the script of a job."""
+
+_named: dict[str, Known] = {}
+_of_this_job: tuple[set[str], Path] | None = None
+
+
+def name_input(job_id: str, settings: Any, script: str) -> None:
+    """Register a job that may be an input before it has begun, as in a grid."""
+    _named[job_id] = settings, script
+
+
+def begin_with_inputs(settings: Any, runs_root: Path) -> None:
+    """From here on, this process runs the job with these settings; raises the same errors as
+    `check_inputs`."""
+    global _of_this_job
+    check_inputs(settings, runs_root)
+    _of_this_job = {*identity.inputs(settings)}, runs_root
+
+
+def runs_root(otherwise: Path | None = None) -> Path:
+    """Return where to look for jobs: in the runs of this process's job, if it has one."""
+    return _of_this_job[1] if _of_this_job else otherwise or Runtime().runs_root
+
+
+def refuse_input(job_id: str, change: str) -> None:
+    """Within a job, raise JobError if another job is not one of its inputs, or has changed."""
+    if _of_this_job and job_id not in _of_this_job[0]:
+        raise JobError(f"job {job_id} is not an input: name it in a setting of type JobId")
+    if _of_this_job and change:
+        raise JobError(f"input {job_id} is from {change}")
+
+
+def check_inputs(settings: Any, runs_root: Path, coming: Collection[str] = ()) -> None:
+    """Raise SettingsError if an input is not a job, JobError if it has not finished with the
+    present code and data; jobs that are `coming` are not checked."""
+    for job, flag in identity.inputs(settings).items():
+        if job in coming:
+            continue
+        try:
+            known = settings_of(job, runs_root)
+        except SettingsError as error:
+            raise SettingsError(f"{flag} {job}: {error}") from None
+        if not known:
+            line = "there is no such job; `python jobs.py list` shows all"
+            raise SettingsError(f"{flag} {job}: {line}")
+        if problem := _problem(job, runs_root):
+            raise JobError(f"cannot start: its input {job} {problem}")
+
+
+def inputs_of(settings: Any, runs_root: Path) -> list[Path]:
+    """Return the folders of the inputs' attempts whose results count."""
+    found = (finished_at(job, runs_root) for job in identity.inputs(settings))
+    return [path for path in found if path]
+
+
+def finished_at(job: str, runs_root: Path) -> Path | None:
+    """Return the folder of the last finished attempt at a job with the present code and data; None
+    if there is none."""
+    found = [path for path in _fitting(job, runs_root) if status_of(path) == "finished"]
+    return found[-1] if found else None
+
+
+def settings_of(job: str, runs_root: Path) -> Known | None:
+    """Return the settings and the script of a job; None if it has not begun.
+
+    Raises SettingsError if today's settings cannot say the same.
+    """
+    if job in _named:
+        return _named[job]
+    for attempt in reversed(all_of(runs_root / job)):
+        if about := record_of(attempt, layout.SETTINGS):
+            kind = identity.read(about["script"]).settings
+            try:
+                return identity.restore(kind, about["settings"]), about["script"]
+            except ValueError as error:  # a rule in __post_init__
+                raise SettingsError(str(error)) from error
+    return None
+
+
+def present_code(settings: Any, script: str, runs_root: Path) -> Fingerprint:
+    """Return the fingerprint of the code as it is, for a job with these settings."""
+    digests = {str(job): _digest(job, runs_root) for job in identity.inputs(settings)}
+    return code_evidence.present(settings, script, digests)
+
+
+def _digest(job: str, runs_root: Path) -> str:
+    """The digest of an input's present code, or of the oldest code that was accepted as the
+    same."""
+    try:
+        known = settings_of(job, runs_root)
+    except SettingsError:
+        known = None
+    if not known:
+        return UNKNOWN
+    found = present_code(*known, runs_root)
+    for attempt in all_of(runs_root / job)[-1:]:
+        found = code_evidence.present_as_in(attempt, found)
+    return code_evidence.accepted().oldest_code(found.digest)
+
+
+def _problem(job: str, runs_root: Path) -> str:
+    """Why a job cannot be an input at the moment, in a few words; empty if it can."""
+    if finished_at(job, runs_root):
+        return ""
+    if fitting := _fitting(job, runs_root):
+        runs = locks.held(fitting[-1] / layout.LOCK)
+        status = "running" if runs else status_of(fitting[-1]) or "interrupted"
+        return f"has not finished ({status})"
+    found = all_of(runs_root / job)
+    return f"is stale ({_change(job, found[-1], runs_root)})" if found else "has not begun"
+
+
+def _fitting(job: str, runs_root: Path) -> list[Path]:
+    """The attempts at a job with the present code and data; the last one last."""
+    found = all_of(runs_root / job)
+    return [path for path in found if not _change(job, path, runs_root)]
+
+
+def _change(job: str, attempt: Path, runs_root: Path) -> str:
+    """How the code or the data has changed since an attempt at a job."""
+    known = settings_of(job, runs_root)
+    code = known and code_evidence.difference(attempt, present_code(*known, runs_root))
+    return code or data_evidence.difference(attempt, data_evidence.last_places(attempt))

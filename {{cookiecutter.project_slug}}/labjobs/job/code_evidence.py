@@ -22,18 +22,25 @@ from labjobs.job.identity import identity
 from labjobs.job.journal import record_of
 from labjobs.privacy import scrub
 
-# Code changes that somebody has accepted because they do not change results.
-#
-# They are in `accepted.json` in the project's folder, to be committed with the change:
+MIXED = "mixed"
+"""Takes the place of a digest if a job was continued with changed code."""
+
+INPUT = "input"
+"""Prefix of the names of parts that are jobs."""
+
+NAMED = 3
+"""The largest number of changed definitions that a message names."""
+
+# Code changes that somebody has accepted because they do not change results are in `accepted.json`
+# in the project's folder, to be committed with the change:
 #
 #     {"schema": 1,
 #      "changes": [{"old": {"MLP": "1c08…"}, "new": {"MLP": "77f2…"}, "because": "flatten for view",
 #                   "by": "Ada", "on": "2026-11-22", "verified": true}],
 #      "codes": [["90b5…", "e31f…"]]}
 #
-# `old` and `new` are the hashes of definitions, by their names without a module: for people, and
-# for messages that name further changes. `codes` are the fingerprints of whole jobs before and
-# after the change, which thousands of jobs can share: with them, runs in the store count again.
+# `old` and `new` are for people, and for messages that name further changes. `codes` are the
+# fingerprints of whole jobs before and after: with them, runs in the store count again.
 
 Hashes = Mapping[str, str]
 """Hashes of definitions, by their names without a module."""
@@ -124,14 +131,7 @@ def between(old: Hashes, new: Hashes) -> Sequence[tuple[Hashes, Hashes]]:
     return [(before, after)]
 
 
-MIXED = "mixed"
-"""Takes the place of a digest if a job was continued with changed code."""
-
-INPUT = "input"
-"""Prefix of the names of parts that are jobs."""
-
-NAMED = 3
-"""The largest number of changed definitions that a message names."""
+# The code of a job, now and as its folder has it.
 
 
 @cache
@@ -141,22 +141,22 @@ def _project(script: str) -> Project:
 
 def present(settings: Any, script: str, inputs: Mapping[str, str]) -> Fingerprint:
     """Return the fingerprint of the present code, for a job with these settings; `inputs` are the
-    digests of the jobs that it is derived from, by their ids (inputs.py finds them)."""
+    digests of the jobs that it is derived from, by their ids."""
     return _project(script).fingerprint(identity(settings), inputs=inputs)
 
 
 def fits(digest: str, code: Fingerprint) -> bool:
     """Return whether results whose code has this digest count as results of the given code."""
-    return digest in accepted().same(code.widened(_widened_by(digest)).digest)
+    return digest in accepted().same(_widened_as(digest, code).digest)
 
 
 def present_as_in(folder: Path, code: Fingerprint) -> Fingerprint:
     """Return the present code of a job, widened in the same way as the code of an attempt."""
-    return code.widened(_widened_by(digest(folder)))
+    return _widened_as(digest(folder), code)
 
 
-def _widened_by(digest: str) -> list[str]:
-    return digest.split()[1:]
+def _widened_as(digest: str, code: Fingerprint) -> Fingerprint:
+    return code.widened(digest.split()[1:])
 
 
 def widen(folder: Path, code: Fingerprint, script: str, ran: Iterable[CodeType]) -> list[str]:
@@ -168,12 +168,6 @@ def widen(folder: Path, code: Fingerprint, script: str, ran: Iterable[CodeType])
     if names := _project(script).lacking(code, ran):
         keep(folder, code.widened(names))
     return [in_python(name) for name in names]
-
-
-def lacking(code: Fingerprint, script: str, ran: Iterable[CodeType]) -> list[str]:
-    """Return the definitions that have run in a job and that its code lacks, with names as in
-    Python."""
-    return [in_python(name) for name in _project(script).lacking(code, ran)]
 
 
 def keep(folder: Path, code: Fingerprint) -> None:
@@ -195,8 +189,8 @@ def digest(folder: Path) -> str:
     """Return the digest of a job's code; empty if it is not recorded. If code.json is damaged,
     settings.json has the digest too.
     """
-    about = _kept(folder) or {"digest": record_of(folder, layout.SETTINGS).get("code", "")}
-    return str(about["digest"])
+    kept = _kept(folder).get("digest") or record_of(folder, layout.SETTINGS).get("code", "")
+    return str(kept)
 
 
 def recorded(folder: Path) -> bool:
@@ -207,8 +201,7 @@ def recorded(folder: Path) -> bool:
 def parts(folder: Path) -> dict[str, dict[str, str]]:
     """Return the parts of the code that a job is from, by name: `hash`, `label` and, but for other
     files, `source`. Empty if they are not recorded."""
-    kept = _kept(folder).get("parts")
-    return kept if isinstance(kept, dict) else {}
+    return dict(_kept(folder).get("parts", {}))
 
 
 def changed(folder: Path, code: Fingerprint) -> list[str]:

@@ -4,12 +4,11 @@
 its results are from), `data.jsonl` (the files that it has read so far), `spec.json` (what the
 network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
 `metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints), `shards.…/`
-(what several processes have written of them),
-`trained.json` (how long it has trained, written at the end of training), `cost.json` (what it has
-used, as seen by its courier), `predictions.npz`, `logged/` (images, texts, tables and files),
-`profile.txt`, `profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the
-courier has come), `outcome.json`, which is written last, and after --force `before/`, what there
-was until then.
+(what several processes have written of them), `trained.json` (how long it has trained, written at
+the end of training), `cost.json` (what it has used, as seen by its courier), `predictions.npz`,
+`logged/` (images, texts, tables and files), `profile.txt`, `profile.json` and `memory.pickle` (of
+--profile), `lock`, `sent.json` (how far the courier has come), `outcome.json`, which is written
+last, and after --force `before/`, what there was until then.
 
 The lock is held by the process that trains, so an attempt has one owner on this disk, and a dead
 owner is noticed immediately. The `owner` in the lock file tells the tracking store which folder a
@@ -32,19 +31,10 @@ from labjobs.errors import JobError, SettingsError
 from labjobs.evidence import fingerprint
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import CODE, opened, portable, read_record, record, write_record, write_text
-from labjobs.job import (
-    attempts,
-    code_evidence,
-    data_evidence,
-    identity,
-    inputs,
-    journal,
-    provenance,
-    reads,
-)
-from labjobs.job import journal as lines
+from labjobs.job import attempts, code_evidence, data_evidence, identity, journal, provenance
+from labjobs.job.data_evidence import Places
 from labjobs.job.identity import DEFAULT
-from labjobs.job.reads import Places
+from labjobs.job.journal import Journal, record_of
 from labjobs.job.runtime import MATTER, Runtime
 from labjobs.job.terminal import Interruption, Terminal, log
 from labjobs.settings import Metric, as_plain
@@ -53,9 +43,6 @@ S = TypeVar("S")
 
 WIDTH = 512
 """Bytes of a lock file."""
-
-RECORDS = (layout.SETTINGS, layout.OUTCOME)
-"""Sealed files that say what the journal must contain."""
 
 STATUS = {
     "finished": "FINISHED",
@@ -66,6 +53,17 @@ STATUS = {
 }
 """MLflow's word for each way in which an attempt at a job can end."""
 
+OF_ATTEMPT = (
+    *layout.CHECKPOINTS,
+    layout.BEST,
+    layout.TRAINED,
+    layout.OUTCOME,
+    layout.SETTINGS,
+    layout.JOURNAL,
+)
+"""What is removed of an attempt that starts over: what others depend on goes first, so that nothing
+is continued if the process is killed meanwhile."""
+
 
 class JobFolder(Generic[S]):
     """A job's folder, `root`, and its attempt's, `path`. `journal` is there once it is open.
@@ -73,7 +71,7 @@ class JobFolder(Generic[S]):
     `runs_root` is where other jobs are.
     """
 
-    journal: journal.Journal
+    journal: Journal
 
     def __init__(
         self, settings: S, runtime: Runtime, metrics: Mapping[str, Metric], script: str = DEFAULT
@@ -84,7 +82,7 @@ class JobFolder(Generic[S]):
         self.runs_root = _absolute(runtime.runs_root)
         self.root = self.runs_root / self.id
         self.interruption = Interruption()
-        inputs.input_name(self.id, settings, script)
+        attempts.name_input(self.id, settings, script)
 
     @property
     def name(self) -> str:
@@ -93,10 +91,22 @@ class JobFolder(Generic[S]):
         words = identity.as_words(self.settings)
         return words if self.script == DEFAULT else f"{self.script} {words}"
 
+    @property
+    def pause_after(self) -> str:
+        """Where the job should pause; empty if it should not."""
+        return str(self.runtime.pause_after or "")
+
+    # Which attempt it is, and what has changed since.
+
     @cached_property
     def code(self) -> Fingerprint:
         """The code that the job's results would depend on now."""
-        return inputs.present(self.settings, self.script, self.runs_root)
+        return attempts.present_code(self.settings, self.script, self.runs_root)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where the job's data lies."""
+        return Places(self.runtime.data_root.expanduser().absolute(), self.root.parent)
 
     @cached_property
     def path(self) -> Path:
@@ -124,17 +134,11 @@ class JobFolder(Generic[S]):
         """The folder of the attempt or, if it has not begun, of the last one."""
         return self.path if self.begun else next(iter(attempts.all_of(self.root)[::-1]), None)
 
-    @cached_property
-    def places(self) -> Places:
-        """Where the job's data lies."""
-        return Places(self.runtime.data_root.expanduser().absolute(), self.root.parent)
-
     def change_since(self, attempt: Path) -> str:
         """Return how the code, or else the data, has changed since an attempt, in a few words;
         empty if neither has."""
-        return code_evidence.difference(attempt, self.code) or data_evidence.difference(
-            attempt, self.places
-        )
+        code = code_evidence.difference(attempt, self.code)
+        return code or data_evidence.difference(attempt, self.places)
 
     @property
     def change(self) -> str:
@@ -161,18 +165,32 @@ class JobFolder(Generic[S]):
         latest = self.latest
         if latest is None or not self.change:
             return False
-        finished = attempts.status_of(latest) == "finished"
-        return not finished and not attempts.can_go_on(latest)
+        return attempts.status_of(latest) != "finished" and not attempts.can_go_on(latest)
 
     @property
     def redone(self) -> bool:
         """Whether --force has begun the attempt anew, and it has not finished since."""
         return (self.path / layout.BEFORE).exists()
 
-    @property
-    def pause_after(self) -> str:
-        """Where the job should pause; empty if it should not."""
-        return str(self.runtime.pause_after or "")
+    def outcome(self) -> dict[str, Any]:
+        """Return how the latest attempt ended; empty if it has not ended, or if the record cannot
+        be read."""
+        return record_of(self.latest, layout.OUTCOME) if self.latest else {}
+
+    def finished(self) -> bool:
+        """Return whether the attempt finished the job, and its journal and records are
+        undamaged."""
+        if not self.begun:
+            return False
+        outcome = self.outcome()
+        if outcome.get("status") != "finished" or not record_of(self.path, layout.SETTINGS):
+            return False
+        try:
+            return journal.count(self.path / layout.JOURNAL) == int(outcome["lines"])
+        except (OSError, JobError):
+            return False
+
+    # An attempt, from its lock to its outcome, in this order.
 
     def make(self) -> None:
         """Make sure that the job can write; raises SettingsError if it cannot."""
@@ -183,18 +201,8 @@ class JobFolder(Generic[S]):
             self.path.mkdir(parents=True, exist_ok=True)
             os.close(locks.opened(self.path / layout.LOCK))
         except OSError as error:
-            raise SettingsError(
-                f"--runs-root: cannot write in {self.path}: {error.strerror}"
-            ) from error
-
-    def note_reads(self) -> None:
-        """From now on, record which files this process reads, in addition to those that the attempt
-        has read."""
-        if self.runtime.force or self.starts_over or self.finished():
-            reads.forget(self.path)
-        notes = data_evidence.begin(self.path, self.places)
-        notes.add(data_evidence.read_by(inputs.attempts_at(self.settings, self.runs_root)))
-        reads.note_from_now_on(notes)
+            line = f"--runs-root: cannot write in {self.path}: {error.strerror}"
+            raise SettingsError(line) from error
 
     def take(self) -> None:
         """Become the job's owner on this disk; raises JobError if another process is."""
@@ -207,98 +215,64 @@ class JobFolder(Generic[S]):
         self.owner = _owner(lock, self.path)
         self._since_the_last = self.change, self.changed, self.starts_over
 
+    def note_reads(self) -> None:
+        """From now on, record which files this process reads, in addition to those that the attempt
+        has read."""
+        if self.runtime.force or self.starts_over:
+            data_evidence.forget(self.path)
+        inputs = attempts.inputs_of(self.settings, self.runs_root)
+        data_evidence.begin(self.path, self.places, inputs)
+
     def discard(self) -> None:
         """Remove the folders again if they are empty."""
-        if all(file.name == "lock" or reads.are_in(file) for file in self.path.iterdir()):
-            (self.path / "lock").unlink()
-            reads.forget(self.path)
+        files = [file for file in self.path.iterdir() if not data_evidence.are_in(file)]
+        if files == [self.path / layout.LOCK]:
+            files[0].unlink()
+            data_evidence.forget(self.path)
             self.path.rmdir()
             with suppress(OSError):  # there are other attempts
                 self.root.rmdir()
 
     def open(self) -> None:
-        """Begin, or continue what an earlier attempt left; with --force, start over.
-
-        Damaged files are repaired, and the log says so.
+        """Begin, or continue what an earlier attempt left; with --force, start over. Raises Damaged
+        if the journal is not whole; other damaged files are written again, as the log says.
         """
         self._open_log()
         change, changed, anew = self._since_the_last
-        before = lines.record_of(self.latest, layout.SETTINGS) if self.latest else {}
-        after = before.get("journal", {}).get("journal", "")
-        if anew:
-            log.info("starting over, since the %s has changed (%s)", changed, change)
         if self.runtime.force:
             attempts.put_aside(self.path)
-        elif self.finished() or anew:
-            for name in (
-                layout.JOURNAL,
-                *RECORDS,
-                layout.TRAINED,
-                layout.BEST,
-                *layout.CHECKPOINTS,
-            ):
+        elif anew:
+            log.info("starting over, since the %s has changed (%s)", changed, change)
+        if anew:
+            for name in OF_ATTEMPT:
                 (self.path / name).unlink(missing_ok=True)
         self._data = data_evidence.digest(self.path)
-        for name in RECORDS:
-            if (self.path / name).exists() and not lines.record_of(self.path, name):
-                log.warning("%s was damaged; it is written again", name)
-        for file in filter(reads.damaged, self.path.glob(layout.DATA_FILES)):
-            log.warning(
-                "%s was damaged; some of the data that the job has read cannot be checked",
-                file.name,
-            )
-        if not self.begun:
+        begun = self.begun
+        if not begun:
+            # Before there is a journal: an attempt that has begun without its code fits no code.
             code_evidence.keep(self.path, self.code)
             for advice in self.code.advice:
                 log.info("%s", advice)
-        elif change and changed == "code":
+        log_every = self.runtime.log_every
+        self.journal = Journal(self.path, log_every)
+        self._warn_of_damage()
+        if begun and change and changed == "code":
             code_evidence.keep_mixed(self.path)
-        elif change:
+        elif begun and change:
             self._data = data_evidence.MIXED
         elif not code_evidence.recorded(self.path):
             log.warning("%s was damaged; it is written again", layout.CODE)
             code_evidence.keep(self.path, self.code)
-        log_every = self.runtime.log_every
-        self.journal = journal.Journal(self.path, log_every, code_evidence.digest(self.path), after)
-        if self.journal.damage:
-            log.warning("%s", self.journal.damage)
         (self.path / layout.OUTCOME).unlink(missing_ok=True)
         if log_every not in ("auto", self.journal.log_every):
-            log.warning(
-                "--log-every stays %s, the value that this job began with", self.journal.log_every
-            )
+            line = "--log-every stays %s, the value that this job began with"
+            log.warning(line, self.journal.log_every)
         self._copies = provenance.keep_copies(self.root.parent)
         self._write_settings()
+        changes, diff = self.path / "changes.diff", provenance.version()["changes"]
+        write_text(changes, diff) if diff else changes.unlink(missing_ok=True)
         log.info("%s: %s", self.label, self.name)
         self._watch = fingerprint.begin(CODE)
-
-    def _write_settings(self) -> None:
-        about = {
-            "schema": 1,
-            "id": self.id,
-            "name": self.name,
-            "script": self.script,
-            "settings": identity.identity(self.settings),
-            "runtime": self._runtime(),
-            "metrics": as_plain(self.metrics),
-            "owner": self.owner,
-            "code": code_evidence.digest(self.path),
-            "data": self._data,
-            "journal": self.journal.start,
-        }
-        if found := inputs.attempts_at(self.settings, inputs.runs_root(self.runs_root)):
-            about["inputs"] = {path.parent.name: path.name for path in found}
-        write_record(self.path / layout.SETTINGS, about | self._copies)
-
-    def _runtime(self) -> dict[str, Any]:
-        """The flags that can change bits and are not at their defaults."""
-        given = {name: getattr(self.runtime, name) for name in MATTER}
-        return {k: v for k, v in given.items() if v != getattr(Runtime, k)}
-
-    def keep_changes(self, diff: str) -> None:
-        """Write down how the code differs from its commit."""
-        path = self.path / "changes.diff"
-        write_text(path, diff) if diff else path.unlink(missing_ok=True)
 
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended, a word of STATUS, and its last line."""
@@ -319,54 +293,61 @@ class JobFolder(Generic[S]):
             "lines": self.journal.lines,
         }
         write_record(self.path / layout.OUTCOME, outcome)
-        data_evidence.forget_notes(self.path)
+        data_evidence.forget(self.path)
         if status == "finished":
             shutil.rmtree(self.path / layout.BEFORE, ignore_errors=True)
-
-    def _widen_code(self) -> None:
-        """Add functions to the job's code that have run although its fingerprint lacks them."""
-        names = code_evidence.widen(self.path, self.code, self.script, self._watch.ran)
-        if names:
-            line = "added to the job's fingerprint, since it ran: %s"
-            log.warning(line, ", ".join(names))
-            self._write_settings()
-            self.journal.tags({"code": code_evidence.digest(self.path)})
-
-    def _data_read(self) -> str:
-        """The digest of what the attempt has read, now that it ends."""
-        if self._data != data_evidence.MIXED and (
-            change := data_evidence.difference(self.path, self.places)
-        ):
-            log.warning("the data has changed while the job ran (%s)", change)
-            return data_evidence.MIXED
-        return data_evidence.keep(self.path, self.places, self._data)
-
-    def outcome(self) -> dict[str, Any]:
-        """How the latest attempt ended; empty if it has not ended, or if the record cannot be
-        read."""
-        latest = self.latest
-        return lines.record_of(latest, layout.OUTCOME) if latest else {}
-
-    def finished(self) -> bool:
-        """Whether the attempt finished the job, and its journal and records are undamaged."""
-        if not self.begun:
-            return False
-        outcome = self.outcome()
-        if outcome.get("status") != "finished" or not lines.record_of(self.path, layout.SETTINGS):
-            return False
-        try:
-            return lines.count(self.path / layout.JOURNAL) == int(outcome["lines"])
-        except (OSError, JobError):
-            return False
 
     def _open_log(self) -> None:
         file = logging.FileHandler(self.path / layout.LOG, encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         log.handlers = [file] if self.runtime.quiet else [file, Terminal()]
         log.setLevel(logging.INFO)
-        logging.raiseExceptions = (
-            False  # a full disk is reported once, without a trace for each log line
-        )
+        # A full disk is reported once, without a trace for each log line.
+        logging.raiseExceptions = False
+
+    def _warn_of_damage(self) -> None:
+        for name in (layout.SETTINGS, layout.OUTCOME):
+            if (self.path / name).exists() and not record_of(self.path, name):
+                log.warning("%s was damaged; it is written again", name)
+        for file in filter(data_evidence.damaged, self.path.glob(layout.DATA_FILES)):
+            line = "%s was damaged; some of the data that the job has read cannot be checked"
+            log.warning(line, file.name)
+
+    def _write_settings(self) -> None:
+        given = {name: getattr(self.runtime, name) for name in MATTER}
+        about = {
+            "schema": 1,
+            "id": self.id,
+            "name": self.name,
+            "script": self.script,
+            "settings": identity.identity(self.settings),
+            "runtime": {k: v for k, v in given.items() if v != getattr(Runtime, k)},
+            "metrics": as_plain(self.metrics),
+            "owner": self.owner,
+            "code": code_evidence.digest(self.path),
+            "data": self._data,
+            "journal": self.journal.start,
+        }
+        if found := attempts.inputs_of(self.settings, attempts.runs_root(self.runs_root)):
+            about["inputs"] = {path.parent.name: path.name for path in found}
+        write_record(self.path / layout.SETTINGS, about | self._copies)
+
+    def _widen_code(self) -> None:
+        """Add functions to the job's code that have run although its fingerprint lacks them."""
+        names = code_evidence.widen(self.path, self.code, self.script, self._watch.ran)
+        if names:
+            log.warning("added to the job's fingerprint, since it ran: %s", ", ".join(names))
+            self._write_settings()
+            self.journal.tags({"code": code_evidence.digest(self.path)})
+
+    def _data_read(self) -> str:
+        """The digest of what the attempt has read, now that it ends."""
+        mixed = self._data == data_evidence.MIXED
+        change = "" if mixed else data_evidence.difference(self.path, self.places)
+        if change:
+            log.warning("the data has changed while the job ran (%s)", change)
+            return data_evidence.MIXED
+        return data_evidence.keep(self.path, self.places, self._data)
 
 
 @cache  # thousands of jobs in a sweep have the same one
@@ -375,27 +356,23 @@ def _absolute(runs_root: Path) -> Path:
 
 
 def owner_of(folder: Path) -> str:
-    """The word that identifies an attempt's folder whose lock this process does not hold; empty if
-    there is none yet."""
-    records = (lines.record_of(folder, name) for name in ("lock", layout.SETTINGS))
+    """Return the word that identifies an attempt's folder whose lock this process does not hold;
+    empty if there is none yet."""
+    records = (record_of(folder, name) for name in (layout.LOCK, layout.SETTINGS))
     return next((str(each["owner"]) for each in records if each), "")
 
 
 def _owner(lock: TextIO, folder: Path) -> str:
     """The word that identifies the folder, made once; records in the lock file who holds the lock
-    now.
-
-    If the lock file is damaged, settings.json has the word too.
-    """
+    now. If the lock file is damaged, settings.json has the word too."""
     file = lock.fileno()
     held = opened(os.pread(file, WIDTH, 0).rstrip(b" "))
     if held.get("id") != folder.parent.name:
-        held = lines.record_of(folder, layout.SETTINGS)
+        held = record_of(folder, layout.SETTINGS)
     owner = str(held.get("owner") or uuid4().hex)
     now = {"id": folder.parent.name, "owner": owner, "pid": os.getpid(), "host": platform.node()}
-    os.pwrite(
-        file, record(now).ljust(WIDTH), 0
-    )  # replaced as a whole: a reader never sees half of it
+    # Replaced as a whole: a reader never sees half of it.
+    os.pwrite(file, record(now).ljust(WIDTH), 0)
     os.ftruncate(file, WIDTH)
     os.fsync(file)
     return owner

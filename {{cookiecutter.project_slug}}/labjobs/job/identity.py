@@ -78,16 +78,13 @@ def can_have_inputs(kind: type) -> bool:
     return any({JobId, Weights} & {each, *get_args(each)} for each in types)
 
 
-def neutral(settings: Any) -> dict[str, Any]:
-    """Return, by name, the value to assume for a setting that a job does not have: an older job, if
-    the setting was added later, or a newer job, if it was deleted."""
-    known = flags.of(type(settings))
-    return {**known.neutral, **known.former}
-
-
-def formerly(kind: type) -> dict[str, str]:
-    """Return the former names of the settings that were renamed, by their present ones."""
-    return flags.of(kind).formerly
+def since(kind: type) -> dict[str, dict[str, Any]]:
+    """Return how settings of this class have changed: `neutral`, the values to assume for settings
+    that a job does not have (an older job, if they were added later, or a newer job, if they were
+    deleted), and `former`, the former names of settings that were renamed, by their present
+    ones."""
+    known = flags.of(kind)
+    return {"neutral": {**known.neutral, **known.former}, "former": known.formerly}
 
 
 def changed(settings: Any) -> dict[str, str]:
@@ -110,18 +107,14 @@ def as_words(settings: Any) -> str:
     legends of charts cut off long names; then come the settings that differ from their defaults, as
     far as LONGEST_NAME allows.
     """
-    first, rest = _first(settings), changed(settings)
+    plain, rest = identity(settings), changed(settings)
+    first = [as_text(plain["model"])] if "model" in plain else []
+    first += [f"seed={plain['seed']}"] if "seed" in plain else []
     words = [f"{key}={value}" for key, value in rest.items() if key not in ("model", "seed")]
     words = [" ".join(word.split()) for word in (*first, *words)]
     while len(name := " ".join(words)) > LONGEST_NAME:
         words.remove(max(words, key=len))
     return name or "defaults"
-
-
-def _first(settings: Any) -> list[str]:
-    plain = identity(settings)
-    model = [as_text(plain["model"])] if "model" in plain else []
-    return [*model, f"seed={plain['seed']}"] if "seed" in plain else model
 
 
 def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
@@ -151,11 +144,9 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
     return kind(**values)
 
 
-# A project's identity, independent of its name and its place: an id, made once.
-#
-# The id is in the file `.project-id`, which should be committed: clones of a project have the same
-# id, so they share results. An experiment in a tracking store records the id of its project, so two
-# projects that happen to have the same name never mix up their jobs.
+# A project's identity, independent of its name and its place: an id, made once, in a file that
+# should be committed, so that clones share results. An experiment in a tracking store records it,
+# so two projects that happen to have the same name never mix up their jobs.
 
 FILE = PROJECT / ".project-id"
 
@@ -184,8 +175,8 @@ def existing_id() -> str:
 
 
 def share_with_group(folder: Path) -> None:
-    """Let the group write the files that this process makes, if they are in a folder that the group
-    can write to, so that the members of a lab can continue each other's jobs."""
+    """Let the group write the files that this process makes if it can write in the folder, so that
+    the members of a lab can continue each other's jobs."""
     with suppress(OSError):  # a folder that does not exist yet, or cannot exist
         if folder.stat().st_mode & stat.S_IWGRP:
             os.umask(os.umask(0o077) & ~stat.S_IRWXG)
@@ -209,9 +200,8 @@ def _wrong(why: str) -> SettingsError:
     return SettingsError(f"{shown(FILE)}: {why}")
 
 
-# Job scripts, such as run.py: which settings and metrics their jobs have.
-#
-# Both are read from the script's source, because running a script would import torch:
+# Job scripts, such as run.py: which settings and metrics their jobs have. Both are read from the
+# script's source, because running a script would import torch:
 #
 #     from settings import METRICS, Settings
 #     command = launch.begin(Settings, METRICS)
@@ -256,7 +246,8 @@ def read(name: str) -> Script:
         wanted = "launch.begin(Settings, METRICS), imported from settings.py, and run(main, check)"
         raise SettingsError(f"{file.name}: is not a job script, which calls {wanted}")
     settings, metrics = (imported[each] for each in found[:2])
-    return Script(name, _value(*settings), _value(*metrics), check=found[2])
+    kind, measured = (getattr(import_module(module), each) for module, each in (settings, metrics))
+    return Script(name, kind, measured, check=found[2])
 
 
 def _declared(tree: ast.Module) -> tuple[str, str, str] | None:
@@ -278,7 +269,3 @@ def _declared(tree: ast.Module) -> tuple[str, str, str] | None:
             ) if command in begun:
                 return *begun[command], check
     return None
-
-
-def _value(module: str, name: str) -> Any:
-    return getattr(import_module(module), name)

@@ -1,19 +1,18 @@
-"""A job's journal: every metric and tag, one JSON line each, written to disk before it goes
-anywhere else.
+"""A job's journal: every metric and tag, one JSON line each, on disk before it goes anywhere else.
 
 `metrics.jsonl` is only ever added to, by one attempt at the job after another:
 
-    {"line": 1, "start": {"journal": "5f1c…", "log_every": "auto", "code": "90b5…", "after": ""},
-     "crc": "0c85d0bb"}
+    {"line": 1, "start": {"journal": "5f1c…", "log_every": "auto"}, "crc": "0c85d0bb"}
     {"line": 2, "tags": {"commit": "…"}, "crc": "91f4e2d7"}
     {"line": 3, "time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31}, "crc": "…"}
-    {"line": 4, "files": [layout.PROFILE], "crc": "…"}
+    {"line": 4, "files": ["profile.txt"], "crc": "…"}
     {"line": 5, "cost": {"process": "…", "cpu_seconds": 8.1, …}, "crc": "…"}
     {"line": 6, "end": "FINISHED", "crc": "…"}
 
-`code` is the fingerprint of the code that the attempt began with, `after` the journal of the
-previous attempt. Each line has a number and a checksum (lines.py), by which damaged lines are
-recognised; mending.py repairs them.
+`crc` is the CRC-32 of the journal's id and the line before the field. It reveals
+changed lines and lines of other journals; the numbers reveal lines that are missing, there twice or
+out of place. Half a line at the end is not damage: a process was killed while it was writing, and
+the next one cuts it off. All other damage is refused.
 
 Times are milliseconds since 1970. Thanks to them, sending a point again is harmless: MLflow stores
 a point with the same step, value and time only once. Steps that are repeated, because the job was
@@ -26,33 +25,31 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 from uuid import uuid4
 
-from labjobs import files, layout
+from labjobs import layout
 from labjobs.errors import JobError
 from labjobs.files import opened, read_record, sealed
 from labjobs.machine import Reading
 
-# The lines of a journal, as text: sealed, numbered, and read while another process may be writing.
-#
-#     {"line": 3, "time": 1767225600000, "step": 12, "metrics": {"lr": 0.1}, "crc": "0c85d0bb"}
-#
-# `crc` is the CRC-32 of the journal's id and the line before the field. So changed lines and lines
-# of other journals are noticed; the numbers reveal lines that are missing, duplicated or out of
-# place. The field comes last, so that a line is plain JSON for every reader, and costs a
-# microsecond.
-
-MENDS = "the job's own command mends it"
-
 SEAL = b', "crc": "%08x"}\n'
 """The end of a line."""
+
+CRC = slice(-len(b'%08x"}\n' % 0), -len(b'"}\n'))
+"""Where a line has its checksum."""
+
+WAY_OUT = "--force starts the job over"
 
 
 class Damaged(JobError):
     """A file of a job was damaged after it was written."""
+
+
+def now() -> int:
+    """Return the time of a metric, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 def seed_of(journal: str) -> int:
@@ -103,21 +100,21 @@ def count(path: Path) -> int:
 
 class Reader:
     """The reading end, while the job may be writing. `start` and `line` are the journal's first
-    line and the number of the last one that was read."""
+    line and the number of the last one that was read, `end` the bytes up to there."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._end, self._seed = file, 0, 0
+        self._file, self._seed = file, 0
         self.start: dict[str, Any] = {}
-        self.line = 0
+        self.line = self.end = 0
 
     def read(self) -> list[dict[str, Any]]:
         """Return the whole lines that have come since. Raises Damaged at a line that is not
         valid."""
         lines = []
-        self._file.seek(self._end)
+        self._file.seek(self.end)
         while (line := self._file.readline()).endswith(b"\n"):
             lines.append(self._checked(line))
-            self._end += len(line)
+            self.end += len(line)
         return lines
 
     def _checked(self, line: bytes) -> dict[str, Any]:
@@ -125,169 +122,48 @@ class Reader:
             self.start = start_in(line)
             self._seed = seed_of(self.start.get("journal", ""))
         found = decoded(line, self._seed)
-        if not found or not self.start or found["line"] - found.get("lost", 1) != self.line:
-            raise Damaged(f"{layout.JOURNAL} is damaged at line {self.line + 1}; {MENDS}")
-        self.line = found["line"]
+        if not self.start or found.get("line") != self.line + 1:
+            raise Damaged(f"{layout.JOURNAL} is damaged at line {self.line + 1}; {WAY_OUT}")
+        self.line += 1
         return found
-
-
-# A damaged journal is repaired before a job continues with it, and the damage is reported. Whole
-# lines are put in order, and each is kept once. Everything else goes to `metrics.damaged`. Missing
-# lines are replaced by one line with the number of the last of them, so that the numbers of the
-# other lines do not change:
-#
-#     {"line": 7, "lost": 3, "crc": "…"}
-#
-# The start of a journal is in settings.json too, and the number of lines is in the files that were
-# written later. Half a line at the end is not damage: a process was killed while it was writing.
-
-ASIDE = "metrics.damaged"
-
-
-class Mended(NamedTuple):
-    """A journal that is whole: its start, and the number of its last line. `lost` has the first and
-    last numbers of missing lines; `damage` says what has just been repaired. The last step of each
-    metric, and if lines are gone, (name, step) of each point; the tags.
-    """
-
-    start: dict[str, Any]
-    last: int
-    lost: list[tuple[int, int]]
-    damage: str
-    last_steps: dict[str, int]
-    points: set[tuple[str, int]]
-    tags: dict[str, str]
-
-
-class _Sorted(NamedTuple):
-    """The lines in a journal's file."""
-
-    whole: dict[int, bytes]
-    said: dict[int, dict[str, Any]]
-    foreign: list[bytes]
-    known_lost: int
-    last: int
-
-
-def mend(folder: Path, **begins: Any) -> Mended:
-    """Make a job's journal whole; `begins` is what the first line of a new journal says, besides
-    its id.
-
-    Raises OSError if it cannot be read or written.
-    """
-    path = folder / layout.JOURNAL
-    *ended, half = (path.read_bytes() if path.exists() else b"").split(b"\n")
-    start = _start(folder, ended) or {"journal": uuid4().hex, **begins}
-    found = _sort(ended, seed_of(start["journal"]), expected(folder, start["journal"]))
-    text, lost = _in_order(found, start)
-    damage = ""
-    if text != b"".join(line + b"\n" for line in ended):
-        damage = _about(found, lost)
-        with (folder / ASIDE).open("ab") as aside:
-            aside.writelines(found.foreign)
-        files.write(path, lambda file: file.write(text))
-    elif half:
-        os.truncate(path, len(text))
-    points = _points(found.said, bool(lost))
-    return Mended(start, found.last, lost, damage, *points, _tags(found.said))
-
-
-def _tags(said: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for number in sorted(said):
-        found |= said[number].get("tags", {})
-    return found
-
-
-def _start(folder: Path, ended: Sequence[bytes]) -> dict[str, Any]:
-    """The start of the journal, from settings.json or else from one of its lines."""
-    noted = record_of(folder, layout.SETTINGS).get("journal")
-    return noted or next(filter(None, (start_in(line + b"\n") for line in ended)), {})
-
-
-def _sort(ended: Sequence[bytes], seed: int, expected: int) -> _Sorted:
-    whole: dict[int, bytes] = {}
-    said: dict[int, dict[str, Any]] = {}
-    foreign: list[bytes] = []
-    known_lost = last = unreadable = 0
-    for line in (each + b"\n" for each in ended):
-        if not (content := decoded(line, seed)):
-            foreign.append(line)
-            unreadable += 1  # lines that were the last, if known
-            continue
-        unreadable, number = 0, content["line"]
-        last = max(last, number)
-        if "lost" in content:
-            known_lost += content["lost"]
-        else:
-            whole[number], said[number] = line, content
-    return _Sorted(whole, said, foreign, known_lost, max(last + unreadable, expected))
-
-
-def _in_order(found: _Sorted, start: Mapping[str, Any]) -> tuple[bytes, list[tuple[int, int]]]:
-    """The text of a whole journal, and the first and last of lines that are gone."""
-    seed, whole = seed_of(start["journal"]), dict(found.whole)
-    if found.last and 1 not in whole:
-        whole[1] = encoded(1, json.dumps({"start": start}), seed)
-    parts, lost = [], []
-    for before, number in pairwise([0, *sorted(whole), found.last + 1]):
-        if number - before > 1:
-            lost.append((before + 1, number - 1))
-            gone = json.dumps({"lost": number - before - 1})
-            parts.append(encoded(number - 1, gone, seed))
-        parts.append(whole.get(number, b""))
-    return b"".join(parts), lost
-
-
-def _about(found: _Sorted, lost: Sequence[tuple[int, int]]) -> str:
-    """What is wrong with a journal, in one line."""
-    gone = sum(last - first + 1 for first, last in lost) - found.known_lost
-    what = f"{gone} of its {found.last} lines" if gone > 0 else "nothing"
-    aside = f"; what was not in order is kept in {ASIDE}" if found.foreign else ""
-    return f"{layout.JOURNAL} was damaged and has lost {what}{aside}"
-
-
-def _points(
-    said: Mapping[int, Mapping[str, Any]], lost: bool
-) -> tuple[dict[str, int], set[tuple[str, int]]]:
-    points = [(line["step"], name) for line in said.values() for name in line.get("metrics", ())]
-    last_steps = {name: step for step, name in sorted(points)}
-    return last_steps, {(name, step) for step, name in points} if lost else set()
-
-
-def now() -> int:
-    """The time of a metric, in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 class Journal:
     """The writing end, in the training process; several threads may write at once.
 
-    An existing journal is repaired; `damage` says in one line what was wrong with it. `log_every`
-    is that of the first attempt, so that the curve stays one curve. `lines` is the last number,
-    `tags_before` the tags of the processes before this one.
+    An existing journal is continued, and keeps the `log_every` of the first attempt, so that the
+    curve stays one curve. `lines` is the last number, `tags_before` the tags of the processes
+    before this one. Raises Damaged for a journal that is not whole, and OSError.
     """
 
-    def __init__(self, folder: Path, log_every: int | str, code: str = "", after: str = "") -> None:
-        found = mend(folder, log_every=log_every, code=code, after=after)
-        self.start, self.log_every = found.start, found.start["log_every"]
-        self.damage, self._lost = found.damage, found.lost
-        self.lines = self._before = found.last
-        self._last, self._there = found.last_steps, found.points
-        self.tags_before = found.tags
+    def __init__(self, folder: Path, log_every: int | str) -> None:
+        path = folder / layout.JOURNAL
+        self._last_steps: dict[str, int] = {}
+        self.tags_before: dict[str, str] = {}
+        self._seals = [0]  # of the journal's first lines: none, one, two, …
+        path.touch()
+        with path.open("rb") as file:
+            reader = Reader(file)
+            for line in reader.read():
+                self._last_steps |= dict.fromkeys(line.get("metrics", ()), line.get("step", 0))
+                self.tags_before |= line.get("tags", {})
+                self._seals.append(zlib.crc32(line["crc"].encode(), self._seals[-1]))
+        _check(folder, reader)
+        os.truncate(path, reader.end)  # half a line, which a killed process left
+
+        self.lines, self._seal = reader.line, self._seals[-1]
+        self.start = reader.start or {"journal": uuid4().hex, "log_every": log_every}
+        self.log_every = self.start["log_every"]
         self._seed = seed_of(self.start["journal"])
-        self._file = (folder / layout.JOURNAL).open("ab", buffering=0)
+        self._file = path.open("ab", buffering=0)
         self._unwritten, self._one_thread = b"", threading.Lock()
         self._write({"start": self.start})
-        if self.damage:
-            self.tags({"damaged": self.damage})
-            self.files([f"logged/{file.name}" for file in sorted(folder.glob("logged/*"))])
         self.flush()
 
     @property
     def has_points(self) -> bool:
         """Whether the journal has metrics of any step."""
-        return bool(self._last)
+        return bool(self._last_steps)
 
     def metrics(
         self,
@@ -298,11 +174,11 @@ class Journal:
     ) -> None:
         """Add the metrics of an optimizer step, at a time if not now; `of` so many steps in all.
 
-        The steps of a metric only increase, except where lines were lost; a point that exists
-        already is left out.
+        The steps of a metric only increase: what is there already is left out.
         """
-        new = {name: value for name, value in values.items() if self._is_new(name, step)}
+        new = {name: v for name, v in values.items() if step > self._last_steps.get(name, -1)}
         if new:
+            self._last_steps |= dict.fromkeys(new, step)
             total = {} if of is None else {"of": of}
             self._write({"time": at or now(), "step": step, **total, "metrics": new})
 
@@ -318,20 +194,18 @@ class Journal:
         """Add what a process has used by now (costs.py)."""
         self._write({"cost": {"process": process, **reading}})
 
-    def go_on_from(self, count: int) -> str:
-        """Report, in the run too, what happens about lost lines; empty if none were lost.
+    @property
+    def mark(self) -> tuple[int, int]:
+        """The number of lines, and a checksum of them all, for a checkpoint to keep."""
+        with self._one_thread:
+            return self.lines, self._seal
 
-        Training goes on from a checkpoint that was made when there were `count` lines.
-        """
-        if count > self._before:
-            self.damage = f"the end of {layout.JOURNAL} is lost"
-        elif not (self.damage and self._lost):
-            return ""
-        passed = count > self._before or any(first <= count for first, _ in self._lost)
-        what = "missing in the curves" if passed else "measured again"
-        about = f"what was lost is {what}"
-        self.tags({"damaged": f"{self.damage}; {about}"})
-        return about
+    def check_reaches(self, mark: Sequence[int]) -> None:
+        """Raise Damaged unless the lines of earlier attempts begin with those that there were when
+        a checkpoint was made. A process that follows another one has a journal without any."""
+        lines, seal = mark
+        if len(self._seals) > 1 and [seal] != self._seals[lines : lines + 1]:
+            raise _lost("end")
 
     def flush(self) -> None:
         """Pass what was added to the operating system; from then on it outlives this process.
@@ -356,13 +230,20 @@ class Journal:
         text = json.dumps(line)
         with self._one_thread:
             self.lines += 1
-            self._unwritten += encoded(self.lines, text, self._seed)
+            written = encoded(self.lines, text, self._seed)
+            self._seal = zlib.crc32(written[CRC], self._seal)
+            self._unwritten += written
 
-    def _is_new(self, name: str, step: int) -> bool:
-        last = self._last.get(name, -1)
-        if step <= last and (not self._lost or (name, step) in self._there):
-            return False
-        self._last[name] = max(step, last)
-        if self._lost:
-            self._there.add((name, step))
-        return True
+
+def _check(folder: Path, reader: Reader) -> None:
+    """Raise Damaged if a journal is not the one that other files of its attempt know of."""
+    noted = record_of(folder, layout.SETTINGS).get("journal", reader.start)
+    continues = any((folder / name).exists() for name in layout.CHECKPOINTS)
+    if noted != reader.start or (continues and not reader.line):
+        raise _lost("beginning")
+    if reader.line < expected(folder, reader.start.get("journal", "")):
+        raise _lost("end")
+
+
+def _lost(part: str) -> Damaged:
+    return Damaged(f"the {part} of {layout.JOURNAL} is lost; {WAY_OUT}")

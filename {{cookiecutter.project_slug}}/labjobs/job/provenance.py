@@ -18,8 +18,7 @@ from typing import BinaryIO
 
 from labjobs import files, installation, privacy
 from labjobs.files import CODE
-from labjobs.job import reads
-from labjobs.job.reads import of_text
+from labjobs.job.data_evidence import aside, of_text
 
 FROZEN = ".version.json"
 """The file in a copy of the code that says what was copied."""
@@ -33,7 +32,10 @@ LARGEST = 1_000_000
 def tags() -> dict[str, str]:
     """Return commit (`none` outside git), dirtiness, host, template and versions, as tags of a
     run."""
-    versions = {"python": platform.python_version(), **_versions(*PACKAGES)}
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
     return {
         "commit": version()["commit"] or "none",
         "dirty": str(bool(version()["changes"])).lower(),
@@ -41,15 +43,6 @@ def tags() -> dict[str, str]:
         "template": installation.version(),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
     }
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    """Return the versions of these packages; without one whose metadata is missing."""
-    found = {}
-    for package in packages:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
 
 
 @cache
@@ -91,8 +84,10 @@ def _changes() -> str:
         plain = ("--no-ext-diff", "--no-textconv", "--no-color")  # textconv can decrypt
         without = [f":(exclude,literal){name}" for name in closed]
         diff = _git("diff", "HEAD", *plain, "--", ".", *without, index=copy)
-    left_out = _named("may hold secrets", closed) + _named(f"above {LARGEST} bytes", large)
-    return left_out + privacy.scrub(diff.decode(errors="replace"), code=True)
+    # Lines that `git apply` skips.
+    left_out = [("may hold secrets", closed), (f"above {LARGEST} bytes", large)]
+    lines = [f"# left out ({why}): {', '.join(map(json.dumps, n))}\n" for why, n in left_out if n]
+    return "".join(lines) + privacy.scrub(diff.decode(errors="replace"), code=True)
 
 
 def is_closed(name: str) -> bool:
@@ -111,11 +106,6 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _named(why: str, files: list[str]) -> str:
-    """A line of a diff that names files; one that `git apply` skips."""
-    return f"# left out ({why}): {', '.join(map(json.dumps, files))}\n" if files else ""
-
-
 def _git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
     """What a git command prints; empty if there is no git or no repository."""
     env = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
@@ -126,12 +116,10 @@ def _git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
     return done.stdout
 
 
-# Which files are the project's code: in a git repository, the tracked files and new files that are
-# not ignored; otherwise, the files next to the scripts and the folders that contain Python files.
-
-
 def paths() -> set[Path]:
-    """Return the paths of the code's files, from its folder."""
+    """Return the paths of the code's files, from its folder: in a git repository, the tracked files
+    and new files that are not ignored; otherwise, the files next to the scripts and the folders
+    that contain Python files."""
     listed = names("ls-files", "--cached", "--others", "--exclude-standard")
     found = {Path(name) for name in listed}
     if Path("run.py") not in found:  # no repository, or one that ignores the project
@@ -174,7 +162,7 @@ def keep_copies(runs_root: Path) -> dict[str, str]:
 def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
     """The path of each copy, and the function that writes it; the code is that of the first
     call."""
-    with reads.aside():
+    with aside():
         code, installed = dict(_code()), "".join(_installed())
         engine = {name: data.decode() for name, data in sorted(installation.content().items())}
     return {

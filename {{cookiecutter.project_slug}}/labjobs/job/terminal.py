@@ -8,15 +8,13 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Never
 
 from tqdm import tqdm
 
-# How signals end a job: immediately or, while it trains, between two steps. The signals are Ctrl-C
-# (INT), a closed terminal (HUP), TERM, and USR1, with which Slurm warns that a job is about to end.
-#
-# A training loop that ended anywhere would leave a half-done step behind, which no checkpoint could
-# hold. So it holds signals back, and checks for them where the state is consistent.
+# How signals end a job: immediately or, while it trains, between two steps, since no checkpoint
+# could hold a half-done step. The signals are Ctrl-C (INT), a closed terminal (HUP), TERM, and
+# USR1, with which Slurm warns that a job is about to end.
 
 SIGNALS = [
     number
@@ -99,30 +97,20 @@ BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}]"
 """tqdm's own format without the time left, since tqdm ignores evaluations; report.py has it."""
 
 
-class Progress:
-    """A bar over the optimizer steps of a job, from those done before; nothing where the output is
-    not a terminal."""
-
-    def __init__(self, steps: int | None, quiet: bool, done: int) -> None:
-        self._bar = tqdm(
-            total=steps,
-            initial=done,
-            unit="step",
-            disable=quiet or not sys.stdout.isatty(),
-            file=sys.stdout,
-            leave=False,
-            dynamic_ncols=True,
-            mininterval=0.5,
-            bar_format=BAR,
-        )
-
-    def step(self) -> None:
-        """One optimizer step was queued."""
-        self._bar.update()
-
-    def close(self) -> None:
-        """Take the bar away."""
-        self._bar.close()
+def progress_bar(steps: int | None, quiet: bool, done: int) -> "tqdm[Never]":
+    """Return a bar over the optimizer steps of a job, from those done before; it shows nothing
+    where the output is not a terminal."""
+    return tqdm(
+        total=steps,
+        initial=done,
+        unit="step",
+        disable=quiet or not sys.stdout.isatty(),
+        file=sys.stdout,
+        leave=False,
+        dynamic_ncols=True,
+        mininterval=0.5,
+        bar_format=BAR,
+    )
 
 
 class Terminal(logging.Handler):

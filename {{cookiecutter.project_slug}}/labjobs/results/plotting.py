@@ -13,6 +13,7 @@ from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted
 from labjobs.results import figure_files, figures, groups, style, tables
 from labjobs.results.metrics import NoResults, chooser, declared
+from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
 if TYPE_CHECKING:

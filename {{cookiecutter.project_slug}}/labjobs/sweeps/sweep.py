@@ -23,7 +23,7 @@ from labjobs.cli.flags import option
 from labjobs.distributed import ranks
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
-from labjobs.job import inputs, provenance, terminal
+from labjobs.job import attempts, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, slurm, states
 from labjobs.sweeps.gpus import Slot
@@ -236,7 +236,7 @@ def _check_left(left: list[Entry], entries: list[Entry], flags: argparse.Namespa
     named = {entry.job.id for entry in entries}
 
     def act(entry: Entry) -> None:
-        inputs.check(entry.job.settings, entry.job.runs_root, named)
+        attempts.check_inputs(entry.job.settings, entry.job.runs_root, named)
         ranks.check(entry.job.settings, entry.job.runtime, flags.gpus_per_job)
 
     grid.each(left, act, of=len(entries))

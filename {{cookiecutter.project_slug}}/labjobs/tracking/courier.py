@@ -261,19 +261,18 @@ class Delivery:
     def __init__(self, folder: Path, meter: Meter | None = None) -> None:
         about = journal.record_of(folder, layout.SETTINGS)
         if not about:
-            raise Damaged(f"settings.json is damaged or missing; {journal.MENDS}")
+            raise Damaged(f"settings.json is damaged or missing; {journal.WAY_OUT}")
         self._folder, self._meter = folder, meter
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._unsent: list[Line] = []
-        self._mended = False
         self.status, self.gpu = "", ""
         self.read()
         if not self._unsent:
-            raise Damaged(f"{layout.JOURNAL} is empty; {journal.MENDS}")
+            raise Damaged(f"{layout.JOURNAL} is empty; {journal.WAY_OUT}")
         self._journal = str(self._reader.start["journal"])
         if self._reader.line < journal.expected(folder, self._journal):
-            raise Damaged(f"the end of {layout.JOURNAL} is lost; {journal.MENDS}")
+            raise Damaged(f"the end of {layout.JOURNAL} is lost; {journal.WAY_OUT}")
         self._run = Run(folder, about, self._journal)
         self._is_open = False
 
@@ -286,7 +285,6 @@ class Delivery:
                 self.status, self.gpu = "", ""  # the last attempt's
             self.status = line.get("end", self.status)
             self.gpu = line.get("tags", {}).get("gpu", self.gpu)
-            self._mended |= "lost" in line
 
     def send(self, over: bool = False) -> None:
         """Send what has been read; while the job is running, also the machine's counters, and if it
@@ -298,7 +296,7 @@ class Delivery:
             self._run.beat()
             if self._unsent:
                 os.fsync(self._file.fileno())  # what is sent must not be written a second time
-                self._run.log(self._unsent, self._mended)
+                self._run.log(self._unsent)
                 names = [name for line in self._unsent for name in line.get("files", ())]
                 self._run.add(self._folder, names)
                 self._unsent = []

@@ -82,7 +82,6 @@ class Run:
         self._experiment = prepare()
         self._client = client()
         self._beaten = 0.0
-        self._stored: dict[str, set[int]] = {}
         self._artifacts = ""
         self._settle()
         if not self.id:
@@ -102,19 +101,14 @@ class Run:
             self._client.set_tag(self.id, "heartbeat", str(time.time()))
             self._beaten = time.monotonic()
 
-    def log(self, lines: Sequence[Line], mended: bool = False) -> None:
-        """Send journal lines: metrics with the journal's own times, and tags.
-
-        If the journal was `mended`, steps that the store already has are left out, because lost
-        points were measured again, at another time.
-        """
+    def log(self, lines: Sequence[Line]) -> None:
+        """Send journal lines: metrics with the journal's own times, and tags."""
         from mlflow.entities import Metric, RunTag
 
         points = [
             Metric(name, value, line["time"], line["step"])
             for line in lines
             for name, value in line.get("metrics", {}).items()
-            if not (mended and line["step"] in self._steps(name))
         ]
         for start in range(0, len(points), BATCH):
             self._client.log_batch(self.id, metrics=points[start : start + BATCH])
@@ -181,13 +175,6 @@ class Run:
         except OSError:
             return False
         return True
-
-    def _steps(self, name: str) -> set[int]:
-        """The steps of a metric that the store had at the first call."""
-        if name not in self._stored:
-            history = self._client.get_metric_history(self.id, name)
-            self._stored[name] = {point.step for point in history}
-        return self._stored[name]
 
     def _all(self) -> "list[StoredRun]":
         """The runs of this attempt and of others with its code or owner, the oldest first."""

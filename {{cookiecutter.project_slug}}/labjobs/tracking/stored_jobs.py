@@ -25,7 +25,8 @@ from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import CODE, PROJECT
-from labjobs.job import code_evidence, data_evidence, identity, inputs
+from labjobs.job import code_evidence, data_evidence, identity
+from labjobs.job.attempts import name_input, present_code
 from labjobs.tracking import courier, mlflow_client
 from labjobs.tracking.mlflow_client import (
     AWAY,
@@ -393,7 +394,7 @@ def name_all(attempts: Iterable[StoredJob]) -> None:
     for job_id, job in {attempt["job_id"]: attempt for attempt in attempts}.items():
         with suppress(SettingsError, ValueError):  # settings of older code; a rule in __post_init__
             kind = identity.read(script_of(job)).settings
-            inputs.input_name(job_id, _settings_of(job, kind), script_of(job))
+            name_input(job_id, _settings_of(job, kind), script_of(job))
 
 
 def script_of(job: StoredJob) -> str:
@@ -405,7 +406,7 @@ def _present(job: StoredJob, kind: type[Any]) -> Fingerprint | None:
     """The present code of a job; None if today's settings cannot express the job."""
     with suppress(SettingsError):
         runs_root = folder_of(job["tags"].get("job_folder", "")).parent.parent
-        return inputs.present(_settings_of(job, kind), script_of(job), runs_root)
+        return present_code(_settings_of(job, kind), script_of(job), runs_root)
     return None
 
 

@@ -19,7 +19,7 @@ from labjobs.cli import flags
 from labjobs.cli.flags import as_text
 from labjobs.errors import JobError, SettingsError
 from labjobs.files import write_record
-from labjobs.job import attempts, inputs, journal
+from labjobs.job import attempts, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, identity
 from labjobs.job.runtime import LENGTHS
@@ -223,7 +223,7 @@ class Beginning:
         given, folder = self._given, self._folder
         if not given or not given.last or not (attempt := self._attempt):
             return
-        known = inputs.settings_of(given.job, self._root)
+        known = attempts.settings_of(given.job, self._root)
         if not known or (attempts.has_checkpoint(folder.path) and not folder.runtime.force):
             return
         before, script = known
@@ -260,7 +260,7 @@ class Beginning:
         if content["best"]:
             content["best"]["settings"] = identity(self._folder.settings)
         log.info("continuing job %s after %d steps", self._given.job, position["step"])
-        return {**content, "lines": 0}
+        return {**content, "lines": (0, 0)}
 
     def note_end(self, trained: Trained) -> None:
         """Record how long the job has trained, and whether a longer one could continue."""
@@ -278,12 +278,12 @@ class Beginning:
 
     @property
     def _root(self) -> Path:
-        return inputs.runs_root(self._folder.runs_root)
+        return attempts.runs_root(self._folder.runs_root)
 
     @property
     def _attempt(self) -> Path | None:
         """The other job's attempt; None if that job has not run yet, as when a sweep is checked."""
-        return inputs.attempt_at(self._given.job, self._root) if self._given else None
+        return attempts.finished_at(self._given.job, self._root) if self._given else None
 
     def _best_of(self, attempt: Path) -> dict[str, dict[str, Tensor]]:
         if not (attempt / layout.BEST).exists():

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from labjobs.errors import JobError, SettingsError
-from labjobs.job.terminal import Progress, as_line, duration, log
+from labjobs.job.terminal import as_line, duration, log, progress_bar
 from labjobs.settings import Span
 
 # Parts of a training loop that can be saved and restored.
@@ -283,11 +283,11 @@ class Report:
         self._position = position
         self._steps = 0  # that this process has taken
         self._first = 0.0, 1.0  # when its first evaluation was over, and how much was done then
-        self._bar = Progress(position.length.total, quiet, done=position.step)
+        self._bar = progress_bar(position.length.total, quiet, done=position.step)
 
     def step(self) -> None:
         """One optimizer step was queued."""
-        self._bar.step()
+        self._bar.update()
         self._steps += 1
 
     def show(

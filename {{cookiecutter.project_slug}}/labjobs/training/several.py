@@ -21,7 +21,7 @@ from labjobs.data.batches import Batches
 from labjobs.data.order import slice_of
 from labjobs.distributed.collectives import Processes, is_divided
 from labjobs.errors import JobError, SettingsError
-from labjobs.job import reads
+from labjobs.job import data_evidence
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import log
 from labjobs.training import loop
@@ -126,7 +126,7 @@ class JobOfSeveral(Job[S]):
 
     def finish(self, results: Metrics) -> dict[str, float]:
         """Log the results, which all processes have the same of."""
-        reads.sync()  # process 0 collects what all have read
+        data_evidence.sync()  # process 0 collects what all have read
         self._check_same(results)
         return super().finish(results)
 

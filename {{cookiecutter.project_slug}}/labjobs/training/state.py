@@ -19,7 +19,7 @@ from labjobs import layout
 from labjobs.errors import JobError
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import shown
-from labjobs.job import attempts, code_evidence, data_evidence, inputs, journal
+from labjobs.job import attempts, code_evidence, data_evidence, journal
 from labjobs.job.identity import DEFAULT, restore
 from labjobs.job.terminal import log
 from labjobs.training import checkpoints
@@ -64,7 +64,7 @@ class TrainingState:
         states = {name: self._state_of(name) for name in self._parts}
         models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
         content = self._content(states | dict(changed or {}))
-        content |= {"best": self.best, "lines": self._journal.lines}
+        content |= {"best": self.best, "lines": self._journal.mark}
         self._journal.flush()
         self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
         finite = {name: content["parts"][name] for name in models}
@@ -91,12 +91,12 @@ class TrainingState:
         """Continue from the newest whole checkpoint, or else from what `other` returns, if that is
         not empty.
 
-        Raises JobError for a checkpoint that does not fit the code.
+        Raises JobError for a checkpoint that does not fit the code or the journal.
         """
         content = self._read() or other()
         if not content:
-            self._journal.go_on_from(0)
             return
+        self._journal.check_reaches(content["lines"])
         for name, part in self._parts.items():
             if name not in content.get("parts", {}):
                 log.warning("the checkpoint has no %s, which starts from its initial state", name)
@@ -108,8 +108,6 @@ class TrainingState:
                     f"its checkpoint does not fit the code ({name}: {_first_line(error)}); "
                     f"--force starts over, or delete {shown(self._folder)}"
                 ) from error
-        if lost := self._journal.go_on_from(content.get("lines", 0)):
-            log.warning("%s", lost)
         if content.get("best"):
             self.keep_best(content["best"])
 
@@ -194,7 +192,7 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     what the job's were.
     """
     _, settings, kept, change = _chosen(job_id, kind, runs_root)
-    inputs.refuse(job_id, change)
+    attempts.refuse_input(job_id, change)
     if change:
         warnings.warn(f"job {job_id} is from {change}", stacklevel=3)
     return Best(settings, kept["spec"], kept["models"], kept["metrics"])
@@ -210,7 +208,7 @@ def _chosen(
 ) -> tuple[Path, S, dict[str, Any], str]:
     """The attempt whose weights count, the job's settings, what best.pt holds, and how the code or
     the data has changed since."""
-    job = (runs_root or inputs.runs_root()) / job_id
+    job = (runs_root or attempts.runs_root()) / job_id
     found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
     if not found:
         line = f"{shown(job)}/*/best.pt: not found; the job has kept no weights"
@@ -219,7 +217,7 @@ def _chosen(
     kept = _opened(found[-1])
     settings = restore(kind, kept["settings"])
     script = journal.record_of(found[-1], layout.SETTINGS).get("script", DEFAULT)
-    present = inputs.present(settings, script, job.parent)
+    present = attempts.present_code(settings, script, job.parent)
     changes = [_change(path, present) for path in found]
     of_present = [path for path, change in zip(found, changes, strict=True) if not change]
     if not of_present or of_present[-1] == found[-1]:
