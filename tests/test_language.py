@@ -476,8 +476,8 @@ LAYERS = """
 import json
 import torch
 import models, run
-from labjobs.training.forward import Prepared
-from labjobs.training.precision import Precision
+from labjobs.training.compilation import Prepared
+from labjobs.devices import Precision
 from settings import Settings
 
 codes = []

@@ -12,7 +12,7 @@ from labjobs.devices import Precision
 from labjobs.errors import SettingsError
 from labjobs.job.runtime import Compile
 from labjobs.training import compilation
-from labjobs.training.forward import Prepared
+from labjobs.training.compilation import Prepared
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from toy import STEPS, Loop, forward

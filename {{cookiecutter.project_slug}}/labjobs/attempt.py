@@ -124,13 +124,9 @@ class Attempt(Generic[S]):
 
     def _job(self) -> "Job[S]":
         # Imports torch, as the script has done by now.
-        if self.processes:
-            from labjobs.training.several import JobOfSeveral
-
-            return JobOfSeveral(self._folder, self.processes, self.place[0])
         from labjobs.training.loop import Job
 
-        return Job(self._folder)
+        return Job(self._folder, processes=self.processes, shared=self.place[0])
 
     def _explained(self, error: Exception) -> Exception:
         """The error or, if another process of the job could not be reached, why that process

@@ -20,7 +20,8 @@ from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Paused
 from labjobs.sources import Place
-from labjobs.training.loop import Count, Job
+from labjobs.training.loop import Job
+from labjobs.training.optim import Count
 from labjobs.training.progress import Length, Part, Position
 
 # The job of a trial: the student's own job, but with few steps and few examples.

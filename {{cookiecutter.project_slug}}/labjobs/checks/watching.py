@@ -44,7 +44,7 @@ from labjobs.data.streams import is_stream
 from labjobs.devices import GlobalStreams
 from labjobs.job.folder import JobFolder
 from labjobs.sources import Place, is_students
-from labjobs.training.loop import Count
+from labjobs.training.optim import Count
 from labjobs.training.progress import Part
 
 # Does each parameter of the models that are trained get a gradient, and change?

@@ -1,6 +1,7 @@
-"""Tensors of which each process of a job holds a part (--shard), in code that meets others as well.
+"""What the processes of one job exchange: small values between hosts, and tensors.
 
-Nothing here imports what torch has for them, which takes a second.
+Small values go through gloo, tensors on a CUDA GPU through NCCL. All processes make the same calls
+in the same order, from the main thread. Source: docs.pytorch.org/docs/stable/distributed.html.
 """
 
 import atexit
@@ -19,15 +20,9 @@ from torch import distributed as dist
 
 from labjobs import exit_status
 from labjobs.distributed import ranks
-from labjobs.distributed.ranks import First, Other
+from labjobs.distributed.ranks import ALONE, First, Other, Rank
 from labjobs.errors import PeerLost, first_line
 from labjobs.job.terminal import leave
-
-# What the processes of one job exchange: small values between hosts, and tensors.
-#
-# Small values go through gloo, tensors on a CUDA GPU through NCCL. All processes make the same
-# calls in the same order, from the main thread. Source:
-# docs.pytorch.org/docs/stable/distributed.html.
 
 BUCKET = 2**25
 """Bytes of tensors that are sent together, about."""
@@ -36,7 +31,6 @@ PATIENCE = timedelta(days=1)
 """How long a process waits for another one, such as while that downloads data. A process that has
 ended is noticed at once (distributed/ranks.py)."""
 
-
 STARTED = timedelta(minutes=10)
 """How long processes wait for each other at their start."""
 
@@ -44,8 +38,29 @@ _hosts: Any = None
 """The group of the job's processes that exchanges small values; None with one process."""
 
 
-class Processes:
-    """The processes of this job, connected with each other. `rank` is this one's, `label` the job's
+class Alone:
+    """The only process of a job, which has everything that several would exchange."""
+
+    rank: Rank = ALONE
+    first: First | None = None
+
+    def use(self, device: torch.device) -> None:
+        """Exchange tensors on this device from now on."""
+
+    def everyones(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by their number."""
+        return [value]
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of all processes' values, one by one."""
+        return list(values)
+
+    def wait(self) -> None:
+        """Return when all processes have come here."""
+
+
+class Processes(Alone):
+    """The processes of a job, connected with each other. `rank` is this one's, `label` the job's
     name for itself."""
 
     def __init__(self) -> None:
@@ -55,7 +70,6 @@ class Processes:
         global _hosts
         _hosts = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._tensors: Any = _hosts
-        self.first: First | None = None
         self.other: Other | None = None
         self._connect()
 
@@ -79,7 +93,10 @@ class Processes:
 
     def everyones(self, value: Any) -> list[Any]:
         """Return the values of all processes, by their number."""
-        return _everyones(value)
+        found: list[Any] = [None] * dist.get_world_size()
+        with _noticing():
+            dist.all_gather_object(found, value, group=_hosts)
+        return found
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest of all processes' values, one by one."""

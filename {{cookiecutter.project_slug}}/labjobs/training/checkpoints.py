@@ -13,7 +13,7 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,19 +22,15 @@ from torch import Tensor, nn
 from labjobs import devices
 from labjobs.distributed.collectives import gathered, is_divided
 from labjobs.errors import Diverged, JobError
-from labjobs.files import shown
+from labjobs.files import shown, sync_folder
+from labjobs.job.journal import Damaged
 
 MARK = b"sha256:"
 SEAL = len(MARK) + 64
 """Bytes of a seal."""
 
-
 PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.dtype, torch.device)
 """What torch.load reads with `weights_only`, besides tensors and containers of all these."""
-
-
-class Damaged(JobError):
-    """A checkpoint is not what was written."""
 
 
 def on_host(content: Any) -> Any:
@@ -45,26 +41,25 @@ def on_host(content: Any) -> Any:
     that are divided among processes are whole in process 0, and empty in the others.
     """
     ahead: set[torch.device] = set()
-    copy = _copied(content, ahead)
-    for device in ahead:
-        devices.wait_for_stream(device)
-    return copy
 
-
-def _copied(content: Any, ahead: set[torch.device]) -> Any:
-    """Have nested values copied, and add the devices whose copies may still be under way."""
-    if is_divided(content):
-        content = gathered(content)
-    if isinstance(content, torch.Tensor):
+    def copied(content: Any) -> Any:
+        if isinstance(content, dict):
+            return {key: copied(value) for key, value in content.items()}
+        if isinstance(content, list | tuple | set):
+            return type(content)(copied(value) for value in content)
+        if not isinstance(content, Tensor):
+            return content.item() if isinstance(content, np.generic) else content
+        if is_divided(content):
+            content = gathered(content)
         non_blocking = devices.runs_ahead(content.device)  # torch then pins the memory
         if non_blocking:
             ahead.add(content.device)
         return content.detach().to("cpu", copy=True, non_blocking=non_blocking)
-    if isinstance(content, dict):
-        return {key: _copied(value, ahead) for key, value in content.items()}
-    if isinstance(content, list | tuple | set):
-        return type(content)(_copied(value, ahead) for value in content)
-    return content.item() if isinstance(content, np.generic) else content
+
+    copy = copied(content)
+    for device in ahead:
+        devices.wait_for_stream(device)
+    return copy
 
 
 def check_plain(content: Any) -> None:
@@ -74,13 +69,13 @@ def check_plain(content: Any) -> None:
     elif type(content) in (list, tuple, set, torch.Size):
         for value in content:
             check_plain(value)
-    elif type(content) not in PLAIN and not isinstance(content, torch.Tensor | np.generic):
+    elif type(content) not in PLAIN and not isinstance(content, Tensor | np.generic):
         raise TypeError(f"a {type(content).__name__}")
 
 
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of a model's weights in the host's memory."""
-    copied: dict[str, torch.Tensor] = on_host(model.state_dict())
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of a model's weights in the host's memory."""
+    copied: dict[str, Tensor] = on_host(model.state_dict())
     return copied
 
 
@@ -153,22 +148,7 @@ def _check_seal(path: Path) -> None:
             raise Damaged(f"{path.name} is damaged; give the same command again")
 
 
-def sync_folder(folder: Path) -> None:
-    """See the new names onto the disk as well."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 # A thread that writes checkpoints while training goes on.
-
-
-class _Waiting(NamedTuple):
-    content: dict[str, Any]
-    models: Mapping[str, Mapping[str, Any]]
-    previous: Path | None
 
 
 class Writer:
@@ -176,7 +156,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoints")
-        self._waiting: dict[Path, _Waiting] = {}
+        self._waiting: dict[Path, tuple[Any, ...]] = {}
         self._tasks: list[Future[None]] = []
 
     @property
@@ -202,7 +182,7 @@ class Writer:
         call raises Diverged.
         """
         self._raise_failures()
-        self._waiting[path] = _Waiting(content, models, previous)
+        self._waiting[path] = content, models, previous
         self.act(partial(self._write_newest, path))
 
     def wait(self) -> None:

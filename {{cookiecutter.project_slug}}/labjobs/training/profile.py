@@ -34,8 +34,8 @@ from labjobs import devices, layout
 from labjobs.data.batches import Batches
 from labjobs.files import CODE, shown
 from labjobs.job.terminal import log
-from labjobs.training import compilation, profile_report, ranges
-from labjobs.training.forward import Prepared
+from labjobs.training import compilation, probes, profile_report
+from labjobs.training.compilation import Prepared
 from labjobs.training.profile_report import Line, Reading, Watched, report
 
 # The calls of the student's forward functions while a job is profiled.
@@ -325,7 +325,7 @@ class Step(NamedTuple):
     examples: int
 
 
-class Profile:
+class Profile(probes.Watcher):
     """Watches a job's steps, and writes files into its folder, whose names `finished` is told.
 
     `parts` returns the models and optimizers of the loop, whatever else is among them.
@@ -448,7 +448,7 @@ class Profile:
             busy=min(1.0, events.on_gpu() / seconds) if gpu else None,
             copying=events.on_gpu("Memcpy HtoD") / seconds,
             flops=self._calls.flops(sum(step.examples for step in self._timed[-self._count :])),
-            peak=ranges.peak(device, precision),
+            peak=probes.peak(device, precision),
         )
 
     def _lines(self, events: Events) -> list[Line]:

@@ -10,7 +10,7 @@ import hashlib
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -25,52 +25,60 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor, zeros
 from torch.optim import SGD, Optimizer
 
 from labjobs import layout
 from labjobs.distributed.collectives import Processes, copiers, is_divided, own
-from labjobs.errors import JobError, SettingsError, first_line
-from labjobs.training.checkpoints import Damaged, sync_folder
-from labjobs.training.compilation import blocks
-from labjobs.training.optim import Muon
+from labjobs.errors import Diverged, JobError, SettingsError, first_line
+from labjobs.files import sync_folder
+from labjobs.job.journal import Damaged
+from labjobs.job.terminal import log
+
+Blocks = Callable[[nn.Module], Iterable[nn.Module]]
+"""From a network to its blocks, each of which is gathered by itself."""
 
 MUON = "--shard: Muon needs whole matrices; choose another --optimizer"
 
 
-def check(models: Mapping[str, nn.Module], optimizer: str) -> None:
-    """Raise SettingsError for a model that cannot be divided, or such an --optimizer."""
-    if optimizer == "muon":
-        raise SettingsError(MUON)
-    for name, model in models.items():
-        for weight_name, weight in model.named_parameters():
-            if not weight.ndim:
+def check(name: str, model: nn.Module, blocks: Blocks) -> None:
+    """Raise SettingsError for a model that cannot be divided."""
+    for weight_name, weight in model.named_parameters():
+        if not weight.ndim:
+            raise SettingsError(
+                f"--shard: {name}.{weight_name} is a single number, which cannot be divided; "
+                "give it a dimension, torch.zeros(1)"
+            )
+    owners: dict[int, nn.Module] = {}
+    for block in blocks(model):
+        for weight in block.parameters():
+            owners.setdefault(id(weight), block)
+    inside = {id(module): block for block in blocks(model) for module in block.modules()}
+    # A weight that a block shares with what is outside of it would be gathered and dropped twice.
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            if owners.get(id(weight)) is not inside.get(id(module)):
+                both = next(each for each, other in model.named_parameters() if other is weight)
                 raise SettingsError(
-                    f"--shard: {name}.{weight_name} is a single number, which cannot be divided; "
-                    "give it a dimension, torch.zeros(1)"
+                    f"--shard: {name}.{both} is shared by a block and another layer"
                 )
-        if both := _shared_by_blocks(model):
-            raise SettingsError(f"--shard: {name}.{both} is shared by a block and another layer")
 
 
-def divide(model: nn.Module, mesh: DeviceMesh) -> None:
+def divide(model: nn.Module, mesh: DeviceMesh, blocks: Blocks) -> None:
     """Divide a model's weights among the processes of a mesh, and put it on their devices.
 
     All processes have to have the same weights.
     """
     empty = _without_weights(model, torch.device("meta"))
-    _divide(model, mesh)
-    copiers[model] = partial(_copied, empty, mesh)
-
-
-def refuse(parts: Iterable[Any]) -> None:
-    """Raise SettingsError for an optimizer that needs whole weights."""
-    if any(isinstance(part, Muon) for part in parts):
-        raise SettingsError(MUON)
+    _divide(model, mesh, blocks)
+    copiers[model] = partial(_copied, empty, mesh, blocks)
 
 
 def prepare(optimizer: Optimizer) -> None:
-    """Let an optimizer of divided weights load a state that is not divided."""
+    """Let an optimizer of divided weights load a state that is not divided. Raises SettingsError
+    for one that needs whole weights."""
+    if getattr(optimizer, "needs_matrices", False):
+        raise SettingsError(MUON)
     optimizer.register_load_state_dict_pre_hook(_divided_optimizer)
     optimizer.register_load_state_dict_post_hook(_not_fused)  # a loaded state may say otherwise
     _not_fused(optimizer)
@@ -83,20 +91,13 @@ def _not_fused(optimizer: Optimizer) -> None:
             group["fused"] = False
 
 
-def held(content: Any) -> tuple[int, int]:
-    """Return the bytes of the divided tensors in nested values: of this process's part and of all
-    processes."""
-    found = [each for each in _tensors(content) if is_divided(each)]
-    return sum(own(each).nbytes for each in found), sum(each.nbytes for each in found)
-
-
 def part_of(whole: Tensor, divided: Any) -> Tensor:
     """Return a tensor divided like another one of its shape; each process takes its own part."""
     mesh, placements = divided.device_mesh, divided.placements
     return distribute_tensor(whole.to(divided.device), mesh, placements, src_data_rank=None)
 
 
-def _divide(model: nn.Module, mesh: DeviceMesh) -> None:
+def _divide(model: nn.Module, mesh: DeviceMesh, blocks: Blocks) -> None:
     for part in (*blocks(model), model):
         # The whole network drops its weights too: the EMA's, which has no backward pass, would
         # otherwise keep those of its first evaluation.
@@ -115,10 +116,10 @@ def _without_weights(model: nn.Module, device: torch.device) -> nn.Module:
     return deepcopy(model, made)
 
 
-def _copied(empty: nn.Module, mesh: DeviceMesh, model: nn.Module) -> nn.Module:
+def _copied(empty: nn.Module, mesh: DeviceMesh, blocks: Blocks, model: nn.Module) -> nn.Module:
     copy = _without_weights(empty, torch.device("cpu"))  # pages that nobody writes take no memory
     copy.train(model.training)
-    _divide(copy, mesh)
+    _divide(copy, mesh, blocks)
     theirs = (*model.parameters(), *model.buffers())
     for mine, other in zip((*copy.parameters(), *copy.buffers()), theirs, strict=True):
         own(mine).copy_(own(other))
@@ -155,36 +156,6 @@ def _can_be_divided(value: Any, like: Any) -> bool:
     return whole and is_divided(like) and value.shape == like.shape
 
 
-def _shared_by_blocks(model: nn.Module) -> str:
-    """The name of a weight that a block has in common with what is outside of it; or empty."""
-    found = [*blocks(model)]
-    inside = {id(each) for block in found for each in block.modules()}
-    outside = [each for each in model.modules() if id(each) not in inside]
-    owners: dict[int, int] = {}
-    for number, block in enumerate(found):
-        for weight in block.parameters():
-            if owners.setdefault(id(weight), number) != number:
-                return _name(model, weight)
-    for layer in outside:
-        for weight in layer.parameters(recurse=False):
-            if id(weight) in owners:
-                return _name(model, weight)
-    return ""
-
-
-def _name(model: nn.Module, weight: Tensor) -> str:
-    return next(name for name, each in model.named_parameters() if each is weight)
-
-
-def _tensors(content: Any) -> Iterator[Tensor]:
-    if isinstance(content, Tensor):
-        yield content
-    elif isinstance(content, dict):
-        yield from (found for value in content.values() for found in _tensors(value))
-    elif isinstance(content, list | tuple):
-        yield from (found for value in content for found in _tensors(value))
-
-
 # The divided tensors of a checkpoint, written by torch.distributed.checkpoint: each process writes
 # its part of them into a folder, `shards.…`.
 #
@@ -198,45 +169,87 @@ FIELD = "shards"
 MARK = "job.shard"
 """What stands in the place of a divided tensor."""
 
+MB = 1e6
+
 Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Makes a tensor to read into, of a shape and a number format."""
 
 
-def shards_taken_out(content: Any, found: dict[str, Tensor]) -> Any:
-    """Return nested values without their divided tensors, which are added to `found`."""
-    if is_divided(content):
-        name = str(len(found))
-        found[name] = content
-        return {MARK: name, "shape": tuple(content.shape), "dtype": content.dtype}
-    if isinstance(content, dict):
-        return {key: shards_taken_out(value, found) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return type(content)(shards_taken_out(value, found) for value in content)
-    return content
+class Shards:
+    """The divided tensors of a job's checkpoints, in folders in the attempt's `folder`."""
+
+    def __init__(self, folder: Path, processes: Processes, mesh: DeviceMesh) -> None:
+        self._folder, self._processes, self._mesh = folder, processes, mesh
+        self._kept: list[str] = []
+        """The folders of the last two checkpoints."""
+        self._held: tuple[int, int] | None = None
+
+    def write(self, parts: dict[str, Any], models: Mapping[str, nn.Module]) -> dict[str, Any]:
+        """Write the divided tensors of the parts' states; returns the fields of a checkpoint that
+        has the states without them. All processes call it.
+
+        Raises Diverged if the weights of a model are not finite, and OSError in all processes if
+        one cannot write.
+        """
+        for name, model in models.items():
+            bad = any(not own(weight).isfinite().all() for weight in model.parameters())
+            if self._processes.largest([float(bad)])[0]:
+                raise Diverged(f"weights of {name} are no longer finite; lower the learning rate")
+        found: dict[str, Tensor] = {}
+        plain = _taken_out(parts, found)
+        sizes = [(own(each).nbytes, each.nbytes) for each in found.values()]
+        self._held = sum(mine for mine, _ in sizes), sum(whole for _, whole in sizes)
+        record = self._save(found)
+        self._kept = [*self._kept[-1:], record["folder"]]
+        return {"parts": plain, FIELD: record}
+
+    def read(self, content: dict[str, Any], check: bool) -> dict[str, Any]:
+        """Return a checkpoint with its divided tensors, divided again. Raises Damaged if they are
+        not as they were written, as far as that is to be checked."""
+        if record := content.get(FIELD):
+            self._kept = [record["folder"]]
+        return filled(content, self._folder, self._make, check)
+
+    def clean(self, last: int = 2) -> None:
+        """Remove the folders of all checkpoints but the last ones."""
+        keep = self._kept[-last:]
+        for path in self._folder.glob(f"{layout.SHARDS}*"):
+            if path.name not in keep:
+                shutil.rmtree(path)
+
+    def tell_held(self) -> None:
+        """Say in the log how much of the weights and the optimizer's state each process holds. All
+        processes call it."""
+        everyones = self._processes.everyones(self._held)
+        if self._held:
+            self._held = None
+            parts = ", ".join(f"{mine / MB:.3g}" for mine, _ in everyones)
+            whole = everyones[0][1] / MB
+            log.info("--shard: of %.3g MB of state the processes hold %s MB", whole, parts)
+
+    def _save(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Write tensors into a new folder; returns what `filled` needs to find them."""
+        name = self._processes.tell(f"{layout.SHARDS}{token_hex(4)}")
+        path, number = self._folder / name, self._processes.rank.number
+        writer = FileSystemWriter(path, single_file_per_rank=True, sync_files=True)
+        self._processes.save(tensors, writer)
+        mine = [*path.glob(f"__{number}_*"), *([path / ".metadata"] if number == 0 else [])]
+        digests = self._processes.everyones({file.name: _digest(file) for file in mine})
+        if number == 0:
+            sync_folder(path)
+        return {"folder": name, "files": {k: v for found in digests for k, v in found.items()}}
+
+    def _make(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        made: Tensor = zeros(*shape, dtype=dtype, device_mesh=self._mesh, placements=[Shard(0)])
+        return made
 
 
-def save_shards(tensors: dict[str, Tensor], folder: Path, processes: Processes) -> dict[str, Any]:
-    """Write divided tensors into a new folder in this one; returns what `filled` needs to find
-    them. All processes call it. Raises OSError in all of them if one cannot write."""
-    name = processes.tell(f"{layout.SHARDS}{token_hex(4)}")
-    path = folder / name
-    writer = FileSystemWriter(path, single_file_per_rank=True, sync_files=True)
-    processes.save(tensors, writer)
-    number = processes.rank.number
-    mine = [*path.glob(f"__{number}_*"), *([path / ".metadata"] if number == 0 else [])]
-    digests = processes.everyones({file.name: _digest(file) for file in mine})
-    if number == 0:
-        sync_folder(path)
-    return {"folder": name, "files": {k: v for found in digests for k, v in found.items()}}
+def _whole(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
-def whole(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor that is not divided, to read into."""
-    return torch.empty(size, dtype=dtype)
-
-
-def filled_shards(
-    content: dict[str, Any], folder: Path, make: Make = whole, check: bool = True
+def filled(
+    content: dict[str, Any], folder: Path, make: Make = _whole, check: bool = True
 ) -> dict[str, Any]:
     """Return a checkpoint with its divided tensors, read from a folder in this one; by default as
     tensors that are not divided.
@@ -247,22 +260,11 @@ def filled_shards(
     if not record:
         return content
     path = folder / record["folder"]
-    if check:
-        _check(path, record["files"])
+    for name, digest in record["files"].items() if check else ():
+        if not (path / name).exists() or _digest(path / name) != digest:
+            raise Damaged(f"{path.name}/{name} is damaged; give the same command again")
     targets: dict[str, Tensor] = {}
     put_back: dict[str, Any] = _put_back(content, make, targets)
-    _read(targets, path)
-    return put_back
-
-
-def clean_shards(folder: Path, keep: set[str]) -> None:
-    """Remove the folders of checkpoints that are not to be kept."""
-    for path in folder.glob(f"{layout.SHARDS}*"):
-        if path.name not in keep:
-            shutil.rmtree(path)
-
-
-def _read(targets: dict[str, Tensor], path: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*in a single process")  # which is meant
@@ -270,6 +272,20 @@ def _read(targets: dict[str, Tensor], path: Path) -> None:
     except CheckpointException as error:
         cause = next((each for each, _ in error.failures.values()), error)
         raise Damaged(f"{path.name} cannot be read ({first_line(cause)})") from error
+    return put_back
+
+
+def _taken_out(content: Any, found: dict[str, Tensor]) -> Any:
+    """Nested values without their divided tensors, which are added to `found`."""
+    if is_divided(content):
+        name = str(len(found))
+        found[name] = content
+        return {MARK: name, "shape": tuple(content.shape), "dtype": content.dtype}
+    if isinstance(content, dict):
+        return {key: _taken_out(value, found) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return type(content)(_taken_out(value, found) for value in content)
+    return content
 
 
 def _put_back(content: Any, make: Make, targets: dict[str, Tensor]) -> Any:
@@ -280,12 +296,6 @@ def _put_back(content: Any, make: Make, targets: dict[str, Tensor]) -> Any:
     if isinstance(content, list | tuple):
         return type(content)(_put_back(value, make, targets) for value in content)
     return content
-
-
-def _check(path: Path, files: dict[str, str]) -> None:
-    for name, digest in files.items():
-        if not (path / name).exists() or _digest(path / name) != digest:
-            raise Damaged(f"{path.name}/{name} is damaged; give the same command again")
 
 
 def _digest(path: Path) -> str:
