@@ -111,19 +111,6 @@ class Processes(Alone):
 
         return DeviceMesh.from_group(self._tensors, device.type)
 
-    def save(self, tensors: dict[str, Tensor], writer: Any) -> None:
-        """Write divided tensors with a writer of torch.distributed.checkpoint. Raises OSError in
-        all processes if one cannot write."""
-        from torch.distributed.checkpoint.api import CheckpointException  # no Exception
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        try:
-            with _noticing():
-                save(tensors, storage_writer=writer, process_group=_hosts)
-        except CheckpointException as error:
-            cause = next((each for each, _ in error.failures.values()), error)
-            raise OSError(f"a checkpoint could not be written: {first_line(cause)}") from error
-
     def wait(self) -> None:
         """Return when all processes have come here."""
         with _noticing():

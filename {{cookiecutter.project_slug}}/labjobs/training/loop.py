@@ -259,14 +259,12 @@ class Job(Generic[S]):
         models = [part for part in training.values() if isinstance(part, nn.Module)]
         shards = None
         if several and runtime.shard:
-            from labjobs.distributed.fsdp import Shards  # slow
-
             if any(not is_divided(weight) for model in models for weight in model.parameters()):
                 raise JobError(
                     "--shard: run.py has to call job.init(…) with each model before its optimizer "
                     "is made"
                 )
-            shards = Shards(self._attempt, several, several.mesh(self.device))
+            shards = checkpoints.Shards(self._attempt, several, several.mesh(self.device))
         self._random.separate()
         folder.interruption.hold()
         self._graphs = compilation.graphs(runtime.compile, self.device)

@@ -1,7 +1,7 @@
 """From gradients to weights: Muon, the EMA, parts of a batch, clipping, early stopping."""
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -73,7 +73,7 @@ class Muon(Optimizer):
         updates = list(torch._foreach_lerp(gradients, momenta, kept))  # Nesterov's
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        for indices in _alike(weights):
+        for indices in _alike(weights, lambda each: (each.shape, each.dtype, each.device)):
             rows, columns = len(weights[indices[0]]), weights[indices[0]][0].numel()
             matrices = torch.stack([updates[index].flatten(1) for index in indices])
             size = -group["lr"] * 0.2 * max(rows, columns) ** 0.5
@@ -155,11 +155,12 @@ def _gradients(weights: list[Tensor]) -> list[Tensor]:
     return [weight.grad for weight in weights if weight.grad is not None]
 
 
-def _alike(weights: list[Tensor]) -> list[list[int]]:
-    """The places of weights of one shape and type, which can be stacked."""
+def _alike(tensors: Sequence[Tensor], kind: Callable[[Tensor], Any]) -> list[list[int]]:
+    """The places of tensors of one kind each. What torch does with tensors of mixed data types it
+    does one by one."""
     found: dict[Any, list[int]] = {}
-    for index, weight in enumerate(weights):
-        found.setdefault((weight.shape, weight.dtype, weight.device), []).append(index)
+    for index, each in enumerate(tensors):
+        found.setdefault(kind(each), []).append(index)
     return [*found.values()]
 
 
@@ -216,13 +217,10 @@ def _held(tensors: list[Tensor]) -> list[Tensor]:
 def _by_type(
     mine: Iterable[Tensor], theirs: Iterable[Tensor]
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Pairs of lists of one data type each: over mixed ones torch launches a copy for each."""
-    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for one, other in zip(mine, theirs, strict=True):
-        group = groups.setdefault(one.dtype, ([], []))
-        group[0].append(one if is_divided(one) else one.detach())
-        group[1].append(other if is_divided(other) else other.detach())
-    return list(groups.values())
+    """Pairs of lists of one data type each."""
+    ours = [[e if is_divided(e) else e.detach() for e in each] for each in (mine, theirs)]
+    groups = _alike(ours[0], lambda each: each.dtype)
+    return [([ours[0][n] for n in group], [ours[1][n] for n in group]) for group in groups]
 
 
 # The gradients of a batch: in parts that add up to it, in slices of several processes, and clipped.
@@ -358,20 +356,18 @@ def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     """
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
     divided = [gradient for gradient in gradients if is_divided(gradient)]
-    # In groups of one data type each: over mixed ones torch launches an operation for each.
-    groups: dict[torch.dtype, dict[int, Tensor]] = {}
-    for number, gradient in enumerate(gradients):
-        each = own(gradient) if divided else gradient
-        groups.setdefault(each.dtype, {})[number] = each
+    held = [own(gradient) for gradient in gradients] if divided else gradients
+    groups = [[(n, held[n]) for n in group] for group in _alike(held, lambda each: each.dtype)]
     norms: dict[int, Tensor] = {}
-    for group in groups.values():
-        norms |= zip(group, torch._foreach_norm([*group.values()]), strict=True)
+    for group in groups:
+        found = torch._foreach_norm([each for _, each in group])
+        norms.update(zip((number for number, _ in group), found, strict=True))
     whole: Tensor = torch.linalg.vector_norm(torch.stack([norms[n] for n in range(len(norms))]))
     if divided:
         whole = norm_of_all(whole, divided[0])
     scale = (norm / (whole + 1e-6)).clamp(max=1.0)
-    for group in groups.values():
-        torch._foreach_mul_([*group.values()], scale)
+    for group in groups:
+        torch._foreach_mul_([each for _, each in group], scale)
     return whole
 
 

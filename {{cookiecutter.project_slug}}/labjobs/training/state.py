@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,8 @@ from labjobs.job.identity import DEFAULT, restore
 from labjobs.job.journal import Damaged, Journal, record_of
 from labjobs.job.terminal import log
 from labjobs.training import checkpoints
-from labjobs.training.checkpoints import Writer
+from labjobs.training.checkpoints import Shards, Writer
 from labjobs.training.progress import Part
-
-if TYPE_CHECKING:
-    from labjobs.distributed.fsdp import Shards
 
 CPU = torch.device("cpu")
 SCHEMA = 1
@@ -49,7 +46,7 @@ class TrainingState:
         journal: Journal,
         minutes: float,
         processes: Alone | None = None,
-        shards: "Shards | None" = None,
+        shards: Shards | None = None,
     ) -> None:
         self._folder, self._journal = folder, journal
         self._processes, self._shards = processes or Alone(), shards
@@ -214,12 +211,7 @@ class TrainingState:
 def whole(path: Path) -> dict[str, Any]:
     """Return what a checkpoint holds, on the CPU, with what was divided among processes. Raises
     Damaged if it is not whole."""
-    content = checkpoints.load(path, CPU)
-    if "shards" not in content:
-        return content
-    from labjobs.distributed import fsdp  # slow
-
-    return fsdp.filled(content, path.parent)
+    return checkpoints.filled(checkpoints.load(path, CPU), path.parent)
 
 
 # What a job has kept, read back: its best weights, and what they belong to.
