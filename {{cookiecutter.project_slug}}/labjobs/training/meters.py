@@ -196,9 +196,10 @@ class Means:
             name: (next(values), each.weight if isinstance(each.weight, int) else next(values))
             for name, each in self._sums.items()
         }
-        if collectives.connected():
-            read = collectives.added(read)
-        return {name: top / count if count else float("nan") for name, (top, count) in read.items()}
+        return {
+            name: top / count if count else float("nan")
+            for name, (top, count) in collectives.added(read).items()
+        }
 
 
 POINTS = 1000
