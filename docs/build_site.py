@@ -1,4 +1,4 @@
-"""Builds the website from the pages that there are: docs/, a project's docs/, examples, benchmarks.
+"""Builds the website from the pages that there are: docs/, the engine's, examples, benchmarks.
 
     python docs/build_site.py           # docs/_site/index.html
     python docs/build_site.py FOLDER    # a new or empty one
@@ -24,9 +24,6 @@ from cookiecutter.main import cookiecutter
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 INNER = "{{cookiecutter.project_slug}}"
-
-PLACES = {f"{INNER}/docs/": "project/", "benchmarks/": "benchmarks/", "docs/": ""}
-"""Folders of the repository, and where their pages are on the site."""
 
 LINK = re.compile(r"(?<=\])\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -57,7 +54,7 @@ def place(path: str) -> str | None:
     if example:
         return f"examples/{example[1]}.md"
     for folder, there in (
-        (f"{INNER}/docs/", "project/"),
+        (f"{INNER}/labjobs/docs/", "project/"),
         ("benchmarks/", path[:11]),
         ("docs/", ""),
     ):
@@ -74,7 +71,7 @@ def relinked(text: str, path: str) -> str:
     here = place(path)
     assert here
     example = here.startswith("examples/")
-    folder = f"{INNER}/docs" if example else os.path.dirname(path) or "."  # a project's own docs/
+    folder = f"{INNER}/docs" if example else os.path.dirname(path) or "."
 
     def link(found: re.Match[str]) -> str:
         """Return the target of a link as the website needs it; empty if the site has no such page.
@@ -197,7 +194,11 @@ def build(site: Path) -> int:
         pages = Path(temporary) / "pages"
         stage(pages)
         project = cookiecutter(
-            str(REPOSITORY), no_input=True, default_config=True, output_dir=temporary
+            str(REPOSITORY),
+            no_input=True,
+            default_config=True,
+            output_dir=temporary,
+            extra_context={"engine": "source"},
         )
         sys.path.insert(0, project)
         add_commands(pages / "commands.md", Path(project))

@@ -148,10 +148,10 @@ The jobs with 4 and 5 epochs were trials. Leave them out in `plot.py`:""",
     Run("cd paper && for time in 1 2; do pdflatex paper.tex > log.txt; done; cd ..", 0),
     Picture("paper/paper.pdf", "The page of the paper with the figures", page=2, dpi=80),
     "## What is next",
-    """[Recipes](../%7B%7Bcookiecutter.project_slug%7D%7D/docs/recipes.md) for other losses,
+    """[Recipes](../%7B%7Bcookiecutter.project_slug%7D%7D/labjobs/docs/recipes.md) for other losses,
 metrics, data and scripts; [a
-search](../%7B%7Bcookiecutter.project_slug%7D%7D/docs/sweeps.md) in place of the grid; [the results
-in MLflow](../%7B%7Bcookiecutter.project_slug%7D%7D/docs/mlflow.md).""",
+search](../%7B%7Bcookiecutter.project_slug%7D%7D/labjobs/docs/sweeps.md) in place of the grid; [the
+results in MLflow](../%7B%7Bcookiecutter.project_slug%7D%7D/labjobs/docs/mlflow.md).""",
 ]
 
 

@@ -13,6 +13,7 @@ ANSWERS = json.loads(r""" {{ cookiecutter|jsonify }} """)
 
 # What pyproject.toml asks for: an installer takes a project of that name for the package itself.
 PACKAGES = {
+    "labjobs",
     "torch",
     "torchvision",
     "mlflow",

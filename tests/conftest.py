@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from cookiecutter.main import cookiecutter
+
+from repository import REPOSITORY  # isort: skip  # before others import the engine
 from faults import Project
-from repository import REPOSITORY
 
 # Under nohup, and in a shell's background, what the tests start would ignore these.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -67,7 +68,7 @@ def make(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             no_input=True,
             default_config=True,
             output_dir=str(tmp_path_factory.mktemp("projects")),
-            extra_context=answers,
+            extra_context={"engine": "source"} | answers,
         )
         return Path(folder)
 

@@ -13,7 +13,10 @@ pytestmark = pytest.mark.full
 LIST = ("--list", "--json")
 
 GRID = """#!/usr/bin/env bash
-source "$(dirname "$0")/labjobs/sweeps/sweep.sh"
+cd "$(dirname "$0")" || exit 1
+shell=$(PATH="${{VIRTUAL_ENV:-.venv}}/bin:$PATH" "${{PYTHON:-python}}" -m labjobs.sweeps) || exit 1
+# shellcheck source=/dev/null
+source "$shell" # job, search, sweep
 grid() {{
   for lr in {rates}; do
     for seed in {seeds}; do

@@ -22,7 +22,7 @@ from test_several import ALIKE, DRAWING, differences, in_64_bits, said
 
 pytestmark = [pytest.mark.full, pytest.mark.root]
 
-DOCUMENTED = REPOSITORY / "{{cookiecutter.project_slug}}" / "docs" / "several-gpus.md"
+DOCUMENTED = REPOSITORY / "{{cookiecutter.project_slug}}" / "labjobs" / "docs" / "several-gpus.md"
 
 FOUR = ("--nodes", "2", "--ntasks-per-node", "2")
 TWO = ("--nodes", "2", "--ntasks-per-node", "1")

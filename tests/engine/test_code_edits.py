@@ -38,7 +38,7 @@ def test_an_edit_makes_jobs_stale_that_it_can_change(
 
 
 def test_what_is_flagged_needlessly_or_missed_is_on_the_page() -> None:
-    page = " ".join((INNER / "docs" / "evidence.md").read_text().split())
+    page = " ".join((INNER / "labjobs" / "docs" / "evidence.md").read_text().split())
     needlessly = [edit.name for edit in EDITS if edit.needlessly]
     missed = [edit.name for edit in EDITS if edit.missed]
     assert [name for name in needlessly + missed if name not in page] == []

@@ -105,7 +105,7 @@ def test_code_that_looks_at_values_or_fixes_a_size_is_refused_in_one_line(
     with pytest.raises(JobError, match=r"torch\.export cannot follow the network") as refused:
         exported_program.traced(network, batch)
     assert len(str(refused.value).splitlines()) == 1
-    assert str(refused.value).endswith("docs/export.md shows what to write instead")
+    assert str(refused.value).endswith("`python jobs.py docs export` shows what to write instead")
 
 
 def test_a_number_of_examples_comes_from_the_shape(tmp_path: Path) -> None:

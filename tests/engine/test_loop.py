@@ -216,7 +216,7 @@ def test_a_metric_that_nothing_measures_is_named(toy, monkeypatch):
 
 
 def test_the_docs_name_all_that_scripts_may_use() -> None:
-    page = (PROJECT / "docs" / "job.md").read_text()
+    page = (PROJECT / "labjobs" / "docs" / "job.md").read_text()
     of_the_engine = {"start", "stop", "finish", "close", "end_training"}
     of_scripts = {name for name in dir(Job) if name[0] != "_"} - of_the_engine
     used = {f"job.{name}" for name in of_scripts} | {*labjobs._homes()} - {"Job"}

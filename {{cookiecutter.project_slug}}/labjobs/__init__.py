@@ -29,6 +29,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+__version__ = "1.0.0"
+
 if sys.platform == "win32":
     sys.exit("This project needs Unix's file locks and signals; on Windows, use it within WSL 2")
 if not find_spec("mlflow"):

@@ -5,6 +5,8 @@ Those of `settings.py` are in `labjobs.settings`, those of `plot.py` in `labjobs
 for it.
 """
 
+__version__: str
+
 from labjobs import launch as launch
 from labjobs import locks as locks
 from labjobs.commands.command import jobs_command as jobs_command

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from labjobs import exit_status, layout, locks
+from labjobs import exit_status, installation, layout, locks
 from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause
-from labjobs.files import PROJECT, shown
+from labjobs.files import CODE, PROJECT, shown
 from labjobs.job import (
     attempts,
     code_evidence,
@@ -104,6 +104,8 @@ class Attempt(Generic[S]):
         try:
             self._folder.interruption.listen()
             self._open()
+            if CODE == PROJECT and (engine := installation.problem(PROJECT)):
+                log.warning(engine)
             if failure:
                 raise failure
             said = self._result(job, main)

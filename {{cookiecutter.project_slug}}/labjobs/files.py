@@ -6,6 +6,7 @@ text before it. So a flipped bit is noticed, and the files are still plain JSON.
 
 import json
 import os
+import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -107,8 +108,23 @@ def opened(data: bytes, seal: bytes = SEAL, seed: int = 0) -> dict[str, Any]:
 
 # The folders from which everything else is found.
 
-CODE = Path(__file__).resolve().parent.parent
-"""The folder that this code lies in: the project's, or a sweep's copy of it."""
+ENGINE = Path(__file__).resolve().parent
+"""The folder of the engine that runs: installed, or in the project."""
+
+
+def _code() -> Path:
+    """The job script's folder; in other programs, the current folder or the nearest one above it
+    that has a settings.py."""
+    here = Path.cwd()
+    script = here / sys.argv[0]  # empty in a notebook or a prompt
+    for folder in (script.resolve().parent if sys.argv[0] else here, here, *here.parents):
+        if folder != ENGINE and (folder / "settings.py").is_file():
+            return folder
+    return Path(os.environ.get("PROJECT_FOLDER", here))
+
+
+CODE = _code()
+"""The folder that the student's code lies in: the project's, or a sweep's copy of it."""
 
 PROJECT = Path(os.environ.get("PROJECT_FOLDER", CODE))
 """The project's folder: runs, data and the default tracking store lie in it."""

@@ -26,7 +26,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
-
 # Forks for each request, and runs a script or a module there as `python` would.
 #
 # It is run by its path, with the number of its socket and the modules to import as arguments. It
@@ -403,7 +402,7 @@ def inherited(variable: str) -> Server | None:
     """
     if number := os.environ.pop(variable, ""):
         with suppress(OSError):  # started by a process that did not pass the socket on
-            _inherited[variable] = Server(socket.socket(fileno=int(number)))
+            _inherited[variable] = Server(socket.socket(fileno=int(requests)))
     return _inherited.get(variable)
 
 
@@ -453,8 +452,9 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGHUP):  # clients stop their forks by other signals
         signal.signal(number, signal.SIG_IGN)
     sys.path.insert(0, os.getcwd())
-    learn(sys.argv[2:])
-    if words := answer(socket.socket(fileno=int(sys.argv[1]))):
+    sys.argv[0], requests, *modules = "", *sys.argv[1:]  # no script of a project
+    learn(modules)
+    if words := answer(socket.socket(fileno=int(number))):
         try:
             run(words)
         except BaseException as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labjobs.errors import JobError, SettingsError
-from labjobs.files import CODE
+from labjobs.files import CODE, ENGINE
 
 TRACED = re.compile(r'^ *File "(.+)", line (\d+)', re.M)
 """A line of a trace, as text."""
@@ -31,7 +31,7 @@ def place(file: str, line: int) -> Place:
 @cache
 def is_engines(file: str) -> bool:
     """Return whether a file belongs to the engine."""
-    return resolved(file).is_relative_to(CODE / "labjobs")
+    return resolved(file).is_relative_to(ENGINE)
 
 
 @cache
@@ -63,17 +63,3 @@ def fault(error: BaseException) -> Place | None:
     """Return the line of the student's code that caused an error; None if the error's text already
     says what to do, or if there is no such line."""
     return None if isinstance(error, SettingsError | JobError) else reached(error)
-
-
-# The template that this engine comes from; its CHANGELOG.md says what each version changed.
-
-VERSION = "1.0.0"
-
-COMMIT = CODE / "labjobs" / "commit.txt"
-"""The template's commit, written when the project was made or updated."""
-
-
-def version() -> str:
-    """Return the version and the commit, such as `1.0.0 (3f2a9c1d04be)`."""
-    commit = COMMIT.read_text().strip() if COMMIT.exists() else ""
-    return f"{VERSION} ({commit[:12] or 'commit unknown'})"

@@ -2,9 +2,9 @@
 
 Each field of Settings is a flag of `python run.py`, a parameter in MLflow and part of the job's id:
 the same settings are the same job. The text below a field is its --help, a comment such as `# Data`
-a heading there. Change, add, rename and delete fields as you like; docs/settings.md says what to
-write so that old jobs keep their ids. How a job runs (--device, --workers, …) is not here: those
-flags belong to the engine and change no result.
+a heading there. Change, add, rename and delete fields as you like; `python jobs.py docs
+settings` says what to write so that old jobs keep their ids. How a job runs (--device, --workers,
+…) is not here: those flags belong to the engine and change no result.
 
 The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
 accumulate, seed, fold, monitor, schedule and init_from. Everything imports this file, so it imports

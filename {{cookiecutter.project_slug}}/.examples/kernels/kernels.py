@@ -27,7 +27,7 @@ from torch import Tensor
 
 from labjobs import CODE, PROJECT, SettingsError
 
-SOURCE = "kernels.cpp"  # the engine counts a file that a constant names as code: docs/evidence.md
+SOURCE = "kernels.cpp"  # the engine counts a file that a constant names as code
 
 EPS = 1e-6
 

@@ -15,14 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labjobs import exit_status, layout, sources
+from labjobs import exit_status, installation, layout
 from labjobs.cli.parser import Parser, unknown_flag
-from labjobs.commands import accept, listing, staleness
+from labjobs.commands import accept, listing, pages, staleness
 from labjobs.commands import repeat as again
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.repeat import Recorded, Repeated, Workplace
 from labjobs.errors import JobError, SettingsError, cause, did_you_mean
-from labjobs.files import PROJECT
+from labjobs.files import PROJECT, shown
 from labjobs.job import attempts, runtime, terminal
 from labjobs.job.terminal import Interrupted, Interruption, counted, leave
 from labjobs.results import figure_provenance
@@ -354,8 +354,24 @@ COMMANDS = {
         REPEAT_ARGUMENTS | JSON,
         start_repeat,
     ),
+    "docs": Command(
+        "print a page about the engine, or the lines of all pages that have a word in them",
+        {"wanted": {"help": "a page or a word (default: all pages)", "nargs": "?", "default": ""}},
+        lambda _, given: pages.print_docs(given.wanted),
+    ),
+    "eject": Command(
+        "copy the engine's source into the project, as labjobs/, where it can be edited",
+        {},
+        lambda *_: _eject(),
+    ),
     **{name: Command(about, takes | JSON, start_find) for name, (about, takes) in FINDERS.items()},
 }
+
+
+def _eject() -> int:
+    folder = installation.eject(PROJECT)
+    print(f"{shown(folder)}/ is what runs from now on; remove it to use the installed engine again")
+    return exit_status.DONE
 
 
 def jobs_command(**kinds: type) -> int:
@@ -388,8 +404,8 @@ def _read(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--version",
         action="version",
-        version=f"template {sources.version()}",
-        help="print the version of the template that the engine comes from",
+        version=_version() if "--version" in words else "",
+        help="print the version of the engine, and whether it is the project's",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
@@ -415,6 +431,11 @@ def _read(words: list[str]) -> argparse.Namespace:
         raise SettingsError(wrong)
     given.words = flags
     return given
+
+
+def _version() -> str:
+    lines = (f"labjobs {installation.version()}", installation.problem(PROJECT))
+    return "\n".join(filter(None, lines))
 
 
 def _joined(words: list[str]) -> list[str]:

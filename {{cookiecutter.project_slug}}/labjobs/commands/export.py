@@ -303,7 +303,7 @@ def _loaded(wanted: Wanted) -> Loaded:
     if not hasattr(models, "example_input"):
         raise JobError(
             "models.py has no example_input(settings, spec, examples), which makes inputs for the "
-            "network; docs/export.md shows one"
+            "network; `python jobs.py docs export` shows one"
         )
     changes = [str(each.message) for each in warned if str(each.message).startswith(f"job {job} ")]
     example = partial(models.example_input, found.settings, found.spec)

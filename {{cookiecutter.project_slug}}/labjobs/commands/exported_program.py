@@ -110,7 +110,7 @@ def traced(model: nn.Module, example: Make) -> ExportedProgram:
     except Exception as error:  # torch has dozens of kinds
         raise JobError(
             f"torch.export cannot follow the network ({_reason(error)}); "
-            "docs/export.md shows what to write instead"
+            "`python jobs.py docs export` shows what to write instead"
         ) from error
 
 

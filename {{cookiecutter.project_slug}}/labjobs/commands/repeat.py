@@ -24,7 +24,7 @@ from labjobs.cli.flags import as_text, option
 from labjobs.errors import JobError
 from labjobs.files import PROJECT
 from labjobs.job import attempts, code_evidence, data_evidence, journal, runtime
-from labjobs.job.provenance import CODE_COPY, INSTALLED
+from labjobs.job.provenance import CODE_COPY, ENGINE_COPY, INSTALLED
 from labjobs.job.reads import of_text
 from labjobs.job.runtime import MATTER
 from labjobs.privacy import scrub
@@ -239,8 +239,8 @@ def recorded_environment(installed: Path, code: Path, folder: Path) -> Environme
         raise JobError("uv is not installed; install it, or use --versions present")
     packages = installed.read_text().splitlines()
     version = packages[0].removeprefix(PYTHON)
-    own = _name(_project_name(code))
-    wanted = [line for line in packages if _name(line.partition("==")[0]) != own]
+    own = {_name(_project_name(code)), "labjobs"}  # these are in the folder
+    wanted = [line for line in packages if _name(line.partition("==")[0]) not in own]
     env = {name: value for name, value in os.environ.items() if name not in NOT_INSTALLED_WITH}
     python = sys.executable if version == platform.python_version() else version
     folder.mkdir()
@@ -311,15 +311,18 @@ class Workplace:
             time.sleep(0 if not self.folder.exists() else 0.05)
 
     def code(self, attempt: Recorded) -> Path:
-        """Return a folder with the code of an attempt. Raises JobError if its copy is missing, or
-        is not what was stored."""
-        archive = attempt.copy(CODE_COPY)
-        digest = archive.name.removesuffix(".tar.gz")
-        folder = self.folder / "code" / digest
+        """Return a folder with the code of an attempt and its engine. Raises JobError if a copy is
+        missing, or is not what was stored."""
+        archives = [attempt.copy(name) for name in (CODE_COPY, ENGINE_COPY)]
+        digests = [file.name.removesuffix(".tar.gz").split("-")[-1] for file in archives]
+        folder = self.folder / "code" / "-".join(digests)
         if not folder.exists():
-            files = _read(archive)
-            if of_text(repr(files)) != digest:
-                raise JobError("the copy of its code was changed after it was stored")
+            files: dict[str, str] = {}
+            for archive, digest in zip(archives, digests, strict=True):
+                copied = _read(archive)
+                if of_text(repr(copied)) != digest:
+                    raise JobError("the copy of its code was changed after it was stored")
+                files |= copied
             for name, text in files.items():
                 path = folder / name
                 if not path.resolve().is_relative_to(folder.resolve()):

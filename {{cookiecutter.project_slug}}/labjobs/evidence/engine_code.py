@@ -20,7 +20,7 @@ from typing import Any
 from labjobs.evidence import syntax
 from labjobs.evidence.modules import UNREADABLE, parents
 from labjobs.evidence.syntax import SCHEME, short
-from labjobs.files import CODE
+from labjobs.files import ENGINE
 
 CAN_CHANGE_RESULTS = (
     *("labjobs.training", "labjobs.data", "labjobs.devices", "labjobs.distributed"),
@@ -59,10 +59,10 @@ def code_hash(data: bytes) -> str:
 
 
 class EngineCode:
-    """The engine below a project's folder."""
+    """The engine that a project's jobs run with: the one in its folder, or the installed one."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, project: Path) -> None:
+        self._folder = project if (project / DOOR).is_dir() else ENGINE.parent
         self._hashes: dict[str, str] = {}
         self._imported: dict[str, list[str]] = {}
         self._files: dict[str, Path | None] = {}
@@ -198,9 +198,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--raise", dest="raised", nargs="+", default=[], metavar="MODULE")
     arguments = parser.parse_args()
-    if not (CODE.parent / "cookiecutter.json").is_file():
+    inner = ENGINE.parent
+    if not (inner.parent / "cookiecutter.json").is_file():
         return _refused("for the template only: an engine that you edit counts as your own code")
-    new = record(CODE, arguments.raised)
+    new = record(inner, arguments.raised)
     for module in arguments.raised:
         if module not in new["modules"]:
             return _refused(f"--raise {module}: no module of the engine that can change results")

@@ -327,7 +327,7 @@ class JobFolder(Generic[S]):
         """Add functions to the job's code that have run although its fingerprint lacks them."""
         names = code_evidence.widen(self.path, self.code, self.script, self._watch.ran)
         if names:
-            line = "added to the job's fingerprint, since it ran: %s; see docs/evidence.md"
+            line = "added to the job's fingerprint, since it ran: %s"
             log.warning(line, ", ".join(names))
             self._write_settings()
             self.journal.tags({"code": code_evidence.digest(self.path)})

@@ -1,7 +1,7 @@
 """A job's identity: its id, computed from its settings and its script.
 
 Settings that came later do not change the ids of older jobs, nor do renamed and deleted ones:
-docs/settings.md says what to write for each kind of change.
+`python jobs.py docs settings` says what to write for each kind of change.
 """
 
 import ast

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from labjobs import files, privacy, sources
+from labjobs import files, installation, privacy
 from labjobs.files import CODE
 from labjobs.job import reads
 from labjobs.job.reads import of_text
@@ -38,7 +38,7 @@ def tags() -> dict[str, str]:
         "commit": version()["commit"] or "none",
         "dirty": str(bool(version()["changes"])).lower(),
         "host": platform.node(),
-        "template": sources.version(),
+        "template": installation.version(),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
     }
 
@@ -151,16 +151,16 @@ def _without_git() -> Iterator[Path]:
 
 # Complete copies of what jobs ran with, so that they can be run again years later.
 #
-# In the folder of runs, `.code/<digest>.tar.gz` has the project's code, engine included, as it was;
-# `.installed/<digest>.txt` has the versions of Python and of all packages, as pip and uv read them.
-# Jobs that ran with the same code or versions share one file.
+# In the folder of runs, `.code/<digest>.tar.gz` has the project's code as it was,
+# `.code/labjobs-<digest>.tar.gz` the engine, and `.installed/<digest>.txt` the versions of Python
+# and of all packages, as pip and uv read them. Jobs that ran with the same share one file.
 
-CODE_COPY, INSTALLED = "code_copy", "installed"
-"""Fields of settings.json that name the two files."""
+CODE_COPY, ENGINE_COPY, INSTALLED = "code_copy", "engine_copy", "installed"
+"""Fields of settings.json that name the files."""
 
 
 def keep_copies(runs_root: Path) -> dict[str, str]:
-    """Keep the code and the versions of this process; returns the paths of the two copies, relative
+    """Keep the code and the versions of this process; returns the paths of the copies, relative
     to the folder of runs, for settings.json."""
     paths = {}
     for name, (path, content) in _copies().items():
@@ -176,7 +176,12 @@ def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
     call."""
     with reads.aside():
         code, installed = dict(_code()), "".join(_installed())
+        engine = {name: data.decode() for name, data in sorted(installation.content().items())}
     return {
+        ENGINE_COPY: (
+            f".code/labjobs-{of_text(repr(engine))}.tar.gz",
+            lambda file: _pack(engine, file),
+        ),
         CODE_COPY: (f".code/{of_text(repr(code))}.tar.gz", lambda file: _pack(code, file)),
         INSTALLED: (
             f".installed/{of_text(installed)}.txt",
@@ -186,10 +191,12 @@ def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
 
 
 def _code() -> Iterator[tuple[str, str]]:
-    """The names and contents of the code's files: text files that are not large and hold no
-    secrets."""
+    """The names and contents of the code's files, without the engine's: text files that are not
+    large and hold no secrets."""
     for path in sorted(paths()):
         file = CODE / path
+        if path.parts[0] == "labjobs":
+            continue
         if file.is_file() and not file.is_symlink() and not is_closed(path.as_posix()):
             with suppress(OSError, UnicodeDecodeError):  # an editor's temporary file; not a text
                 if file.stat().st_size <= LARGEST:

@@ -47,6 +47,7 @@ NOT_DATA = (
     "paper/",
     "runs/",
     "tests/",
+    "vendor/",
 )
 """Folders in the project that are not data."""
 

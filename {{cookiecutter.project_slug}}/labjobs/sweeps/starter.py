@@ -20,7 +20,7 @@ from types import ModuleType
 from labjobs import exit_status, files, fork_server, layout, machine
 from labjobs.cli.registries import parsed
 from labjobs.errors import SettingsError, cause
-from labjobs.files import CODE, PROJECT
+from labjobs.files import CODE, ENGINE, PROJECT
 from labjobs.fork_server import LOST, Process
 from labjobs.job.identity import identity
 from labjobs.job.terminal import leave
@@ -302,11 +302,10 @@ def _end_with_parent() -> None:
 
 def _libraries() -> list[str]:
     """The modules that this process has imported, except the project's own."""
-    engine = CODE / "labjobs"
     found = []
     for name, module in list(sys.modules.items()):
         file = Path(getattr(module, "__file__", None) or CODE)
-        if name != "__main__" and (file.is_relative_to(engine) or not file.is_relative_to(CODE)):
+        if name != "__main__" and (file.is_relative_to(ENGINE) or not file.is_relative_to(CODE)):
             found.append(name)
     return found
 

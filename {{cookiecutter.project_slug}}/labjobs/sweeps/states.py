@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from labjobs import exit_status, layout, locks, privacy
 from labjobs.errors import SettingsError, cause
-from labjobs.files import PROJECT
+from labjobs.files import ENGINE, PROJECT
 from labjobs.job import attempts, code_evidence, journal, provenance
 from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
@@ -260,6 +260,8 @@ def _copy(target: Path) -> None:
                 copy.symlink_to(source)
             else:
                 shutil.copy2(source, copy)
+    if not (target / ENGINE.name).exists():  # an upgrade changes no job that waits
+        shutil.copytree(ENGINE, target / ENGINE.name)
 
 
 def _is_to_be_linked(path: Path) -> bool:

@@ -19,11 +19,12 @@ from subprocess import TimeoutExpired
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
-from labjobs import exit_status, files, layout, settings
+from labjobs import exit_status, files, installation, layout, settings
 from labjobs.cli import parser
 from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
 from labjobs.errors import SettingsError
+from labjobs.files import PROJECT
 from labjobs.fork_server import LOST
 from labjobs.job import inputs, provenance, terminal
 from labjobs.job.terminal import leave
@@ -54,7 +55,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     | NUMBER,
     "--gpus-per-job": {
         "help": "GPUs for each job, which trains with a process on each of them (default: 1); "
-        "docs/several-gpus.md says when not to",
+        "`python jobs.py docs several-gpus` says when not to",
         "default": 1,
     }
     | NUMBER,
@@ -187,6 +188,8 @@ class Sweep:
             self._each(self._left, lambda entry: entry.job.make())
             if not provenance.version()["commit"]:
                 print("no git repository here, so no commit is recorded", flush=True)
+            if problem := installation.problem(PROJECT):
+                print(problem, flush=True)
             return self._submit() if self._flags.slurm else self._run(starter)
 
     def _check_scripts(self) -> None:

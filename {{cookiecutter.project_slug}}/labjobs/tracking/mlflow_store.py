@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # A target: a place that a courier copies jobs' journals to, such as MLflow.
 #
-# docs/trackers.md shows how to write one.
+# `python jobs.py docs trackers` shows how to write one.
 
 Line = dict[str, Any]
 """A line of the journal (labjobs/job/journal.py)."""

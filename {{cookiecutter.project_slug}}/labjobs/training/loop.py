@@ -717,6 +717,6 @@ def _warn_of_batch_norm(models: Iterable[nn.Module], processes: int) -> None:
     if any(issubclass(kind, _BatchNorm) and kind is not nn.SyncBatchNorm for kind in kinds):
         log.warning(
             "batch norm: each of the %d processes normalizes by its own slice of a batch, so "
-            "results differ from those of one process; see docs/several-gpus.md",
+            "results differ from those of one process; see `python jobs.py docs several-gpus`",
             processes,
         )

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from labjobs import devices, layout
 from labjobs.data.batches import Batches
-from labjobs.files import CODE, shown
+from labjobs.files import CODE, ENGINE, shown
 from labjobs.job.terminal import log
 from labjobs.training import compilation, probes, profile_report
 from labjobs.training.compilation import Prepared
@@ -279,7 +279,7 @@ class Events:
 def frame_outside() -> FrameType:
     """The nearest frame, from here outwards, that is not in this project's engine."""
     frame = sys._getframe()
-    while frame.f_back and Path(frame.f_code.co_filename).is_relative_to(CODE / "labjobs"):
+    while frame.f_back and Path(frame.f_code.co_filename).is_relative_to(ENGINE):
         frame = frame.f_back
     return frame
 

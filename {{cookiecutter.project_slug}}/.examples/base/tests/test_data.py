@@ -17,7 +17,7 @@ from settings import Settings
 DEFAULT = Settings()
 
 COLLATE = getattr(data, "collate", None)
-"""What makes a batch of examples that cannot be stacked; see docs/recipes.md."""
+"""What makes a batch of examples that cannot be stacked; see `python jobs.py docs recipes`."""
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 STEPS = 30
 
 COLLATE = getattr(data, "collate", None)
-"""What makes a batch of examples that cannot be stacked; see docs/recipes.md."""
+"""What makes a batch of examples that cannot be stacked; see `python jobs.py docs recipes`."""
 
 
 @pytest.fixture(params=data.ENVIRONMENTS)
