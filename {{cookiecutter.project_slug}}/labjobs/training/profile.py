@@ -301,7 +301,7 @@ WAITING = "waiting for data"
 
 PARTS = {
     "torch/_tensor.py": "backward",
-    "labjobs/training/profile.py": "forward",  # which calls labjobs/training/forward.py
+    "labjobs/training/profile.py": "forward",  # which calls labjobs/training/compilation.py
     "torch/nn/modules/module.py": "forward",
     "torch/optim/optimizer.py": "optimizer",
     "torch/_compile.py": "optimizer",
