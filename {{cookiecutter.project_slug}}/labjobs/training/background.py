@@ -39,7 +39,7 @@ class _Task:
     """A function's call in the background, for the weights of a step."""
 
     at: dict[str, Any]
-    weights: "_Weights"
+    weights: _Weights
     result: Future[Any]
 
 
@@ -48,8 +48,7 @@ class Background:
 
     def __init__(self, device: torch.device, check: Callable[[], None]) -> None:
         self._device, self._check = device, check
-        self.compiles = False
-        """Whether calls may compile."""
+        self.compiles = False  # whether calls may compile
         self._threads: ThreadPoolExecutor | None = None
         self._pending: deque[_Task] = deque()
         self._restored: list[tuple[dict[str, Any], dict[str, Any]]] = []
