@@ -402,7 +402,7 @@ def inherited(variable: str) -> Server | None:
     """
     if number := os.environ.pop(variable, ""):
         with suppress(OSError):  # started by a process that did not pass the socket on
-            _inherited[variable] = Server(socket.socket(fileno=int(requests)))
+            _inherited[variable] = Server(socket.socket(fileno=int(number)))
     return _inherited.get(variable)
 
 
@@ -449,8 +449,8 @@ def _available() -> bool:
 
 if __name__ == "__main__":
     gc.disable()  # while it imports
-    for number in (signal.SIGINT, signal.SIGHUP):  # clients stop their forks by other signals
-        signal.signal(number, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGHUP):  # clients stop their forks by other signals
+        signal.signal(each, signal.SIG_IGN)
     sys.path.insert(0, os.getcwd())
     sys.argv[0], requests, *modules = "", *sys.argv[1:]  # no script of a project
     learn(modules)
