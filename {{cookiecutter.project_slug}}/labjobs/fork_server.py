@@ -454,7 +454,7 @@ if __name__ == "__main__":
     sys.path.insert(0, os.getcwd())
     sys.argv[0], requests, *modules = "", *sys.argv[1:]  # no script of a project
     learn(modules)
-    if words := answer(socket.socket(fileno=int(number))):
+    if words := answer(socket.socket(fileno=int(requests))):
         try:
             run(words)
         except BaseException as error:
