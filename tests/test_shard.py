@@ -21,22 +21,23 @@ BLOCK = "nn.Sequential(nn.Linear(256, 251), nn.ReLU(), nn.Linear(251, 256))"
 
 KILLED = '''
 import os
+from pathlib import Path
 
-from torch.distributed.checkpoint import FileSystemWriter
+from labjobs.training import checkpoints
 
 writes = [0]
-finish = FileSystemWriter.finish
+save = checkpoints.save
 
 
-def finish_or_die(*arguments: object, **named: object) -> None:
-    """End the process in the middle of a checkpoint."""
-    writes[0] += 1
-    if writes[0] == int(os.environ.get("DIES_AT", "0")):
+def save_or_die(path: Path, *arguments: object) -> None:
+    """End process 0 in the middle of a checkpoint."""
+    writes[0] += path.parent.name.startswith("shards.") and path.name == "0.pt"
+    if writes[0] == int(os.environ.get("DIES_AT", "0")) > 0:
         os.kill(os.getpid(), 9)
-    finish(*arguments, **named)
+    save(path, *arguments)
 
 
-FileSystemWriter.finish = finish_or_die
+checkpoints.save = save_or_die
 Metrics = dict[str, float]
 '''
 
@@ -120,7 +121,7 @@ def test_a_checkpoint_of_four_is_continued_by_two_and_by_one(one, tmp_path):
 def spoil(attempt: Path) -> None:
     """Flip a bit in what one process has written of the last checkpoint."""
     last = torch.load(attempt / "last.pt", weights_only=True)["shards"]["folder"]
-    path = attempt / last / "__1_0.distcp"
+    path = attempt / last / "1.pt"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

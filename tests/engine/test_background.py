@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 import torch
-from labjobs.training.loop import Background
+from labjobs.training.background import Background
 from torch import nn
 from toy import Loop
 

@@ -182,7 +182,7 @@ def test_a_failed_write_leaves_the_old_checkpoint_whole(tmp_path):
 WRITING = """
 import sys, torch
 from pathlib import Path
-from labjobs.training.writer import Writer
+from labjobs.training.checkpoints import Writer
 
 weights = torch.ones(10_000_000)
 before = weights.isfinite().all()  # training's own threads

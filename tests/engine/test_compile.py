@@ -9,7 +9,7 @@ import torch
 from labjobs.devices import Precision
 from labjobs.errors import SettingsError
 from labjobs.training import compilation
-from labjobs.training.forward import Prepared
+from labjobs.training.compilation import Prepared
 from torch import Tensor, nn
 from toy import STEPS, Loop, forward
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from labjobs import devices
 from labjobs.errors import SettingsError
-from labjobs.training.ranges import Ranges
+from labjobs.training.probes import Ranges
 
 
 def test_each_range_ends_before_the_next_begins(monkeypatch):

@@ -36,8 +36,8 @@ from labjobs.files import PROJECT as PROJECT
 from labjobs.training.classifiers import Normalized as Normalized
 from labjobs.training.classifiers import freeze_backbone as freeze_backbone
 from labjobs.training.classifiers import torchvision_classifier as torchvision_classifier
+from labjobs.training.compilation import Forward as Forward
 from labjobs.training.compilation import recompute_blocks as recompute_blocks
-from labjobs.training.forward import Forward as Forward
 from labjobs.training.init_from import Timing as Timing
 from labjobs.training.loop import Job as Job
 from labjobs.training.meters import Means as Means

@@ -195,13 +195,10 @@ class Attempt(Generic[S]):
         return self._delivered(f"finished: {said}")
 
     def _job(self) -> "Job[S]":
-        if self.processes:
-            from labjobs.training.several import JobOfSeveral
-
-            return JobOfSeveral(self._folder, self.processes, self.place[0])
+        # Imports torch, as the script has done by now.
         from labjobs.training.loop import Job
 
-        return Job(self._folder)
+        return Job(self._folder, processes=self.processes, shared=self.place[0])
 
     def _explained(self, error: Exception) -> Exception:
         """The error or, if another process of the job could not be reached, why that process

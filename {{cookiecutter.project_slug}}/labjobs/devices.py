@@ -13,13 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from labjobs.distributed.ranks import ALONE, Rank
+from labjobs import machine
+from labjobs.distributed.collectives import Alone
+from labjobs.distributed.ranks import Rank
 from labjobs.errors import JobError, SettingsError
 from labjobs.job.terminal import log
 
@@ -28,19 +30,6 @@ KINDS = ("cuda", "xpu", "mps")
 
 ALLOCATIONS = 100_000
 """Allocations of memory that are remembered, the last ones; a step makes some thousands."""
-
-
-class Event(Protocol):
-    """A mark in the work that a device has been told to do."""
-
-    def record(self) -> None:
-        """Place it after the work queued so far on the current stream."""
-
-    def query(self) -> bool:
-        """Return whether the device has reached it."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has reached it."""
 
 
 def choose(name: str) -> torch.device:
@@ -122,13 +111,6 @@ def describe(device: torch.device) -> str:
     return str(_module(device).get_device_name(device)) if named else device.type
 
 
-def computes_in_bf16(device: torch.device) -> bool:
-    """Return whether a GPU computes in bf16 and does not emulate it; takes no memory on it."""
-    if device.type == "cuda":
-        return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "xpu" and torch.xpu.is_bf16_supported(including_emulation=False)
-
-
 def wait(device: torch.device) -> None:
     """Return when the device has done all that it was told to."""
     if device.type != "cpu":
@@ -143,12 +125,11 @@ def wait_for_stream(device: torch.device) -> None:
 
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on a device; on a CPU, the machine's available memory."""
+    if device.type == "cpu":
+        return machine.available_memory()
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    if device.type != "cpu":
-        return int(_module(device).mem_get_info(device)[0])
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
-    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    return int(_module(device).mem_get_info(device)[0])
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -175,23 +156,26 @@ def pinned(shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> Te
     return torch.zeros(tuple(shape), dtype=dtype, pin_memory=runs_ahead(device))
 
 
-def event(device: torch.device) -> Event:
-    """Return an event of the current device; on a CPU whatever was told has been done."""
-    if device.type == "cpu":
-        return _Done()
-    made: Event = torch.mps.Event() if device.type == "mps" else _module(device).Event()
-    return made
+class Event:
+    """A mark in the work that a device has been told to do; on a CPU all of that has been done."""
 
-
-class _Done:
-    """An event on a device that has done all its work, such as a CPU."""
-
-    def record(self) -> None: ...
+    def record(self) -> None:
+        """Place it after the work queued so far on the current stream."""
 
     def query(self) -> bool:
+        """Return whether the device has reached it."""
         return True
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait until the device has reached it."""
+
+
+def event(device: torch.device) -> Event:
+    """Return an event of the current device."""
+    if device.type == "cpu":
+        return Event()
+    made: Any = torch.mps.Event() if device.type == "mps" else _module(device).Event()
+    return made  # type: ignore[no-any-return]  # it has the same methods
 
 
 class SideStream:
@@ -235,22 +219,6 @@ class SideStream:
 
     def _current(self) -> Any:
         return _module(self._device).current_stream(self._device)
-
-
-def random_state(device: torch.device) -> Tensor:
-    """Return the state (bytes,), uint8 on the host, of a device's random numbers."""
-    if device.type == "cpu":
-        return torch.get_rng_state()
-    state: Tensor = _module(device).get_rng_state(device)
-    return state
-
-
-def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Restore the state of a device's random numbers."""
-    if device.type == "cpu":
-        torch.set_rng_state(state)
-    else:
-        _module(device).set_rng_state(state, device)
 
 
 def record_allocations(device: torch.device) -> None:
@@ -304,17 +272,16 @@ def _module(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
-# The number format of the forward pass and the loss.
-#
-# fp32: everything in 32 bits. tf32: matrix products of 19-bit inputs on the tensor cores. bf16,
-# fp16: autocast to 16 bits, weights and optimizer in 32; fp16 needs its loss scaled, bf16 does not.
-# Source: docs.pytorch.org/docs/stable/amp.html, .../notes/cuda.html#tf32-on-ampere.
-
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """A number format on a device; `auto` is bf16 where a GPU computes in it, else fp32.
+    """The number format of the forward pass and the loss; `auto` is bf16 where a GPU computes in
+    it, else fp32.
+
+    fp32: everything in 32 bits. tf32: matrix products of 19-bit inputs on the tensor cores. bf16,
+    fp16: autocast to 16 bits, weights and optimizer in 32; fp16 needs its loss scaled. Source:
+    docs.pytorch.org/docs/stable/amp.html, .../notes/cuda.html#tf32-on-ampere.
 
     With `keep_weights`, weights in 16 bits are kept until the end of the forward pass. Raises
     SettingsError for a format that the device does not have. The GPU is not asked before the
@@ -334,7 +301,13 @@ class Precision:
         """The format, with `auto` resolved."""
         if self._asked != "auto":
             return self._asked
-        return "bf16" if computes_in_bf16(self._device) else "fp32"
+        device = self._device
+        if device.type == "cuda":
+            # Older GPUs emulate it. Asking takes no memory on the GPU.
+            has = bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
+        else:
+            has = device.type == "xpu" and torch.xpu.is_bf16_supported(including_emulation=False)
+        return "bf16" if has else "fp32"
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context for the forward pass: operations run in 16 bits where that is safe, if
@@ -348,82 +321,70 @@ class Precision:
         return torch.autocast(self._device.type, half, cache_enabled=self._keep_weights)
 
 
-# Random numbers that the whole process shares, all from the job's seed.
-#
-# The processes of a job draw the same numbers until it resumes: they make the same network. From
-# then on each draws its own, so that dropout and augmentation differ between their examples.
-
-
 class GlobalStreams:
-    """The global random numbers: torch's on the CPU and on the device, Python's and NumPy's."""
+    """The global random numbers: torch's on the CPU and on the device, Python's and NumPy's, all
+    from the job's seed.
 
-    def __init__(self, seed: int, device: torch.device, rank: Rank = ALONE) -> None:
+    The processes of a job draw the same numbers until it resumes: they make the same network. From
+    then on each draws its own, so that dropout and augmentation differ between their examples.
+    """
+
+    def __init__(self, seed: int, device: torch.device, processes: Alone | None = None) -> None:
         _seed_all(seed)
-        self._seed, self._device, self._rank = seed, device, rank
-        self._common: dict[str, Any] | None = None
+        self._seed, self._device, self._processes = seed, device, processes or Alone()
+        self._begun: dict[str, Any] = {}
 
     def separate(self) -> None:
         """From here on, each process of the job draws its own numbers."""
-        self._common = self.own_state()
-        self._begin(self._rank.number)
-
-    def own_state(self) -> dict[str, Any]:
-        """Return where each of this process's numbers is, as plain values and tensors."""
-        kind, keys, *rest = np.random.get_state(legacy=True)
-        return {
-            "torch": torch.get_rng_state(),
-            "device": {self._device.type: random_state(self._device)},
-            "python": random.getstate(),
-            "numpy": (kind, np.asarray(keys).tolist(), *rest),
-        }
+        if number := self._processes.rank.number:  # those of process 0 go on as they are
+            words = f"{self._seed}/process/{number}"
+            digest = hashlib.sha256(words.encode()).digest()
+            _seed_all(int.from_bytes(digest[:8], "big") >> 1)
+        self._begun = self._own_state()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the job's numbers."""
-        return self.own_state()
+        """Return where the numbers of process 0 are, as plain values and tensors, with those of the
+        others."""
+        own = self._own_state()
+        mine = {**own, "drawn": not _same(own, self._begun)}
+        first, *others = self._processes.everyones(mine)
+        return {**first, "others": others}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put each of them where it was; a device has no numbers of another kind's.
 
         Raises JobError for the state of another number of processes, if these have drawn numbers.
         """
-        processes = [state, *state.get("others", ())]
-        if len(processes) == self._rank.size:
-            self._restore(processes[self._rank.number])
-        elif self._have_drawn(processes):
+        everyones, rank = [state, *state["others"]], self._processes.rank
+        if len(everyones) == rank.size:
+            self._restore(everyones[rank.number])
+        elif any(each["drawn"] for each in everyones):
             raise JobError(
-                f"its checkpoint is of {len(processes)} processes, which have drawn random numbers "
-                f"(dropout, augmentation), and this job has {self._rank.size}; continue with as "
+                f"its checkpoint is of {len(everyones)} processes, which have drawn random numbers "
+                f"(dropout, augmentation), and this job has {rank.size}; continue with as "
                 "many as before, or start over with --force"
             )
 
+    def _own_state(self) -> dict[str, Any]:
+        device, on_cpu = self._device, torch.get_rng_state()
+        kind, keys, *rest = np.random.get_state(legacy=True)
+        of_device = on_cpu if device.type == "cpu" else _module(device).get_rng_state(device)
+        return {
+            "torch": on_cpu,
+            "device": {device.type: of_device},
+            "python": random.getstate(),
+            "numpy": (kind, np.asarray(keys).tolist(), *rest),
+        }
+
     def _restore(self, state: dict[str, Any]) -> None:
+        device = self._device
         torch.set_rng_state(state["torch"])
-        if self._device.type in state["device"]:
-            set_random_state(self._device, state["device"][self._device.type])
-        else:
+        if device.type not in state["device"]:
             log.warning("continuing on another kind of device: the same bits cannot be expected")
+        elif device.type != "cpu":
+            _module(device).set_rng_state(state["device"][device.type], device)
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
-
-    def _have_drawn(self, processes: list[dict[str, Any]]) -> bool:
-        """Whether any process has drawn numbers since the job began."""
-        now = self.own_state()
-        try:
-            for number, state in enumerate(processes):
-                self._restore(self._common or now)
-                self._begin(number)
-                if any(not _same(state[name], value) for name, value in self.own_state().items()):
-                    return True
-            return False
-        finally:
-            self._restore(now)
-
-    def _begin(self, number: int) -> None:
-        """Begin the numbers of a process; those of process 0 go on as they are."""
-        if number:
-            words = f"{self._seed}/process/{number}"
-            digest = hashlib.sha256(words.encode()).digest()
-            _seed_all(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def _seed_all(seed: int) -> None:

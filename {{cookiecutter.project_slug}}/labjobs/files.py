@@ -48,6 +48,15 @@ def write_shared(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     write(path, fill, f".{uuid4().hex}")
 
 
+def sync_folder(folder: Path) -> None:
+    """See the new names of a folder's files onto the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text as UTF-8, whole or not at all."""
     write(path, lambda file: file.write(text.encode()))

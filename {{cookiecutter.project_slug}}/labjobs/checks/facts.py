@@ -33,7 +33,8 @@ from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Paused
 from labjobs.sources import Place, is_engines, is_students, place
-from labjobs.training.loop import Count, Job
+from labjobs.training.loop import Job
+from labjobs.training.optim import Count
 from labjobs.training.progress import Length, Part, Position
 
 S = TypeVar("S")

@@ -42,7 +42,7 @@ from labjobs.data.order import examples_at, underlying
 from labjobs.devices import GlobalStreams
 from labjobs.job.folder import JobFolder
 from labjobs.sources import Place, is_students
-from labjobs.training.loop import Count
+from labjobs.training.optim import Count
 from labjobs.training.progress import Part
 
 S = TypeVar("S")

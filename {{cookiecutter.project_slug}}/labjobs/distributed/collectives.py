@@ -1,6 +1,7 @@
-"""Tensors of which each process of a job holds a part (--shard), in code that meets others as well.
+"""What the processes of one job exchange: small values between hosts, and tensors.
 
-Nothing here imports what torch has for them, which takes a second.
+Small values go through gloo, tensors on a CUDA GPU through NCCL. All processes make the same calls
+in the same order, from the main thread. Source: docs.pytorch.org/docs/stable/distributed.html.
 """
 
 import atexit
@@ -19,15 +20,9 @@ from torch import distributed as dist
 
 from labjobs import exit_status
 from labjobs.distributed import ranks
-from labjobs.distributed.ranks import First, Other
+from labjobs.distributed.ranks import ALONE, First, Other, Rank
 from labjobs.errors import PeerLost, first_line
 from labjobs.job.terminal import leave
-
-# What the processes of one job exchange: small values between hosts, and tensors.
-#
-# Small values go through gloo, tensors on a CUDA GPU through NCCL. All processes make the same
-# calls in the same order, from the main thread. Source:
-# docs.pytorch.org/docs/stable/distributed.html.
 
 BUCKET = 2**25
 """Bytes of tensors that are sent together, about."""
@@ -36,28 +31,52 @@ PATIENCE = timedelta(days=1)
 """How long a process waits for another one, such as while that downloads data. A process that has
 ended is noticed at once (distributed/ranks.py)."""
 
-
 STARTED = timedelta(minutes=10)
 """How long processes wait for each other at their start."""
 
-_hosts: Any = None
-"""The group of the job's processes that exchanges small values; None with one process."""
+
+class Alone:
+    """The only process of a job, which has everything that several would exchange."""
+
+    rank: Rank = ALONE
+    first: First | None = None
+
+    def use(self, device: torch.device) -> None:
+        """Exchange tensors on this device from now on."""
+
+    def everyones(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by their number."""
+        return [value]
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of all processes' values, one by one."""
+        return list(values)
+
+    def wait(self) -> None:
+        """Return when all processes have come here."""
 
 
-class Processes:
-    """The processes of this job, connected with each other. `rank` is this one's, `label` the job's
+class Processes(Alone):
+    """The processes of a job, connected with each other. `rank` is this one's, `label` the job's
     name for itself."""
 
     def __init__(self) -> None:
         self.rank, self.label = ranks.mine(), "job"
         dist.init_process_group("gloo", timeout=STARTED)
         atexit.register(dist.destroy_process_group)  # its threads must not outlive the interpreter
-        global _hosts
-        _hosts = dist.new_group(backend="gloo", timeout=PATIENCE)
-        self._tensors: Any = _hosts
-        self.first: First | None = None
+        self._hosts: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._tensors: Any = self._hosts
         self.other: Other | None = None
-        self._connect()
+        if self.rank.number == 0:
+            key = token_bytes()
+            self.first = First(os.environ["MASTER_ADDR"], key, ranks.apart())
+            self.tell((self.first.address, key))
+            self.first.listen(self.rank.size - 1, self._say)
+        else:
+            address, key = self.tell(None)
+            self.other = Other(self.rank.number, address, key, self._say)
+        global _of_this_job
+        _of_this_job = self
 
     def lost(self, error: Exception) -> bool:
         """Return whether an error says that another process cannot be reached, which torch meets
@@ -74,18 +93,21 @@ class Processes:
         """Return the value that process 0 has given; what others give does not matter."""
         box = [value]
         with _noticing():
-            dist.broadcast_object_list(box, group=_hosts)
+            dist.broadcast_object_list(box, group=self._hosts)
         return box[0]
 
     def everyones(self, value: Any) -> list[Any]:
         """Return the values of all processes, by their number."""
-        return _everyones(value)
+        found: list[Any] = [None] * dist.get_world_size()
+        with _noticing():
+            dist.all_gather_object(found, value, group=self._hosts)
+        return found
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest of all processes' values, one by one."""
         together = torch.tensor(values, dtype=torch.float64)
         with _noticing():
-            dist.all_reduce(together, dist.ReduceOp.MAX, group=_hosts)
+            dist.all_reduce(together, dist.ReduceOp.MAX, group=self._hosts)
         return [float(value) for value in together.tolist()]
 
     def mesh(self, device: torch.device) -> Any:
@@ -94,75 +116,49 @@ class Processes:
 
         return DeviceMesh.from_group(self._tensors, device.type)
 
-    def save(self, tensors: dict[str, Tensor], writer: Any) -> None:
-        """Write divided tensors with a writer of torch.distributed.checkpoint. Raises OSError in
-        all processes if one cannot write."""
-        from torch.distributed.checkpoint.api import CheckpointException  # no Exception
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        try:
-            with _noticing():
-                save(tensors, storage_writer=writer, process_group=_hosts)
-        except CheckpointException as error:
-            cause = next((each for each, _ in error.failures.values()), error)
-            raise OSError(f"a checkpoint could not be written: {first_line(cause)}") from error
-
     def wait(self) -> None:
         """Return when all processes have come here."""
         with _noticing():
-            dist.barrier(group=_hosts)
+            dist.barrier(group=self._hosts)
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all processes; all of them get the same bits."""
-        for bucket in _buckets(tensors):
-            flat = _joined(bucket)
-            with _noticing():
-                dist.all_reduce(flat, group=self._tensors)
-            _fill(bucket, flat)
+        self._exchange(tensors, lambda flat: dist.all_reduce(flat, group=self._tensors))
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by process 0's tensor; those on a CPU, as of a
-        network that has not been moved yet, go through the hosts."""
-        for bucket in _buckets(tensors):
-            flat = _joined(bucket)
-            with _noticing():
-                group = _hosts if flat.device.type == "cpu" else self._tensors
-                dist.broadcast(flat, 0, group=group)
-            _fill(bucket, flat)
+        """Replace each tensor by process 0's; those on a CPU, as of a network that has not been
+        moved yet, go through the hosts."""
 
-    def _connect(self) -> None:
-        if self.rank.number == 0:
-            key = token_bytes()
-            self.first = First(os.environ["MASTER_ADDR"], key, ranks.apart())
-            self.tell((self.first.address, key))
-            self.first.listen(self.rank.size - 1, self._say)
-        else:
-            address, key = self.tell(None)
-            self.other = Other(self.rank.number, address, key, self._say)
+        def exchange(flat: Tensor) -> None:
+            group = self._hosts if flat.device.type == "cpu" else self._tensors
+            dist.broadcast(flat, 0, group=group)
+
+        self._exchange(tensors, exchange)
+
+    def _exchange(self, tensors: Iterable[Tensor], exchange: Callable[[Tensor], object]) -> None:
+        """Have tensors exchanged, several of them as a flat one."""
+        for bucket in _buckets(tensors):
+            flat = torch.cat([each.detach().reshape(-1) for each in bucket])
+            with _noticing():
+                exchange(flat)
+            parts = flat.split([each.numel() for each in bucket])
+            views = [part.view(each.shape) for part, each in zip(parts, bucket, strict=True)]
+            torch._foreach_copy_([each.detach() for each in bucket], views)
 
     def _say(self, line: str) -> None:
         leave(exit_status.FAILED, f"{self.label} failed: {line}")
 
 
-def connected() -> bool:
-    """Return whether this process belongs to a job of several processes."""
-    return _hosts is not None
+_of_this_job = Alone()
 
 
 def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Return named pairs, added up over the processes that have them."""
+    """Return named pairs, added up over the processes of this job that have them."""
     found: dict[str, tuple[float, float]] = {}
-    for each in _everyones(sums):
+    for each in _of_this_job.everyones(sums):
         for name, (top, count) in each.items():
             before = found.get(name, (0, 0))
             found[name] = before[0] + top, before[1] + count
-    return found
-
-
-def _everyones(value: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size()
-    with _noticing():
-        dist.all_gather_object(found, value, group=_hosts)
     return found
 
 
@@ -187,15 +183,8 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     yield from (bucket for bucket, _ in waiting.values())
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([each.detach().reshape(-1) for each in tensors])
-
-
-def _fill(tensors: list[Tensor], flat: Tensor) -> None:
-    parts = flat.split([each.numel() for each in tensors])
-    views = [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
-    torch._foreach_copy_([each.detach() for each in tensors], views)
-
+# Tensors of which each process of a job holds a part (--shard), in code that meets others as well.
+# Nothing here imports what torch has for them, which takes a second.
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -68,9 +68,9 @@ class Interruption:
             raise Interrupted(self._asked)
 
     @property
-    def asked(self) -> bool:
-        """Whether a signal has asked the job to stop."""
-        return bool(self._asked)
+    def asked(self) -> int:
+        """The signal that has asked the job to stop; 0 if none has."""
+        return self._asked
 
     def _stop(self, number: int, _frame: object) -> None:
         handle_signals(signal.SIG_IGN)

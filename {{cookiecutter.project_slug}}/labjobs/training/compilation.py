@@ -1,4 +1,4 @@
-"""torch.compile, used where it is worth it.
+"""How the student's forward function is called: under autocast, and compiled where it is worth it.
 
 Compiled code is kept in the project's `.cache`, so the second job of a kind starts warm. Source:
 docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.
@@ -6,25 +6,28 @@ docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Size, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from labjobs import layout
+from labjobs.data import trees
+from labjobs.devices import Precision
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
 from labjobs.job.terminal import log
+from labjobs.training.meters import Measured, Sum, summed, sums_of
 
-# Activation checkpointing: blocks keep only their input, and recompute the rest.
-#
-# The backward pass then needs only the memory of one block and of the blocks' inputs, at the cost
-# of about one more forward pass. Source: Chen et al. 2016, arxiv.org/abs/1604.06174;
+# Activation checkpointing: blocks keep only their input, and recompute the rest, at the cost of
+# about one more forward pass. Source: Chen et al. 2016, arxiv.org/abs/1604.06174;
 # docs.pytorch.org/docs/stable/checkpoint.html.
 
 
@@ -68,22 +71,17 @@ class _Recomputed:
         if not torch.is_grad_enabled():
             return forward(*inputs)
         if self._norms:
-            return _with_norms(forward, self._norms, *inputs)
+            return self._with_norms(forward, *inputs)
         return checkpoint(forward, *inputs, use_reentrant=False)
 
+    # Compiled, the second pass would update the statistics again.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _with_norms(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=self._contexts)
 
-# Compiled, the second pass would update the statistics again.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _with_norms(forward: Callable[..., Any], norms: list[_BatchNorm], *inputs: Any) -> Any:
-    contexts = partial(_contexts, norms)
-    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
-
-
-def _contexts(
-    norms: list[_BatchNorm],
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of the first and the second forward pass."""
-    return nullcontext(), _statistics_kept(norms)
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """The contexts of the first and the second forward pass."""
+        return nullcontext(), _statistics_kept(self._norms)
 
 
 @contextmanager
@@ -144,32 +142,12 @@ def graphs(choice: str, device: torch.device) -> bool:
     return choice in GRAPHS and device.type == "cuda"
 
 
-def begin_step() -> None:
-    """With CUDA graphs, let the next step have the memory of what compiled code returned so far.
-
-    Source: docs.pytorch.org/docs/stable/generated/torch.compiler.cudagraph_mark_step_begin.html.
-    """
-    torch.compiler.cudagraph_mark_step_begin()
-
-
 def compiled(function: C, choice: str = "on", dynamic: bool = False) -> C:
     """Return a function compiled as --compile says, for fixed shapes, or with `dynamic` for any;
     what slows it down goes to the job's log."""
     _prepare()
     mode = None if choice in ("auto", "on") else choice
     return torch.compile(function, dynamic=dynamic, mode=mode)  # type: ignore[return-value]
-
-
-def compile_blocks(network: nn.Module) -> None:
-    """Compile each block of a network by itself; blocks that are alike share what is compiled.
-
-    Raises SettingsError for a network without blocks. Source:
-    docs.pytorch.org/tutorials/recipes/regional_compilation.html.
-    """
-    check("blocks", [network])
-    _prepare()
-    for block in blocks(network):
-        block.compile(dynamic=False)
 
 
 def check(choice: str, networks: Iterable[nn.Module]) -> None:
@@ -205,3 +183,104 @@ def _prepare() -> None:
     for name in LOGGERS.values():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_EventLog()], False
+
+
+Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
+"""From a model, a batch and the settings to a loss () and what was measured, by name. The model may
+be any module, such as one that holds several."""
+
+Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]]
+
+ONE_THREAD = threading.RLock()
+"""Held while any compiled function runs: until torch 2.15 it refuses one that is called while
+another thread compiles, as background evaluation would."""
+
+
+class Prepared:
+    """A forward function under autocast and compiled as `compile` says, if it is not `off`; `plain`
+    without both.
+
+    It is compiled for the shapes of the first batch in training and the first in evaluation. An
+    epoch's smaller last batch runs as it is. Should batches differ in more than their number of
+    examples, as texts do, it is compiled once more, for any shapes. CUDA graphs are for training in
+    the usual shapes alone: they would need memory for each other shape and each copy of the
+    weights, and evaluation in the background records nothing while training goes on.
+
+    With `blocks`, only the blocks of a network are compiled, each by itself.
+    """
+
+    def __init__(self, forward: Forward, precision: Precision, compile: str) -> None:
+        self._precision = precision
+        self.plain = forward
+        self.compiled = compile != "off"
+        self._in_blocks = WeakSet[nn.Module]() if compile == "blocks" else None
+        """Networks whose blocks are compiled separately."""
+        if self.compiled and self._in_blocks is None:
+            without = GRAPHS.get(compile, compile)
+            self._to_train = compiled(region(forward), compile)
+            self._to_evaluate = compiled(region(forward), without)
+            self._for_any = compiled(region(forward), without, dynamic=True)
+        self._usual: dict[bool, list[Size]] = {}
+        """The shapes of the first batch, in training and in evaluation."""
+
+    @property
+    def precision(self) -> str:
+        """The number format, with `auto` resolved."""
+        return self._precision.name
+
+    def __call__(
+        self, model: nn.Module, batch: Any, settings: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return the loss () and what was measured; with its sums, if that was compiled."""
+        with self._precision.autocast():
+            if self._in_blocks is not None:
+                return self._by_blocks(self._in_blocks, model, batch, settings)
+            compiled = self._compiled_for(model.training, batch) if self.compiled else None
+            if not compiled:
+                return self.plain(model, batch, settings)
+            with ONE_THREAD:
+                loss, measured, made = compiled(model, batch, settings)
+            return loss, Measured(measured, {name: Sum(*pair) for name, pair in made.items()})
+
+    def _by_blocks(
+        self, known: WeakSet[nn.Module], model: nn.Module, batch: Any, settings: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Blocks that are alike share what is compiled. Source:
+        docs.pytorch.org/tutorials/recipes/regional_compilation.html."""
+        with ONE_THREAD:
+            if model not in known:
+                check("blocks", [model])
+                _prepare()
+                for block in blocks(model):
+                    block.compile(dynamic=False)
+                known.add(model)
+            return self.plain(model, batch, settings)
+
+    def _compiled_for(self, training: bool, batch: Any) -> Region | None:
+        """The compiled function for a batch; None for one that is only smaller than the first."""
+        shapes = [leaf.shape for leaf in trees.leaves(batch) if isinstance(leaf, Tensor)]
+        usual = self._usual.setdefault(training, shapes)
+        if shapes == usual:
+            return self._to_train if training else self._to_evaluate
+        return None if _differ_in_rows_alone(shapes, usual) else self._for_any
+
+
+def _differ_in_rows_alone(shapes: Sequence[Size], others: Sequence[Size]) -> bool:
+    """Whether two batches have the same shapes but for one number of examples in each."""
+    rows = [{shape[:1] for shape in each} for each in (shapes, others)]
+    one_each = all(len(found) == 1 for found in rows)
+    return one_each and [shape[1:] for shape in shapes] == [shape[1:] for shape in others]
+
+
+def region(forward: Forward) -> Region:
+    """Return a function that also sums what was measured: compiled, network, loss and sums are one
+    region."""
+
+    def run(
+        model: nn.Module, batch: Any, settings: Any
+    ) -> tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]:
+        loss, measured = forward(model, batch, settings)
+        made = {name: tuple(summed(each)) for name, each in sums_of(measured).items()}
+        return loss, measured, made
+
+    return run

@@ -11,7 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from labjobs import layout
@@ -22,11 +21,12 @@ from labjobs.files import write_record
 from labjobs.job import attempts, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, identity
+from labjobs.job.journal import Damaged
 from labjobs.job.runtime import LENGTHS
 from labjobs.job.terminal import log
 from labjobs.settings import Span, Weights
-from labjobs.training import checkpoints
 from labjobs.training.progress import Length, Position
+from labjobs.training.state import whole
 
 # Whether a longer job may continue a shorter one.
 #
@@ -94,18 +94,17 @@ class Trained(NamedTuple):
 def can_go_on(settings: Any, factor: Factor | None, done: Trained) -> bool:
     """Return whether a longer job could continue, tested with one that is twice as long and has the
     same schedule. False if the schedule is unknown or the length is in minutes."""
-    if factor is None or done.early or not done.steps or _in_minutes(settings):
+    if factor is None or not done.steps:
         return False
-    if not _is_evaluated(settings, done):
-        return False
-    itself, longer = (settings, done.steps), (settings, 2 * done.steps)
-    return _first_difference(factor, longer, itself, done) is None
+    return not extension_problem(settings, settings, factor, done, 2 * done.steps)
 
 
-def extension_problem(settings: Any, before: Any, factor: Factor, done: Trained) -> str:
-    """Return why a job cannot continue what a job with the settings `before` has done, and what to
-    do about it; empty if it can."""
-    if _in_minutes(settings) or _in_minutes(before):
+def extension_problem(
+    settings: Any, before: Any, factor: Factor, done: Trained, total: int = 0
+) -> str:
+    """Return why a job, of `total` steps if not as its settings say, cannot continue what a job
+    with the settings `before` has done, and what to do about it; empty if it can."""
+    if getattr(settings, "minutes", 0) or getattr(before, "minutes", 0):
         return "both jobs need a length in --steps or --epochs, not in --minutes"
     mine, theirs = identity(settings), identity(before)
     for name in [*mine.keys() - MAY_DIFFER, *theirs.keys() - MAY_DIFFER]:
@@ -113,69 +112,34 @@ def extension_problem(settings: Any, before: Any, factor: Factor, done: Trained)
             here, there = as_text(mine.get(name)), as_text(theirs.get(name))
             differs = f"{flags.option(name)} is {here}, but was {there} in that job"
             return f"{differs}; only the length and the schedule may differ"
-    total = _total(settings, done)
+    length = Length(settings)
+    length.steps_per_epoch = done.steps_per_epoch
+    total = total or length.total or 0
     if done.early:
         return f"it stopped early, after {done.steps} steps, as a longer job would; see --patience"
     if total <= done.steps:
         return f"it has done {done.steps} steps, and this job has {total}; make this job longer"
-    if not _is_evaluated(settings, done):
+    if not Position(settings, length).is_evaluated(done.steps):
         every = as_text(settings.eval_every)
         ended = f"it ended between two evaluations, after {done.steps} steps"
         return f"{ended}; its length must be a multiple of --eval-every {every}"
-    return _rates(factor, (settings, total), (before, done.steps), done)
-
-
-def _rates(factor: Factor, mine: tuple[Any, int], theirs: tuple[Any, int], done: Trained) -> str:
-    """Why the learning rates of the steps that were done differ; empty if they are the same."""
-    step = _first_difference(factor, mine, theirs, done)
-    if step is None:
-        return ""
-    here, there = (_factor(factor, *each, done, step) for each in (mine, theirs))
-    rates = f"in step {step + 1} the learning rate would be {here:.4g} of its highest, but was"
-    cure = "up to there, the schedule must not depend on the length, like --schedule constant"
-    return f"{rates} {there:.4g}; {cure}"
-
-
-def _first_difference(
-    factor: Factor, one: tuple[Any, int], other: tuple[Any, int], done: Trained
-) -> int | None:
-    """The number of steps before the first one whose learning rate differs; None if none does.
-    The last step comes first, since most schedules differ there."""
-    first, second = (Planned(total, done.steps_per_epoch) for _, total in (one, other))
+    # The last step comes first, since most schedules differ there.
     for step in chain((done.steps - 1,), range(done.steps - 1)):
-        first.step = second.step = step
+        now = Planned(total, done.steps_per_epoch, step)
+        then = Planned(done.steps, done.steps_per_epoch, step)
         for plateaus in PLATEAUS:
-            if factor(one[0], first, plateaus) != factor(other[0], second, plateaus):
-                return step
-    return None
-
-
-def _factor(factor: Factor, settings: Any, total: int, done: Trained, step: int) -> float:
-    return factor(settings, Planned(total, done.steps_per_epoch, step), 0)
-
-
-def _in_minutes(settings: Any) -> bool:
-    return bool(getattr(settings, "minutes", 0))
-
-
-def _total(settings: Any, done: Trained) -> int:
-    length = Length(settings)
-    length.steps_per_epoch = done.steps_per_epoch
-    return length.total or 0
-
-
-def _is_evaluated(settings: Any, done: Trained) -> bool:
-    """Whether a longer job has an evaluation at the step at which this one has ended."""
-    length = Length(settings)
-    length.steps_per_epoch = done.steps_per_epoch
-    position = Position(settings, length)
-    return position.is_evaluated(done.steps)
+            lr, lr_then = factor(settings, now, plateaus), factor(before, then, plateaus)
+            if lr != lr_then:
+                rates = f"the learning rate would be {lr:.4g} of its highest, but was {lr_then:.4g}"
+                return (
+                    f"in step {step + 1} {rates}; up to there, the schedule must not depend on the "
+                    "length, like --schedule constant"
+                )
+    return ""
 
 
 NAMED = 8
 """Largest number of unfitting weights that are named; further ones are only counted."""
-
-CPU = torch.device("cpu")
 
 
 class Beginning:
@@ -196,9 +160,12 @@ class Beginning:
         """
         if not self._given or self._given.last or not (attempt := self._attempt):
             return
-        kept = self._best_of(attempt)
-        fitting = {name: _fitting(model, kept.get(name, {})) for name, model in models.items()}
-        if not any(_has_parameter(model, fitting[name]) for name, model in models.items()):
+        if not (attempt / layout.BEST).exists():
+            raise SettingsError(f"{self._flag}: that job has kept no weights")
+        kept = dict(self._opened(attempt / layout.BEST)["models"])
+        fits = {name: _fitting(model, kept.get(name, {})) for name, model in models.items()}
+        parameters = (name in fits[m] for m in models for name, _ in models[m].named_parameters())
+        if not any(parameters):
             has = ", ".join(kept)
             raise SettingsError(
                 f"{self._flag}: none of its weights fit; that job kept weights of {has}"
@@ -206,8 +173,8 @@ class Beginning:
         for name, model in models.items():
             if any(weight.is_meta for weight in model.parameters()):
                 continue
-            model.load_state_dict(fitting[name], strict=False)
-            count, own = len(fitting[name]), len(model.state_dict())
+            model.load_state_dict(fits[name], strict=False)
+            count, own = len(fits[name]), len(model.state_dict())
             level = logging.INFO if 2 * count > own else logging.WARNING
             log.log(level, "%s: %d of %d weights of %s are taken", self._flag, count, own, name)
             lines = list(_misfits(model, kept.get(name, {})))
@@ -285,24 +252,12 @@ class Beginning:
         """The other job's attempt; None if that job has not run yet, as when a sweep is checked."""
         return attempts.finished_at(self._given.job, self._root) if self._given else None
 
-    def _best_of(self, attempt: Path) -> dict[str, dict[str, Tensor]]:
-        if not (attempt / layout.BEST).exists():
-            raise SettingsError(f"{self._flag}: that job has kept no weights")
-        return dict(self._opened(attempt / layout.BEST)["models"])
-
     def _opened(self, path: Path) -> dict[str, Any]:
         try:
-            content = checkpoints.load(path, CPU)
-            return _whole(content, path.parent) if "shards" in content else content
-        except checkpoints.Damaged as error:
+            return whole(path)
+        except Damaged as error:
             line = f"its {path.name} is damaged; run that job again with --force"
             raise JobError(f"{self._flag}: {line}") from error
-
-
-def _whole(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    from labjobs.training import sharding  # slow
-
-    return sharding.filled_shards(content, folder)
 
 
 def _fitting(model: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -312,10 +267,6 @@ def _fitting(model: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, weight in kept.items()
         if name in own and own[name].shape == weight.shape
     }
-
-
-def _has_parameter(model: nn.Module, fitting: Mapping[str, Tensor]) -> bool:
-    return any(name in fitting for name, _ in model.named_parameters())
 
 
 def _misfits(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[str]:

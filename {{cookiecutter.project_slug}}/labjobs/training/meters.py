@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from labjobs import devices
 from labjobs.distributed import collectives
-from labjobs.distributed.collectives import Processes, is_divided
+from labjobs.distributed.collectives import Alone
 from labjobs.errors import Diverged, JobError, first_line
 from labjobs.job.journal import Journal, now
 from labjobs.job.terminal import log
@@ -60,13 +60,8 @@ class Measured(dict[str, Any]):
 
 def sums_of(measured: Mapping[str, Any]) -> dict[str, Sum]:
     """Return each measurement as a sum; nothing is computed."""
-    made = sums_made(measured)
+    made = measured.sums if isinstance(measured, Measured) else {}
     return {name: made.get(name) or sum_of(value) for name, value in measured.items()}
-
-
-def sums_made(measured: Mapping[str, Any]) -> Mapping[str, Sum]:
-    """Return the sums that were made together with the measurements."""
-    return measured.sums if isinstance(measured, Measured) else {}
 
 
 def sum_of(value: Any) -> Sum:
@@ -88,15 +83,11 @@ def sum_of(value: Any) -> Sum:
 
 
 def summed(measurement: Sum) -> Sum:
-    """Return a sum that has been computed."""
-    weight = measurement.weight
-    whole = total(weight) if isinstance(weight, Tensor) else weight
-    return Sum(total(measurement.numerator), whole)
-
-
-def total(values: Tensor) -> Tensor:
-    """Return the sum () of a tensor, in the widest number format of its device."""
-    return values.sum(dtype=wide(values.device))
+    """Return a sum that has been computed, in the widest number format of its device."""
+    numerator, weight = measurement
+    if isinstance(weight, Tensor):
+        weight = weight.sum(dtype=wide(weight.device))
+    return Sum(numerator.sum(dtype=wide(numerator.device)), weight)
 
 
 def wide(device: torch.device) -> torch.dtype:
@@ -199,19 +190,15 @@ class Means:
     def read(self) -> dict[str, float]:
         """Return the means, over the batches of all processes of the job. Waits for the device,
         once."""
-        read = self._on_host()
-        if collectives.connected():
-            read = collectives.added(read)
-        return {name: top / count if count else float("nan") for name, (top, count) in read.items()}
-
-    def _on_host(self) -> dict[str, tuple[float, float]]:
-        if not self._sums:
-            return {}
         tensors = [tensor for each in self._sums.values() for tensor in each.tensors]
-        values = iter(totals(tensors).tolist())
-        return {
+        values = iter(totals(tensors).tolist() if tensors else ())
+        read = {
             name: (next(values), each.weight if isinstance(each.weight, int) else next(values))
             for name, each in self._sums.items()
+        }
+        return {
+            name: top / count if count else float("nan")
+            for name, (top, count) in collectives.added(read).items()
         }
 
 
@@ -227,15 +214,14 @@ STEPS = 64
 VALUES = 2**20
 """Largest number of measured values that wait on the device."""
 
-ON_DEVICE = (Tensor, tuple)
-"""Kinds of measurements; all else is a number."""
-
 INTERVAL = 1.0
 """Largest number of seconds between two copies to the host."""
 
-
 NamedSum = tuple[str, float, float]
 """A measurement's name, its numerator and its weight."""
+
+Sums = dict[str, tuple[float, float]]
+"""Numerators and weights on the host, by name."""
 
 
 class Step(NamedTuple):
@@ -252,8 +238,11 @@ class TrainMeter:
 
     A point is the mean over --log-every steps, under the number of the last of them. `declared`
     names the metrics that must be finite. With CUDA `graphs` each step is summed at its end, as the
-    next one writes over what it returned.
+    next one writes over what it returned. Several processes have to exchange what they measured at
+    the same step: when process 0 finds that it is `due`.
     """
+
+    due = False
 
     def __init__(
         self,
@@ -261,8 +250,10 @@ class TrainMeter:
         device: torch.device,
         declared: Mapping[str, Any],
         graphs: bool = False,
+        processes: Alone | None = None,
     ) -> None:
         self._journal, self._declared, self._graphs = journal, declared, graphs
+        self._processes = processes or Alone()
         self._every = 0  # not chosen yet
         self._names: set[str] = set()
         self._numbers: dict[str, float] = {}
@@ -271,9 +262,9 @@ class TrainMeter:
         self._values = 0
         self._copies = _Copies(device)
         self._sent = time.monotonic()
-        self._means = _Means()
+        self._sums: Sums = {}
         self._in_mean = 0
-        self._since_last = _Means()
+        self._since_last: Sums = {}
 
     def choose_spacing(self, steps: int | None) -> None:
         """Choose the steps for each point: as the job began, or by the steps that it has."""
@@ -286,12 +277,12 @@ class TrainMeter:
 
     def add(self, measured: Mapping[str, Any]) -> None:
         """Add measurements of this step, several times if need be; numbers are kept as they are."""
-        made = sums_made(measured)
+        made = measured.sums if isinstance(measured, Measured) else {}
         for name, value in measured.items():
             if name not in self._names:
                 check_name(name)
                 self._names.add(name)
-            if isinstance(value, ON_DEVICE):
+            if isinstance(value, Tensor | tuple):  # all else is a number that the host knows
                 each = made.get(name) or sum_of(value)
                 self._of_step.append((name, each))
                 self._values += each.numerator.numel()
@@ -305,28 +296,31 @@ class TrainMeter:
         self._of_step = []
         full = len(self._waiting) >= STEPS or self._values > VALUES
         if full or time.monotonic() - self._sent > INTERVAL:
-            self._exchange(wait=full)
+            if self._processes.rank.size == 1:
+                self.exchange(wait=full)
+            else:
+                self.due = True
 
     def flush(self) -> None:
         """Wait for the device and write every point so far. Raises Diverged as `end_step` does."""
-        self._exchange(wait=True)  # sends what waits
-        self._exchange(wait=True)  # and takes it
+        self.exchange(wait=True)  # sends what waits
+        self.exchange(wait=True)  # and takes it
 
     def close(self, step: int) -> None:
         """Write the mean of the last steps too, if they are fewer than --log-every. The state keeps
         their sums, because a longer job that continues from it adds more steps to that mean."""
         self.flush()
         if self._in_mean:
-            before = self._means, self._in_mean
+            before = self._sums, self._in_mean
             self._write(step, now())
-            self._means, self._in_mean = before
+            self._sums, self._in_mean = before
             self._journal.flush()
 
     def since_last(self) -> dict[str, float]:
         """Return the means over the points written since the last call, as `train_<name>`, and the
         last values of numbers such as the learning rate."""
-        means = {f"train_{name}": mean for name, mean in self._since_last.read().items()}
-        self._since_last = _Means()
+        means = {f"train_{name}": mean for name, mean in _means(self._since_last).items()}
+        self._since_last = {}
         return means | self._numbers
 
     def state_dict(self) -> dict[str, Any]:
@@ -335,7 +329,7 @@ class TrainMeter:
         return {
             "every": self._every,
             "in_mean": self._in_mean,
-            "means": self._means.sums,
+            "means": self._sums,
             "numbers": dict(self._numbers),
         }
 
@@ -344,13 +338,15 @@ class TrainMeter:
         self._every, self._in_mean = state["every"], state["in_mean"]
         if self._journal.log_every not in ("auto", self._every):  # continuing another job
             log.warning("--log-every stays %s, the value that training began with", self._every)
-        self._means.sums, self._numbers = state["means"], state["numbers"]
+        self._sums, self._numbers = state["means"], state["numbers"]
 
-    def _exchange(self, wait: bool) -> None:
+    def exchange(self, wait: bool) -> None:
         """Take what has arrived on the host, and send what waits on the device.
 
-        Nothing happens while a copy is under way, unless it is to be waited for.
+        Nothing happens while a copy is under way, unless it is to be waited for, as all of several
+        processes do.
         """
+        self.due = False
         arrived = self._copies.take(wait)
         if arrived is None:
             return
@@ -358,32 +354,33 @@ class TrainMeter:
         self._waiting, self._values, self._sent = [], 0, time.monotonic()
         steps, values = arrived
         for each, sums in zip(steps, self._read(steps, values), strict=True):
-            self._count(each, sums)
+            for name, total, weight in sums:
+                _add(self._sums, name, total, weight)
+            self._in_mean += 1
+            if self._in_mean >= self._every:
+                self._write(each.step, each.at, each.numbers)
         self._journal.flush()
 
-    def _read(self, steps: list[Step], values: Iterator[float]) -> list[list[NamedSum]]:
-        """The sums of each step, of what has been copied to the host."""
-        return [
+    def _read(self, steps: list[Step], values: Iterator[float]) -> Iterator[list[NamedSum]]:
+        """The sums of each step of all processes, of what has been copied to the host."""
+        mine = [
             [
                 (name, next(values), count if isinstance(count, int) else next(values))
                 for name, (_, count) in step.sums
             ]
             for step in steps
         ]
-
-    def _count(self, step: Step, sums: list[NamedSum]) -> None:
-        for name, total, count in sums:
-            self._means.add(name, total, count)
-        self._in_mean += 1
-        if self._in_mean >= self._every:
-            self._write(step.step, step.at, step.numbers)
+        everyones = self._processes.everyones(mine) if steps else [mine]
+        for of_step in zip(*everyones, strict=True):
+            yield [each for sums in of_step for each in sums]
 
     def _write(self, step: int, at: int, numbers: Mapping[str, float] | None = None) -> None:
-        means = self._means.read()
+        means = _means(self._sums)
         named = {f"train_{name}": mean for name, mean in means.items()}
         self._journal.metrics(step, {**named, **(numbers or self._numbers)}, at)
-        self._since_last.merge(self._means)
-        self._means, self._in_mean = _Means(), 0
+        for name, sums in self._sums.items():
+            _add(self._since_last, name, *sums)
+        self._sums, self._in_mean = {}, 0
         for name, mean in means.items():
             if name in self._declared and not math.isfinite(mean):
                 self._journal.flush()
@@ -391,22 +388,13 @@ class TrainMeter:
                 raise Diverged(f"train_{name} was not finite by optimizer step {step}; {cure}")
 
 
-class _Means:
-    """Means on the host, weighted by the number of values."""
+def _add(sums: Sums, name: str, total: float, count: float) -> None:
+    before, counted = sums.get(name, (0.0, 0.0))
+    sums[name] = before + total, counted + count
 
-    def __init__(self) -> None:
-        self.sums: dict[str, tuple[float, float]] = {}
 
-    def add(self, name: str, total: float, count: float) -> None:
-        before, counted = self.sums.get(name, (0.0, 0.0))
-        self.sums[name] = before + total, counted + count
-
-    def merge(self, other: "_Means") -> None:
-        for name, (total, count) in other.sums.items():
-            self.add(name, total, count)
-
-    def read(self) -> dict[str, float]:
-        return {name: total / count for name, (total, count) in self.sums.items() if count}
+def _means(sums: Sums) -> dict[str, float]:
+    return {name: total / count for name, (total, count) in sums.items() if count}
 
 
 class _Copies:
@@ -438,62 +426,3 @@ class _Copies:
             self._host = devices.pinned((2 * self._size,), self._host.dtype, self._device)
         self._host[: self._size].copy_(totals(tensors), non_blocking=self._ahead)
         self._copied.record()
-
-
-# Gradients of several processes, added up as if one process had computed the whole batch.
-#
-# Each process computes the gradients of its slice of the batch, weighted by the fraction of the
-# batch that it is. When its last part is done, they are added up, once an optimizer step. Source:
-# Li et al. 2020, arxiv.org/abs/2006.15704, without their overlap with the backward pass.
-
-
-class Gradients:
-    """The gradients of some models' weights, and their buffers, of all processes of a job."""
-
-    def __init__(self, models: Iterable[nn.Module], processes: Processes) -> None:
-        self._processes = processes
-        listed = list(models)
-        self._weights = [weight for weight in _once(listed) if weight.requires_grad]
-        self._added = any(is_divided(weight) for weight in self._weights)
-        self._buffers = list({id(each): each for m in listed for each in m.buffers()}.values())
-
-    def begin(self) -> None:
-        """Raise JobError if there are gradients already, which would be added up twice."""
-        if any(weight.grad is not None for weight in self._weights):
-            raise JobError(
-                "job.parts: there are gradients from before, which several processes cannot add "
-                "up again; call optimizer.zero_grad() before job.parts(batch)"
-            )
-
-    def add_up(self) -> None:
-        """Replace each gradient by its sum over all processes. A weight has one afterwards if it
-        has in any of them; with --shard that was done in the backward pass. Buffers become those of
-        process 0."""
-        if not self._added:
-            self._add_up()
-        self._processes.copy_from_first(self._buffers)
-
-    def _add_up(self) -> None:
-        here = [float(weight.grad is not None) for weight in self._weights]
-        anywhere = self._processes.largest(here)
-        self._processes.add_up(
-            _gradient(weight)
-            for weight, has_one in zip(self._weights, anywhere, strict=True)
-            if has_one
-        )
-
-
-def _once(models: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """Yield the weights of some models, each once."""
-    seen = set[int]()
-    for model in models:
-        for weight in model.parameters():
-            if id(weight) not in seen:
-                seen.add(id(weight))
-                yield weight
-
-
-def _gradient(weight: Tensor) -> Tensor:
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    return weight.grad

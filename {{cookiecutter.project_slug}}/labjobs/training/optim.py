@@ -1,7 +1,8 @@
-"""Which evaluation's weights are best, and when to stop waiting for better ones."""
+"""From gradients to weights: Muon, the EMA, parts of a batch, clipping, early stopping."""
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from labjobs.distributed.collectives import copied, is_divided, norm_of_all, own
+from labjobs.data import trees
+from labjobs.data.order import slice_of
+from labjobs.distributed.collectives import Processes, copied, is_divided, norm_of_all, own
 from labjobs.errors import Diverged, JobError
 from labjobs.settings import Metric, no_monitor
+from labjobs.training.meters import wide
 from labjobs.training.progress import Stateful
 
 # Muon: momentum whose matrices are orthogonalized, and AdamW for everything else.
@@ -37,6 +41,9 @@ class Muon(Optimizer):
     Groups with `hidden=False` are updated by AdamW, and so are tensors with fewer than two
     dimensions in the others.
     """
+
+    needs_matrices = True
+    """Weights that are divided among processes (--shard) will not do."""
 
     def __init__(
         self,
@@ -66,7 +73,7 @@ class Muon(Optimizer):
         updates = list(torch._foreach_lerp(gradients, momenta, kept))  # Nesterov's
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        for indices in _alike(weights):
+        for indices in _alike(weights, lambda each: (each.shape, each.dtype, each.device)):
             rows, columns = len(weights[indices[0]]), weights[indices[0]][0].numel()
             matrices = torch.stack([updates[index].flatten(1) for index in indices])
             size = -group["lr"] * 0.2 * max(rows, columns) ** 0.5
@@ -148,11 +155,12 @@ def _gradients(weights: list[Tensor]) -> list[Tensor]:
     return [weight.grad for weight in weights if weight.grad is not None]
 
 
-def _alike(weights: list[Tensor]) -> list[list[int]]:
-    """The places of weights of one shape and type, which can be stacked."""
+def _alike(tensors: Sequence[Tensor], kind: Callable[[Tensor], Any]) -> list[list[int]]:
+    """The places of tensors of one kind each. What torch does with tensors of mixed data types it
+    does one by one."""
     found: dict[Any, list[int]] = {}
-    for index, weight in enumerate(weights):
-        found.setdefault((weight.shape, weight.dtype, weight.device), []).append(index)
+    for index, each in enumerate(tensors):
+        found.setdefault(kind(each), []).append(index)
     return [*found.values()]
 
 
@@ -209,16 +217,134 @@ def _held(tensors: list[Tensor]) -> list[Tensor]:
 def _by_type(
     mine: Iterable[Tensor], theirs: Iterable[Tensor]
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Pairs of lists of one data type each: over mixed ones torch launches a copy for each."""
-    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for one, other in zip(mine, theirs, strict=True):
-        group = groups.setdefault(one.dtype, ([], []))
-        group[0].append(one if is_divided(one) else one.detach())
-        group[1].append(other if is_divided(other) else other.detach())
-    return list(groups.values())
+    """Pairs of lists of one data type each."""
+    ours = [[e if is_divided(e) else e.detach() for e in each] for each in (mine, theirs)]
+    groups = _alike(ours[0], lambda each: each.dtype)
+    return [([ours[0][n] for n in group], [ours[1][n] for n in group]) for group in groups]
 
 
-# Gradients between the backward pass and the optimizer's step.
+# The gradients of a batch: in parts that add up to it, in slices of several processes, and clipped.
+
+Count = Callable[[Any], Tensor]
+"""From a batch to the number of its elements (), on the batch's device."""
+
+
+def parts_of(
+    batch: Any, count: int, elements: Count | None = None, exactly: bool = False
+) -> Iterator[tuple[Any, Tensor]]:
+    """Yield up to `count` parts of a batch, about equal, each with its fraction () of the batch.
+
+    The fraction is that of the examples; with `elements`, that of the elements that this counts,
+    such as the tokens that are not padding. With `exactly`, there are `count` parts. No part is a
+    single example, unless the batch is: batch norm cannot take one. Raises JobError for a batch
+    that cannot be split into examples.
+    """
+    size = trees.rows(batch)
+    if not size:
+        raise JobError(
+            "--accumulate: this batch cannot be split into parts, since it is not made of tensors "
+            "that have a row for each example"
+        )
+    sizes: int | list[int]
+    if exactly:
+        each, more = divmod(size, count)
+        sizes = [each + (number < more) for number in range(count)]
+    else:
+        sizes = max(2, -(-size // count))
+        while sizes < size and size % sizes == 1:
+            sizes += 1
+    split = trees.split(batch, sizes)
+    if elements:
+        whole = elements(batch)
+        yield from ((part, elements(part) / whole) for part in split)
+    else:
+        for part in split:
+            first = trees.leaves(part)[0]
+            yield part, _constant(len(first) / size, first.device)
+
+
+@lru_cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    return torch.full((), value, device=device)  # filled there: a copy would wait for the device
+
+
+class SharedGradients:
+    """The gradients of some models' weights, and their buffers, of all processes of a job.
+
+    Each process computes the gradients of its slice of the batch, weighted by the fraction of the
+    batch that it is. When its last part is done, they are added up, once an optimizer step, as if
+    one process had computed the whole batch. Source: Li et al. 2020, arxiv.org/abs/2006.15704,
+    without their overlap with the backward pass.
+    """
+
+    def __init__(
+        self, models: Iterable[nn.Module], processes: Processes, device: torch.device, shard: bool
+    ) -> None:
+        self._processes, self._device, self._shard = processes, device, shard
+        listed = list(models)
+        weights = {id(each): each for model in listed for each in model.parameters()}
+        self._weights = [weight for weight in weights.values() if weight.requires_grad]
+        self._buffers = list({id(each): each for m in listed for each in m.buffers()}.values())
+        self._added = True
+        """Whether the gradients of this step were added up."""
+
+    def slices(self, stream: Iterator[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+        """Yield this process's slices, with the number of examples in the whole batches."""
+        for batch, size in stream:
+            if not self._added:
+                raise JobError("several processes need job.parts(batch) in the loop; see run.py")
+            self._added = False
+            self._mine, self._size = len(slice_of(size, self._processes.rank)), size
+            yield batch, size
+
+    def parts(self, batch: Any, count: int, elements: Count | None) -> Iterator[tuple[Any, Tensor]]:
+        """Yield this process's slice of a batch in parts, each with its fraction () of the whole
+        batch; then add up the gradients of all processes.
+
+        Raises JobError if there are gradients already, which would be added up twice.
+        """
+        if any(weight.grad is not None for weight in self._weights):
+            raise JobError(
+                "job.parts: there are gradients from before, which several processes cannot add "
+                "up again; call optimizer.zero_grad() before job.parts(batch)"
+            )
+        kind = wide(self._device)
+        fraction = torch.full((), self._mine / self._size, dtype=kind, device=self._device)
+        if elements:
+            mine = (elements(batch) * (self._mine > 0)).to(kind)
+            whole = mine.clone()
+            self._processes.add_up([whole])
+            fraction = mine / whole
+        if self._mine:
+            for part, of_mine in self._of_mine(batch, count, elements):
+                yield part, of_mine * fraction
+        if not self._shard:  # which adds them up in the backward pass
+            self._add_up()
+        self._processes.copy_from_first(self._buffers)
+        self._added = True
+
+    def _of_mine(
+        self, batch: Any, count: int, elements: Count | None
+    ) -> Iterator[tuple[Any, Tensor]]:
+        if count == 1:
+            return iter([(batch, _constant(1.0, self._device))])
+        if not self._shard:
+            return parts_of(batch, count, elements)
+        # With --shard the processes need each other for every part: all have as many.
+        most = self._size // self._processes.rank.size // 2  # no part is a single example
+        return parts_of(batch, max(1, min(count, most)), elements, exactly=True)
+
+    def _add_up(self) -> None:
+        """Replace each gradient by its sum over all processes; a weight has one afterwards if it
+        has in any of them."""
+        here = [float(weight.grad is not None) for weight in self._weights]
+        anywhere = self._processes.largest(here)
+        found = []
+        for weight, has_one in zip(self._weights, anywhere, strict=True):
+            if has_one:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                found.append(weight.grad)
+        self._processes.add_up(found)
 
 
 def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
@@ -230,28 +356,19 @@ def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     """
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
     divided = [gradient for gradient in gradients if is_divided(gradient)]
-    groups = _gradients_by_type([own(gradient) for gradient in gradients] if divided else gradients)
-    norms = {number: each for group in groups for number, each in _norms(group)}
+    held = [own(gradient) for gradient in gradients] if divided else gradients
+    groups = [[(n, held[n]) for n in group] for group in _alike(held, lambda each: each.dtype)]
+    norms: dict[int, Tensor] = {}
+    for group in groups:
+        found = torch._foreach_norm([each for _, each in group])
+        norms.update(zip((number for number, _ in group), found, strict=True))
     whole: Tensor = torch.linalg.vector_norm(torch.stack([norms[n] for n in range(len(norms))]))
     if divided:
         whole = norm_of_all(whole, divided[0])
     scale = (norm / (whole + 1e-6)).clamp(max=1.0)
     for group in groups:
-        torch._foreach_mul_([*group.values()], scale)
+        torch._foreach_mul_([each for _, each in group], scale)
     return whole
-
-
-def _norms(gradients: Mapping[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
-    return zip(gradients, torch._foreach_norm([*gradients.values()]), strict=True)
-
-
-def _gradients_by_type(gradients: Iterable[Tensor]) -> list[dict[int, Tensor]]:
-    """Return gradients by their number in groups of one data type each: over mixed ones torch
-    launches an operation for each."""
-    groups: dict[torch.dtype, dict[int, Tensor]] = {}
-    for number, each in enumerate(gradients):
-        groups.setdefault(each.dtype, {})[number] = each
-    return list(groups.values())
 
 
 class EarlyStopping(Stateful):

@@ -13,13 +13,12 @@ import csv
 import hashlib
 import math
 import re
-import shutil
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -30,9 +29,8 @@ from torch.utils.data import Dataset
 from labjobs import devices, files, layout
 from labjobs.data.batches import Batches
 from labjobs.data.order import slice_of, underlying
-from labjobs.distributed.collectives import Processes
+from labjobs.distributed.collectives import Alone
 from labjobs.errors import JobError
-from labjobs.job.journal import Journal
 
 AHEAD = 8
 """Largest number of batches on their way to the host; then the oldest is waited for."""
@@ -44,14 +42,31 @@ Value = Tensor | Sequence[Tensor]
 """Of the examples of a batch: (B, …), or a tensor for each, of different lengths."""
 
 
-class Outputs:
-    """Values of single examples, by name, over many batches."""
+Arrays = dict[str, NDArray[Any]]
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+PLACES = "job.places"
+"""Where the examples of a process are in the order of all processes (N,)."""
+
+
+class Outputs:
+    """Values of single examples, by name, over many batches, in the order of one process.
+
+    Of several processes, process 0 writes the file; those of the others lie in `shared` until it
+    has read them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        processes: Alone | None = None,
+        shared: Path | None = None,
+    ) -> None:
         self._folder, self._device = folder, device
+        self._processes, self._shared = processes or Alone(), shared or folder
+        self._sizes: list[int] = []  # examples in each batch
         self._columns: dict[str, _Column] = {}
         self._copies: deque[tuple[devices.Event, dict[str, Tensor]]] = deque()
-        self._examples = 0
         self._sources: set[Batches | None] = set()
         self.batch_of: Batches | None = None
         """Where the batch comes from whose outputs are added next; None if that is not known."""
@@ -63,7 +78,7 @@ class Outputs:
         Raises JobError for values of different lengths, or unlike those of earlier batches.
         """
         columns = dict(column for each in values.items() for column in _columns(*each))
-        self._examples += _examples(values)
+        self._sizes.append(_examples(values))
         self._sources.add(self.batch_of)
         self.batch_of = None
         copies = {name: self._to_host(value) for name, value in columns.items()}
@@ -77,21 +92,54 @@ class Outputs:
         """Write the file, whole or not at all; returns the names of the files written."""
         while self._copies:
             self._write()
-        if not self._columns:
+        if not any(self._processes.everyones(bool(self._columns))):
             return []
-        own = {name: column.array() for name, column in self._columns.items()}
-        arrays = self._index() | own
+        arrays, rank = self._index() | self._arrays(), self._processes.rank
         path = self._folder / layout.PREDICTIONS
+        if rank.size > 1:
+            parts = [self._shared / f"predictions.{each}.part" for each in range(rank.size)]
+            arrays[PLACES] = self._places()
+            if rank.number:
+                files.write(parts[rank.number], lambda file: np.savez(file, **arrays))  # type: ignore
+            self._processes.wait()
+            if rank.number:
+                return []
+            every = [arrays, *map(_taken, parts[1:])]
+            arrays = in_order([part for part in every if len(part[PLACES])])
         files.write(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore
         return [layout.PREDICTIONS]
 
-    def _index(self) -> dict[str, NDArray[Any]]:
+    def _arrays(self) -> Arrays:
+        return {name: column.array() for name, column in self._columns.items()}
+
+    @property
+    def _source(self) -> Batches | None:
+        """The batches that all values are of, if they are surely of the same ones."""
+        return next(iter(self._sources)) if len(self._sources) == 1 else None
+
+    def _index(self) -> Arrays:
         """Where the examples are in their dataset, if all are surely of one pass over it."""
-        source = next(iter(self._sources)) if len(self._sources) == 1 else None
-        indices = None if source is None else source.indices
-        if indices is None or len(indices) != self._examples:
+        indices = self._source.indices if self._source else None
+        if indices is None or len(indices) != sum(self._sizes):
             return {}
         return {"index": indices.numpy()}
+
+    def _places(self) -> NDArray[Any]:
+        """Where the examples of this process are in the order of all, also for a few batches.
+
+        Raises JobError unless they are whole batches of one pass, as this process has them.
+        """
+        if not self._columns:
+            return np.zeros(0, np.int64)
+        source, count, sizes = self._source, sum(self._sizes), self._sizes
+        if source and count <= len(source.positions):
+            size = len(slice_of(source.batch_size, self._processes.rank))
+            if all(each == size for each in sizes[:-1]):
+                return source.positions[:count].numpy()
+        raise JobError(
+            "job.keep_outputs: several processes need one pass over the test batches, with all "
+            "examples of a batch, or none, and all their values in one call"
+        )
 
     def _to_host(self, value: Tensor) -> Tensor:
         """A tensor on the host that the value is being copied to."""
@@ -161,10 +209,38 @@ def _examples(values: Mapping[str, Value]) -> int:
     return next(iter(lengths.values()), 0)
 
 
-# Images, texts, tables and files that a loop logs, each a plain file in the job's `logged` folder.
-#
-# Their names end with the optimizer step. The journal names them, and the courier copies them to
-# the job's run.
+def _taken(path: Path) -> Arrays:
+    """What another process has kept; its file is removed."""
+    with np.load(path) as part:
+        arrays = dict(part)
+    path.unlink()
+    return arrays
+
+
+def in_order(parts: list[Arrays]) -> Arrays:
+    """Return the columns of several processes as one process would have them, by their PLACES."""
+    order = np.argsort(np.concatenate([part[PLACES] for part in parts]))
+    return {
+        name: _ragged(parts, name, order)
+        if f"{name}{layout.LENGTHS}" in parts[0]
+        else np.concatenate([part[name] for part in parts])[order]
+        for name in parts[0]
+        if name != PLACES
+    }
+
+
+def _ragged(parts: list[Arrays], name: str, order: NDArray[Any]) -> NDArray[Any]:
+    """A column with rows of different lengths, one after another."""
+    rows = [
+        row
+        for part in parts
+        for row in np.split(part[name], np.cumsum(part[f"{name}{layout.LENGTHS}"])[:-1])
+    ]
+    return np.concatenate([rows[place] for place in order])
+
+
+# Images, texts, tables and files that a loop logs: plain files, whose names end with the optimizer
+# step. The journal names them, and the courier copies them to the job's run.
 
 IN_ROW = 8
 """Images side by side in a grid."""
@@ -173,60 +249,44 @@ GAP = 1
 """Black pixels around each image of a grid."""
 
 
-class Artifacts:
-    """Writes the files that a job logs."""
+def keep_file(folder: Path, name: str, end: str, fill: Callable[[BinaryIO], object]) -> str:
+    """Write a file into the folder of logged ones, filled by a function; returns its path.
 
-    def __init__(self, folder: Path, journal: Journal) -> None:
-        self._folder, self._journal = folder, journal
+    Raises JobError for a name that is none of a file's.
+    """
+    if not re.fullmatch(r"[\w. -]+", name) or name.startswith("."):
+        raise JobError(f"{name!r} is not a valid file name: use letters, digits, dots and dashes")
+    (folder / layout.LOGGED).mkdir(exist_ok=True)
+    path = f"{layout.LOGGED}/{name}-{end}"
+    files.write(folder / path, fill)
+    return path
 
-    def image(self, name: str, step: int, image: Any) -> None:
-        """Log an image, (H, W), (C, H, W) or (H, W, C), or several in a grid, (N, C, H, W).
 
-        Pixels are uint8, or floats in [0, 1].
-        """
-        from PIL import Image
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a table as CSV: a dictionary for each row."""
+    text = StringIO()
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
 
-        png = BytesIO()
-        Image.fromarray(_pixels(name, image)).save(png, "png")
-        self._write(name, step, "png", png.getvalue())
 
-    def text(self, name: str, step: int, text: str) -> None:
-        """Log a text."""
-        self._write(name, step, "txt", text.encode())
+def as_png(name: str, image: Any) -> bytes:
+    """Return an image as a PNG file. Raises JobError for a shape that is none of an image's."""
+    from PIL import Image
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log a table, as CSV: a dictionary for each row."""
-        text = StringIO()
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        writer = csv.DictWriter(text, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        self._write(name, step, "csv", text.getvalue().encode())
-
-    def file(self, path: Path, step: int) -> None:
-        """Log a copy of a file."""
-        target = self._target(path.stem, step, path.suffix.removeprefix("."))
-        shutil.copy(path, target)
-        self._journal.files([f"{layout.LOGGED}/{target.name}"])
-
-    def _write(self, name: str, step: int, kind: str, content: bytes) -> None:
-        target = self._target(name, step, kind)
-        files.write(target, lambda file: file.write(content))
-        self._journal.files([f"{layout.LOGGED}/{target.name}"])
-
-    def _target(self, name: str, step: int, kind: str) -> Path:
-        if not re.fullmatch(r"[\w. -]+", name) or name.startswith("."):
-            raise JobError(
-                f"{name!r} is not a valid file name: use letters, digits, dots and dashes"
-            )
-        folder = self._folder / layout.LOGGED
-        folder.mkdir(exist_ok=True)
-        return folder / f"{name}-{step:08d}.{kind}"
+    png = BytesIO()
+    Image.fromarray(_pixels(name, image)).save(png, "png")
+    return png.getvalue()
 
 
 def _pixels(name: str, image: Any) -> Any:
     """An image as uint8, (H, W) or (H, W, C)."""
-    array = image.detach().float().cpu().numpy() if _is_float(image) else np.asarray(_host(image))
+    if isinstance(image, Tensor):
+        image = image.detach().cpu()
+        image = (image.float() if image.is_floating_point() else image).numpy()
+    array = np.asarray(image)
     if array.ndim == 4:
         array = _grid(array)
     if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (3, 4):
@@ -250,14 +310,6 @@ def _grid(images: Any) -> Any:
     height, width = height + 2 * GAP, width + 2 * GAP
     grid = padded.reshape(rows, columns, channels, height, width).transpose(2, 0, 3, 1, 4)
     return grid.reshape(channels, rows * height, columns * width)
-
-
-def _is_float(image: Any) -> bool:
-    return isinstance(image, torch.Tensor) and image.is_floating_point()
-
-
-def _host(image: Any) -> Any:
-    return image.cpu().numpy() if isinstance(image, torch.Tensor) else image
 
 
 # Records which examples a job trained, validated and tested on, in plain files.
@@ -289,101 +341,3 @@ def _digest(indices: Mapping[str, Any]) -> str:
     for name, part in sorted(indices.items()):
         found.update(f"{name} {len(part)}\n".encode() + part.tobytes())
     return found.hexdigest()[:16]
-
-
-# What the processes of a job keep of the test examples, in one file.
-
-Arrays = dict[str, NDArray[Any]]
-
-PLACES = "job.places"
-"""Where the examples of a process are in the order of all processes (N,)."""
-
-
-class SharedOutputs(Outputs):
-    """Values of single examples, in the order that one process would have them.
-
-    The files of the other processes lie in `shared` until process 0 has read them.
-    """
-
-    def __init__(
-        self, folder: Path, device: torch.device, processes: Processes, shared: Path
-    ) -> None:
-        super().__init__(folder, device)
-        self._processes, self._shared = processes, shared
-        self._sizes: list[int] = []  # of the batches whose values were added
-
-    def add(self, values: Mapping[str, Value]) -> None:
-        """Add all that is kept of a batch, as the values of one process."""
-        before = self._examples
-        super().add(values)
-        self._sizes.append(self._examples - before)
-
-    def save(self) -> list[str]:
-        """Have process 0 write the file; returns the names of the files written."""
-        while self._copies:
-            self._write()
-        if not any(self._processes.everyones(bool(self._columns))):
-            return []
-        arrays, number = self._arrays(), self._processes.rank.number
-        if number:
-            files.write(self._part(number), lambda file: np.savez(file, **arrays))  # type: ignore
-        self._processes.wait()
-        if number:
-            return []
-        others = [self._taken(each) for each in range(1, self._processes.rank.size)]
-        whole = in_order([part for part in (arrays, *others) if len(part[PLACES])])
-        path = self._folder / layout.PREDICTIONS
-        files.write(path, lambda file: np.savez_compressed(file, **whole))  # type: ignore
-        return [layout.PREDICTIONS]
-
-    def _arrays(self) -> Arrays:
-        """What this process has kept, with the PLACES."""
-        source: Batches | None = next(iter(self._sources)) if len(self._sources) == 1 else None
-        if not self._columns:
-            return {PLACES: np.zeros(0, np.int64)}
-        if source is None or not self._are_batches(source):
-            raise JobError(
-                "job.keep_outputs: several processes need one pass over the test batches, with all "
-                "examples of a batch, or none, and all their values in one call"
-            )
-        own = {name: column.array() for name, column in self._columns.items()}
-        places = source.positions[: self._examples]  # tells the order of a few batches, too
-        return {PLACES: places.numpy(), **self._index(), **own}
-
-    def _are_batches(self, source: Batches) -> bool:
-        """Whether the values are of whole batches, as this process has them, of one pass."""
-        size = len(slice_of(source.batch_size, self._processes.rank))
-        whole = all(each == size for each in self._sizes[:-1])
-        return whole and self._examples <= len(source.positions)
-
-    def _part(self, number: int) -> Path:
-        return self._shared / f"predictions.{number}.part"
-
-    def _taken(self, number: int) -> Arrays:
-        path = self._part(number)
-        with np.load(path) as part:
-            arrays = dict(part)
-        path.unlink()
-        return arrays
-
-
-def in_order(parts: list[Arrays]) -> Arrays:
-    """Return the columns of several processes as one process would have them, by their PLACES."""
-    order = np.argsort(np.concatenate([part[PLACES] for part in parts]))
-    return {
-        name: _ragged(parts, name, order)
-        if f"{name}{layout.LENGTHS}" in parts[0]
-        else np.concatenate([part[name] for part in parts])[order]
-        for name in parts[0]
-        if name != PLACES
-    }
-
-
-def _ragged(parts: list[Arrays], name: str, order: NDArray[Any]) -> NDArray[Any]:
-    """A column with rows of different lengths, one after another."""
-    rows = [
-        row
-        for part in parts
-        for row in np.split(part[name], np.cumsum(part[f"{name}{layout.LENGTHS}"])[:-1])
-    ]
-    return np.concatenate([rows[place] for place in order])

@@ -1,7 +1,7 @@
-"""How fast a job trains and how much memory it takes, for `find batch-size` and `find workers`.
+"""What looks at the steps of a loop: `jobs.py find` and --nvtx do; and the MFU's peaks.
 
-After a warm-up, in which code is compiled, kernels are chosen and queues fill, some windows are
-timed, and then the job pauses. It waits for the device only at the end of each window.
+`find batch-size` and `find workers` measure how fast a job trains and how much memory it takes,
+`find noise-scale` the noise of its gradient.
 """
 
 import time
@@ -13,10 +13,118 @@ from torch import Tensor
 
 from labjobs import devices, machine
 from labjobs.data.batches import Batches
-from labjobs.errors import JobError
+from labjobs.errors import JobError, SettingsError
 from labjobs.job.journal import Journal
 from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
 from labjobs.job.terminal import Paused
+
+
+class Watcher:
+    """Observes the steps of a loop; by itself it does nothing."""
+
+    def steps(
+        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
+    ) -> Iterator[tuple[Any, int]]:
+        """Return the batches with their numbers of examples."""
+        return stream
+
+    def end_steps(self) -> None:
+        """The steps of an interval are over, and the device has done them."""
+
+    def close(self) -> None:
+        """There are no more steps."""
+
+
+class Ranges(Watcher):
+    """Marks what a loop does on the timeline of NVIDIA's profilers (--nvtx): wait for a batch, take
+    a step, or evaluate.
+
+    Raises SettingsError for a device other than a CUDA GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise SettingsError(f"--nvtx: needs a CUDA GPU, and the device is {device.type}")
+        self._open = False
+
+    def steps(
+        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield the batches with their numbers of examples."""
+        while True:
+            self._enter("batch")
+            batch, examples = next(stream)
+            self._enter("step")
+            yield batch, examples
+
+    def end_steps(self) -> None:
+        """Mark the end of an interval's steps, when its evaluation begins."""
+        self._enter("evaluation")
+
+    def close(self) -> None:
+        """Mark the end of all steps."""
+        if self._open:
+            devices.end_range()
+            self._open = False
+
+    def _enter(self, name: str) -> None:
+        self.close()
+        devices.begin_range(name)
+        self._open = True
+
+
+# After a warm-up, in which code is compiled, kernels are chosen and queues fill, some windows are
+# timed, and then the job pauses. It waits for the device only at the end of each window.
+
+WARM_UP_STEPS, WARM_UP_SECONDS = 5, 1.0
+"""The least steps and seconds of the warm-up."""
+
+WINDOWS, WINDOW_SECONDS = 5, 0.5
+"""Number of windows, and the least seconds of each; a window has at least one step."""
+
+
+class Pace(Watcher):
+    """Times a job's steps. `step` returns how many are done. Raises Paused when all is measured."""
+
+    def __init__(
+        self, device: torch.device, journal: Journal, step: Callable[[], int], workers: int | str
+    ) -> None:
+        self._device, self._journal, self._step = device, journal, step
+        self._workers = {WORKERS: float(workers)} if isinstance(workers, int) else {}
+
+    def steps(
+        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield batches with their numbers of examples, until all windows are over."""
+        self._journal.tags({LOADER: batches.loader if batches else "none"})
+        yield from self._until(stream, WARM_UP_STEPS, WARM_UP_SECONDS)
+        devices.reset_peak_memory(self._device)
+        for _ in range(WINDOWS):
+            devices.wait(self._device)
+            began, sizes = time.perf_counter(), list[int]()
+            for batch, size in self._until(stream, 1, WINDOW_SECONDS):
+                sizes.append(size)
+                yield batch, size
+            devices.wait(self._device)
+            rate = sum(sizes) / (time.perf_counter() - began)
+            measured = {RATE: rate, EXAMPLES: float(max(sizes)), MEMORY: self._peak_memory()}
+            self._journal.metrics(self._step(), measured | self._workers)
+        raise Paused(f"after {self._step()} steps, since its speed has been measured")
+
+    def _until(
+        self, stream: Iterator[tuple[Any, int]], steps: int, seconds: float
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield at least this many batches, for at least this long."""
+        began, done = time.perf_counter(), 0
+        while done < steps or time.perf_counter() - began < seconds:
+            yield next(stream)
+            done += 1
+
+    def _peak_memory(self) -> float:
+        """The peak memory in bytes: of tensors on a GPU, or else of the process."""
+        on_device = devices.peak_memory(self._device)
+        return float(machine.peak_memory() if on_device is None else on_device)
+
 
 # The noise of the gradient, from the parts of batches, for `find noise-scale`.
 #
@@ -31,7 +139,7 @@ from labjobs.job.terminal import Paused
 # appendix A.1; its formulas are these for parts of B / k examples each.
 
 
-class NoiseScale:
+class NoiseScale(Watcher):
     """Looks at the gradients between the parts of a batch, without waiting for the device.
 
     `training` returns what the loop trains with, an optimizer among it; `log` is given what a step
@@ -49,16 +157,10 @@ class NoiseScale:
     def steps(
         self, stream: Iterator[tuple[Any, int]], batches: Batches | None
     ) -> Iterator[tuple[Any, int]]:
-        """Yield batches with their numbers of examples."""
+        """Note how many examples each batch has."""
         for batch, size in stream:
             self._examples = size
             yield batch, size
-
-    def end_steps(self) -> None:
-        """Do nothing: no state carries over from one step to the next."""
-
-    def close(self) -> None:
-        """Do nothing: no state is left over."""
 
     def parts(self, parts: Iterable[tuple[Any, Tensor]]) -> Iterator[tuple[Any, Tensor]]:
         """Yield the parts of a batch, each with its fraction (); log the estimates from
@@ -120,57 +222,24 @@ def _squared(after: list[Tensor], before: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(added, 2, torch.float32)).square().sum()
 
 
-WARM_UP_STEPS, WARM_UP_SECONDS = 5, 1.0
-"""The least steps and seconds of the warm-up."""
+# How many floating-point operations a second a device could do.
+#
+# MFU is the fraction of the device's peak that training makes use of. Source: Chowdhery et al.
+# 2022, arxiv.org/abs/2204.02311, appendix B.
 
-WINDOWS, WINDOW_SECONDS = 5, 0.5
-"""Number of windows, and the least seconds of each; a window has at least one step."""
+PEAKS = {
+    "H200": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
+    "H100 PCIe": {"fp32": 51e12, "tf32": 378e12, "bf16": 756e12, "fp16": 756e12},
+    "H100": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
+    "A100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12},
+    "L40S": {"fp32": 91.6e12, "tf32": 183e12, "bf16": 362e12, "fp16": 362e12},
+    "V100": {"fp32": 15.7e12, "fp16": 125e12},
+}
+"""Dense operations a second by a part of a GPU's name and by precision, from nvidia.com's data
+sheets."""
 
 
-class Pace:
-    """Times a job's steps. `step` returns how many are done. Raises Paused when all is measured."""
-
-    def __init__(
-        self, device: torch.device, journal: Journal, step: Callable[[], int], workers: int | str
-    ) -> None:
-        self._device, self._journal, self._step = device, journal, step
-        self._workers = {WORKERS: float(workers)} if isinstance(workers, int) else {}
-
-    def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield batches with their numbers of examples, until all windows are over."""
-        self._journal.tags({LOADER: batches.loader if batches else "none"})
-        yield from self._until(stream, WARM_UP_STEPS, WARM_UP_SECONDS)
-        devices.reset_peak_memory(self._device)
-        for _ in range(WINDOWS):
-            devices.wait(self._device)
-            began, sizes = time.perf_counter(), list[int]()
-            for batch, size in self._until(stream, 1, WINDOW_SECONDS):
-                sizes.append(size)
-                yield batch, size
-            devices.wait(self._device)
-            rate = sum(sizes) / (time.perf_counter() - began)
-            measured = {RATE: rate, EXAMPLES: float(max(sizes)), MEMORY: self._peak_memory()}
-            self._journal.metrics(self._step(), measured | self._workers)
-        raise Paused(f"after {self._step()} steps, since its speed has been measured")
-
-    def end_steps(self) -> None:
-        """Do nothing: evaluations between steps count as training time; the finder has none."""
-
-    def close(self) -> None:
-        """Do nothing: a job that ends earlier has fewer windows."""
-
-    def _until(
-        self, stream: Iterator[tuple[Any, int]], steps: int, seconds: float
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield at least this many batches, for at least this long."""
-        began, done = time.perf_counter(), 0
-        while done < steps or time.perf_counter() - began < seconds:
-            yield next(stream)
-            done += 1
-
-    def _peak_memory(self) -> float:
-        """The peak memory in bytes: of tensors on a GPU, or else of the process."""
-        on_device = devices.peak_memory(self._device)
-        return float(machine.peak_memory() if on_device is None else on_device)
+def peak(name: str, precision: str) -> float | None:
+    """Return the operations a second that a GPU of this name can do, None if that is not known."""
+    known = next((peaks for gpu, peaks in PEAKS.items() if gpu in name), {})
+    return known.get(precision)

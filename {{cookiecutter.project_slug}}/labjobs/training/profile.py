@@ -33,8 +33,8 @@ from labjobs.data.batches import Batches
 from labjobs.files import shown
 from labjobs.job.terminal import log
 from labjobs.sources import is_engines, is_students, place
-from labjobs.training import compilation, profile_report, ranges
-from labjobs.training.forward import Prepared
+from labjobs.training import compilation, probes, profile_report
+from labjobs.training.compilation import Prepared
 from labjobs.training.profile_report import Line, Reading, Watched, report
 
 WARM_UP = 10  # steps before the first that counts
@@ -43,7 +43,7 @@ WAITING = "waiting for data"
 # The part of a step to which a line belongs: that of the first of these files that it calls.
 PARTS = {
     "torch/_tensor.py": "backward",
-    "labjobs/training/profile.py": "forward",  # which calls labjobs/training/forward.py
+    "labjobs/training/profile.py": "forward",  # which calls labjobs/training/compilation.py
     "torch/nn/modules/module.py": "forward",
     "torch/optim/optimizer.py": "optimizer",
     "torch/_compile.py": "optimizer",
@@ -70,7 +70,7 @@ class Step(NamedTuple):
     examples: int
 
 
-class Profile:
+class Profile(probes.Watcher):
     """Watches a job's steps, and writes files into its folder, whose names `finished` is told.
 
     `parts` returns the models and optimizers of the loop, whatever else is among them.
@@ -203,7 +203,7 @@ class Profile:
             busy=min(1.0, events.on_gpu() / seconds) if gpu else None,
             copying=events.on_gpu("Memcpy HtoD") / seconds,
             flops=sum(known) / last if last and len(known) == len(costs) else None,
-            peak=ranges.peak(device, precision),
+            peak=probes.peak(device, precision),
         )
 
     def _lines(self, events: "Events") -> list[Line]:

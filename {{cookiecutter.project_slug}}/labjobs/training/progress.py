@@ -1,4 +1,4 @@
-"""The output of a job while it trains: a progress bar, and a line for each evaluation."""
+"""Where a training loop is: its length, its position, its speed, and what it says about them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -8,8 +8,6 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from labjobs.errors import JobError, SettingsError
 from labjobs.job.terminal import as_line, duration, log, progress_bar
 from labjobs.settings import Span
-
-# Parts of a training loop that can be saved and restored.
 
 
 class Part(Protocol):
@@ -37,8 +35,6 @@ class Stateful:
             mine, value = getattr(self, name), state[name]
             setattr(self, name, mine.copy_(value) if hasattr(mine, "copy_") else value)
 
-
-# How long a job trains: a number of epochs, steps or minutes.
 
 WARM_UP = 10
 """Steps before the timed ones: the first few compile code, choose kernels and fill caches."""
@@ -78,10 +74,6 @@ class Length(Stateful):
         self.steps_per_epoch = steps or 0
         if self.in_epochs and not steps:
             raise SettingsError("--epochs: this data has no epochs; use --steps or --minutes")
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it, also from a checkpoint that has no steps of an epoch."""
-        super().load_state_dict({"steps_per_epoch": self.steps_per_epoch, **state})
 
     @property
     def total(self) -> int | None:
@@ -127,9 +119,6 @@ class Length(Stateful):
     @property
     def _elapsed(self) -> float:
         return self.clock() - self._began
-
-
-# Where a training loop is: the steps that are done, and when the model is evaluated next.
 
 
 class Position(Stateful):
@@ -201,8 +190,6 @@ class Position(Stateful):
             )
         return max(1, round((self.interval + 1) * self._every * per_epoch))
 
-
-# Where the time of a job goes, according to the host's clock.
 
 T = TypeVar("T")
 
@@ -291,28 +278,23 @@ class Report:
         self._steps += 1
 
     def show(
-        self,
-        at: Mapping[str, Any],
-        metrics: Mapping[str, float],
-        rates: Mapping[str, float],
+        self, at: Mapping[str, Any], metrics: Mapping[str, float], rates: Mapping[str, float]
     ) -> None:
         """Log an evaluation in one line: where it was made, what came out, how fast it goes."""
+        length = self._position.length
+        if length.in_epochs:
+            place = f"epoch {round(at['epoch'], 2):g}/{length.epochs}"
+        else:
+            place = f"step {at['step']}" + (f"/{length.total}" if length.total else "")
         parts = [as_line(metrics)] if metrics else []
-        if rates:
-            parts.append(", ".join(speeds(rates)))
+        parts += speeds(rates)
         if left := self._left():
             parts.append(f"{left} left")
-        log.info("%s: %s", self._place(at), ", ".join(parts))
+        log.info("%s: %s", place, ", ".join(parts))
 
     def close(self) -> None:
         """Remove the bar."""
         self._bar.close()
-
-    def _place(self, at: Mapping[str, Any]) -> str:
-        length = self._position.length
-        if length.in_epochs:
-            return f"epoch {round(at['epoch'], 2):g}/{length.epochs}"
-        return f"step {at['step']}" + (f"/{length.total}" if length.total else "")
 
     def _left(self) -> str:
         """The time left, with its evaluations: by what came after the first one of this process,

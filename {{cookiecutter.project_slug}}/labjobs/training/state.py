@@ -14,16 +14,19 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from labjobs import layout
-from labjobs.errors import JobError
+from labjobs.distributed.collectives import Alone
+from labjobs.errors import JobError, first_line
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import shown
 from labjobs.job import attempts, code_evidence, data_evidence, journal
 from labjobs.job.identity import DEFAULT, restore
+from labjobs.job.journal import Damaged, Journal
 from labjobs.job.terminal import log
 from labjobs.training import checkpoints
-from labjobs.training.checkpoints import Writer
+from labjobs.training.checkpoints import Shards, Writer
 from labjobs.training.progress import Part
 
 CPU = torch.device("cpu")
@@ -31,10 +34,23 @@ SCHEMA = 1
 
 
 class TrainingState:
-    """The parts of a training loop and their checkpoints. `best` is the content of best.pt."""
+    """The parts of a training loop and their checkpoints. `best` is the content of best.pt.
 
-    def __init__(self, folder: Path, journal: journal.Journal, minutes: float) -> None:
+    Of several processes, all make the same calls; process 0 writes. With --shard, `shards` writes
+    and reads what is divided among them, while training waits.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        journal: Journal,
+        minutes: float,
+        processes: Alone | None = None,
+        shards: Shards | None = None,
+    ) -> None:
         self._folder, self._journal = folder, journal
+        self._processes, self._shards = processes or Alone(), shards
+        self._writes = self._processes.rank.number == 0
         self._parts: dict[str, Part] = {}
         self._interval = 60 * minutes
         self._saved = time.monotonic()
@@ -51,19 +67,32 @@ class TrainingState:
                 raise JobError(f"job.resume: two parts are named {name}")
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise JobError(f"job.resume: {name} needs state_dict() and load_state_dict()")
+            if self._shards and isinstance(part, Optimizer):
+                from labjobs.distributed import fsdp  # slow
+
+                fsdp.prepare(part)
             self._parts[name] = part
             self._state_of(name)
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a checkpoint. Raises OSError if the last could not be written."""
-        return time.monotonic() - self._saved > self._interval and self._writer.idle
+        """Whether this process finds that it is time for a checkpoint. Raises OSError if the last
+        could not be written."""
+        late = time.monotonic() - self._saved > self._interval
+        return self._writes and late and self._writer.idle
 
     def save(self, changed: Mapping[str, Any] | None = None) -> None:
         """Copy all parts and have the copy written; `changed` replaces the states of some."""
-        states = {name: self._state_of(name) for name in self._parts}
-        models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
-        content = self._content(states | dict(changed or {}))
+        states = {name: self._state_of(name) for name in self._parts} | dict(changed or {})
+        models = {k: part for k, part in self._parts.items() if isinstance(part, nn.Module)}
+        content: dict[str, Any] = {"parts": states}
+        if self._shards:
+            # Not before last.pt is written: it names the folder that is to be kept beside this one.
+            self._writer.wait()
+            content = self._shards.write(states, models)
+        if not self._writes:
+            return
+        content = checkpoints.on_host({"schema": SCHEMA, **content})
         content |= {"best": self.best, "lines": self._journal.mark}
         self._journal.flush()
         self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
@@ -71,20 +100,32 @@ class TrainingState:
         self._writer.write(
             self._folder / layout.LAST, content, finite, self._folder / layout.PREVIOUS
         )
+        if self._shards:
+            self._writer.act(self._shards.clean)
         self._saved = time.monotonic()
 
     def keep_best(self, content: dict[str, Any]) -> None:
         """Write best.pt; the values must not change any more."""
         self.best = content
-        self._writer.write(self._folder / layout.BEST, content, content.get("models", {}))
+        if self._writes:
+            self._writer.write(self._folder / layout.BEST, content, content.get("models", {}))
+        elif self._shards:  # whole weights are in process 0 alone
+            self.best = content | {"models": {}}
 
     def finish(self) -> None:
         """Return once everything is written. Raises what a write raised."""
-        self._writer.close()
-        (self._folder / layout.PREVIOUS).unlink(missing_ok=True)
+        if self._writes:
+            self._writer.close()
+            (self._folder / layout.PREVIOUS).unlink(missing_ok=True)
+        if self._shards:
+            if self._writes:
+                self._shards.clean(last=1)
+            self._shards.tell_held()  # the others wait for process 0 here
+            if not self._writes and (path := self._folder / layout.BEST).exists():
+                self.best = checkpoints.mapped(path)
 
     def close(self) -> None:
-        """Wait for what is being written, without raising its errors."""
+        """Wait for what is being written. Raises what a write raised."""
         self._writer.close()
 
     def restore(self, other: Callable[[], dict[str, Any]]) -> None:
@@ -93,7 +134,16 @@ class TrainingState:
 
         Raises JobError for a checkpoint that does not fit the code or the journal.
         """
-        content = self._read() or other()
+        # Process 0 reads before the others, as it puts damaged files aside, and writes new ones
+        # only when all have read the old.
+        if not self._writes:
+            self._processes.wait()
+        self._load(self._read() or other())
+        if self._writes:
+            self._processes.wait()
+        self._processes.wait()
+
+    def _load(self, content: dict[str, Any]) -> None:
         if not content:
             return
         self._journal.check_reaches(content["lines"])
@@ -105,25 +155,11 @@ class TrainingState:
                 part.load_state_dict(content["parts"][name])
             except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
                 raise JobError(
-                    f"its checkpoint does not fit the code ({name}: {_first_line(error)}); "
+                    f"its checkpoint does not fit the code ({name}: {first_line(error)}); "
                     f"--force starts over, or delete {shown(self._folder)}"
                 ) from error
         if content.get("best"):
             self.keep_best(content["best"])
-
-    def _content(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint keeps of the parts' states, in the host's memory."""
-        content: dict[str, Any] = checkpoints.on_host({"schema": SCHEMA, "parts": parts})
-        return content
-
-    def _opened(self, path: Path) -> dict[str, Any]:
-        """What a checkpoint holds. Raises Damaged if it is not whole."""
-        content = checkpoints.load(path, CPU)
-        if "shards" not in content:
-            return content
-        from labjobs.training import sharding  # slow
-
-        return sharding.filled_shards(content, self._folder)
 
     def _state_of(self, name: str) -> dict[str, Any]:
         state = self._parts[name].state_dict()
@@ -141,12 +177,12 @@ class TrainingState:
 
         A damaged one is put aside, so that it never takes the place of a whole `previous.pt`.
         """
-        paths = [self._folder / name for name in (layout.LAST, layout.PREVIOUS)]
+        paths = [self._folder / name for name in layout.CHECKPOINTS]
         found = [path for path in paths if path.exists()]
         for path in found:
             try:
                 content = self._opened(path)
-            except checkpoints.Damaged:
+            except Damaged:
                 aside = path.replace(path.with_suffix(".damaged"))
                 log.warning("%s is damaged; it was put aside as %s", path.name, aside.name)
             else:
@@ -162,9 +198,18 @@ class TrainingState:
             )
         return {}
 
+    def _opened(self, path: Path) -> dict[str, Any]:
+        if not self._shards:
+            return whole(path)
+        # Process 0 has checked the file, and only it needs all of the best weights.
+        content = checkpoints.load(path, CPU) if self._writes else checkpoints.mapped(path)
+        return self._shards.read(content, check=self._writes)
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+def whole(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds, on the CPU, with what was divided among processes. Raises
+    Damaged if it is not whole."""
+    return checkpoints.filled(checkpoints.load(path, CPU), path.parent)
 
 
 # What a job has kept, read back: its best weights, and what they belong to.
@@ -246,5 +291,5 @@ def _opened(attempt: Path) -> dict[str, Any]:
     path = attempt / layout.BEST
     try:
         return checkpoints.load(path, CPU)
-    except checkpoints.Damaged as error:
+    except Damaged as error:
         raise JobError(f"{shown(path)} is damaged; --force makes the job start over") from error
