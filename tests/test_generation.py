@@ -9,10 +9,10 @@ import subprocess
 import sys
 import tomllib
 
+import labjobs
 import pytest
 import yaml
 from faults import succeeded
-from labjobs import sources
 from repository import REPOSITORY
 
 QUESTIONS = json.loads((REPOSITORY / "cookiecutter.json").read_text())
@@ -215,7 +215,7 @@ def commit_of(folder):
 
 def test_the_version_stands_in_three_places():
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    assert version == sources.VERSION
+    assert version == labjobs.__version__
     newest = re.search(r"^## (\d\S+)", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest and newest[1] == version
 
@@ -239,7 +239,7 @@ def test_without_a_clone_the_commit_is_unknown(make):
     done = subprocess.run(
         [sys.executable, "jobs.py", "--version"], cwd=project, capture_output=True, text=True
     )
-    assert done.stdout == f"template {sources.VERSION} (commit unknown)\n", done
+    assert done.stdout == f"template {labjobs.__version__} (commit unknown)\n", done
 
 
 def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, make, tmp_path):
@@ -252,11 +252,11 @@ def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, ma
     assert (project / "run.py").read_bytes() == (same / "run.py").read_bytes()
     commit(project)
     inner = source / "{{cookiecutter.project_slug}}"
-    for file in (inner / ".examples/regression/run.py", inner / "labjobs/paths.py"):
+    for file in (inner / ".examples/regression/run.py", inner / "labjobs/files.py"):
         file.write_text(file.read_text() + "# a change\n")
     commit(source)
     cruft("update", "--project-dir", project, "--skip-apply-ask")
-    for name, change in {"run.py": "", "labjobs/paths.py": "# a change\n"}.items():
+    for name, change in {"run.py": "", "labjobs/files.py": "# a change\n"}.items():
         assert (project / name).read_text() == (same / name).read_text() + change
     assert (project / "labjobs" / "commit.txt").read_text() == commit_of(source)
     assert files(project) - {".cruft.json"} >= files(same)

@@ -212,7 +212,7 @@ MAPS = """
 import numpy as np
 import plot_compare
 from labjobs.results import figures, tables
-from labjobs.results.venues import DEFAULT, VENUES
+from labjobs.results.style import DEFAULT, VENUES
 from labjobs.tracking.mlflow_client import experiment_name
 from settings import CompareSettings
 

@@ -1,6 +1,5 @@
 """A job whose code has changed: run.py and run.sh say so, and neither use it nor go on with it."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -163,27 +162,3 @@ def test_what_is_verified_gives_the_same_bits_and_what_does_not_is_not_accepted(
     assert "accepted: models.MLP, of 1 job (replayed with the same bits)" in accepted.stdout
     done = project.run(*SHORT)
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
-
-
-@pytest.mark.full
-def test_what_runs_outside_of_the_fingerprint_is_named_and_counts_from_then_on(made, tmp_path):
-    """What check() sets is one of the things that no static analysis can know."""
-    project = made.copy(tmp_path / "project")
-    hooks = "HOOKS = []\n\n\ndef hidden() -> None:\n    pass\n\n\n"
-    project.edit("run.py", "def check(", f"{hooks}def check(")
-    begins = "    spec = data.load(job.settings"
-    project.edit("run.py", begins, f"    HOOKS.append(hidden)\n{begins}")
-    begins = "    model.to(job.device)\n"
-    project.edit("run.py", begins, f"    HOOKS[0]()\n{begins}")
-    watched = ("python", "-m", "labjobs.watched", "run.py", *SHORT, "--seed", "7")
-    done = project.do(*watched)
-    assert done.returncode == 6, done
-    assert "not in the job's fingerprint: run.hidden" in done.stderr
-    again = project.run(*SHORT, "--seed", "7")
-    assert "already finished" in again.stdout, again
-    body = "def hidden() -> None:\n    "
-    project.edit("run.py", f"{body}pass", f"{body}HOOKS.clear()")
-    stale = one_line(project.run(*SHORT, "--seed", "7"), 5)
-    assert "finished with other code (run.hidden changed)" in stale
-    whole = json.loads(project.do("python", "jobs.py", "stale", "--json").stdout)
-    assert "run.hidden" in [each["definition"] for each in whole]

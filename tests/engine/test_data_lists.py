@@ -8,7 +8,7 @@ from byte_damage import MUTATIONS
 from labjobs import layout
 from labjobs.files import write_record
 from labjobs.job import data_evidence
-from labjobs.job.reads import Places
+from labjobs.job.data_evidence import Places
 
 COUNT = 60
 

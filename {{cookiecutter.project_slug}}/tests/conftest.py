@@ -54,10 +54,6 @@ class Project:
         """`python run.py` with flags, to its end; data are read where this project has them."""
         return self._job("run.py", *flags, **env)
 
-    def watched(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """The same, with status 6 if something runs that the job's fingerprint lacks."""
-        return self._job("-m", "labjobs.watched", "run.py", *flags, **env)
-
     def _job(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         process = self.start(sys.executable, *words, "--data-root", str(HERE / "data"), **env)
         out, err = process.communicate(timeout=600)

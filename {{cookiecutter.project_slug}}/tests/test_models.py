@@ -25,7 +25,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_trains_or_one_line_says_why_not(project, name):
-    done = project.watched(*NETWORKS[name], *short(2), "--scratch")
+    done = project.run(*NETWORKS[name], *short(2), "--scratch")
     if done.returncode:
         assert done.returncode == 2 and name != DEFAULT
         assert done.stderr.startswith(f"run.py: --model {name}: ")
@@ -38,8 +38,9 @@ def test_a_network_trains_or_one_line_says_why_not(project, name):
 def test_what_runs_is_in_the_fingerprint(project, number):
     """So a change of it is noticed. One job has a name from each registry."""
     names = [f"--{setting}={names[number % len(names)]}" for setting, names in OTHERS.items()]
-    done = project.watched(*names, *short(2), "--scratch")
+    done = project.run(*names, *short(2), "--scratch")
     assert done.returncode == 0, done.stderr
+    assert "added to the job's fingerprint" not in done.stdout + done.stderr
 
 
 CHECKS = """

@@ -7,14 +7,13 @@ import inspect
 import os
 import re
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from types import CodeType, FrameType, MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
 from labjobs.evidence.canonical import SCHEME, Code, Use, Writer, Written, short
@@ -387,7 +386,7 @@ class Closure:
                         self._take(f"{name}:{node.name}", [(module, node)], self._bases[base])
 
     # Files that a job depends on and Python does not open for it. Those that Python opens are
-    # recorded by labjobs.job.reads.
+    # recorded by labjobs.job.data_evidence.
 
     def _take_programs(self) -> None:
         """Take the programs that constants and settings name."""
@@ -476,46 +475,34 @@ class Watch:
 _watch: Watch | None = None
 
 
-def begin(folder: Path, on_any_python: bool = False) -> Watch:
-    """Note from now on which functions below a folder run, and return the notes.
-
-    On Python 3.11, the collection stays empty unless the first call has `on_any_python`, which
-    slows the process down.
-    """
+def begin(folder: Path) -> Watch:
+    """Note from now on which functions below a folder run, and return the notes; on Python 3.11
+    there are none."""
     global _watch
     if _watch is None:
         _watch = Watch(folder)
-        _report_calls(_watch, on_any_python)
+        _report_calls(_watch)
     _watch.noted.clear()
     if sys.version_info >= (3, 12):
         sys.monitoring.restart_events()
     return _watch
 
 
-def _report_calls(watch: Watch, on_any_python: bool) -> None:
+def _report_calls(watch: Watch) -> None:
     """Have Python tell the watch which functions are called."""
-    if sys.version_info >= (3, 12):
-        monitoring = sys.monitoring
-        free = next((tool for tool in TOOLS if monitoring.get_tool(tool) is None), None)
-        if free is None:  # debuggers or profilers use them all
-            return
+    if sys.version_info < (3, 12):
+        return
+    monitoring = sys.monitoring
+    free = next((tool for tool in TOOLS if monitoring.get_tool(tool) is None), None)
+    if free is None:  # debuggers or profilers use them all
+        return
 
-        def started(called: CodeType, _offset: int) -> Any:
-            """Note a function at its first call, and ask for no further ones."""
-            watch.note(called)
-            return monitoring.DISABLE  # for this function only
+    def started(called: CodeType, _offset: int) -> Any:
+        """Note a function at its first call, and ask for no further ones."""
+        watch.note(called)
+        return monitoring.DISABLE  # for this function only
 
-        monitoring.use_tool_id(free, __name__)
-        monitoring.register_callback(free, monitoring.events.PY_START, started)
-        monitoring.set_events(free, monitoring.events.PY_START)
-        atexit.register(monitoring.set_events, free, monitoring.events.NO_EVENTS)
-    elif on_any_python:
-
-        def called(frame: FrameType, event: str, _about: Any) -> None:
-            """Note a function each time that it is called."""
-            if event == "call":
-                watch.note(frame.f_code)
-
-        threading.setprofile(called)
-        sys.setprofile(called)
-        atexit.register(sys.setprofile, None)
+    monitoring.use_tool_id(free, __name__)
+    monitoring.register_callback(free, monitoring.events.PY_START, started)
+    monitoring.set_events(free, monitoring.events.PY_START)
+    atexit.register(monitoring.set_events, free, monitoring.events.NO_EVENTS)

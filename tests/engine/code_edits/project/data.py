@@ -23,11 +23,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from labjobs.data.augmentation import random_shift
-from labjobs.data.images import ImageFolder, channel_statistics
-from labjobs.data.published import published
-from labjobs.data.splits import fold, split
-from labjobs.errors import SettingsError
+from labjobs import (
+    ImageFolder,
+    SettingsError,
+    channel_statistics,
+    fold,
+    published,
+    random_shift,
+    split,
+)
 from models import Spec
 from settings import FOLDS, Settings
 
