@@ -1,0 +1,72 @@
+"""Rewrites the imports of a project whose engine was the folder `engine/`, after `cruft update`.
+
+    python scripts/move_project.py PROJECT
+
+From then on its files import from the package `labjobs`. Only lines of imports change, the names
+that stand for them, and the line of run.sh that finds the shell part; `git diff` shows them.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+RENAMED = {
+    "command": ("jobs_command", r"\bcommand\.run\(", "jobs_command("),
+    "kept": ("best_weights", r"\bkept\.best\(", "best_weights("),
+    "limits": ("", r"\blimits\.of_(curves|intervals)\(", r"figures.limit_to_\1("),
+    "figures": ("figures", r"\bfigures\.limit\(", "figures.limit_to_curves("),
+    "whole": ("underlying", r"(?<![.\w])whole\(", "underlying("),
+    "fetch": ("examples_at", r"(?<![.\w])fetch\(", "examples_at("),
+    "read_folder": ("read_masked_images", r"(?<![.\w])read_folder\(", "read_masked_images("),
+}
+"""Names that students could import: what they are called now, and how each use changes."""
+
+IMPORT = re.compile(r"^( *)from engine(\.[\w.]+)? import (\([^)]*\)|[^\n#]+)(.*)$", re.MULTILINE)
+
+OLD_SOURCE = 'source "$(dirname "$0")/engine/sweeps/sweep.sh"'
+NEW_SOURCE = """cd "$(dirname "$0")" || exit 1
+shell=$(PATH="${VIRTUAL_ENV:-.venv}/bin:$PATH" "${PYTHON:-python}" -m labjobs.sweeps) || exit 1
+# shellcheck source=/dev/null
+source "$shell" # job, search, sweep"""
+
+
+def names_in(found: re.Match[str]) -> list[str]:
+    """Return the names that an import lists."""
+    return [name.strip() for name in found[3].strip("()\n ").split(",") if name.strip()]
+
+
+def moved(found: re.Match[str]) -> str:
+    """Return an import from `engine` as one from `labjobs`."""
+    doors = {".cli": "labjobs.settings", ".results": "labjobs.results"}
+    now = [RENAMED.get(name, (name,))[0] for name in names_in(found)]
+    door = doors.get(found[2], "labjobs")
+    return f"{found[1]}from {door} import {', '.join(filter(None, now))}{found[4]}"
+
+
+def rewritten(text: str) -> str:
+    """Return a file's text with its imports, and what they are used for, as they are now."""
+    imported = {name for found in IMPORT.finditer(text) for name in names_in(found)}
+    text = IMPORT.sub(moved, text).replace(OLD_SOURCE, NEW_SOURCE)
+    for name in imported & RENAMED.keys():
+        _, use, now = RENAMED[name]
+        text = re.sub(use, now, text)
+    return text
+
+
+def main() -> int:
+    """Rewrite the files of the project; returns the exit status."""
+    if len(sys.argv) != 2 or not Path(sys.argv[1], "settings.py").is_file():
+        print("usage: python scripts/move_project.py PROJECT", file=sys.stderr)
+        return 2
+    project = Path(sys.argv[1])
+    for path in [*project.glob("*.py"), *project.glob("*.sh")]:
+        before = path.read_text()
+        after = rewritten(before)
+        if after != before:
+            path.write_text(after)
+            print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
