@@ -107,7 +107,7 @@ class Training:
     ends: BaseException | None = None
     """What ends it in the middle."""
 
-    def __init__(self, folder: JobFolder[Settings]) -> None:
+    def __init__(self, folder: JobFolder[Settings], **_how: object) -> None:
         self.folder = folder
 
     def start(self) -> None:

@@ -62,17 +62,6 @@ def test_paired_difference_of_some_or_no_shared_seeds():
     assert math.isnan(groups.paired_difference(first[:1], first[1:]).mean)
 
 
-def test_iqm_interval_contains_it_about_as_often_as_it_says():
-    drawn = np.random.default_rng(2)
-    truth = groups.iqm(drawn.normal(np.linspace(0, 1, 20), 0.1, (20_000, 20)))
-    ends = [
-        groups.iqm_interval(drawn.normal(np.linspace(0, 1, 20), 0.1, (10, 20)), 300, trial)
-        for trial in range(300)
-    ]
-    fraction, _ = held(*np.array(ends).T, truth)
-    assert 0.88 < fraction < 0.99  # of 10 seeds a bootstrap's is a little narrow
-
-
 def test_fraction_that_reached_a_target_is_within_its_interval():
     drawn = np.random.default_rng(3)
     ends = []

@@ -244,6 +244,8 @@ def jobs_command(**kinds: type) -> int:
     os.environ["MLFLOW_TRACKING_URI"] = mlflow_client.store_uri()
     try:
         given = _read(sys.argv[1:])
+        if given.version:
+            return _print_version()
         project = Project(kinds, given.runs_root)
         status = COMMANDS[given.command].act(project, given)
     except SettingsError as error:
@@ -264,8 +266,7 @@ def _read(words: list[str]) -> argparse.Namespace:
     parser = Parser(prog="jobs.py", usage="python jobs.py COMMAND …", allow_abbrev=False)
     parser.add_argument(
         "--version",
-        action="version",
-        version=_version() if "--version" in words else "",
+        action="store_true",
         help="print the version of the engine, and whether it is the project's",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
@@ -305,6 +306,8 @@ def _find_joined(words: list[str]) -> list[str]:
     return [" ".join(words[:2]), *words[2:]]
 
 
-def _version() -> str:
-    lines = (f"labjobs {installation.version()}", installation.problem(PROJECT))
-    return "\n".join(filter(None, lines))
+def _print_version() -> int:
+    print(f"labjobs {installation.version()}")
+    if problem := installation.problem(PROJECT):
+        print(problem)
+    return exit_status.DONE

@@ -172,8 +172,9 @@ class Job(Generic[S]):
         made = loaders.make(part, *how, seed=seed, collate=collate, rank=rank)
         made.check = partial(self._begin_batch, made)
         self._all_batches.append(made)
-        last = made.examples % batch_size
-        if runtime.shard and 0 < last < rank.size:  # processes need each other for every batch
+        # With --shard, processes need each other for every batch. A stream has no last one.
+        last = made.examples % batch_size if runtime.shard and made.steps_per_epoch else 0
+        if 0 < last < rank.size:
             raise SettingsError(
                 f"--shard: with --batch-size {batch_size} the last batch of {made.examples} "
                 f"examples has {last}, fewer than the {rank.size} processes; choose another"

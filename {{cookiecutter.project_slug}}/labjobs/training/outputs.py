@@ -119,7 +119,7 @@ class Outputs:
 
     def _index(self) -> Arrays:
         """Where the examples are in their dataset, if all are surely of one pass over it."""
-        indices = self._source.indices if self._source else None
+        indices = None if self._source is None else self._source.indices
         if indices is None or len(indices) != sum(self._sizes):
             return {}
         return {"index": indices.numpy()}

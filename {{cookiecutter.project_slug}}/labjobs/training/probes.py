@@ -96,7 +96,7 @@ class Pace(Watcher):
         self, stream: Iterator[tuple[Any, int]], batches: Batches | None
     ) -> Iterator[tuple[Any, int]]:
         """Yield batches with their numbers of examples, until all windows are over."""
-        self._journal.tags({LOADER: batches.loader if batches else "none"})
+        self._journal.tags({LOADER: "none" if batches is None else batches.loader})
         yield from self._until(stream, WARM_UP_STEPS, WARM_UP_SECONDS)
         devices.reset_peak_memory(self._device)
         for _ in range(WINDOWS):

@@ -1,0 +1,184 @@
+"""The engine as a wheel: what the hook packs, and what a project does with what is installed."""
+
+import base64
+import hashlib
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from faults import Project, one_line, succeeded
+from repository import REPOSITORY
+from sweeps import write_grid
+
+ENGINE = REPOSITORY / "{{cookiecutter.project_slug}}" / "labjobs"
+SHORT = ("--epochs", "1", "--quiet")
+
+
+def wheel_of(root: Path) -> Path:
+    (wheel,) = root.glob("vendor/*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(make, tmp_path_factory):
+    """A project whose engine is installed in a folder of its own, from its wheel."""
+    project = Project(make(engine="package"))
+    site = tmp_path_factory.mktemp("site")
+    command = ["uv", "pip", "install", "--quiet", "--no-deps", "--offline", "--target", site]
+    subprocess.run([*command, wheel_of(project.root)], check=True)
+    project.env["PYTHONPATH"] = str(site)
+    succeeded(project.run(*SHORT))
+    return project
+
+
+@pytest.fixture
+def copy(installed, tmp_path):
+    """A copy of it, which a test may change, with an environment of its own."""
+    project = Project(Path(shutil.copytree(installed.root, tmp_path / "project")))
+    site = shutil.copytree(installed.env["PYTHONPATH"], tmp_path / "site")
+    project.env["PYTHONPATH"] = str(site)
+    return project
+
+
+def test_the_same_wheel_is_packed_each_time_with_all_that_belongs_to_it(make):
+    one, other = (wheel_of(make(engine="package")).read_bytes() for _ in range(2))
+    assert one == other
+    with zipfile.ZipFile(wheel_of(make(engine="package"))) as wheel:
+        names = set(wheel.namelist())
+        (about,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+        lines = wheel.read(f"{about}/RECORD").decode().splitlines()
+        hashes = dict(line.split(",")[:2] for line in lines)
+        assert hashes.keys() == names
+        for name in names - {f"{about}/RECORD"}:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(wheel.read(name)).digest())
+            assert hashes[name] == f"sha256={digest.decode().rstrip('=')}"
+        metadata = wheel.read(f"{about}/METADATA").decode()
+        for line in (ENGINE / "requirements.txt").read_text().splitlines():
+            assert f"Requires-Dist: {line}\n" in metadata
+    own = {path for path in ENGINE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    packed = {f"labjobs/{path.relative_to(ENGINE).as_posix()}" for path in own}
+    assert {name for name in names if name.startswith("labjobs/")} == packed | {
+        "labjobs/commit.txt"
+    }
+    assert {"labjobs/LICENSE", "labjobs/py.typed", "labjobs/sweeps/sweep.sh"} <= names
+
+
+def test_a_project_asks_for_what_its_engine_needs(make):
+    source = (make(engine="source") / "pyproject.toml").read_text()
+    for line in (ENGINE / "requirements.txt").read_text().splitlines():
+        assert f'"{line}",' in source
+    package = make(engine="package")
+    assert wheel_of(package).name in (package / "pyproject.toml").read_text()
+
+
+def test_a_sweep_a_figure_and_a_repeated_job_with_an_installed_engine(installed):
+    write_grid(installed.root, *(" ".join((*SHORT, f"--seed={seed}")) for seed in range(2)))
+    succeeded(installed.do("bash", "run.sh"))
+    assert "2 of 2 jobs finished" in installed.do("bash", "run.sh").stdout
+    assert "already finished" in installed.run(*SHORT).stdout
+    succeeded(installed.do("python", "plot.py"))
+    ids = [job.name for job in installed.root.glob("runs/[0-9a-f]*")]
+    done = installed.do("python", "jobs.py", "repeat", ids[0], "--versions", "present")
+    assert "1 same" in done.stdout, done
+    copies = [path.name for path in installed.root.glob("runs/.code/*")]
+    assert len([name for name in copies if name.startswith("labjobs-")]) == 1
+
+
+def test_an_upgrade_changes_no_job_that_waits(copy):
+    """The installed engine is removed while the first job of a sweep trains."""
+    hook = "    for _ in job.epochs():"
+    copy.edit("run.py", hook, f'    open("started", "a").close()\n{hook}')
+    write_grid(copy.root, *(" ".join((*SHORT, f"--seed={seed}")) for seed in (7, 8)))
+    sweep = copy.command("bash", "run.sh", "--per-gpu", "1")
+    while sweep.poll() is None and not (copy.root / "started").exists():
+        """Until the code has been copied."""
+    shutil.rmtree(Path(copy.env["PYTHONPATH"], "labjobs"))
+    out, err = sweep.communicate(timeout=300)
+    assert sweep.returncode == 0 and "2 of 2 jobs finished" in out, (out, err)
+
+
+def other_version(project):
+    file = Path(project.env["PYTHONPATH"], "labjobs", "__init__.py")
+    file.write_text(file.read_text().replace('__version__ = "', '__version__ = "0.'))
+
+
+def edited_wheel(project):
+    wheel = wheel_of(project.root)
+    with zipfile.ZipFile(wheel) as packed:
+        files = {name: packed.read(name) for name in packed.namelist()}
+    files["labjobs/launch.py"] += b"# edited\n"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        for name, data in files.items():
+            packed.writestr(name, data)
+
+
+def no_wheel(project):
+    wheel_of(project.root).unlink()
+
+
+def two_wheels(project):
+    wheel = wheel_of(project.root)
+    shutil.copy(wheel, wheel.with_name("labjobs-0.9.0-py3-none-any.whl"))
+
+
+def half_a_wheel(project):
+    wheel = wheel_of(project.root)
+    wheel.write_bytes(wheel.read_bytes()[:1000])
+
+
+def folder_too(project):
+    succeeded(project.do("python", "jobs.py", "eject"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (other_version, "is used, which is not vendor/labjobs-"),
+        (edited_wheel, ".whl is damaged; labjobs "),
+        (half_a_wheel, ".whl is damaged; labjobs "),
+        (no_wheel, "there is no wheel in vendor/; labjobs "),
+        (two_wheels, "keep the one that pyproject.toml names"),
+        (folder_too, "labjobs/ in the project is used, not vendor/labjobs-"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_said_in_one_line(copy, change, said):
+    version, *rest = copy.do("python", "jobs.py", "--version").stdout.splitlines()
+    assert version.startswith("labjobs ") and not rest
+    change(copy)
+    _, line = copy.do("python", "jobs.py", "--version").stdout.splitlines()
+    assert said in line
+    done = copy.run("--epochs", "1", "--seed", "5")
+    assert done.returncode == 0 and line in done.stdout + done.stderr, done
+
+
+def test_an_ejected_engine_that_was_edited_counts_as_the_students_code(copy):
+    folder_too(copy)
+    assert "already finished" in copy.run(*SHORT).stdout
+    copy.edit("labjobs/training/loop.py", "class Job(", "EDITED = 1\n\n\nclass Job(")
+    line = one_line(copy.run(*SHORT), 5)
+    assert "was finished with other code (labjobs.training.loop changed)" in line
+    again = one_line(copy.do("python", "jobs.py", "eject"), 2)
+    assert again == "jobs.py: labjobs is there already, and is what runs"
+
+
+def test_pages_are_shown_and_searched(installed):
+    listed = installed.do("python", "jobs.py", "docs").stdout
+    assert {"recipes", "evidence", "updates"} <= {line.split()[0] for line in listed.splitlines()}
+    page = installed.do("python", "jobs.py", "docs", "evidence").stdout
+    assert page.startswith("# ") and "![" not in page
+    found = installed.do("python", "jobs.py", "docs", "TORCHRUN").stdout.splitlines()
+    assert found and all("torchrun" in line.lower() for line in found)
+    wrong = one_line(installed.do("python", "jobs.py", "docs", "recipe5"), 2)
+    assert wrong.startswith("jobs.py: docs recipe5: no page has this word; did you mean recipes?")
+
+
+def test_a_hook_that_cannot_write_leaves_no_half_project(template, tmp_path):
+    broken = Path(shutil.copytree(template, tmp_path / "template"))
+    (broken / "{{cookiecutter.project_slug}}" / "labjobs" / "requirements.txt").unlink()
+    command = [sys.executable, "-m", "cookiecutter", str(broken), "--no-input", "--default-config"]
+    done = subprocess.run([*command, "--output-dir", tmp_path / "out"], capture_output=True)
+    assert done.returncode != 0
+    assert not [*(tmp_path / "out").glob("*")]
