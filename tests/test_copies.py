@@ -36,8 +36,9 @@ def test_each_attempt_s_copy_of_the_code_gives_its_results_again(project, tmp_pa
     for attempt in found:
         kept = json.loads((attempt / "settings.json").read_text())
         again = Project(tmp_path / attempt.name)
-        with tarfile.open(project.root / "runs" / kept["code_copy"]) as archive:
-            archive.extractall(again.root, filter="data")
+        for name in ("code_copy", "engine_copy"):
+            with tarfile.open(project.root / "runs" / kept[name]) as archive:
+                archive.extractall(again.root, filter="data")
         assert (again.root / "notes.txt").exists()
         done = succeeded(again.run(*FLAGS))
         repeated = again.folder(job_of(done))
@@ -47,7 +48,9 @@ def test_each_attempt_s_copy_of_the_code_gives_its_results_again(project, tmp_pa
 
 def test_what_is_the_same_is_kept_once_and_secrets_never(project):
     codes = list(project.root.glob("runs/.code/*"))
-    assert len(codes) == 2 and len(list(project.root.glob("runs/.installed/*"))) == 1
+    engines = [path for path in codes if path.name.startswith("labjobs-")]
+    assert (len(codes), len(engines)) == (3, 1)
+    assert len(list(project.root.glob("runs/.installed/*"))) == 1
     for copy in codes:
         with tarfile.open(copy) as archive:
             contents = [archive.extractfile(each) for each in archive]

@@ -261,7 +261,8 @@ class Delivery:
     def __init__(self, folder: Path, meter: Meter | None = None) -> None:
         about = journal.record_of(folder, layout.SETTINGS)
         if not about:
-            raise Damaged(f"settings.json is damaged or missing; {journal.WAY_OUT}")
+            line = "settings.json is damaged or missing; the job's own command writes it again"
+            raise Damaged(line)
         self._folder, self._meter = folder, meter
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
