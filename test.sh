@@ -23,7 +23,7 @@ case ${1-} in
 esac
 
 if [[ ! -x .venv/bin/uv ]]; then
-  python=$(bash find-python.sh)
+  python=$(bash scripts/find-python.sh)
   "$python" -m venv --clear .venv
   .venv/bin/pip install --quiet --disable-pip-version-check uv
 fi
