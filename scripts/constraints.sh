@@ -21,6 +21,6 @@ uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url
   --group pyproject.toml:dev --group "${projects[0]}:dev" "${projects[@]}" \
   --output-file "$found" >/dev/null
 {
-  echo "# Versions that the template's tests have passed with; docs/updates.md says when to use them."
+  echo "# Versions that the template's tests have passed with; python jobs.py docs updates says more."
   cat "$found"
 } >"$inner/constraints.txt"

@@ -220,9 +220,9 @@ def commit_of(folder):
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def test_the_version_stands_in_three_places():
+def test_the_version_stands_in_four_places():
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    assert version == labjobs.__version__
+    assert version == labjobs.__version__ == QUESTIONS["_labjobs"]
     newest = re.search(r"^## (\d\S+)", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest and newest[1] == version
 
