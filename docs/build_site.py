@@ -140,7 +140,7 @@ def add_interface(page: Path) -> None:
 
     text = page.read_text()
     for name in sorted(labjobs._homes(), key=lambda name: (name != "Job", name.lower())):
-        named = getattr(labjobs, name)
+        named = getattr(labjobs, name, None)  # None: a module, which has a docstring of its own
         if inspect.getdoc(named) and callable(named):
             taken = "" if name in MADE_BY_THE_ENGINE else signature(named)
             text += f"\n## `{name}{taken}`\n\n{inspect.getdoc(named)}\n"
