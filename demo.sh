@@ -11,7 +11,7 @@ if (($# > 1)) || [[ ${1-} == -* ]]; then
 fi
 
 template=$(cd "$(dirname "$0")" && pwd)
-python=$(bash "$template/find-python.sh")
+python=$(bash "$template/scripts/find-python.sh")
 version=$("$python" -c 'import sys; print("{}.{}".format(*sys.version_info))')
 
 folder=${1:-$(mktemp -d)}

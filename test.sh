@@ -23,7 +23,7 @@ case ${1-} in
 esac
 
 if [[ ! -x .venv/bin/uv ]]; then
-  python=$(bash find-python.sh)
+  python=$(bash scripts/find-python.sh)
   "$python" -m venv --clear .venv
   .venv/bin/pip install --quiet --disable-pip-version-check uv
 fi
@@ -35,7 +35,7 @@ trap 'rm -rf "$generated"' EXIT
 known=(--constraints '{{cookiecutter.project_slug}}/constraints.txt')
 [[ -z ${NEWEST-} ]] || known=(--upgrade)
 uv pip install --quiet "${known[@]}" --group dev
-cookiecutter . --no-input --default-config --output-dir "$generated" >/dev/null
+cookiecutter . --no-input --default-config --output-dir "$generated" engine=source >/dev/null
 uv pip install --quiet --compile-bytecode "${known[@]}" \
   --requirements "$generated/my_project/pyproject.toml" \
   --group "$generated/my_project/pyproject.toml:dev"

@@ -50,7 +50,7 @@ def place(path: str) -> str | None:
     """Return where a file of the repository is on the site; None if it is not there."""
     if path == "README.md":
         return "readme.md"
-    example = re.fullmatch(rf"{re.escape(INNER)}/\.examples/(\w+)/docs/example\.md", path)
+    example = re.fullmatch(r"examples/(\w+)/README\.md", path)
     if example:
         return f"examples/{example[1]}.md"
     for folder, there in (
@@ -70,8 +70,7 @@ def relinked(text: str, path: str) -> str:
     """
     here = place(path)
     assert here
-    example = here.startswith("examples/")
-    folder = f"{INNER}/docs" if example else os.path.dirname(path) or "."
+    folder = os.path.dirname(path) or "."
 
     def link(found: re.Match[str]) -> str:
         """Return the target of a link as the website needs it; empty if the site has no such page.
@@ -141,7 +140,7 @@ def add_interface(page: Path) -> None:
 
     text = page.read_text()
     for name in sorted(labjobs._homes(), key=lambda name: (name != "Job", name.lower())):
-        named = getattr(labjobs, name)
+        named = getattr(labjobs, name, None)  # None: a module, which has a docstring of its own
         if inspect.getdoc(named) and callable(named):
             taken = "" if name in MADE_BY_THE_ENGINE else signature(named)
             text += f"\n## `{name}{taken}`\n\n{inspect.getdoc(named)}\n"

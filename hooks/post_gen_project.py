@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -82,8 +83,13 @@ def digest(data):
 project = Path.cwd()
 examples = project / ".examples"
 chosen = examples / "{{ cookiecutter.example }}"
+if not examples.is_dir():  # in the template, it is a link
+    sys.exit("This copy of the template has lost its links, as zip files do; use a clone")
 if chosen.is_dir():  # classification is what the template itself has
-    shutil.copytree(chosen, project, dirs_exist_ok=True)
+    about = shutil.ignore_patterns("README.md")  # the project has one
+    shutil.copytree(chosen, project, dirs_exist_ok=True, ignore=about)
+    (project / "docs").mkdir(exist_ok=True)
+    shutil.copyfile(chosen / "README.md", project / "docs" / "example.md")
 shutil.rmtree(examples)
 
 # What the checks of the template leave in it.

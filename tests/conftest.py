@@ -52,7 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The template as a fresh clone has it."""
     copy = tmp_path_factory.mktemp("template") / "template"
-    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".git", *LEFTOVERS))
+    left = shutil.ignore_patterns(".git", *LEFTOVERS)
+    shutil.copytree(REPOSITORY, copy, symlinks=True, ignore=left)
     for datasets in copy.glob("*/data"):  # not labjobs/data
         shutil.rmtree(datasets)
     return copy

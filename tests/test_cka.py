@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from repository import REPOSITORY
 from torch import Tensor, nn
 
-EXAMPLE = REPOSITORY / "{{cookiecutter.project_slug}}" / ".examples" / "similarity"
+EXAMPLE = REPOSITORY / "examples" / "similarity"
 
 Array = NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """Damaged files of a job, by `python run.py`: one clear line each, and no other result.
 
-tests/mutate_records.py damages them at random, by the thousand.
+scripts/mutate_records.py damages them at random, by the thousand.
 """
 
 import shutil

@@ -29,19 +29,13 @@ def pages() -> list[str]:
 def linked(name: str) -> set[str]:
     """The files that a page links to, by their paths in the repository."""
     text = build_site.FENCED.sub("", (REPOSITORY / name).read_text())
-    found = [match[1] for match in build_site.LINK.finditer(text)]
-    return {os.path.normpath(f"{folder(name)}/{unquote(link)}") for link in found}
-
-
-def folder(name: str) -> str:
-    """Where a page's links begin: an example's page is in docs/ of the project made from it."""
-    example = "/.examples/" in name
-    return f"{build_site.INNER}/docs" if example else os.path.dirname(name) or "."
+    found = [unquote(match[1]) for match in build_site.LINK.finditer(text)]
+    return {os.path.normpath(os.path.join(os.path.dirname(name), link)) for link in found}
 
 
 @pytest.mark.parametrize("name", pages())
 def test_no_link_of_a_page_leads_nowhere(name):
-    of_examples = {f"{build_site.INNER}/docs/example.md"}  # in projects made from one
+    of_examples = {f"{build_site.INNER}/docs/example.md"}  # that project's README links to it
     missing = {link for link in linked(name) if not (REPOSITORY / link).exists()}
     assert missing - of_examples == set()
 

@@ -129,15 +129,15 @@ EXAMPLES = {
 
 
 def script(root: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of a template's examples."""
-    command = [sys.executable, str(root / "examples" / name), *words]
+    """Run one of the scripts that maintain the examples."""
+    command = [sys.executable, str(root / "scripts" / name), *words]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.fixture
 def copy(template, tmp_path):
     """A copy of the template to change."""
-    return shutil.copytree(template, tmp_path / "template")
+    return shutil.copytree(template, tmp_path / "template", symlinks=True)
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -153,30 +153,29 @@ def test_examples_are_merged_with_today_s_template(template):
 
 def test_a_change_of_the_template_is_merged_into_the_examples(copy):
     edit(copy / INNER / "run.py", "says that it has finished", "says that it is finished")
-    own = (copy / INNER / ".examples").glob("*/run.py")
-    changed = sorted(file.parent.name for file in own if file.parent.name != "base")
+    changed = sorted(file.parent.name for file in (copy / "examples").glob("*/run.py"))
     assert {*EXAMPLES} - {*changed} == TRAIN_AS_THE_TEMPLATE_DOES
     found = script(copy, "merge.py", "--check")
     assert found.returncode == 1
     assert found.stderr.splitlines() == [
-        f".examples/{name}/run.py: the template's file has changed; type python examples/merge.py"
+        f"examples/{name}/run.py: the template's file has changed; type python scripts/merge.py"
         for name in changed
     ]
     assert script(copy, "merge.py").returncode == 0
     for name in changed:
-        text = (copy / INNER / ".examples" / name / "run.py").read_text()
+        text = (copy / "examples" / name / "run.py").read_text()
         assert "says that it is finished" in text
-    assert "r2" in (copy / INNER / ".examples" / "regression" / "run.py").read_text()
+    assert "r2" in (copy / "examples" / "regression" / "run.py").read_text()
     assert script(copy, "merge.py", "--check").returncode == 0
 
 
 def test_a_conflict_with_the_template_is_refused_until_it_is_resolved(copy):
     """Where the template and the example have changed the same line."""
     edit(copy / INNER / "settings.py", "patience: int = setting(0, ", "patience: int = setting(5, ")
-    mine = copy / INNER / ".examples" / "regression" / "settings.py"
+    mine = copy / "examples" / "regression" / "settings.py"
     for words in ((), ("--check",)):
         done = one_line(script(copy, "merge.py", *words), 1)
-        assert done.startswith(".examples/regression/settings.py: conflicts with the template")
+        assert done.startswith("examples/regression/settings.py: conflicts with the template")
     resolved = re.sub(
         r"<<<<<<< .*\n(.*\n)\|{7}(?s:.*?)>>>>>>> .*\n", lambda found: found[1], mine.read_text()
     )
@@ -222,13 +221,17 @@ def project(make, name):
 
 def test_a_project_has_the_example_s_files(project, name, template):
     assert not (project.root / ".examples").exists()
-    files = [path for path in (template / INNER / ".examples" / name).rglob("*.*")]
+    folder = template / "examples" / name
+    files = [path for path in folder.rglob("*.*") if path != folder / "README.md"]
     assert files
     for file in files:
-        relative = file.relative_to(template / INNER / ".examples" / name)
+        relative = file.relative_to(folder)
         if file.suffix in (".py", ".sh"):
             assert (project.root / relative).read_bytes() == file.read_bytes()
         assert (project.root / relative).exists()
+    about = (folder / "README.md").read_bytes()
+    assert (project.root / "docs" / "example.md").read_bytes() == about
+    assert (project.root / "README.md").read_bytes() != about
 
 
 @pytest.mark.parametrize("command", ["ruff check", "ruff format --check"])

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from zipfile import ZipFile
 
 import labjobs
 import pytest
@@ -41,10 +42,10 @@ def files(folder):
 @pytest.mark.parametrize("license", QUESTIONS["license"])
 def test_files(make, inner, license):
     project = make(license=license, author="Ada & Grace")
-    copied = {name for name in files(inner) if not name.startswith((".examples/", "{%"))} - RENDERED
+    copied = {name for name in files(inner) if not name.startswith("{%")} - RENDERED
     legal = set() if license == "none" else {"LICENSE"}
     assert files(project) == RENDERED | copied | legal | {"labjobs/commit.txt"}
-    assert {"run.py", "run.sh", "labjobs/loop.py", ".github/workflows/tests.yml"} < copied
+    assert {"run.py", "run.sh", "labjobs/training/loop.py", ".github/workflows/tests.yml"} < copied
     for name in copied:
         assert (project / name).read_bytes() == (inner / name).read_bytes()
     for name in RENDERED | legal:
@@ -59,7 +60,7 @@ def test_files(make, inner, license):
 
 
 def test_caches_in_a_template_that_was_worked_on_stay_there(make, template, tmp_path):
-    worked_on = shutil.copytree(template, tmp_path / "template")
+    worked_on = shutil.copytree(template, tmp_path / "template", symlinks=True)
     inner = worked_on / "{{cookiecutter.project_slug}}"
     for folder in (
         "labjobs/data/__pycache__",
@@ -69,7 +70,8 @@ def test_caches_in_a_template_that_was_worked_on_stay_there(make, template, tmp_
     ):
         (inner / folder).mkdir(parents=True, exist_ok=True)
         (inner / folder / "a.json").write_bytes(b"{{ \x94")
-    succeeded(cookiecutter(worked_on, tmp_path, "--no-input", "--default-config"))
+    words = ("--no-input", "--default-config", "engine=source")
+    succeeded(cookiecutter(worked_on, tmp_path, *words))
     assert files(tmp_path / "out" / "my_project") == files(make())
 
 
@@ -173,7 +175,7 @@ def test_every_package_of_the_project_is_refused_as_its_slug(make, template):
 
 
 def test_questions_answered_at_the_keyboard(template, tmp_path):
-    typed = "Deep Sea\n\nWhat fish hear\nAda\nada@example.org\n5\n2\n\n"
+    typed = "Deep Sea\n\nWhat fish hear\nAda\nada@example.org\n5\n2\n\n\n"
     done = cookiecutter(template, tmp_path, typed=typed)
     project = tmp_path / "out" / "deep_sea"
     assert (project / ".python-version").read_text() == "3.12\n"
@@ -186,7 +188,7 @@ def test_questions_answered_at_the_keyboard(template, tmp_path):
 
 
 def test_template_expression_at_the_keyboard_is_refused(template, tmp_path):
-    done = cookiecutter(template, tmp_path, typed="Deep Sea\n\n\n{{ 7*7 }}\n\n\n\n\n")
+    done = cookiecutter(template, tmp_path, typed="Deep Sea\n\n\n{{ 7*7 }}\n\n\n\n\n\n")
     assert done.returncode == 1
     assert done.stderr.startswith("author holds a brace")
     assert not files(tmp_path / "out")
@@ -208,29 +210,34 @@ def cruft(*words):
     succeeded(subprocess.run(command, capture_output=True, text=True))
 
 
+def wheel(project):
+    (found,) = (project / "vendor").iterdir()
+    return found
+
+
 def commit_of(folder):
     command = ["git", "-C", folder, "rev-parse", "HEAD"]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def test_the_version_stands_in_three_places():
+def test_the_version_stands_in_four_places():
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    assert version == labjobs.__version__
+    assert version == labjobs.__version__ == QUESTIONS["_labjobs"]
     newest = re.search(r"^## (\d\S+)", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest and newest[1] == version
 
 
 @pytest.mark.parametrize("state", ["packed", "detached"])
 def test_a_project_notes_the_commit_that_made_it(template, tmp_path, state):
-    source = shutil.copytree(template, tmp_path / "template")
+    source = shutil.copytree(template, tmp_path / "template", symlinks=True)
     commit(source)
     if state == "packed":
         git(source, "pack-refs", "--all")
     if state == "detached":
         git(source, "checkout", "--quiet", "--detach")
     succeeded(cookiecutter(source, tmp_path, "--no-input", "--default-config"))
-    noted = tmp_path / "out" / "my_project" / "labjobs" / "commit.txt"
-    assert noted.read_text() == commit_of(source)
+    with ZipFile(wheel(tmp_path / "out" / "my_project")) as packed:
+        assert packed.read("labjobs/commit.txt").decode() == commit_of(source)
 
 
 def test_without_a_clone_the_commit_is_unknown(make):
@@ -239,20 +246,20 @@ def test_without_a_clone_the_commit_is_unknown(make):
     done = subprocess.run(
         [sys.executable, "jobs.py", "--version"], cwd=project, capture_output=True, text=True
     )
-    assert done.stdout == f"template {labjobs.__version__} (commit unknown)\n", done
+    assert done.stdout == f"labjobs {labjobs.__version__} (commit unknown)\n", done
 
 
 def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, make, tmp_path):
-    source = shutil.copytree(template, tmp_path / "template")
+    source = shutil.copytree(template, tmp_path / "template", symlinks=True)
     commit(source)
-    answers = json.dumps({"example": "regression"})
+    answers = json.dumps({"example": "regression", "engine": "source"})
     cruft("create", source, "--no-input", "--output-dir", tmp_path, "--extra-context", answers)
     project, same = tmp_path / "my_project", make(example="regression")
     assert files(project) == files(same) | {".cruft.json"}
     assert (project / "run.py").read_bytes() == (same / "run.py").read_bytes()
     commit(project)
     inner = source / "{{cookiecutter.project_slug}}"
-    for file in (inner / ".examples/regression/run.py", inner / "labjobs/files.py"):
+    for file in (source / "examples/regression/run.py", inner / "labjobs/files.py"):
         file.write_text(file.read_text() + "# a change\n")
     commit(source)
     cruft("update", "--project-dir", project, "--skip-apply-ask")
@@ -261,3 +268,34 @@ def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, ma
     assert (project / "labjobs" / "commit.txt").read_text() == commit_of(source)
     assert files(project) - {".cruft.json"} >= files(same)
     assert not (project / ".examples").exists()
+
+
+def test_an_update_replaces_the_package_and_nothing_else(template, tmp_path):
+    source = shutil.copytree(template, tmp_path / "template", symlinks=True)
+    commit(source)
+    cruft("create", source, "--no-input", "--output-dir", tmp_path)
+    project = tmp_path / "my_project"
+    commit(project)
+    for module in ("files.py", "job/journal.py", "training/loop.py"):
+        file = source / "{{cookiecutter.project_slug}}" / "labjobs" / module
+        file.write_text(file.read_text() + "# a change\n")
+    commit(source)
+    cruft("update", "--project-dir", project, "--skip-apply-ask")
+    command = ["git", "-C", project, "diff", "HEAD", "--name-only"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.split() == [".cruft.json", str(wheel(project).relative_to(project))]
+    with ZipFile(wheel(project)) as packed:
+        assert packed.testzip() is None
+        assert packed.read("labjobs/files.py").decode().endswith("# a change\n")
+
+
+def test_a_copy_that_lost_its_links_is_refused_in_one_line(template, tmp_path):
+    """As an archive made by GitHub, which cookiecutter takes too."""
+    source = shutil.copytree(template, tmp_path / "template", symlinks=True)
+    link = source / "{{cookiecutter.project_slug}}" / ".examples"
+    link.unlink()
+    link.write_text("../examples")
+    done = cookiecutter(source, tmp_path, "--no-input", "--default-config")
+    assert done.returncode == 1
+    assert done.stderr.startswith("This copy of the template has lost its links")
+    assert not files(tmp_path / "out")

@@ -21,7 +21,7 @@ from sweeps import write_grid
 from torch import Tensor, nn
 
 INNER = REPOSITORY / "{{cookiecutter.project_slug}}"
-EXAMPLE = INNER / ".examples" / "stitching"
+EXAMPLE = REPOSITORY / "examples" / "stitching"
 
 Array = NDArray[np.float64]
 

@@ -174,9 +174,13 @@ ARTIFACTS = PROJECT / "mlruns"
 @cache
 def experiment_name() -> str:
     """Return the project's name, from pyproject.toml: all its jobs are in the experiment with that
-    name."""
-    with (CODE / "pyproject.toml").open("rb") as file:
-        return str(tomllib.load(file)["project"]["name"])
+    name. Raises SettingsError without one."""
+    try:
+        with (CODE / "pyproject.toml").open("rb") as file:
+            return str(tomllib.load(file)["project"]["name"])
+    except (OSError, ValueError, KeyError) as error:
+        line = "pyproject.toml: has no name of the project, which is its experiment in MLflow"
+        raise SettingsError(f"{line}; write [project] and below it name = …") from error
 
 
 def prepare() -> str:
