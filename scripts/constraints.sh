@@ -12,7 +12,7 @@ trap 'rm -rf "$generated"' EXIT
 projects=()
 for example in classification finetuning kernels; do
   cookiecutter . --no-input --default-config --output-dir "$generated/$example" \
-    example="$example" >/dev/null
+    example="$example" engine=source >/dev/null
   projects+=("$generated/$example/my_project/pyproject.toml")
 done
 found=$generated/constraints.txt
