@@ -18,7 +18,7 @@ COUNT = 3
 EDITS = {
     "settings.py": [("FOLDS = 5", f"FOLDS = {COUNT}")],
     "data.py": [
-        ("import fold, split", "import check_groups, fold, split"),
+        ("    class_counts,\n", "    check_groups,\n    class_counts,\n"),
         (
             "    val: Examples | None = None\n\n\n",
             "    val: Examples | None = None\n    patients: Sequence[int] = ()\n\n\n",
