@@ -125,7 +125,7 @@ def test_a_job_that_is_continued_has_the_gpus_random_numbers(machine, project, j
 
 def test_evaluation_in_the_background_by_its_recipe(machine, project, job, tmp_path):
     other = machine.host(project.copy(tmp_path / "project"))
-    recipe = (other.root / "docs" / "recipes.md").read_text()
+    recipe = (other.root / "labjobs" / "docs" / "recipes.md").read_text()
     lines = (
         recipe.split("## Evaluation in the background\n")[1].split("```python\n")[1].split("```")[0]
     )

@@ -237,7 +237,7 @@ def test_evaluated_in_the_background_with_workers_it_ends_quietly_with_the_same_
 ):
     """By the recipe of docs/recipes.md; it once ended with a trace of torch's DataLoader."""
     changed = project.copy(tmp_path / "changed")
-    recipes = (changed.root / "docs" / "recipes.md").read_text()
+    recipes = (changed.root / "labjobs" / "docs" / "recipes.md").read_text()
     section = recipes.split("## Evaluation in the background")[1]
     recipe = section.split("```python\n")[1].split("```")[0]
     script = changed.root / "run.py"

@@ -17,7 +17,7 @@ INPUT = "--dataset image-folder --image-size 8 --epochs 1 --seed {}"
 
 def recipe(root: Path) -> list[str]:
     """The code blocks of the recipe: of settings.py, analyse.py, run.sh and plot_analyses.py."""
-    text = (root / "docs" / "recipes.md").read_text()
+    text = (root / "labjobs" / "docs" / "recipes.md").read_text()
     section = text.split("## A script of your own\n")[1].split("\n## ")[0]
     return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
 
