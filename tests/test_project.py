@@ -1,4 +1,4 @@
-"""Inside a project: all that its workflow on GitHub runs passes."""
+"""Inside a project: all that its workflow on GitHub runs passes; a mistake in it is one line."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from faults import one_line
 from repository import REPOSITORY
 
 WORKFLOW = REPOSITORY / "{{cookiecutter.project_slug}}" / ".github" / "workflows" / "tests.yml"
@@ -50,6 +51,11 @@ def test_long_checks(make, command):
     odd = "O'Neil's \"quoted\" \\ 北京 🙂"
     assert command in COMMANDS
     check(command, make(project_name=odd, description=odd, author=odd))
+
+
+def test_run_py_says_in_one_line_what_is_wrong_in_settings_py(project):
+    project.edit("settings.py", "lr: float = setting(1e-3, above=0)", "lr: float")
+    assert one_line(project.run(), 2) == "run.py: Settings.lr: needs a default"
 
 
 @pytest.mark.parametrize(
