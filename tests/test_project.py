@@ -10,7 +10,8 @@ import yaml
 from faults import one_line
 from repository import REPOSITORY
 
-WORKFLOW = REPOSITORY / "{{cookiecutter.project_slug}}" / ".github" / "workflows" / "tests.yml"
+INNER = "{{cookiecutter.project_slug}}"
+WORKFLOW = REPOSITORY / INNER / ".github" / "workflows" / "tests.yml"
 STEPS = [
     step.get("run", "") for step in yaml.safe_load(WORKFLOW.read_text())["jobs"]["tests"]["steps"]
 ]
@@ -63,9 +64,20 @@ def test_run_py_says_in_one_line_what_is_wrong_in_settings_py(project):
     [
         "ruff check",
         "ruff format --check",
-        "shellcheck *.sh .ci/run",
-        "shfmt -i 2 -ci -d *.sh .ci/run",
+        f"shellcheck *.sh .ci/run '{INNER}'/labjobs/sweeps/*.sh",
+        f"shfmt -i 2 -ci -d *.sh .ci/run '{INNER}'",
     ],
 )
 def test_template_is_clean(template, command):
     check(command, template)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "lint-imports --no-cache ../pyproject.toml",
+        pytest.param("mypy --config-file ../pyproject.toml", marks=pytest.mark.full),
+    ],
+)
+def test_the_engine_is_clean(template, command):
+    check(command, template / INNER)

@@ -587,6 +587,7 @@ MISTAKES = [
         dataclass_of(("device", str, "auto")),
         "Settings.device: --device is a flag of the engine; choose another name",
     ),
+    (dataclass_of(("help", str, "")), "Settings.help: --help is a flag of the engine"),
     (
         dataclass_of(("steps", int, setting(0, replaces="epoch"))),
         'Settings.steps: replaces="epoch", but there is no such setting',
