@@ -86,10 +86,11 @@ def offline(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-def first_batch(part):
-    """The first training batch of some examples or of a stream, and how many it has."""
-    seed = None if is_stream(part) else 0
-    made = batches.make(part, torch.device("cpu"), batch_size=8, seed=seed, collate=COLLATE)
+def first_batch(parts):
+    """The first training batch of examples or of a stream, and how many it has."""
+    seed = None if is_stream(parts.train) else 0
+    how = {"batch_size": 8, "seed": seed, "collate": getattr(parts, "collate", COLLATE)}
+    made = batches.make(parts.train, torch.device("cpu"), **how)
     return next(made.endless(0, 0, Place()))
 
 
@@ -105,14 +106,14 @@ def test_a_dataset_gives_batches_or_one_line_says_why_not(name, tmp_path, offlin
     except SettingsError as error:
         assert str(error).startswith("--") and name != DEFAULT.dataset
     else:
-        batch, count = first_batch(parts.train)
+        batch, count = first_batch(parts)
         assert count and has_rows(batch, count)
 
 
 @pytest.mark.parametrize("name", getattr(data, "AUGMENTATIONS", ()))
 def test_an_augmentation_depends_on_the_restored_random_numbers_alone(name, tmp_path, offline):
     """Otherwise a job that was interrupted would not go on as it would have."""
-    batch, count = first_batch(data.load(DEFAULT, tmp_path).train)
+    batch, count = first_batch(data.load(DEFAULT, tmp_path))
     augment, results = data.augmentation(replace(DEFAULT, augment=name)), []
     for _ in range(2):
         torch.manual_seed(0)
