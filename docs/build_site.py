@@ -202,7 +202,7 @@ def build(site: Path) -> int:
         sys.path.insert(0, project)
         add_commands(pages / "commands.md", Path(project))
         add_interface(pages / "interface.md")
-        draw_layers.draw(Path(project), pages / "layers.svg")
+        draw_layers.draw(pages / "layers.svg")
         add_layers(pages / "architecture.md")
         add_navigation(pages / "index.md")
         options = ["-W", "--keep-going", "-q", "-c", str(REPOSITORY / "docs")]

@@ -11,13 +11,14 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.patches import FancyBboxPatch
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 LIBRARIES = ("torch", "numpy", "mlflow", "sqlalchemy", "pyarrow", "pandas", "scipy", "matplotlib")
 WIDTH, LIBRARIES_WIDTH, LINE = 100.0, 40.0, 7.0
 
 
-def layers(project: Path) -> list[list[str]]:
+def layers() -> list[list[str]]:
     """Return the modules of each layer, the highest first, as pyproject.toml has them."""
-    tools = tomllib.loads((project / "pyproject.toml").read_text())["tool"]
+    tools = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]
     found = tools["importlinter"]["contracts"][0]["layers"]
     return [[name.strip() for name in row.split("|")] for row in found]
 
@@ -36,9 +37,9 @@ def libraries(graph: grimp.ImportGraph, rows: list[list[str]]) -> list[set[str]]
     return found
 
 
-def draw(project: Path, path: Path) -> None:
-    """Draw the layers to an SVG file; the project has to be on sys.path."""
-    rows = layers(project)
+def draw(path: Path) -> None:
+    """Draw the layers to an SVG file; a project has to be on sys.path."""
+    rows = layers()
     graph = grimp.build_graph("labjobs", include_external_packages=True, cache_dir=None)
     used = libraries(graph, rows)
     lines = [_wrapped([name.removeprefix("labjobs.") for name in row]) for row in rows]

