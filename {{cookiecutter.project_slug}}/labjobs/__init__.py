@@ -14,9 +14,9 @@
     checks        what `--check` does: it tests the guarantees on the project's own code
     commands      what `python jobs.py` does
 
-`errors`, `files`, `fork_server`, `locks`, `machine`, `privacy` and `sources` are small modules that
-all of them share. Each package says in its docstring what it may import; the template's
-pyproject.toml holds the rules (import-linter).
+`errors`, `exit_status`, `files`, `fork_server`, `installation`, `layout`, `locks`, `machine`,
+`privacy` and `sources` are small modules that all of them share. Each package says in its docstring
+what it may import; the template's pyproject.toml holds the rules (import-linter).
 
 A project's files use the names in `__init__.pyi`: `from labjobs import Job`.
 """

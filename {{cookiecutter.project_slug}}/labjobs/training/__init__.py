@@ -1,3 +1,13 @@
-"""What a training loop is made of. May import cli, job and data; only `devices` touches
-`torch.cuda`.
+"""What a training loop is made of. May import cli, data, devices, distributed, job and tracking.
+
+loop         Job: the loop's position, steps, epochs, logging; background: what runs beside it
+progress     how long a job is, where it is, and how fast
+state        what a checkpoint holds; checkpoints: their files
+init_from    weights of another job, and longer jobs
+compilation  the forward pass, compiled and under autocast
+meters       means of what is measured; outputs: what is kept of examples
+optim        Muon, EMA, clipping, early stopping, gradients of several processes
+classifiers  torchvision's networks
+probes       what `find` measures in a job
+profile      --profile; profile_report: what it says
 """
