@@ -16,6 +16,7 @@ def install(*packages: str) -> None:
     install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
     with (Path(tempfile.gettempdir()) / f"apt-get-{os.getuid()}").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in (["apt-get", "update", "-qq"], install):
+        # dpkg first: after an installation that was killed midway, apt-get refuses to go on.
+        for command in (["dpkg", "--configure", "-a"], ["apt-get", "update", "-qq"], install):
             if not shutil.which((sudo + command)[0]) or subprocess.run(sudo + command).returncode:
                 pytest.fail(f"needed: apt-get install {' '.join(packages)}")
