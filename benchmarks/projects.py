@@ -12,11 +12,12 @@ TEMPLATE = Path(__file__).resolve().parents[1]
 
 
 def make(folder: str, example: str = "classification") -> Path:
-    """A project in a folder, from the template as it is committed."""
+    """A project in a folder, from the template as it is committed, with the engine as a folder."""
     clone = Path(folder) / "template"
     subprocess.run(["git", "clone", "--quiet", TEMPLATE, clone], check=True)
     flags = ["--no-input", "--default-config", "--output-dir", folder]
-    command = [sys.executable, "-m", "cookiecutter", str(clone), *flags, f"example={example}"]
+    answers = [f"example={example}", "engine=source"]
+    command = [sys.executable, "-m", "cookiecutter", str(clone), *flags, *answers]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # a page goes to stdout
     return Path(folder) / "my_project"
 
