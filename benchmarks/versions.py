@@ -30,7 +30,8 @@ WORKER = """
 import json, os, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, os.getcwd())
-import drawing, projects, refactor, start, steps, sweeps
+import sweeps  # before drawing, which puts the folder of tests first, with another sweeps
+import drawing, projects, refactor, start, steps
 
 folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
 
