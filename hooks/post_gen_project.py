@@ -86,8 +86,11 @@ chosen = examples / "{{ cookiecutter.example }}"
 if not examples.is_dir():  # in the template, it is a link
     sys.exit("This copy of the template has lost its links, as zip files do; use a clone")
 if chosen.is_dir():  # classification is what the template itself has
-    about = shutil.ignore_patterns("README.md")  # the project has one
+    about = shutil.ignore_patterns("README.md", ".without")  # the project has a README
     shutil.copytree(chosen, project, dirs_exist_ok=True, ignore=about)
+    without = chosen / ".without"  # names files that the example does without
+    for name in without.read_text().split() if without.exists() else ():
+        (project / name).unlink()
     (project / "docs").mkdir(exist_ok=True)
     shutil.copyfile(chosen / "README.md", project / "docs" / "example.md")
 shutil.rmtree(examples)

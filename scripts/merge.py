@@ -4,7 +4,8 @@
     python scripts/merge.py --check   exit 1 if that is left to do, or a conflict is
 
 An example is a folder in examples/. It holds those of the student's files that differ from the
-template's, each of them whole, and a README. `merged`, beside this script, holds the template's
+template's, each of them whole, a README, and perhaps a file `.without`, which names those of the
+template's files that its projects do not have. `merged`, beside this script, holds the template's
 files as they were when last merged: they tell what the template has changed since then from what
 makes the example (git merge-file). Where both change the same lines, conflict markers are left in
 the example, to be resolved by hand. A new file in an example counts as made from today's template.

@@ -14,6 +14,7 @@ from test_project import check
 
 INNER = "{{cookiecutter.project_slug}}"
 MOST_LINES = {
+    "plain": 60,
     "regression": 45,
     "gan": 90,
     "segmentation": 200,
@@ -28,7 +29,7 @@ MOST_LINES = {
 }
 
 
-CLASSIFIERS = ("finetuning", "similarity", "stitching", "kernels")
+CLASSIFIERS = ("plain", "finetuning", "similarity", "stitching", "kernels")
 """Examples that measure accuracy."""
 
 TRAIN_AS_THE_TEMPLATE_DOES = {"similarity", "stitching", "kernels"}
@@ -45,6 +46,12 @@ class Example(NamedTuple):
 
 
 EXAMPLES = {
+    "plain": Example(
+        ("--epochs", "8"),
+        ("--epochs 2 --lr 1e-2", "--epochs 2 --lr 1e-4"),
+        "loss",
+        "Validation cross-entropy",
+    ),
     "regression": Example(
         ("--epochs", "60", "--patience", "0"),
         ("--model linear --lr 1e-1", "--model linear --lr 1e-4"),
@@ -197,7 +204,7 @@ def test_the_examples_are_as_small_as_the_docs_say(template):
 # Projects made from them
 
 
-FIRST = ("regression", "language", "reinforcement")
+FIRST = ("plain", "regression", "language", "reinforcement")
 """Examples that `bash test.sh` trains; .ci/run trains all."""
 
 DRAWN = ("regression", "graphs", "contrastive")
@@ -222,8 +229,11 @@ def project(make, name):
 def test_a_project_has_the_example_s_files(project, name, template):
     assert not (project.root / ".examples").exists()
     folder = template / "examples" / name
-    files = [path for path in folder.rglob("*.*") if path != folder / "README.md"]
+    without = folder / ".without"
+    files = [path for path in folder.rglob("*.*") if path not in (folder / "README.md", without)]
     assert files
+    for lacking in without.read_text().split() if without.exists() else ():
+        assert not (project.root / lacking).exists()
     for file in files:
         relative = file.relative_to(folder)
         if file.suffix in (".py", ".sh"):

@@ -1,0 +1,127 @@
+"""The figures, drawn from the results of finished jobs.
+
+    python plot.py                              # figures/*.pdf and .png, and .tex: their captions
+    python plot.py --venue neurips --out paper/figures
+    python plot.py --provenance figures/learning-curves.pdf
+
+One function per figure, which returns it with its caption. To add a figure, write its function, and
+enter it in FIGURES under the name of its files. Figures show the metric that the jobs monitor and
+distinguish the settings that vary among them; settings are ranked and chosen by validation results,
+never by test results.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+from labjobs.results import comparison, figures, metrics, plots, plotting
+from settings import Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    Drawn = tuple[Figure, str]
+
+ONLY: dict[str, object] = {}
+"""Settings that jobs must have to be drawn: {"epochs": 30}; a list allows several values."""
+
+LABELS = {"lr": "learning rate"}
+"""What settings are called in figures, if not by their names."""
+
+RANKED = 12
+"""Largest number of rows in a ranking."""
+
+
+def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
+    """The monitored metric by optimizer step: a line for each value of the setting that varies
+    most, and a panel for each value of the other settings."""
+    shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs))
+    curves = shown.curves()
+    fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
+    for ax, lines in zip(axes, curves.values(), strict=True):
+        for name, repeated in lines.items():
+            plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
+    beyond = figures.limit_to_curves(axes[0], curves, shown.metric)
+    figures.legend(fig, shown.repeats)
+    return fig, (
+        f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
+        f"{beyond}{shown.notes}"
+    )
+
+
+def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results by the numeric setting that varies most: a line for each value of the
+    others."""
+    x = comparison.numeric(jobs)
+    shown = comparison.compare(jobs, 6, along=[x])
+    fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
+    figures.value_axis(ax.yaxis, shown.metric)
+    plots.points(ax, shown.lines, x, shown.metric)
+    cut = figures.limit_to_intervals(ax.yaxis, shown.results().values(), shown.metric)
+    figures.legend(fig, shown.repeats)
+    figures.ticks_at(ax, shown.jobs[x])
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.repeats}; open points beside "
+        f"a mean are its jobs, crosses those that diverged.{cut}{shown.notes}"
+    )
+
+
+def metric_map(jobs: "pd.DataFrame") -> "Drawn":
+    """Validation results for each value of the setting that varies most, and of the others."""
+    shown = comparison.compare(jobs, 20, 20, needed=2)
+    (x,), _ = shown.parts
+    fig, ax = figures.rows([*shown.rows], 0.4)
+    plots.heatmap(ax, shown.rows, x, shown.metric)
+    return fig, (
+        f"{shown.metric.title} of the weights kept: {shown.means}; brighter is better.{shown.notes}"
+    )
+
+
+def ranking(jobs: "pd.DataFrame") -> "Drawn":
+    """Settings by their validation results, the best first, and their test results below these."""
+    shown = comparison.compare(jobs, len(jobs), needed=1)
+    best = shown.results(RANKED)
+    fig, ax = figures.rows([*best], 0.45)
+    figures.value_axis(ax.xaxis, shown.metric.of(None))
+    tested = shown.results(part="test")
+    plots.ranking(ax, best, shown.metric, tested)
+    both = [*best.values(), *(tested[name] for name in best if name in tested)]
+    cut = figures.limit_to_intervals(ax.xaxis, both, shown.metric)
+    figures.legend(fig)
+    return fig, (
+        f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
+        f"test results.{cut}{shown.difference}{shown.notes}"
+    )
+
+
+def throughput(jobs: "pd.DataFrame") -> "Drawn":
+    """Training examples per second with different settings, on each kind of device."""
+    devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
+    shown = comparison.compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
+    fastest = shown.results(RANKED)
+    fig, ax = figures.rows([*fastest], 0.3)
+    figures.value_axis(ax.xaxis, shown.metric)
+    plots.ranking(ax, fastest, shown.metric)
+    cut = figures.limit_to_intervals(ax.xaxis, fastest.values(), shown.metric)
+    ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
+    return fig, (
+        f"{shown.metric.title} between the last two evaluations, on {hardware(jobs)}, of "
+        f"{shown.first(RANKED)}: {shown.repeats}.{cut}"
+    )
+
+
+def hardware(jobs: "pd.DataFrame") -> str:
+    """The kinds of devices that the jobs ran on."""
+    return ", ".join(sorted(jobs["hardware"].unique()))
+
+
+FIGURES = {
+    "learning-curves": learning_curves,
+    "metric-vs-setting": metric_vs_setting,
+    "metric-map": metric_map,
+    "ranking": ranking,
+    "throughput": throughput,
+}
+
+if __name__ == "__main__":
+    sys.exit(plotting.main(Settings, FIGURES, {}, ONLY, LABELS))
