@@ -1,6 +1,6 @@
 """Results as tables: what a figure or a notebook asks for.
 
-    jobs = tables.jobs("my-project")
+    jobs = tables.jobs("my_project")
     jobs.groupby(["model", "lr"])["best_val_loss"].mean()
     curves = tables.curves(jobs, "val_loss")
     kept = tables.outputs(jobs, "label", "predicted", settings=["model"])

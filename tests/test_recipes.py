@@ -1,0 +1,143 @@
+"""Recipes of `python jobs.py docs recipes`, as they stand there, in a fresh project."""
+
+import re
+
+import pytest
+from faults import Project, job_of, one_line, succeeded
+from repository import REPOSITORY
+from test_project import check
+
+PAGE = REPOSITORY / "{{cookiecutter.project_slug}}" / "labjobs" / "docs" / "recipes.md"
+SHORT = ("--steps", "6", "--eval-every", "3", "--batch-size", "128")
+
+
+def blocks(heading: str) -> list[str]:
+    """The blocks of Python below a heading of the page."""
+    _, _, rest = PAGE.read_text().partition(f"\n## {heading}\n")
+    assert rest, heading
+    return re.findall(r"```python\n(.*?)```", rest.partition("\n## ")[0], re.DOTALL)
+
+
+def indented(block: str) -> str:
+    """A block as it stands in a function."""
+    return "".join(f"    {line}" if line.strip() else line for line in block.splitlines(True))
+
+
+def replace_function(project: Project, file: str, block: str) -> None:
+    """Put a function of the page in the place of the project's function of that name."""
+    name = re.match(r"def (\w+)", block)
+    assert name
+    path = project.root / file
+    text = path.read_text()
+    pattern = rf"(?ms)^def {name[1]}\(.*?\n\n\n"
+    assert len(re.findall(pattern, text)) == 1
+    path.write_text(re.sub(pattern, lambda _: f"{block}\n\n", text))
+
+
+def remove_definition(project: Project, file: str, name: str) -> None:
+    """Delete a function, class or table at the top of a file, with its text."""
+    path = project.root / file
+    text, count = re.subn(
+        rf"(?ms)^(def {name}\(|class {name}\(|{name}: ).*?\n\n\n", "", path.read_text() + "\n\n\n"
+    )
+    assert count == 1, name
+    path.write_text(text.rstrip() + "\n")
+
+
+@pytest.fixture
+def fresh(project, tmp_path):
+    return project.copy(tmp_path / "copy")
+
+
+def assert_sound(project: Project) -> str:
+    """The project's own checks pass, as does a job; returns its id."""
+    check("ruff check", project.root)
+    check("mypy", project.root)
+    return job_of(succeeded(project.run(*SHORT)))
+
+
+@pytest.mark.full
+def test_another_loss(fresh):
+    replace_function(fresh, "run.py", blocks("Another loss")[0])
+    fresh.edit("run.py", "from torch.nn.functional import cross_entropy\n", "")
+    assert_sound(fresh)
+
+
+@pytest.mark.full
+def test_two_learning_rates(fresh):
+    """And other settings of the optimizer still do something."""
+    lines = blocks("An optimizer, a schedule, two learning rates")[0]
+    fresh.edit(
+        "optimizers.py", "    parts = groups(model.parameters(), settings)\n", indented(lines)
+    )
+    plain = fresh.stored(assert_sound(fresh))
+    for flags in ("--weight-decay 0.5", "--lr-for-batch 8", "--optimizer muon"):
+        other = fresh.stored(fresh.finish(*SHORT, *flags.split()))
+        assert other["test_loss"] != plain["test_loss"], flags
+
+
+@pytest.mark.full
+def test_a_scheduler_of_torch(fresh):
+    block = blocks("An optimizer, a schedule, two learning rates")[1]
+    made, resumed, read, step = (line for line in block.splitlines() if line.strip())
+    assert resumed.startswith("job.resume(..., scheduler=scheduler)")
+    resume = "    job.resume(model=model, optimizer=optimizer, scaler=scaler, "
+    fresh.edit("run.py", resume, f"    {made}\n{resume}scheduler=scheduler, ")
+    fresh.edit("run.py", "lr = optimizers.set_lr(optimizer, settings, job, stopping)", read)
+    fresh.edit(
+        "run.py", "        if stopping.improved(", f"        {step}\n        if stopping.improved("
+    )
+    fresh.edit("run.py", "    job.check_schedule(optimizers.factor)\n", "")
+    for name in ("Progress", "SCHEDULES", "one_cycle", "stable_decay", "set_lr", "factor"):
+        remove_definition(fresh, "optimizers.py", name)
+    fresh.edit("optimizers.py", "from typing import Any, NamedTuple", "from typing import Any")
+    fresh.edit(
+        "optimizers.py",
+        "from labjobs import EarlyStopping, Job, Muon, Timing, ",
+        "from labjobs import Muon, ",
+    )
+    for setting in ("schedule", "warmup"):
+        text = (fresh.root / "settings.py").read_text()
+        found = re.search(rf'(?s)    {setting}: .*?""".*?"""\n\n', text)
+        assert found
+        fresh.edit("settings.py", found[0], "")
+    check("ruff format", fresh.root)
+    job = assert_sound(fresh)
+    succeeded(fresh.run("--check"))
+    said = one_line(fresh.run("--steps", "12", "--init-from", f"{job}:last"), 1)
+    assert "job.check_schedule" in said
+
+
+@pytest.mark.full
+def test_all_images_of_a_patient_in_one_part(fresh):
+    """And data sets that name no patients work as before."""
+    (block,) = blocks("All images of a patient in one part")
+    field, folder, load = (part.partition("\n")[2].strip("\n") for part in block.split("\n\n"))
+    fresh.edit(
+        "data.py",
+        "    val: Examples | None = None\n\n\n@dataclass(frozen=True)\nclass Splits",
+        f"    val: Examples | None = None\n    {field}\n\n\n@dataclass(frozen=True)\nclass Splits",
+    )
+    fresh.edit(
+        "data.py",
+        "        return Source(images, images.classes)\n",
+        indented(indented(folder)) + "\n",
+    )
+    test, val, *checked = load.splitlines()
+    fresh.edit("data.py", "train, test = split(train, TEST_FRACTION, settings.split_seed)", test)
+    fresh.edit(
+        "data.py", "train, val = split(train, settings.val_fraction, settings.split_seed)", val
+    )
+    fresh.edit(
+        "data.py",
+        "    if val is None and settings.monitor",
+        indented("\n".join(checked)) + "\n    if val is None and settings.monitor",
+    )
+    fresh.edit(
+        "data.py",
+        "    SettingsError,\n    channel",
+        "    SettingsError,\n    check_groups,\n    channel",
+    )
+    check("ruff format", fresh.root)
+    check("ruff check --fix --select I", fresh.root)
+    assert_sound(fresh)
