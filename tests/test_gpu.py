@@ -74,7 +74,7 @@ def test_a_step_that_waits_is_found_and_no_other(project, tmp_path):
 def test_the_profile_says_what_the_gpu_did(project):
     job = finished(project, *SHORT, "--profile", "10", "--force")
     report = (project.folder(job) / "profile.txt").read_text()
-    assert "the GPU is busy" in report and "of this GPU's peak (MFU)" in report
+    assert "the GPU is busy" in report
     assert (project.folder(job) / "memory.pickle").exists()
 
 

@@ -28,7 +28,7 @@ JOBS = {
     ),
     "cuda:1": (
         *("--device", "cuda:1", "--precision", "tf32"),
-        *("--model", "convnet", "--augment", "crop-flip", "--optimizer", "sgd", "--nvtx"),
+        *("--model", "convnet", "--augment", "crop-flip", "--optimizer", "sgd"),
     ),
     "compiled": ("--compile", "on", "--note", "compiled"),
     "graphs": ("--compile", "reduce-overhead", "--accumulate", "2", "--note", "graphs"),
@@ -111,14 +111,13 @@ def test_gpus_are_numbered_as_nvidia_smi_does(machine, job):
 def test_the_profile_says_what_the_gpu_did(job):
     report = (job("profiled").folder / "profile.txt").read_text()
     assert "3 steps of 64 examples on H100 (a stand-in)\n" in report
-    assert "of this GPU's peak (MFU)" in report and "the GPU is busy" in report
-    assert re.search(r"MiB  the most at once\n.* MiB  free\n", report)
+    assert "the GPU is busy" in report and " MiB of memory at most" in report
     assert (job("profiled").folder / "memory.pickle").exists()
 
 
 def test_no_step_waits_for_the_gpu(job):
     report = (job("profiled").folder / "profile.txt").read_text()
-    waits = report.split("Where the host waits for a tensor\n")[1].split("\n\n")[0]
+    waits = report.split("Where the host waits for the GPU\n")[1].split("\n\n")[0]
     assert waits == "  nowhere"
 
 

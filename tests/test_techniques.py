@@ -65,7 +65,6 @@ def test_the_weights_beside_their_ema_are_those_of_a_job_without_one(project):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--nvtx", "--note", "ranges"), "--nvtx: needs a CUDA GPU"),
         (("--compare-ema",), "--compare-ema: needs --ema"),
         (("--optimizer", "muon", "--precision", "fp16"), "--optimizer muon: does not work with"),
         (("--recompute",), "--recompute: mlp has no blocks"),

@@ -240,19 +240,6 @@ def dump_allocations(device: torch.device, path: Path) -> bool:
     return True
 
 
-def begin_range(name: str) -> None:
-    """Begin a range on the timeline of NVIDIA's profilers, inside the one that is open.
-
-    Source: docs.pytorch.org/docs/stable/cuda.html, NVIDIA Tools Extension.
-    """
-    torch.cuda.nvtx.range_push(name)
-
-
-def end_range() -> None:
-    """End the range that was begun last."""
-    torch.cuda.nvtx.range_pop()
-
-
 @contextmanager
 def warning_of_waits(device: torch.device) -> Iterator[None]:
     """Have torch warn of each operation by which the host waits for a CUDA GPU.

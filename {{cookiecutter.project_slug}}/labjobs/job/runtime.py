@@ -78,10 +78,6 @@ class Runtime:
     """Steps to profile, 20 if no number is given. profile.txt in the job's folder then shows where
     the time goes and what to change. 0: off."""
 
-    nvtx: bool = setting(False, only_with=LENGTHS)
-    """Mark each step, each wait for a batch and each evaluation as an NVTX range, which NVIDIA's
-    Nsight Systems shows on its timeline: nsys profile -t cuda,nvtx python run.py --nvtx."""
-
     quiet: bool = False
     """Print only the last line."""
 

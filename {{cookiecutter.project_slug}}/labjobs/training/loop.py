@@ -42,7 +42,7 @@ from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers, warn_of_unmeasured
 from labjobs.training.optim import Count, SharedGradients, parts_of
 from labjobs.training.outputs import Outputs, Value
-from labjobs.training.probes import NoiseScale, Pace, Ranges, Watcher
+from labjobs.training.probes import NoiseScale, Pace, Watcher
 from labjobs.training.progress import Length, Part, Position, Report, Stopwatch
 from labjobs.training.state import TrainingState
 
@@ -97,7 +97,7 @@ class Job(Generic[S]):
         self._beginning = Beginning(folder)
         self._position = Position(folder.settings, self._length)
         self._watch = Stopwatch()
-        self._watcher = Ranges(self.device) if self.runtime.nvtx else Watcher()
+        self._watcher = Watcher()
         self._background = Background(self.device, self._check_signal)
         self._place = Place()
         self._all_batches: list[Batches] = []
@@ -124,8 +124,7 @@ class Job(Generic[S]):
         if steps := self.runtime.profile:
             from labjobs.training.profile import Profile  # slow to import
 
-            where = self._folder.path, self.device
-            self._watcher = Profile(steps, *where, lambda: self._parts, journal.files)
+            self._watcher = Profile(steps, self._folder.path, self.device, journal.files)
         elif running in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step, self.runtime.workers)
         elif running == purpose.FIND_NOISE_SCALE:

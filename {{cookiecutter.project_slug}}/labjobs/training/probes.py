@@ -1,4 +1,4 @@
-"""What looks at the steps of a loop: `jobs.py find` and --nvtx do; and the MFU's peaks.
+"""What `jobs.py find` measures in the steps of a loop; and the MFU's peaks.
 
 `find batch-size` and `find workers` measure how fast a job trains and how much memory it takes,
 `find noise-scale` the noise of its gradient.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labjobs import devices, machine
 from labjobs.data.batches import Batches
-from labjobs.errors import JobError, SettingsError
+from labjobs.errors import JobError
 from labjobs.job.journal import Journal
 from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
 from labjobs.job.terminal import Paused
@@ -33,44 +33,6 @@ class Watcher:
 
     def close(self) -> None:
         """There are no more steps."""
-
-
-class Ranges(Watcher):
-    """Marks what a loop does on the timeline of NVIDIA's profilers (--nvtx): wait for a batch, take
-    a step, or evaluate.
-
-    Raises SettingsError for a device other than a CUDA GPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        if device.type != "cuda":
-            raise SettingsError(f"--nvtx: needs a CUDA GPU, and the device is {device.type}")
-        self._open = False
-
-    def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield the batches with their numbers of examples."""
-        while True:
-            self._enter("batch")
-            batch, examples = next(stream)
-            self._enter("step")
-            yield batch, examples
-
-    def end_steps(self) -> None:
-        """Mark the end of an interval's steps, when its evaluation begins."""
-        self._enter("evaluation")
-
-    def close(self) -> None:
-        """Mark the end of all steps."""
-        if self._open:
-            devices.end_range()
-            self._open = False
-
-    def _enter(self, name: str) -> None:
-        self.close()
-        devices.begin_range(name)
-        self._open = True
 
 
 # After a warm-up, in which code is compiled, kernels are chosen and queues fill, some windows are
