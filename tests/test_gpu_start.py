@@ -37,7 +37,7 @@ JOBS = {
 """The flags of jobs that ask different things of a GPU."""
 
 NOT_FOR_CUDA = {
-    "other accelerators": ("mps", "xpu"),
+    "other accelerators": ("mps",),
     "the CPU": (
         "_Done()",
         "torch.get_rng_state()",

@@ -68,10 +68,6 @@ def test_the_weights_beside_their_ema_are_those_of_a_job_without_one(project):
         (("--compare-ema",), "--compare-ema: needs --ema"),
         (("--optimizer", "muon", "--precision", "fp16"), "--optimizer muon: does not work with"),
         (("--recompute",), "--recompute: mlp has no blocks"),
-        (
-            ("--compile", "blocks", "--seed", "9"),  # a job that has not been finished otherwise
-            "--compile blocks: the network has no blocks; use --compile on",
-        ),
         (("--pretrained", "--init", "dirac"), "--init dirac: "),
         (("--model", "resnet18", "--batch-size", "1"), "--batch-size 1: batch norm needs at least"),
     ],

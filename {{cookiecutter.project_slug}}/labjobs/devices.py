@@ -1,6 +1,6 @@
-"""The device that a job runs on; the only module that touches torch.cuda, torch.mps or torch.xpu.
+"""The device that a job runs on; the only module that touches torch.cuda or torch.mps.
 
-On a CUDA or XPU device the host runs ahead (`runs_ahead`): it tells the device what to do and goes
+On a CUDA GPU the host runs ahead (`runs_ahead`): it tells the device what to do and goes
 on. To read a result without waiting, copy it into `pinned` memory, record an `event` and look later
 whether it has happened. On a CPU the same calls do nothing, since all is done at once.
 Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
@@ -8,6 +8,7 @@ Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
 
 import hashlib
 import os
+import pickle
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,7 +26,7 @@ from labjobs.distributed.ranks import Rank
 from labjobs.errors import JobError, SettingsError
 from labjobs.job.terminal import log
 
-KINDS = ("cuda", "xpu", "mps")
+KINDS = ("cuda", "mps")
 """Accelerators that a job can run on."""
 
 ALLOCATIONS = 100_000
@@ -107,8 +108,7 @@ def tags(device: torch.device) -> dict[str, str]:
 
 def describe(device: torch.device) -> str:
     """Return the device's model."""
-    named = device.type in ("cuda", "xpu")
-    return str(_module(device).get_device_name(device)) if named else device.type
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def wait(device: torch.device) -> None:
@@ -145,7 +145,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 def runs_ahead(device: torch.device) -> bool:
     """Return whether a device has streams, and copies from and to pinned memory on its own."""
-    return device.type in ("cuda", "xpu")
+    return device.type == "cuda"
 
 
 def pinned(shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -287,12 +287,10 @@ class Precision:
         """The format, with `auto` resolved."""
         if self._asked != "auto":
             return self._asked
-        device = self._device
-        if device.type == "cuda":
-            # Older GPUs emulate it. Asking takes no memory on the GPU.
-            has = bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
-        else:
-            has = device.type == "xpu" and torch.xpu.is_bf16_supported(including_emulation=False)
+        if self._device.type != "cuda":
+            return "fp32"
+        # Older GPUs emulate it. Asking takes no memory on the GPU.
+        has = bool(torch.version.hip) or torch.cuda.get_device_capability(self._device) >= (8, 0)
         return "bf16" if has else "fp32"
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -316,7 +314,7 @@ class GlobalStreams:
     def __init__(self, seed: int, device: torch.device, processes: Alone | None = None) -> None:
         _seed_all(seed)
         self._seed, self._device, self._processes = seed, device, processes or Alone()
-        self._begun: dict[str, Any] = {}
+        self._begun = b""
 
     def separate(self) -> None:
         """From here on, each process of the job draws its own numbers."""
@@ -324,13 +322,13 @@ class GlobalStreams:
             words = f"{self._seed}/process/{number}"
             digest = hashlib.sha256(words.encode()).digest()
             _seed_all(int.from_bytes(digest[:8], "big") >> 1)
-        self._begun = self._own_state()
+        self._begun = pickle.dumps(self._own_state())
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the numbers of process 0 are, as plain values and tensors, with those of the
         others."""
         own = self._own_state()
-        mine = {**own, "drawn": not _same(own, self._begun)}
+        mine = {**own, "drawn": pickle.dumps(own) != self._begun}
         first, *others = self._processes.everyones(mine)
         return {**first, "others": others}
 
@@ -375,12 +373,3 @@ def _seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two nested values are the same."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    return bool(one == other)

@@ -11,7 +11,7 @@ from labjobs.files import PROJECT
 from labjobs.settings import Span, setting
 
 Compile = Literal[
-    "auto", "on", "off", "blocks", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    "auto", "on", "off", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
 ]
 
 LENGTHS = ("epochs", "steps", "minutes")
@@ -37,11 +37,9 @@ class Runtime:
 
     compile: Compile = setting("auto", only_with=BATCHES)
     """Whether to use torch.compile. auto: on a CUDA GPU, if the job is long enough for compiling to
-    pay off. blocks: compile each block of a network, such as a transformer's layers, separately;
-    blocks that are alike are compiled once, so deep networks start sooner. reduce-overhead: use
-    CUDA graphs in training, for small networks on a GPU. max-autotune: use CUDA graphs, and try
-    several kernels to find the fastest, which takes long. max-autotune-no-cudagraphs: the same
-    without CUDA graphs."""
+    pay off. reduce-overhead: use CUDA graphs in training, for small networks on a GPU.
+    max-autotune: use CUDA graphs, and try several kernels to find the fastest, which takes long.
+    max-autotune-no-cudagraphs: the same without CUDA graphs."""
 
     loader: Literal["auto", "resident", "workers"] = setting("auto", only_with=BATCHES)
     """How batches are read. resident: all data is kept on the device; workers: processes read it in

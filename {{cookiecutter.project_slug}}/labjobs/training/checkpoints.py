@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from labjobs import devices
 from labjobs.errors import Diverged, JobError
@@ -66,12 +66,6 @@ def check_plain(content: Any) -> None:
             check_plain(value)
     elif type(content) not in PLAIN and not isinstance(content, Tensor | np.generic):
         raise TypeError(f"a {type(content).__name__}")
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of a model's weights in the host's memory."""
-    copied: dict[str, Tensor] = on_host(model.state_dict())
-    return copied
 
 
 def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> None:

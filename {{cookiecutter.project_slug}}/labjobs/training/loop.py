@@ -195,9 +195,8 @@ class Job(Generic[S]):
         their optimizer and their EMA are made. What does not fit keeps its initial values, and the
         log says what. In check(), on the meta device, it is only checked whether that can be done.
 
-        Raises SettingsError if no weights fit, or --compile cannot be had with these models.
+        Raises SettingsError if no weights fit.
         """
-        compilation.check(self.runtime.compile, models.values())
         self._beginning.take(models)
 
     def check_schedule(self, factor: Factor) -> None:
@@ -385,7 +384,7 @@ class Job(Generic[S]):
             "spec": self._spec,
             **(self._at or self._now()),
             "metrics": numbers(metrics),
-            "models": {name: checkpoints.weights(model) for name, model in models.items()},
+            "models": checkpoints.on_host({name: m.state_dict() for name, m in models.items()}),
         }
         self._saved_state.keep_best(content)
 
@@ -566,11 +565,7 @@ class Job(Generic[S]):
     def _begin_batch(self, batches: Batches) -> None:
         """A batch of an evaluation comes next."""
         self._outputs.batch_of = batches
-        self._check_evaluation()
-
-    def _check_evaluation(self) -> None:
-        """Let a signal end an evaluation, but not once its results are in use."""
-        if not self._logged:
+        if not self._logged:  # a signal ends an evaluation, but not once its results are in use
             self._check_signal()
 
     def _check_signal(self) -> None:

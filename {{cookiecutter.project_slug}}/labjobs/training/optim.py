@@ -329,15 +329,9 @@ def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     Pascanu et al. 2013, arxiv.org/abs/1211.5063.
     """
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    groups = _alike(gradients, lambda each: each.dtype)
-    norms: dict[int, Tensor] = {}
-    for group in groups:
-        found = torch._foreach_norm([gradients[number] for number in group])
-        norms.update(zip(group, found, strict=True))
-    whole: Tensor = torch.linalg.vector_norm(torch.stack([norms[n] for n in range(len(norms))]))
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     scale = (norm / (whole + 1e-6)).clamp(max=1.0)
-    for group in groups:
-        torch._foreach_mul_([gradients[number] for number in group], scale)
+    torch._foreach_mul_(gradients, scale)
     return whole
 
 

@@ -69,7 +69,11 @@ class Pace(Watcher):
                 yield batch, size
             devices.wait(self._device)
             rate = sum(sizes) / (time.perf_counter() - began)
-            measured = {RATE: rate, EXAMPLES: float(max(sizes)), MEMORY: self._peak_memory()}
+            measured = {
+                RATE: rate,
+                EXAMPLES: float(max(sizes)),
+                MEMORY: float(peak_memory(self._device)),
+            }
             self._journal.metrics(self._step(), measured | self._workers)
         raise Paused(f"after {self._step()} steps, since its speed has been measured")
 
@@ -82,10 +86,11 @@ class Pace(Watcher):
             yield next(stream)
             done += 1
 
-    def _peak_memory(self) -> float:
-        """The peak memory in bytes: of tensors on a GPU, or else of the process."""
-        on_device = devices.peak_memory(self._device)
-        return float(machine.peak_memory() if on_device is None else on_device)
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most memory so far in bytes: of tensors on a GPU, or else of the process."""
+    on_device = devices.peak_memory(device)
+    return machine.peak_memory() if on_device is None else on_device
 
 
 # The noise of the gradient, from the parts of batches, for `find noise-scale`.
@@ -128,11 +133,11 @@ class NoiseScale(Watcher):
         """Yield the parts of a batch, each with its fraction (); log the estimates from
         their gradients.
 
-        These are what the backward passes add up: before any clipping, and divided by the scale of
-        a GradScaler. Raises JobError for a loop whose gradients have no one optimizer.
+        These are what the backward passes add up, before any clipping; with a GradScaler both
+        estimates are multiplied by the square of its scale, and their ratio is the same. Raises
+        JobError for a loop whose gradients have no one optimizer.
         """
         weights = self._weights()
-        scale = self._scale(weights[0].device)
         first = before = _gradients(weights)
         count, of_parts = 0, torch.zeros((), device=weights[0].device)
         for part, fraction in parts:
@@ -145,7 +150,7 @@ class NoiseScale(Watcher):
         of_batch = _squared(before, first)
         noise = self._examples * (of_parts - of_batch) / (count - 1)
         signal = (count * of_batch - of_parts) / (count - 1)
-        self._log({SIGNAL: signal / scale**2, NOISE: noise / scale**2})
+        self._log({SIGNAL: signal, NOISE: noise})
 
     def _weights(self) -> list[Tensor]:
         optimizers = [each for each in self._training() if hasattr(each, "param_groups")]
@@ -160,14 +165,6 @@ class NoiseScale(Watcher):
                 "batches, or examples=…"
             )
         return [weight for group in optimizers[0].param_groups for weight in group["params"]]
-
-    def _scale(self, device: torch.device) -> Tensor:
-        """What the loss is multiplied by, (): by a GradScaler, if there is one."""
-        scale = torch.ones((), device=device)
-        for each in self._training():
-            if isinstance(each, torch.amp.GradScaler):
-                scale = each.scale(scale)
-        return scale
 
 
 def _gradients(weights: Iterable[Tensor]) -> list[Tensor]:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from labjobs import devices, layout, machine
+from labjobs import devices, layout
 from labjobs.data.batches import Batches
 from labjobs.files import shown
 from labjobs.job.terminal import log
@@ -269,7 +269,7 @@ class Profile(probes.Watcher):
         plain, watched = self._steps[WARM_UP : -self._count], self._steps[-self._count :]
         seconds = sum(step.seconds for step in plain)
         whole = sum(step.seconds for step in watched) + self._evaluation
-        gpu, peak = self._device.type == "cuda", devices.peak_memory(self._device)
+        gpu = self._device.type == "cuda"
         sort = "self_device_time_total" if gpu else "self_cpu_time_total"
         return Watched(
             steps=self._count,
@@ -283,7 +283,7 @@ class Profile(probes.Watcher):
             waiting=sum(step.waited for step in plain) / seconds,
             seconds=whole,
             parts=self._parts(whole),
-            peak=machine.peak_memory() if peak is None else peak,
+            peak=probes.peak_memory(self._device),
             waits=dict(self._waits.times),
             recompiled=tuple(compilation.events),
             busy=min(1.0, self._on_gpu() / seconds) if gpu else None,
@@ -332,15 +332,12 @@ class Waits:
         watching.enter_context(devices.warning_of_waits(device))
 
     def _warned(self, message: Warning | str, *about: Any, **more: Any) -> None:
+        """Count the student's line that waits; where the engine waits, no student could change."""
         if not re.match(SYNCHRONIZES, str(message)):
             self._show(message, *about, **more)
-        elif threading.get_ident() == self._thread:
-            self._note()
-
-    def _note(self) -> None:
-        """Count the student's line that waits; where the engine waits, no student could change."""
+            return
         frame: FrameType | None = sys._getframe()
-        while frame:
+        while frame and threading.get_ident() == self._thread:
             file = frame.f_code.co_filename
             if is_students(file):
                 self.times[str(place(file, frame.f_lineno))] += 1
