@@ -11,7 +11,7 @@ from labjobs.settings import Span, Weights
 from labjobs.training.init_from import Trained, can_go_on, extension_problem
 from labjobs.training.optim import EMA
 from settings import Settings as Template
-from test_resume import ALL, Draws, Scaled
+from test_resume import ALL
 from torch import nn
 from toy import STEPS, Loop, network
 
@@ -83,21 +83,9 @@ def test_in_steps_and_in_epochs(toy, first, whole):
     assert said in long.log
 
 
-@pytest.mark.parametrize("loop", [Draws(), Scaled(), Loop(shuffle=False)])
-def test_whatever_has_a_state(toy, loop):
-    whole = {"epochs": 4, "monitor": "none", **({} if isinstance(loop, Scaled) else CONSTANT)}
-    whole.pop("accumulate", None)
-    assert_goes_on(toy, {"epochs": 2}, whole, loop)
-
-
 @pytest.mark.parametrize("stops", [[At("step", 3)], [At("step", 9), At("batch", 2)]])
 def test_interrupted_in_between(toy, stops):
     assert_goes_on(toy, {"epochs": 2}, {**CONSTANT, "epochs": 4}, stops=stops)
-
-
-def test_a_decay_that_begins_where_the_shorter_one_has_ended(toy):
-    whole = {**CONSTANT, "epochs": 4, "schedule": "stable-linear"}
-    assert_goes_on(toy, {"epochs": 2, "schedule": "constant"}, whole)
 
 
 REFUSED = {
@@ -192,12 +180,6 @@ class Fails(Loop):
 # The best weights of another job
 
 
-def trained_on(job_loop, toy, name="whole", **settings):
-    ended = toy.run(name, job_loop, **settings)
-    assert ended.status == 0, ended.said
-    return ended
-
-
 def begun_with(toy, ended, loop, **settings):
     """The weights that a job begins with, before its first step, of its model and its EMA."""
     seen = {}
@@ -216,7 +198,7 @@ def begun_with(toy, ended, loop, **settings):
 
 
 def test_a_job_begins_with_the_best_weights_of_another(toy):
-    first = trained_on(None, toy, lr=0.1)
+    first = toy.run(lr=0.1)
     second, seen = begun_with(toy, first, Loop(), seed=1, epochs=1, ema=0.9)
     assert second.status == 0, second.said
     best = plain(first.checkpoint("best.pt")["models"]["model"])
@@ -227,7 +209,7 @@ def test_a_job_begins_with_the_best_weights_of_another(toy):
 
 def test_weights_do_not_change_the_random_numbers(toy):
     """So two jobs that begin with different weights see the same batches."""
-    first = trained_on(None, toy, epochs=1)
+    first = toy.run(epochs=1)
     seen = []
 
     class Order(Loop):
@@ -249,7 +231,7 @@ def wider():
 
 
 def test_what_does_not_fit_is_named(toy):
-    first = trained_on(None, toy, epochs=1)
+    first = toy.run(epochs=1)
     second, seen = begun_with(toy, first, Loop(network=wider), epochs=1)
     assert second.status == 0, second.said
     best = plain(first.checkpoint("best.pt")["models"]["model"])
@@ -269,7 +251,7 @@ def test_what_does_not_fit_is_named(toy):
 
 
 def test_continued_it_does_not_begin_with_them_again(toy):
-    first = trained_on(None, toy, epochs=1)
+    first = toy.run(epochs=1)
     settings = {"epochs": 3, "seed": 1, "init_from": best_of(first)}
     assert toy.run("whole", stop=At("step", 9), **settings).status == 143
     parts = toy.run("whole", **settings)

@@ -5,19 +5,14 @@ import hashlib
 import os
 import resource
 import stat
-import subprocess
-import sys
 import zipfile
 from collections import OrderedDict
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from labjobs import devices
 from labjobs.errors import JobError
-from labjobs.files import CODE
 from labjobs.training import checkpoints
 from torch import nn
 
@@ -178,40 +173,3 @@ def test_a_failed_write_leaves_the_old_checkpoint_whole(tmp_path):
             checkpoints.save(path, {"model": torch.ones(1000), "hook": lambda: None})
     assert checkpoints.load(old, CPU) == {"epoch": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["old.pt"]
-
-
-WRITING = """
-import sys, torch
-from pathlib import Path
-from labjobs.training.checkpoints import Writer
-
-weights = torch.ones(10_000_000)
-before = weights.isfinite().all()  # training's own threads
-count = lambda: len(list(Path("/proc/self/task").iterdir()))
-alone, writer = count(), Writer()
-models = {"model": {"w": weights, "half": weights.bfloat16()[:9]}}
-writer.write(Path(sys.argv[1]), models, models)
-writer.act(lambda: print(count() - alone))
-writer.close()
-"""
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_writing_a_checkpoint_starts_no_threads_beside_those_of_training(tmp_path):
-    env = os.environ | {"OMP_NUM_THREADS": "4"}
-    command = [sys.executable, "-c", WRITING, tmp_path / "last.pt"]
-    done = subprocess.run(command, cwd=CODE, env=env, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("1\n", "")  # the one that writes
-    assert (tmp_path / "last.pt").exists()
-
-
-def test_a_device_that_runs_ahead_is_waited_for_once(monkeypatch):
-    waits = []
-    monkeypatch.setattr(devices, "runs_ahead", lambda device: True)
-    monkeypatch.setattr(devices, "wait_for_stream", waits.append)
-    states = {"model": nn.Linear(3, 2).state_dict(), "more": [torch.ones(2), {"at": torch.ones(1)}]}
-    copy = checkpoints.on_host(states)
-    assert waits == [torch.device("cpu")]
-    assert torch.equal(copy["model"]["weight"], states["model"]["weight"])
-    assert copy["model"]["weight"].data_ptr() != states["model"]["weight"].data_ptr()
