@@ -162,19 +162,9 @@ def test_the_last_state_stays_where_a_longer_job_could_go_on(toy, settings, stay
 def test_of_a_job_that_has_not_finished_it_stays(toy):
     stopped = toy.run("stopped", keep_last=False, stop=At("step", 9), schedule="linear")
     tested = toy.run("tested", keep_last=False, stop=At("batch", 10), schedule="linear")
-    failed = toy.run("failed", Fails(), keep_last=False, schedule="linear")
-    for ended, status in ((stopped, 143), (tested, 143), (failed, 1)):
-        assert ended.status == status, ended.said
+    for ended in (stopped, tested):
+        assert ended.status == 143, ended.said
         assert (ended.folder / "last.pt").exists()
-
-
-class Fails(Loop):
-    """A job whose test fails, once it is trained."""
-
-    def evaluate(self, model, job, forward, batches, part):
-        if part == "test":
-            raise ValueError
-        return super().evaluate(model, job, forward, batches, part)
 
 
 # The best weights of another job

@@ -10,7 +10,7 @@ from labjobs.settings import Span
 from labjobs.training.meters import UNKNOWN
 from labjobs.training.progress import TIMED, WARM_UP
 from torch import nn
-from toy import STEPS, Loop, network
+from toy import STEPS, Loop
 
 ALL = {"accumulate": 3, "ema": 0.9, "clip_norm": 0.5, "precision": "bf16", "schedule": "linear"}
 VAL_BATCHES = 3
@@ -103,42 +103,6 @@ def test_paused_and_continued(toy, pause):
     assert f"paused: after {steps} steps, as --pause-after asked" in paused.said
     assert paused.checkpoint("last.pt")["parts"]["job.position"]["step"] == steps
     assert toy.run("parts", epochs=2).content() == whole.content()
-
-
-class TwoModels(Loop):
-    """Two models with an optimizer each, as a GAN has them; nothing is monitored."""
-
-    def main(self, job):
-        first, second = network(), nn.Linear(3, 3)
-        batches = job.batches(self.train_on, job.settings.batch_size, shuffle=True)
-        val = job.batches(self.val_on, job.settings.batch_size)
-        models = {"first": first, "second": second}
-        optimizers = [
-            torch.optim.Adam(model.parameters(), job.settings.lr) for model in models.values()
-        ]
-        job.resume(**models, first_optimizer=optimizers[0], second_optimizer=optimizers[1])
-        for _ in job.epochs():
-            first.train()
-            for batch in job.steps(batches):
-                self.hook("step", job)
-                for optimizer in optimizers:
-                    loss, measured = self.forward(nn.Sequential(first, second), batch, job.settings)
-                    first.zero_grad(), second.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    job.log(measured)
-            metrics = self.evaluate(nn.Sequential(first, second), job, self.forward, val, "val")
-            job.log_epoch(metrics)
-            job.keep_best(metrics, **models)
-        job.load_best(**models)
-        return {"test_weight": second.weight.sum().item()}
-
-
-@pytest.mark.parametrize("stop", [At("step", 4), At("step", 14), At("batch", 5)])
-def test_several_models(toy, stop):
-    assert_continues(toy, stop, loop=TwoModels(), monitor="none")
-    best = toy.run("whole", TwoModels(), monitor="none").checkpoint("best.pt")
-    assert set(best["models"]) == {"first", "second"}
 
 
 class Draws(Loop):
