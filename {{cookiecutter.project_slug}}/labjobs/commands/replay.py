@@ -136,7 +136,6 @@ def run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int
 OTHER_EACH_TIME = (
     "elapsed_seconds",
     "data_wait_fraction",
-    "mfu",
     "find_",
     "system/",
     *costs.NAMES,

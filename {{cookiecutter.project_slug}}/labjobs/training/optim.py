@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -244,12 +243,8 @@ def parts_of(batch: Any, count: int, elements: Count | None = None) -> Iterator[
     else:
         for part in split:
             first = trees.leaves(part)[0]
-            yield part, _constant(len(first) / size, first.device)
-
-
-@lru_cache
-def _constant(value: float, device: torch.device) -> Tensor:
-    return torch.full((), value, device=device)  # filled there: a copy would wait for the device
+            # Filled on the device: a copy would wait for it.
+            yield part, torch.full((), len(first) / size, device=first.device)
 
 
 class SharedGradients:
@@ -300,7 +295,7 @@ class SharedGradients:
             self._processes.add_up([whole])
             fraction = mine / whole
         if self._mine:
-            whole_slice = [(batch, _constant(1.0, self._device))]
+            whole_slice = [(batch, torch.ones((), device=self._device))]
             parts = parts_of(batch, count, elements) if count > 1 else whole_slice
             for part, of_mine in parts:
                 yield part, of_mine * fraction
