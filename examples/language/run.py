@@ -104,9 +104,7 @@ def train(
     optimizer = optimizers.make(model, settings)
     scaler = torch.amp.GradScaler(job.device.type, enabled=settings.precision == "fp16")
     ema = EMA(model, settings.ema)  # with --ema 0, ema.model is model
-    of_example = {"tokens": float(settings.context)}
-    if isinstance(model, models.GPT):
-        of_example["flops"] = model.flops
+    flops = model.flops if isinstance(model, models.GPT) else 0.0  # of an example
     stopping = EarlyStopping(METRICS, settings.monitor, settings.patience)
     # What a checkpoint holds. If there is one, training continues from there.
     job.resume(model=model, optimizer=optimizer, scaler=scaler, ema=ema, stopping=stopping)
@@ -114,7 +112,7 @@ def train(
     for _ in job.epochs():  # each ends with an evaluation: --eval-every
         model.train()
         # Saves checkpoints, stops at Ctrl-C, profiles, tells the speed in tokens/s and flops/s.
-        for batch in job.steps(batches, **of_example):
+        for batch in job.steps(batches, tokens=settings.context, flops=flops):
             lr = optimizers.set_lr(optimizer, settings, job, stopping)
             for part, fraction in job.parts(batch):  # --accumulate of them
                 loss, measured = forward(model, part, settings)

@@ -622,7 +622,7 @@ class Job(Generic[S]):
 
     @cached_property
     def _outputs(self) -> Outputs:
-        return Outputs(self._folder.path, self.device, self._processes, self._attempt)
+        return Outputs(self._folder.path, self.device, self._processes)
 
     def _now(self) -> dict[str, Any]:
         return {"step": self._position.step, "epoch": self._position.epoch}

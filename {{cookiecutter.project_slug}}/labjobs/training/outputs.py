@@ -50,19 +50,11 @@ PLACES = "job.places"
 class Outputs:
     """Values of single examples, by name, over many batches, in the order of one process.
 
-    Of several processes, process 0 writes the file; those of the others lie in `shared` until it
-    has read them.
+    Several processes exchange what they have kept at the end, and process 0 writes the file.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        device: torch.device,
-        processes: Alone | None = None,
-        shared: Path | None = None,
-    ) -> None:
-        self._folder, self._device = folder, device
-        self._processes, self._shared = processes or Alone(), shared or folder
+    def __init__(self, folder: Path, device: torch.device, processes: Alone | None = None) -> None:
+        self._folder, self._device, self._processes = folder, device, processes or Alone()
         self._sizes: list[int] = []  # examples in each batch
         self._columns: dict[str, _Column] = {}
         self._copies: deque[tuple[devices.Event, dict[str, Tensor]]] = deque()
@@ -97,14 +89,10 @@ class Outputs:
         arrays |= {name: column.array() for name, column in self._columns.items()}
         path = self._folder / layout.PREDICTIONS
         if rank.size > 1:
-            parts = [self._shared / f"predictions.{each}.part" for each in range(rank.size)]
             arrays[PLACES] = self._places()
-            if rank.number:
-                files.write(parts[rank.number], lambda file: np.savez(file, **arrays))  # type: ignore
-            self._processes.wait()
+            every = self._processes.everyones(arrays)
             if rank.number:
                 return []
-            every = [arrays, *map(_taken, parts[1:])]
             arrays = in_order([part for part in every if len(part[PLACES])])
         files.write(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore
         return [layout.PREDICTIONS]
@@ -204,14 +192,6 @@ def _examples(values: Mapping[str, Value]) -> int:
         each = ", ".join(f"{length} of {name}" for name, length in lengths.items())
         raise JobError(f"job.keep_outputs: needs a value for each example, but has {each}")
     return next(iter(lengths.values()), 0)
-
-
-def _taken(path: Path) -> Arrays:
-    """What another process has kept; its file is removed."""
-    with np.load(path) as part:
-        arrays = dict(part)
-    path.unlink()
-    return arrays
 
 
 def in_order(parts: list[Arrays]) -> Arrays:
