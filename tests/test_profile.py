@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,27 +25,13 @@ class Slow(Dataset):
 FLAGS = ("--epochs", "3", "--loader", "workers", "--workers", "1", "--profile", "10")
 
 
-def change(file: Path, **changes: tuple[str, str]) -> None:
-    """Replace words, each of which is in a file once."""
-    text = file.read_text()
-    for old, new in changes.values():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    file.write_text(text)
-
-
 @pytest.fixture(scope="module")
 def folder(project):
     """The folder of a job that was profiled, whose data is slow."""
-    change(
-        project.root / "data.py",
-        imports=("import numpy as np\n", "import time\n\nimport numpy as np\n"),
-        dataset=("\n\ndef digits(", f"{SLOW}\n\ndef digits("),
-        use=(
-            "TensorDataset(images, rows[:, -1].long())",
-            "Slow(TensorDataset(images, rows[:, -1].long()))",
-        ),
-    )
+    project.edit("data.py", "import numpy as np\n", "import time\n\nimport numpy as np\n")
+    project.edit("data.py", "\n\ndef digits(", f"{SLOW}\n\ndef digits(")
+    images = "TensorDataset(images, rows[:, -1].long())"
+    project.edit("data.py", images, f"Slow({images})")
     done = succeeded(project.run(*FLAGS))
     folder = project.folder(job_of(done))
     assert f"profile: {folder.relative_to(project.root)}/profile.txt\n" in done.stdout

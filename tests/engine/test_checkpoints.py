@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from labjobs import devices
 from labjobs.errors import JobError
 from labjobs.training import checkpoints
 from torch import nn
@@ -163,3 +164,24 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_does_not_run(tmp_path):
     ):
         checkpoints.load(tmp_path / "sealed.pt", CPU)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_failed_write_leaves_the_old_checkpoint_whole(tmp_path):
+    old, new = tmp_path / "old.pt", tmp_path / "new.pt"
+    checkpoints.save(old, {"epoch": 1})
+    for path in (old, new):
+        with pytest.raises(Exception, match=r"pickle|local object"):
+            checkpoints.save(path, {"model": torch.ones(1000), "hook": lambda: None})
+    assert checkpoints.load(old, CPU) == {"epoch": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["old.pt"]
+
+
+def test_a_device_that_runs_ahead_is_waited_for_once(monkeypatch):
+    waits = []
+    monkeypatch.setattr(devices, "runs_ahead", lambda device: True)
+    monkeypatch.setattr(devices, "wait_for_stream", waits.append)
+    states = {"model": nn.Linear(3, 2).state_dict(), "more": [torch.ones(2), {"at": torch.ones(1)}]}
+    copy = checkpoints.on_host(states)
+    assert waits == [torch.device("cpu")]
+    assert torch.equal(copy["model"]["weight"], states["model"]["weight"])
+    assert copy["model"]["weight"].data_ptr() != states["model"]["weight"].data_ptr()

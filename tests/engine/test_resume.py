@@ -87,13 +87,6 @@ def test_between_checkpoints_by_time(toy):
     assert_continues(toy, At("step", 3), At("step", 8), runtime=runtime)
 
 
-def test_previous_checkpoint_is_kept_until_the_end(toy):
-    runtime = {"checkpoint_minutes": 1e-9}
-    stopped = toy.run(stop=At("step", 15), runtime=runtime)
-    assert (stopped.folder / "previous.pt").exists()
-    assert not (toy.run(runtime=runtime).folder / "previous.pt").exists()
-
-
 @pytest.mark.parametrize("pause", ["4", "7", "0.5e", "1e", "1.5e"])
 def test_paused_and_continued(toy, pause):
     whole = toy.run("whole", epochs=2)
