@@ -89,6 +89,7 @@ def test_metrics_are_those_of_all_test_tokens(project):
     points = [line["metrics"] for line in lines if "examples_per_second" in line.get("metrics", {})]
     rates = [(each["examples_per_second"], each["tokens_per_second"]) for each in points]
     assert len(rates) == 2 and all(other == pytest.approx(32 * one) for one, other in rates)
+    assert not any("mfu" in each for each in points)  # a CPU has no known peak
 
 
 PLAIN = """

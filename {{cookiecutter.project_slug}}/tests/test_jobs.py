@@ -19,7 +19,7 @@ from settings import METRICS, Settings
 
 STEPS = 12
 JOB = (*short(STEPS), "--device", "cpu", "--log-every", "5")
-TIMES = ("elapsed_seconds", "per_second", "data_wait_fraction")
+TIMES = ("elapsed_seconds", "per_second", "data_wait_fraction", "mfu")
 
 
 def job_of(done):

@@ -136,6 +136,7 @@ def run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int
 OTHER_EACH_TIME = (
     "elapsed_seconds",
     "data_wait_fraction",
+    "mfu",
     "find_",
     "system/",
     *costs.NAMES,

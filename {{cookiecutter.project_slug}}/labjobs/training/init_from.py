@@ -4,6 +4,7 @@ A job records how long it has trained in `trained.json`. A longer job needs this
 continue it.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -175,7 +176,8 @@ class Beginning:
                 continue
             model.load_state_dict(fits[name], strict=False)
             count, own = len(fits[name]), len(model.state_dict())
-            log.info("%s: %d of %d weights of %s are taken", self._flag, count, own, name)
+            level = logging.INFO if 2 * count > own else logging.WARNING
+            log.log(level, "%s: %d of %d weights of %s are taken", self._flag, count, own, name)
             lines = list(_misfits(model, kept.get(name, {})))
             for line in lines[:NAMED]:
                 log.warning("%s: %s.%s", self._flag, name, line)

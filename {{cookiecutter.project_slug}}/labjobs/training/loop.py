@@ -35,7 +35,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
 from labjobs.job.terminal import Interrupted, Paused, log
 from labjobs.settings import Span
-from labjobs.training import checkpoints, compilation, outputs
+from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.background import Background
 from labjobs.training.compilation import Forward, Prepared
 from labjobs.training.init_from import Beginning, Factor, Trained
@@ -182,6 +182,7 @@ class Job(Generic[S]):
         chosen = Precision(precision, self.device)
         if hasattr(self._folder, "journal"):  # a sweep that only checks the job asks no GPU
             self._folder.journal.tags({"precision": chosen.name})
+            self._watch.peak = probes.peak(devices.describe(self.device), chosen.name)
         known = not self._length.in_epochs or self._length.steps_per_epoch is not None
         steps = self._length.total if known else None
         choice = self.runtime.compile
@@ -284,7 +285,8 @@ class Job(Generic[S]):
         Without batches, where the loop makes its data itself, yield the number of steps done before
         each; `examples` is then how many a step trains on, by which its speed is told, if given.
         `units` is how much of something else an example is, such as `tokens=1024`: its speed is
-        told in these too.
+        told in these too. With `flops`, the floating-point operations of training on an example,
+        the MFU is told, if the device's peak is known.
 
         A step is whole when the next batch is asked for. Between steps checkpoints are made, and
         signals and --pause-after end the job.
@@ -579,8 +581,12 @@ class Job(Generic[S]):
             raise Paused(f"after {position.step} steps, as --pause-after asked")
 
     def _save_if_due(self) -> None:
-        due = self._agree() if self._several else self._saved_state.due
-        self._check_signal()
+        if self._several:
+            due = self._agree()
+            self._check_signal()
+        else:
+            self._check_signal()
+            due = self._saved_state.due
         if due:
             self._save()
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -243,8 +244,12 @@ def parts_of(batch: Any, count: int, elements: Count | None = None) -> Iterator[
     else:
         for part in split:
             first = trees.leaves(part)[0]
-            # Filled on the device: a copy would wait for it.
-            yield part, torch.full((), len(first) / size, device=first.device)
+            yield part, _constant(len(first) / size, first.device)
+
+
+@lru_cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    return torch.full((), value, device=device)  # filled there: a copy would wait for the device
 
 
 class SharedGradients:
@@ -295,7 +300,7 @@ class SharedGradients:
             self._processes.add_up([whole])
             fraction = mine / whole
         if self._mine:
-            whole_slice = [(batch, torch.ones((), device=self._device))]
+            whole_slice = [(batch, _constant(1.0, self._device))]
             parts = parts_of(batch, count, elements) if count > 1 else whole_slice
             for part, of_mine in parts:
                 yield part, of_mine * fraction

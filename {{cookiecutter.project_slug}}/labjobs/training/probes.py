@@ -1,4 +1,4 @@
-"""What `jobs.py find` measures in the steps of a loop.
+"""What `jobs.py find` measures in the steps of a loop; and the MFU's peaks.
 
 `find batch-size` and `find workers` measure how fast a job trains and how much memory it takes,
 `find noise-scale` the noise of its gradient.
@@ -179,3 +179,26 @@ def _squared(after: list[Tensor], before: list[Tensor]) -> Tensor:
     """The squared norm () of what was added to the gradients."""
     added = torch._foreach_sub(after, before)
     return torch.stack(torch._foreach_norm(added, 2, torch.float32)).square().sum()
+
+
+# How many floating-point operations a second a device could do.
+#
+# MFU is the fraction of the device's peak that training makes use of. Source: Chowdhery et al.
+# 2022, arxiv.org/abs/2204.02311, appendix B.
+
+PEAKS = {
+    "H200": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
+    "H100 PCIe": {"fp32": 51e12, "tf32": 378e12, "bf16": 756e12, "fp16": 756e12},
+    "H100": {"fp32": 67e12, "tf32": 494e12, "bf16": 989e12, "fp16": 989e12},
+    "A100": {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12},
+    "L40S": {"fp32": 91.6e12, "tf32": 183e12, "bf16": 362e12, "fp16": 362e12},
+    "V100": {"fp32": 15.7e12, "fp16": 125e12},
+}
+"""Dense operations a second by a part of a GPU's name and by precision, from nvidia.com's data
+sheets."""
+
+
+def peak(name: str, precision: str) -> float | None:
+    """Return the operations a second that a GPU of this name can do, None if that is not known."""
+    known = next((peaks for gpu, peaks in PEAKS.items() if gpu in name), {})
+    return known.get(precision)

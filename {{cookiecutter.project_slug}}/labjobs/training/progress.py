@@ -203,13 +203,15 @@ class Stopwatch(Stateful):
         self._examples = 0
         self._noted = time.monotonic()
         self._units: dict[str, float] = {}
+        self.peak: float | None = None
+        """Floating-point operations per second that the device can do, if known."""
         self.rates: dict[str, float] = {}
-        """Of the last interval: training examples per second, what they consist of per second, and
-        the fraction of its training spent waiting for data."""
+        """Of the last interval: training examples per second, what they consist of per second, the
+        MFU if it is known, and the fraction of its training spent waiting for data."""
 
     def start(self, units: Mapping[str, float]) -> None:
         """Training begins or goes on; time before that does not count. `units` is how much of
-        something else an example is, by name, such as `tokens`; 0 if it is not known."""
+        something else an example is, by name, such as its `flops`; 0 if it is not known."""
         self._noted = time.monotonic()
         self._units = {name: each for name, each in units.items() if each}
 
@@ -237,6 +239,9 @@ class Stopwatch(Stateful):
                 **{f"{name}_per_second": rate * each for name, each in self._units.items()},
                 "data_wait_fraction": min(1.0, self._waited / self._trained),
             }
+            speed = self.rates.pop("flops_per_second", 0.0)
+            if speed and self.peak:
+                self.rates["mfu"] = speed / self.peak
         self._trained = self._waited = 0.0
         self._examples = 0
 
@@ -304,8 +309,10 @@ class Report:
 
 
 def speeds(rates: Mapping[str, float]) -> Iterator[str]:
-    """Yield how fast training goes: in examples and whatever else was counted."""
+    """Yield how fast training goes: in examples and whatever else was counted, and its MFU."""
     for name, rate in rates.items():
         unit = name.removesuffix("_per_second")
         if unit != name:
             yield f"{rate:,.0f} {unit}/s"
+    if "mfu" in rates:
+        yield f"{rates['mfu']:.1%} MFU"
