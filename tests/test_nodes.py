@@ -56,14 +56,15 @@ def run(
     return ended(start(project, cluster, tasks, *flags))
 
 
-def test_the_losses_are_those_of_one_process(exact, cluster, tmp_path):
+@pytest.mark.parametrize("more", [(), ("--shard",)])
+def test_the_losses_are_those_of_one_process(exact, cluster, more, tmp_path):
     """Begun by four processes on two machines, and continued by two."""
     alone = exact.copy(tmp_path / "alone")
     job = alone.finish(*ALIKE)
     apart = exact.copy(tmp_path / "apart")
-    done = run(apart, cluster, FOUR, *ALIKE, "--pause-after", "6")
+    done = run(apart, cluster, FOUR, *ALIKE, *more, "--pause-after", "6")
     assert done.returncode == 0 and "paused: after" in said(done)[-1], done
-    succeeded(run(apart, cluster, TWO, *ALIKE))
+    succeeded(run(apart, cluster, TWO, *ALIKE, *more))
     assert differences(alone.journalled(job), apart.journalled(job)) < 1e-6
 
 

@@ -152,6 +152,7 @@ def test_what_goes_wrong_is_said_once(make):
 def test_a_job_whose_processes_are_too_many_or_too_few_is_refused_before_anything_is_made(make):
     project = Project(make())
     wrong = "--batch-size 1: must be at least the number of processes, 2"
+    alone = "--shard: needs several processes: "
     start = ("-m", "labjobs.sweeps.gpus", "2", "run.py")
     done = ended(project.command(sys.executable, *start, "--batch-size", "1"))
     assert one_line(done, 2) == f"run.py: {wrong}"
@@ -165,6 +166,10 @@ def test_a_job_whose_processes_are_too_many_or_too_few_is_refused_before_anythin
     named, counted = done.stderr.splitlines()
     assert named == f"job 1, run.py --batch-size 1: {wrong}"
     assert counted == "run.sh: 1 of 2 jobs are wrong; nothing was started"
+    script.write_text(script.read_text().replace("--batch-size 1\n", "--batch-size 2 --shard\n"))
+    done = project.do("bash", "run.sh")
+    assert done.returncode == 2, done
+    assert done.stderr.startswith(f"job 1, run.py --batch-size 2 --shard: {alone}")
     assert not (project.root / "runs").exists() and not (project.root / "mlflow.db").exists()
 
 

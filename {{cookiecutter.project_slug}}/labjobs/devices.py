@@ -270,17 +270,18 @@ class Precision:
     fp16: autocast to 16 bits, weights and optimizer in 32; fp16 needs its loss scaled. Source:
     docs.pytorch.org/docs/stable/amp.html, .../notes/cuda.html#tf32-on-ampere.
 
-    Raises SettingsError for a format that the device does not have. The GPU is not asked before
-    the first use, so that jobs can be checked on a machine whose GPUs are taken.
+    With `keep_weights`, weights in 16 bits are kept until the end of the forward pass. Raises
+    SettingsError for a format that the device does not have. The GPU is not asked before the
+    first use, so that jobs can be checked on a machine whose GPUs are taken.
     """
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, device: torch.device, keep_weights: bool = True) -> None:
         unknown_yet = device.type == "meta"  # Slurm will give a GPU
         if name in ("fp16", "tf32") and device.type != "cuda" and not unknown_yet:
             raise SettingsError(
                 f"--precision {name}: needs a CUDA GPU, this job runs on {device.type}"
             )
-        self._asked, self._device = name, device
+        self._asked, self._device, self._keep_weights = name, device, keep_weights
 
     @cached_property
     def name(self) -> str:
@@ -300,7 +301,9 @@ class Precision:
             torch.set_float32_matmul_precision("highest" if self.name == "fp32" else "high")
             torch.backends.cudnn.allow_tf32 = self.name != "fp32"
         half = HALF.get(self.name)
-        return torch.autocast(self._device.type, half) if half else nullcontext()
+        if not half:
+            return nullcontext()
+        return torch.autocast(self._device.type, half, cache_enabled=self._keep_weights)
 
 
 class GlobalStreams:

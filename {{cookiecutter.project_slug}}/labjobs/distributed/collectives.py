@@ -8,12 +8,14 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from datetime import timedelta
 from secrets import token_bytes
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
 from labjobs import exit_status
@@ -77,8 +79,10 @@ class Processes(Alone):
         _of_this_job = self
 
     def lost(self, error: Exception) -> bool:
-        """Return whether an error says that another process cannot be reached."""
-        return isinstance(error, PeerLost | dist.DistBackendError)
+        """Return whether an error says that another process cannot be reached, which torch meets
+        too: with --shard in the forward and backward pass."""
+        by_torch = isinstance(error, RuntimeError) and "gloo" in str(error)
+        return isinstance(error, PeerLost | dist.DistBackendError) or by_torch
 
     def use(self, device: torch.device) -> None:
         """Exchange tensors on this device from now on."""
@@ -105,6 +109,12 @@ class Processes(Alone):
         with _noticing():
             dist.all_reduce(together, dist.ReduceOp.MAX, group=self._hosts)
         return [float(value) for value in together.tolist()]
+
+    def mesh(self, device: torch.device) -> Any:
+        """Return torch's description of the processes, to divide tensors among them."""
+        from torch.distributed.device_mesh import DeviceMesh  # slow
+
+        return DeviceMesh.from_group(self._tensors, device.type)
 
     def wait(self) -> None:
         """Return when all processes have come here."""
@@ -171,3 +181,44 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         if size + each.nbytes >= BUCKET:
             yield waiting.pop(each.dtype)[0]
     yield from (bucket for bucket, _ in waiting.values())
+
+
+# Tensors of which each process of a job holds a part (--shard), in code that meets others as well.
+# Nothing here imports what torch has for them, which takes a second.
+
+M = TypeVar("M", bound=nn.Module)
+
+copiers: WeakKeyDictionary[nn.Module, Callable[[Any], Any]] = WeakKeyDictionary()
+"""How networks are copied that are divided among processes."""
+
+
+def is_divided(tensor: Any) -> bool:
+    """Return whether each process of the job holds a part of a tensor (torch's DTensor)."""
+    return hasattr(tensor, "placements")
+
+
+def own(tensor: Any) -> Tensor:
+    """Return the part of a tensor that this process holds; all of it if it is not divided."""
+    held: Tensor = tensor.detach().to_local() if is_divided(tensor) else tensor.detach()
+    return held
+
+
+def gathered(tensor: Any) -> Tensor:
+    """Return a divided tensor as a whole in process 0, and an empty one in the others, so that the
+    host holds it once. All processes call it."""
+    whole: Tensor = tensor.detach().full_tensor()
+    return whole if tensor.device_mesh.get_rank() == 0 else whole.new_empty(0)
+
+
+def norm_of_all(norm: Tensor, tensor: Any) -> Tensor:
+    """Return the norm () over all processes, of the norms of their parts; `tensor` is one of those
+    that are divided."""
+    squared = norm.square()
+    torch.distributed.all_reduce(squared, group=tensor.device_mesh.get_group())
+    return squared.sqrt()
+
+
+def copied(model: M) -> M:
+    """Return a copy of a model, divided if the model is."""
+    copy: M = copiers.get(model, deepcopy)(model)
+    return copy

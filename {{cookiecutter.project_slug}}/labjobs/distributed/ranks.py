@@ -58,6 +58,15 @@ def check(settings: Any, runtime: Runtime, size: int) -> None:
     batch = getattr(settings, "batch_size", None)
     fine = not isinstance(batch, int) or batch >= size
     require(fine, "--batch-size", batch, f"at least the number of processes, {size}")
+    if runtime.shard and size == 1:
+        raise SettingsError(
+            "--shard: needs several processes: torchrun --nproc-per-node 4 run.py --shard, or "
+            "bash run.sh --gpus-per-job 4"
+        )
+    if runtime.shard and runtime.compile not in ("auto", "off"):
+        raise SettingsError(f"--shard: not with --compile {runtime.compile}; leave it out")
+    if runtime.shard and runtime.profile:
+        raise SettingsError("--shard: not with --profile; profile a smaller network without it")
 
 
 def translate() -> None:

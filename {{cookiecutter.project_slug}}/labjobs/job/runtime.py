@@ -49,6 +49,10 @@ class Runtime:
     """Processes that read data with --loader workers. auto: chosen from this job's fraction of the
     cores."""
 
+    shard: bool = setting(False, only_with=BATCHES)
+    """Divide the weights and the optimizer's state among the processes that torchrun has started,
+    for a network that does not fit on one GPU. See `python jobs.py docs several-gpus`."""
+
     threads: int | Literal["auto"] = setting("auto", at_least=1, at_most=1024)
     """CPU threads that torch uses. auto: as many as this job's fraction of the cores."""
 

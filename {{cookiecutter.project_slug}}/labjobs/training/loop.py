@@ -10,7 +10,7 @@ they decide together; `torchrun --nproc-per-node 4 run.py FLAGS` trains as `pyth
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -27,8 +27,8 @@ from labjobs.data.batches import Batches
 from labjobs.data.order import Collate
 from labjobs.data.streams import Place
 from labjobs.devices import GlobalStreams, Precision
-from labjobs.distributed.collectives import Alone, Processes
-from labjobs.errors import JobError
+from labjobs.distributed.collectives import Alone, Processes, is_divided
+from labjobs.errors import JobError, SettingsError
 from labjobs.job import attempts, data_evidence
 from labjobs.job import runtime as purpose
 from labjobs.job.folder import JobFolder
@@ -83,6 +83,8 @@ class Job(Generic[S]):
         shared: Path | None = None,
     ) -> None:
         """Of `processes`, all read and process 0 writes the attempt's folder, `shared`."""
+        if folder.runtime.shard:
+            folder.runtime = replace(folder.runtime, compile="off")
         self.settings, self.runtime = folder.settings, folder.runtime
         self._folder, self._shared = folder, shared
         self._several, self._processes = processes, processes or Alone()
@@ -169,6 +171,13 @@ class Job(Generic[S]):
         made = loaders.make(part, *how, seed=seed, collate=collate, rank=rank)
         made.check = partial(self._begin_batch, made)
         self._all_batches.append(made)
+        # With --shard, processes need each other for every batch. A stream has no last one.
+        last = made.examples % batch_size if runtime.shard and made.steps_per_epoch else 0
+        if 0 < last < rank.size:
+            raise SettingsError(
+                f"--shard: with --batch-size {batch_size} the last batch of {made.examples} "
+                f"examples has {last}, fewer than the {rank.size} processes; choose another"
+            )
         if shuffle and self._length.steps_per_epoch is None:
             self._length.set_epoch(made.steps_per_epoch)
         return made
@@ -177,9 +186,11 @@ class Job(Generic[S]):
         """Return a forward function as it is to be called: in this number format (`auto`: bf16 on a
         GPU that has it, else fp32), and compiled where that pays.
 
-        Raises SettingsError for a precision that the device does not have.
+        Raises SettingsError for a precision that the device or --shard does not have.
         """
-        chosen = Precision(precision, self.device)
+        if self.runtime.shard and precision == "fp16":
+            raise SettingsError("--shard: not with --precision fp16; use bf16")
+        chosen = Precision(precision, self.device, keep_weights=not self.runtime.shard)
         if hasattr(self._folder, "journal"):  # a sweep that only checks the job asks no GPU
             self._folder.journal.tags({"precision": chosen.name})
             self._watch.peak = probes.peak(devices.describe(self.device), chosen.name)
@@ -193,11 +204,23 @@ class Job(Generic[S]):
     def init(self, **models: nn.Module) -> None:
         """Give models the best weights of the job that --init-from names, if it names one: before
         their optimizer and their EMA are made. What does not fit keeps its initial values, and the
-        log says what. In check(), on the meta device, it is only checked whether that can be done.
+        log says what. With --shard, divide the models then among the processes, on their devices.
+        In check(), on the meta device, it is only checked whether all that can be done.
 
-        Raises SettingsError if no weights fit.
+        Raises SettingsError if no weights fit, or a model cannot be divided.
         """
         self._beginning.take(models)
+        if not (self._several and self.runtime.shard):
+            return
+        from labjobs.distributed import fsdp  # slow
+
+        if getattr(self.settings, "optimizer", "") == "muon":
+            raise SettingsError(fsdp.MUON)
+        for name, model in models.items():
+            fsdp.check(name, model, compilation.blocks)
+            if not any(weight.is_meta for weight in model.parameters()):
+                self._several.copy_from_first(_tensors([model]))
+                fsdp.divide(model, self._several.mesh(self.device), compilation.blocks)
 
     def check_schedule(self, factor: Factor) -> None:
         """Raise SettingsError if the job is to go on from another one, --init-from JOB:last, and
@@ -232,6 +255,14 @@ class Job(Generic[S]):
             raise JobError("job.resume: was already called; pass all parts in one call")
         folder, runtime, several = self._folder, self.runtime, self._several
         models = [part for part in training.values() if isinstance(part, nn.Module)]
+        shards = None
+        if several and runtime.shard:
+            if any(not is_divided(weight) for model in models for weight in model.parameters()):
+                raise JobError(
+                    "--shard: run.py has to call job.init(…) with each model before its optimizer "
+                    "is made"
+                )
+            shards = checkpoints.Shards(self._attempt, several, several.mesh(self.device))
         self._random.separate()
         folder.interruption.hold()
         self._graphs = compilation.graphs(runtime.compile, self.device)
@@ -239,7 +270,7 @@ class Job(Generic[S]):
             folder.journal, self.device, folder.metrics, self._graphs, self._processes
         )
         minutes = runtime.checkpoint_minutes
-        self._state = TrainingState(self._attempt, folder.journal, minutes, self._processes)
+        self._state = TrainingState(self._attempt, folder.journal, minutes, self._processes, shards)
         self._state.add(training)
         own: dict[str, Part] = {
             "length": self._length,
@@ -259,7 +290,7 @@ class Job(Generic[S]):
             averaged = [getattr(part, "model", None) for part in training.values()]
             every = [*models, *(model for model in averaged if isinstance(model, nn.Module))]
             several.copy_from_first(_tensors(every))
-            self._shared_gradients = SharedGradients(models, several, self.device)
+            self._shared_gradients = SharedGradients(models, several, self.device, runtime.shard)
             _warn_of_batch_norm(models, several.rank.size)
             self._agree()
 
@@ -670,8 +701,9 @@ class Job(Generic[S]):
 
 
 def _tensors(models: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """Yield the weights and buffers of some models, each once."""
-    yield from {id(e): e for m in models for e in (*m.parameters(), *m.buffers())}.values()
+    """Yield the weights and buffers of some models, each once, that are not divided."""
+    found = {id(each): each for m in models for each in (*m.parameters(), *m.buffers())}
+    return (each for each in found.values() if not is_divided(each))
 
 
 def _warn_of_batch_norm(models: Iterable[nn.Module], processes: int) -> None:

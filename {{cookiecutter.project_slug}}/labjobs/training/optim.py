@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +12,7 @@ from torch.optim.adamw import adamw
 
 from labjobs.data import trees
 from labjobs.data.order import slice_of
-from labjobs.distributed.collectives import Processes
+from labjobs.distributed.collectives import Processes, copied, is_divided, norm_of_all, own
 from labjobs.errors import Diverged, JobError
 from labjobs.settings import Metric, no_monitor
 from labjobs.training.meters import wide
@@ -42,6 +41,9 @@ class Muon(Optimizer):
     Groups with `hidden=False` are updated by AdamW, and so are tensors with fewer than two
     dimensions in the others.
     """
+
+    needs_matrices = True
+    """Weights that are divided among processes (--shard) will not do."""
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class EMA(Generic[M]):
     """
 
     def __init__(self, model: M, decay: float) -> None:
-        self.model = deepcopy(model) if decay else model  # as trainable: shares compiled code
+        self.model = copied(model) if decay else model  # as trainable: shares compiled code
         self._decay = decay
         self._steps = 0
         self._weights = _by_type(self.model.parameters(), model.parameters())
@@ -191,9 +193,9 @@ class EMA(Generic[M]):
         self._steps += 1
         kept = min(self._decay, (1 + self._steps) / (10 + self._steps))
         for mine, theirs in self._weights:
-            torch._foreach_lerp_(mine, theirs, 1 - kept)
+            torch._foreach_lerp_(_held(mine), _held(theirs), 1 - kept)
         for mine, theirs in self._buffers:
-            torch._foreach_copy_(mine, theirs)
+            torch._foreach_copy_(_held(mine), _held(theirs))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the EMA; empty if there is none."""
@@ -206,11 +208,17 @@ class EMA(Generic[M]):
             self.model.load_state_dict(state["model"])
 
 
+def _held(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors or, if they are divided, this process's parts, which torch 2.8 puts elsewhere
+    when training begins."""
+    return [own(tensor) for tensor in tensors] if is_divided(tensors[0]) else tensors
+
+
 def _by_type(
     mine: Iterable[Tensor], theirs: Iterable[Tensor]
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Pairs of lists of one data type each."""
-    ours = [[tensor.detach() for tensor in each] for each in (mine, theirs)]
+    ours = [[e if is_divided(e) else e.detach() for e in each] for each in (mine, theirs)]
     groups = _alike(ours[0], lambda each: each.dtype)
     return [([ours[0][n] for n in group], [ours[1][n] for n in group]) for group in groups]
 
@@ -221,12 +229,15 @@ Count = Callable[[Any], Tensor]
 """From a batch to the number of its elements (), on the batch's device."""
 
 
-def parts_of(batch: Any, count: int, elements: Count | None = None) -> Iterator[tuple[Any, Tensor]]:
+def parts_of(
+    batch: Any, count: int, elements: Count | None = None, exactly: bool = False
+) -> Iterator[tuple[Any, Tensor]]:
     """Yield up to `count` parts of a batch, about equal, each with its fraction () of the batch.
 
     The fraction is that of the examples; with `elements`, that of the elements that this counts,
-    such as the tokens that are not padding. No part is a single example, unless the batch is: batch
-    norm cannot take one. Raises JobError for a batch that cannot be split into examples.
+    such as the tokens that are not padding. With `exactly`, there are `count` parts. No part is a
+    single example, unless the batch is: batch norm cannot take one. Raises JobError for a batch
+    that cannot be split into examples.
     """
     size = trees.rows(batch)
     if not size:
@@ -234,10 +245,15 @@ def parts_of(batch: Any, count: int, elements: Count | None = None) -> Iterator[
             "--accumulate: this batch cannot be split into parts, since it is not made of tensors "
             "that have a row for each example"
         )
-    each = max(2, -(-size // count))
-    while each < size and size % each == 1:
-        each += 1
-    split = trees.split(batch, each)
+    sizes: int | list[int]
+    if exactly:
+        each, more = divmod(size, count)
+        sizes = [each + (number < more) for number in range(count)]
+    else:
+        sizes = max(2, -(-size // count))
+        while sizes < size and size % sizes == 1:
+            sizes += 1
+    split = trees.split(batch, sizes)
     if elements:
         whole = elements(batch)
         yield from ((part, elements(part) / whole) for part in split)
@@ -262,9 +278,9 @@ class SharedGradients:
     """
 
     def __init__(
-        self, models: Iterable[nn.Module], processes: Processes, device: torch.device
+        self, models: Iterable[nn.Module], processes: Processes, device: torch.device, shard: bool
     ) -> None:
-        self._processes, self._device = processes, device
+        self._processes, self._device, self._shard = processes, device, shard
         listed = list(models)
         weights = {id(each): each for model in listed for each in model.parameters()}
         self._weights = [weight for weight in weights.values() if weight.requires_grad]
@@ -300,13 +316,23 @@ class SharedGradients:
             self._processes.add_up([whole])
             fraction = mine / whole
         if self._mine:
-            whole_slice = [(batch, _constant(1.0, self._device))]
-            parts = parts_of(batch, count, elements) if count > 1 else whole_slice
-            for part, of_mine in parts:
+            for part, of_mine in self._of_mine(batch, count, elements):
                 yield part, of_mine * fraction
-        self._add_up()
+        if not self._shard:  # which adds them up in the backward pass
+            self._add_up()
         self._processes.copy_from_first(self._buffers)
         self._added = True
+
+    def _of_mine(
+        self, batch: Any, count: int, elements: Count | None
+    ) -> Iterator[tuple[Any, Tensor]]:
+        if count == 1:
+            return iter([(batch, _constant(1.0, self._device))])
+        if not self._shard:
+            return parts_of(batch, count, elements)
+        # With --shard the processes need each other for every part: all have as many.
+        most = self._size // self._processes.rank.size // 2  # no part is a single example
+        return parts_of(batch, max(1, min(count, most)), elements, exactly=True)
 
     def _add_up(self) -> None:
         """Replace each gradient by its sum over all processes; a weight has one afterwards if it
@@ -329,9 +355,13 @@ def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     Pascanu et al. 2013, arxiv.org/abs/1211.5063.
     """
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    divided = [gradient for gradient in gradients if is_divided(gradient)]
+    held = [own(gradient) for gradient in gradients] if divided else gradients
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(held)))
+    if divided:
+        whole = norm_of_all(whole, divided[0])
     scale = (norm / (whole + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(gradients, scale)
+    torch._foreach_mul_(held, scale)
     return whole
 
 

@@ -1,0 +1,181 @@
+"""Jobs whose weights are divided among processes (--shard), started by torchrun, on CPUs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from faults import Project, ended, job_of, one_line, succeeded
+from test_several import differences, in_64_bits, said, together
+
+ALIKE = (
+    *("--batch-size", "63", "--eval-every", "8", "--log-every", "1", "--schedule", "constant"),
+    *("--steps", "24", "--accumulate", "3", "--clip-norm", "1", "--ema", "0.9"),
+)
+"""A job without random numbers but for the order of the examples; slices and parts are uneven."""
+
+SAVING = (*ALIKE, "--checkpoint-minutes", "0.00001")
+"""The same with a checkpoint after each step."""
+
+BLOCK = "nn.Sequential(nn.Linear(256, 251), nn.ReLU(), nn.Linear(251, 256))"
+
+KILLED = '''
+import os
+from pathlib import Path
+
+from labjobs.training import checkpoints
+
+writes = [0]
+save = checkpoints.save
+
+
+def save_or_die(path: Path, *arguments: object) -> None:
+    """End process 0 in the middle of a checkpoint."""
+    writes[0] += path.parent.name.startswith("shards.") and path.name == "0.pt"
+    if writes[0] == int(os.environ.get("DIES_AT", "0")) > 0:
+        os.kill(os.getpid(), 9)
+    save(path, *arguments)
+
+
+checkpoints.save = save_or_die
+Metrics = dict[str, float]
+'''
+
+
+@pytest.fixture(scope="module")
+def exact(make):
+    """A project that computes in 64 bits."""
+    project = in_64_bits(make())
+    project.edit("run.py", "\nMetrics = dict[str, float]\n", KILLED)
+    project.edit("models.py", "nn.Linear(256, 256),", f"{BLOCK},\n            {BLOCK},")
+    return project
+
+
+@pytest.fixture(scope="module")
+def one(exact, tmp_path_factory):
+    """The same job in one process."""
+    alone = exact.copy(tmp_path_factory.mktemp("one") / "project")
+    done = succeeded(alone.run(*ALIKE))
+    return alone, job_of(done)
+
+
+@pytest.mark.parametrize("count", [2])
+def test_the_losses_are_those_of_one_process_and_each_holds_its_part(one, count, tmp_path):
+    alone, job = one
+    divided = alone.copy(tmp_path / "divided")
+    succeeded(ended(together(divided, count, *ALIKE, "--shard")))
+    assert len(divided.journalled(job)["train_loss"]) == 24
+    assert differences(alone.journalled(job), divided.journalled(job)) < 1e-6
+    assert_same_weights(alone, divided, job)
+
+    log = (divided.folder(job) / "log.txt").read_text()
+    told = re.search(r"--shard: of (\S+) MB of state the processes hold (.*) MB", log)
+    assert told
+    held = [float(each) for each in told[2].split(", ")]
+    # Four tensors for each weight: itself, its EMA's and Adam's two.
+    weights = sum(each.nbytes for each in alone.weights(job).values())
+    assert float(told[1]) == pytest.approx(4 * weights / 1e6, rel=0.01)
+    assert len(held) == count and sum(held) == pytest.approx(float(told[1]), rel=0.02)
+    assert max(held) < 1.02 * float(told[1]) / count
+
+
+def assert_same_weights(alone: Project, divided: Project, job: str) -> None:
+    """best.pt is that of one process: whole tensors, which differ by rounding."""
+    expected, found = alone.weights(job), divided.weights(job)
+    assert expected.keys() == found.keys()
+    for name, weight in expected.items():
+        assert type(found[name]) is torch.Tensor
+        assert torch.allclose(found[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.full
+def test_a_checkpoint_of_four_is_continued_by_two_and_by_one(one, tmp_path):
+    alone, job = one
+    divided = alone.copy(tmp_path / "divided")
+    divided.env["DIES_AT"] = "10"
+    done = ended(together(divided, 4, *SAVING, "--shard"))
+    assert said(done) == [f"job {job} failed: process 0 has ended"]
+    assert len([*divided.folder(job).glob("shards.*")]) == 3  # one is half written
+    steps = len(divided.journalled(job)["train_loss"])
+    assert 8 <= steps < 24
+
+    divided.env["DIES_AT"] = "0"
+    done = ended(together(divided, 2, *SAVING, "--shard", "--pause-after", "14"))
+    assert done.returncode == 0 and "paused: after 14 steps" in said(done)[-1], done
+    assert len([*divided.folder(job).glob("shards.*")]) <= 2
+    spoil(divided.folder(job))
+    done = ended(together(divided, 4, *SAVING, "--shard", "--pause-after", "18"))
+    assert done.returncode == 0 and "paused: after 18 steps" in said(done)[-1], done
+    log = (divided.folder(job) / "log.txt").read_text()
+    assert "last.pt is damaged" in log and "continuing from previous.pt" in log
+
+    done = divided.run(*SAVING, "--pause-after", "20")  # without --shard
+    assert done.returncode == 0, done
+    done = ended(together(divided, 2, *SAVING, "--shard"))  # and again with it
+    assert done.returncode == 0, done
+    assert differences(alone.journalled(job), divided.journalled(job)) < 1e-6
+    assert_same_weights(alone, divided, job)
+    assert len([*divided.folder(job).glob("shards.*")]) == 1
+
+
+def spoil(attempt: Path) -> None:
+    """Flip a bit in what one process has written of the last checkpoint."""
+    last = torch.load(attempt / "last.pt", weights_only=True)["shards"]["folder"]
+    path = attempt / last / "1.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.full
+def test_a_longer_job_continues_a_divided_one(one, tmp_path):
+    alone, job = one
+    divided = alone.copy(tmp_path / "divided")
+    shorter = tuple("16" if flag == "24" else flag for flag in ALIKE)
+    done = succeeded(ended(together(divided, 2, *shorter, "--shard")))
+    given = f"{said(done)[-1].split()[1]}:last"
+    done = succeeded(ended(together(divided, 4, *ALIKE, "--shard", "--init-from", given)))
+    found = divided.journalled(said(done)[-1].split()[1])["test_loss"][0]
+    assert float(str(found[1])) == pytest.approx(
+        float(str(alone.journalled(job)["test_loss"][0][1])), abs=1e-6
+    )
+
+
+def test_without_torchrun_it_is_refused(exact):
+    line = one_line(exact.run("--shard"), 2)
+    assert line.startswith("run.py: --shard: needs several processes: torchrun")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--compile", "on"), "--shard: not with --compile on"),
+        (("--optimizer", "muon"), "--shard: Muon needs whole matrices"),
+        (("--precision", "fp16"), "--shard: not with --precision fp16"),
+        (("--batch-size", "358"), "of 359 examples has 1, fewer than the 2 processes"),
+    ],
+)
+def test_what_does_not_work_is_refused(exact, flags, why):
+    done = ended(together(exact, 2, "--steps", "2", "--shard", *flags))
+    (line,) = said(done)
+    assert why in line
+    assert "exitcode  : 2" in done.stdout + done.stderr
+
+
+@pytest.mark.full
+def test_a_network_that_cannot_be_divided_is_refused(exact, tmp_path):
+    project = exact.copy(tmp_path / "scalar")
+    project.edit(
+        "models.py",
+        "        super().__init__()\n        self.layers",
+        "        super().__init__()\n        self.scale = nn.Parameter(torch.ones(()))\n"
+        "        self.layers",
+    )
+    (line,) = said(ended(together(project, 2, "--steps", "2", "--shard")))
+    assert "--shard: model.network.scale is a single number" in line
+
+    project = exact.copy(tmp_path / "late")
+    project.edit("run.py", "    job.init(model=model)  # --init-from\n", "")
+    (line,) = said(ended(together(project, 2, "--steps", "2", "--shard")))
+    assert "--shard: run.py has to call job.init(…) with each model" in line
