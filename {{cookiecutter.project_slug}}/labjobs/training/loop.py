@@ -255,14 +255,12 @@ class Job(Generic[S]):
             raise JobError("job.resume: was already called; pass all parts in one call")
         folder, runtime, several = self._folder, self.runtime, self._several
         models = [part for part in training.values() if isinstance(part, nn.Module)]
-        shards = None
-        if several and runtime.shard:
-            if any(not is_divided(weight) for model in models for weight in model.parameters()):
-                raise JobError(
-                    "--shard: run.py has to call job.init(…) with each model before its optimizer "
-                    "is made"
-                )
-            shards = checkpoints.Shards(self._attempt, several, several.mesh(self.device))
+        shard = bool(several and runtime.shard)
+        if shard and any(not is_divided(weight) for each in models for weight in each.parameters()):
+            raise JobError(
+                "--shard: run.py has to call job.init(…) with each model before its optimizer is "
+                "made"
+            )
         self._random.separate()
         folder.interruption.hold()
         self._graphs = compilation.graphs(runtime.compile, self.device)
@@ -270,7 +268,7 @@ class Job(Generic[S]):
             folder.journal, self.device, folder.metrics, self._graphs, self._processes
         )
         minutes = runtime.checkpoint_minutes
-        self._state = TrainingState(self._attempt, folder.journal, minutes, self._processes, shards)
+        self._state = TrainingState(self._attempt, folder.journal, minutes, self._processes, shard)
         self._state.add(training)
         own: dict[str, Part] = {
             "length": self._length,
