@@ -8,7 +8,6 @@ Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
 
 import hashlib
 import os
-import pickle
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -317,7 +316,7 @@ class GlobalStreams:
     def __init__(self, seed: int, device: torch.device, processes: Alone | None = None) -> None:
         _seed_all(seed)
         self._seed, self._device, self._processes = seed, device, processes or Alone()
-        self._begun = b""
+        self._begun: dict[str, Any] = {}
 
     def separate(self) -> None:
         """From here on, each process of the job draws its own numbers."""
@@ -325,13 +324,13 @@ class GlobalStreams:
             words = f"{self._seed}/process/{number}"
             digest = hashlib.sha256(words.encode()).digest()
             _seed_all(int.from_bytes(digest[:8], "big") >> 1)
-        self._begun = pickle.dumps(self._own_state())
+        self._begun = self._own_state()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the numbers of process 0 are, as plain values and tensors, with those of the
         others."""
         own = self._own_state()
-        mine = {**own, "drawn": pickle.dumps(own) != self._begun}
+        mine = {**own, "drawn": not _same(own, self._begun)}
         first, *others = self._processes.everyones(mine)
         return {**first, "others": others}
 
@@ -376,3 +375,12 @@ def _seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two nested values are the same."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(one == other)
