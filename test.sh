@@ -13,7 +13,6 @@ cd "$(dirname "$0")"
 
 counts=(
   --kills 50 --outage-seconds 30 --fresh-stores 20 --figures 400 --edits 1000 --slurm-jobs 20
-  --combinations 300
 )
 case ${1-} in
   --all) chosen=(-m "not gpu" "${counts[@]}") && shift ;;

@@ -69,7 +69,7 @@ def job(gpt: bool, gpu: bool) -> list[str]:
 
 
 def by_run_py(project: Path, words: list[str]) -> dict[str, float]:
-    """Milliseconds a step, MFU in per cent and MiB at most, by the job's own profile."""
+    """Milliseconds a step and MiB at most, by the job's own profile."""
     steps = "20" if torch.cuda.is_available() else "12"
     run(project, "run.py", *words, "--epochs", "1", "--profile", steps, "--force", "--quiet")
     (path,) = project.glob("runs/*/*/profile.txt")
@@ -77,8 +77,7 @@ def by_run_py(project: Path, words: list[str]) -> dict[str, float]:
     shutil.rmtree(path.parent)
     found = {
         "ms": r"([\d.e+]+) ms a step",
-        "mfu": r"([\d.]+)% of this GPU's peak",
-        "mib": r"([\d,.]+) MiB  the most at once",
+        "mib": r"([\d,.]+) MiB of memory at most",
     }
     matches = {key: re.search(pattern, report) for key, pattern in found.items()}
     return {key: float(match[1].replace(",", "")) for key, match in matches.items() if match}
@@ -117,13 +116,13 @@ def main() -> None:
         "in the same round, and to the time by a loop by hand with the same options. `python "
         f"benchmarks/buildup.py{' --gpt' if arguments.gpt else ''}` makes this page."
     )
-    head = ["", "to fp32", "to the loop by hand"] + (["ms", "MFU, %", "MiB"] if gpu else [])
+    head = ["", "to fp32", "to the loop by hand"] + (["ms", "MiB"] if gpu else [])
     rows = []
     for name in settings:
         ours = [each[name][0] for each in rounds]
         to_fp32 = [each[name][0]["ms"] / each["fp32"][0]["ms"] for each in rounds]
         to_hand = [each[name][0]["ms"] / each[name][1] for each in rounds]
-        more = [spread([one.get(key, 0) for one in ours], 1) for key in ("ms", "mfu", "mib")]
+        more = [spread([one.get(key, 0) for one in ours], 1) for key in ("ms", "mib")]
         rows.append([name, spread(to_fp32), spread(to_hand), *(more if gpu else [])])
     page("The same training, built up", about, head, rows)
 

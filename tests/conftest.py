@@ -42,8 +42,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--figures", type=int, default=8, help=text)
     text = "edits whose fingerprints are compared between Pythons (1000: all)"
     parser.addoption("--edits", type=int, default=9, help=text)
-    text = "random combinations of settings that are tried (300)"
-    parser.addoption("--combinations", type=int, default=15, help=text)
     parser.addoption("--schedules", type=int, default=20, help="orders in which a GPU works")
     parser.addoption("--slurm-jobs", type=int, default=8, help="jobs that train under Slurm")
 

@@ -1,4 +1,4 @@
-"""Faults in the engine that only a GPU shows whose host runs ahead; schedules.py looks for them.
+"""Faults in the engine that only a GPU shows whose host runs ahead, for test_schedules.py.
 
 gpu_faults.txt has them, each as a change of one file below labjobs/:
 
@@ -35,12 +35,15 @@ class Fault:
     old: str
     new: str
 
+    def fits(self, project: Path) -> bool:
+        """Return whether the text is in the file once."""
+        return (project / "labjobs" / self.file).read_text().count(self.old) == 1
+
     def plant(self, project: Path) -> None:
-        """Make the change; the text must be there once."""
+        """Make the change."""
+        assert self.fits(project), self
         path = project / "labjobs" / self.file
-        text = path.read_text()
-        assert text.count(self.old) == 1, self
-        path.write_text(text.replace(self.old, self.new))
+        path.write_text(path.read_text().replace(self.old, self.new))
 
 
 def _read() -> Iterator[Fault]:

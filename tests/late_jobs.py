@@ -4,8 +4,8 @@
     python tests/late_jobs.py 0 100
 
 Prints a line for each schedule from the first number on: whether the job ended with the bits of the
-same job on a GPU that does all at once. schedules.py runs this on the engine, as it is and with
-faults.
+same job on a GPU that does all at once. test_schedules.py runs this on the engine,
+as it is and with faults.
 """
 
 import json

@@ -1,6 +1,5 @@
 """Checkpoints that are damaged or malicious: never loaded wrong, never opened as code."""
 
-import hashlib
 import shutil
 import signal
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from faults import (
     assert_nothing_torn,
     ended,
     kill,
-    one_line,
     succeeded,
     wait_until,
 )
@@ -90,46 +88,15 @@ def test_starts_over_without_a_whole_checkpoint(project, reference, again, tmp_p
     assert_as_undisturbed(again, reference, project, reference)
 
 
-def seal(path: Path) -> None:
-    """Put the right seal behind any bytes."""
-    content = path.read_bytes()
-    path.write_bytes(content + checkpoints.MARK + hashlib.sha256(content).hexdigest().encode())
-
-
-def test_malicious_last_checkpoint(again, reference, tmp_path):
-    """With the right seal it was put there on purpose: the job does not continue by itself."""
-    path, trap = again.folder(reference) / "last.pt", tmp_path / "trap"
-    checkpoints.save(path, {"model": Evil(trap)})
-    line = one_line(again.run(*JOB), 1)
-    shown = path.relative_to(again.root)
-    assert f"failed: {shown} holds more than plain data and was not opened" in line
-    assert not trap.exists()
-
-
-LOAD = """
-import sys
-import jobs
-from labjobs.errors import JobError
-try:
-    jobs.load(sys.argv[1])
-except JobError as error:
-    print(error)
-"""
-
-
 @pytest.mark.full
 def test_best_weights_that_are_damaged_or_run_code_are_not_loaded(project, reference, tmp_path):
     copy = Project(Path(shutil.copytree(project.root, tmp_path / "copy")))
     path, trap = copy.folder(reference) / "best.pt", tmp_path / "trap"
-    load = ("python", "-c", LOAD, reference)
+    load = ("python", "-c", f"import jobs; jobs.load('{reference}')")
     spoil(path)
-    said = copy.do(*load).stdout
-    shown = path.relative_to(copy.root)
-    assert said == f"{shown} is damaged; --force makes the job start over\n"
+    assert f"{path.relative_to(copy.root)} is damaged; --force makes" in copy.do(*load).stderr
     checkpoints.save(path, {"models": Evil(trap)})
-    assert (
-        "best.pt holds more than plain data and was not opened: delete it" in copy.do(*load).stdout
-    )
+    assert "more than plain data and was not opened: delete it" in copy.do(*load).stderr
     path.unlink()
-    assert "best.pt: not found" in copy.do(*load).stdout
+    assert "best.pt: not found" in copy.do(*load).stderr
     assert not trap.exists()

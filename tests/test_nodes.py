@@ -1,13 +1,10 @@
 """One job on two machines, started by srun of a real Slurm; the machines are network namespaces."""
 
-import os
 import re
-import signal
 import subprocess
-from pathlib import Path
 
 import pytest
-from faults import Project, ended, same, succeeded, wait_until
+from faults import Project, ended, succeeded, wait_until
 from machines import machines
 from repository import REPOSITORY
 from slurms import Cluster, slurm
@@ -71,24 +68,6 @@ def test_the_losses_are_those_of_one_process(exact, cluster, more, tmp_path):
     assert differences(alone.journalled(job), apart.journalled(job)) < 1e-6
 
 
-def test_killed_and_continued_it_ends_with_the_same_bits(project, cluster, tmp_path):
-    undisturbed = project.copy(tmp_path / "undisturbed")
-    done = succeeded(run(undisturbed, cluster, FOUR, *DRAWING))
-    job = said(done)[-1].split()[1]
-
-    done = killed(project, cluster, 3, signal.SIGKILL)
-    assert done.returncode and len(said(done)) == 1, done
-    assert "failed: process 3 has ended" in said(done)[0]
-    done = killed(project, cluster, 0, signal.SIGKILL)
-    assert done.returncode and said(done) == [f"job {job} failed: process 0 has ended"], done
-    done = killed(project, cluster, None, signal.SIGTERM)
-    assert said(done)[-1].startswith(f"job {job} interrupted: by SIGTERM"), done
-
-    succeeded(run(project, cluster, FOUR, *DRAWING))
-    assert same(project.tensors(job), undisturbed.tensors(job))
-    assert project.journalled(job) == undisturbed.journalled(job)
-
-
 def test_the_script_of_the_docs_goes_back_into_the_queue(project, cluster, tmp_path):
     """Slurm's warning makes it write a checkpoint; after a requeue it finishes."""
     project = project.copy(tmp_path / "project")
@@ -113,44 +92,6 @@ def test_the_script_of_the_docs_goes_back_into_the_queue(project, cluster, tmp_p
     printed = output.read_text()
     assert "interrupted: by SIGUSR1; the same command continues it" in printed
     assert " finished: " in printed and cluster.ended(number) == "COMPLETED", printed
-
-
-def killed(
-    project: Project, cluster: Cluster, number: int | None, by: signal.Signals
-) -> "subprocess.CompletedProcess[str]":
-    """Send a signal to a process of a job, or by Slurm to all, once it trains."""
-    started = start(project, cluster, FOUR, *DRAWING)
-    assert started.stdout
-    assert next((line for line in started.stdout if line.startswith("epoch ")), "")
-    if number is None:
-        cluster.ask("scancel", f"--signal={by.name.removeprefix('SIG')}", "--user=root")
-    else:
-        os.kill(process_of(project, number), by)
-    return ended(started)
-
-
-def process_of(project: Project, number: int) -> int:
-    """The id of a process of a job."""
-    mine = f"SLURM_PROCID={number}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        is_job = b"run.py" in _read(folder / "cmdline") and _is_in(folder, project.root)
-        if is_job and mine in _read(folder / "environ").split(b"\0"):
-            return int(folder.name)
-    raise AssertionError(number)
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError:  # the process has ended
-        return b""
-
-
-def _is_in(process: Path, root: Path) -> bool:
-    try:
-        return (process / "cwd").resolve() == root.resolve()
-    except OSError:
-        return False
 
 
 def test_what_goes_wrong_is_said_once(project, cluster, private):

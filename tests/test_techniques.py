@@ -2,8 +2,6 @@
 
 import pytest
 from faults import Project, one_line, same
-from random_settings import combinations
-from settings import Settings
 
 SHORT = ("--steps", "12", "--eval-every", "4", "--log-every", "1", "--quiet")
 
@@ -65,14 +63,9 @@ def test_the_weights_beside_their_ema_are_those_of_a_job_without_one(project):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--nvtx", "--note", "ranges"), "--nvtx: needs a CUDA GPU"),
         (("--compare-ema",), "--compare-ema: needs --ema"),
         (("--optimizer", "muon", "--precision", "fp16"), "--optimizer muon: does not work with"),
         (("--recompute",), "--recompute: mlp has no blocks"),
-        (
-            ("--compile", "blocks", "--seed", "9"),  # a job that has not been finished otherwise
-            "--compile blocks: the network has no blocks; use --compile on",
-        ),
         (("--pretrained", "--init", "dirac"), "--init dirac: "),
         (("--model", "resnet18", "--batch-size", "1"), "--batch-size 1: batch norm needs at least"),
     ],
@@ -81,19 +74,3 @@ def test_what_cannot_be_is_refused(project, flags, said):
     before = {*project.root.glob("runs/*")}
     assert said in one_line(project.run(*SHORT, *flags, "--device", "cpu"), 2)
     assert {*project.root.glob("runs/*")} == before
-
-
-def test_random_combinations_train_or_are_refused(project, pytestconfig):
-    """In one line, which names a flag; and both kinds there are."""
-    count = pytestconfig.getoption("--combinations")
-
-    def tried(words: list[str]) -> int:
-        done = project.run(*words, "--scratch", "--quiet", "--device", "cpu")
-        if done.returncode:
-            assert "run.py: --" in one_line(done, 2), (words, done)
-        else:
-            assert "scratch finished: " in done.stdout, (words, done)
-        return done.returncode
-
-    statuses = [*map(tried, combinations(Settings, count))]
-    assert {*statuses} == {0, 2}

@@ -111,7 +111,7 @@ def train(
 
     for _ in job.epochs():  # each ends with an evaluation: --eval-every
         model.train()
-        # Saves checkpoints, stops at Ctrl-C, profiles, tells the speed in tokens/s and as the MFU.
+        # Saves checkpoints, stops at Ctrl-C, profiles, and logs tokens/s and the MFU.
         for batch in job.steps(batches, tokens=settings.context, flops=flops):
             lr = optimizers.set_lr(optimizer, settings, job, stopping)
             for part, fraction in job.parts(batch):  # --accumulate of them

@@ -1,7 +1,6 @@
 """Functions in the background: results as of synchronous calls, in order, some calls later."""
 
 import threading
-from concurrent.futures import Future
 
 import pytest
 import torch
@@ -77,27 +76,6 @@ def test_what_was_under_way_is_done_again(model, background, at_once):
     after = train(nn.Linear(1, 1, bias=False), again, (4, 5), at_once=at_once)
     again.close()
     assert [result for *_, result in before + after] == [1, 2, 3, 4, 5]
-
-
-def test_a_time_limit_of_the_functions_own_is_no_reason_to_wait_on(model, background):
-    def function(model):
-        raise TimeoutError("the file server did not answer")
-
-    with pytest.raises(TimeoutError, match="did not answer"):
-        train(model, background, range(1, 6), function)
-
-
-def test_a_result_that_comes_just_after_a_wait_for_it_is_taken(model, background, monkeypatch):
-    wait = Future.result
-
-    def given_up_too_early(self, timeout=None):
-        found = wait(self)
-        if timeout is not None:
-            raise TimeoutError
-        return found
-
-    monkeypatch.setattr(Future, "result", given_up_too_early)
-    assert [result for *_, result in train(model, background, range(1, 6))] == [1, 2, 3, 4, 5]
 
 
 class Fails(Loop):

@@ -1,16 +1,14 @@
 """The forward pass compiled: as one region with its loss, once, also beside another thread."""
 
 import threading
-from copy import deepcopy
 from dataclasses import dataclass
 
 import pytest
 import torch
 from labjobs.devices import Precision
-from labjobs.errors import SettingsError
 from labjobs.training import compilation
 from labjobs.training.compilation import Prepared
-from torch import Tensor, nn
+from torch import Tensor
 from toy import STEPS, Loop, forward
 
 COMPILED = {"compile": "on"}
@@ -167,28 +165,3 @@ def test_what_slows_compiled_code_is_logged_in_a_line_with_its_place(toy, graphs
 )
 def test_auto_compiles_long_jobs_on_a_gpu(choice, device, steps, compiles):
     assert compilation.wanted(choice, torch.device(device), steps) is compiles
-
-
-def test_blocks_are_compiled_by_themselves_and_alike_ones_once(graphs):
-    """To train and to evaluate; a copy, such as an EMA, shares what is compiled."""
-    blocks = [nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(5)]
-    model = nn.Sequential(nn.Embedding(20, 4), *blocks)
-    batch = Texts(torch.randint(20, (6, 3)), torch.randint(3, (6, 3)))
-    prepared = Prepared(of_tokens, Precision("fp32", torch.device("cpu")), compile="blocks")
-    plain, _ = of_tokens(model, batch, None)
-    for network in (model, deepcopy(model)):
-        loss, _ = prepared(network, batch, None)
-        loss.backward()
-        with torch.no_grad():
-            assert torch.equal(prepared(network, batch, None)[0], plain)
-        assert torch.equal(loss, plain)
-    assert len(graphs) == 2
-    assert all(len([call for call in calls if "linear" in call]) == 2 for calls in graphs)
-    assert compilation.events == []
-    with pytest.raises(SettingsError, match="--compile blocks: the network has no blocks"):
-        prepared(nn.Sequential(nn.Embedding(20, 4), nn.Linear(4, 4)), batch, None)
-
-
-def of_tokens(model, batch, _settings):
-    losses = torch.nn.functional.cross_entropy(model(batch.tokens).mT, batch.label)
-    return losses.mean(), {"loss": losses}

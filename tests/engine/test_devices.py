@@ -1,13 +1,10 @@
-"""What --device accepts on a machine without a GPU, and the versions that are recorded."""
-
-from importlib import metadata
+"""What --device accepts on a machine without a GPU, and for several processes."""
 
 import pytest
 import torch
 from labjobs import devices
 from labjobs.distributed.ranks import Rank
 from labjobs.errors import SettingsError
-from labjobs.job import provenance
 
 CPU = torch.device("cpu")
 no_gpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without")
@@ -26,21 +23,6 @@ def test_without_a_gpu_it_is_the_cpu(name):
 def test_any_other_device_is_refused_in_one_line(name):
     with pytest.raises(SettingsError, match=rf"^--device {name}: [^\n]+$"):
         devices.choose(name)
-
-
-def test_packages_without_metadata_have_no_version(monkeypatch):
-    """Such as MLflow's, where mlflow-skinny has taken its place."""
-    known = metadata.version
-
-    def version(package: str) -> str:
-        if package == "mlflow":
-            raise metadata.PackageNotFoundError(package)
-        return known(package)
-
-    monkeypatch.setattr(metadata, "version", version)
-    versions = provenance.tags()["versions"].split(", ")
-    assert f"torch {known('torch')}" in versions
-    assert not any(each.startswith("mlflow ") for each in versions)
 
 
 # Several processes on a machine

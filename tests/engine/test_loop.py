@@ -4,7 +4,6 @@ import re
 
 import labjobs
 import pytest
-import torch
 from attempts import steps_of
 from labjobs.files import PROJECT
 from labjobs.job.terminal import duration
@@ -117,32 +116,6 @@ def test_a_metric_that_is_not_measured_cannot_be_monitored(toy):
     done = toy.run(loop=Loop(val_on=None))
     assert done.status == 1
     assert "failed: --monitor val_loss: evaluate() returned no such metric, only none" in done.said
-
-
-class Continuing(Loop):
-    """Skips a third of the batches, and the evaluation of every second interval."""
-
-    def train(self, job, forward, model, batches, val):
-        optimizer = torch.optim.SGD(model.parameters(), 0.05)
-        job.resume(model=model, optimizer=optimizer)
-        for epoch in job.epochs():
-            model.train()
-            for batch in job.steps(batches):
-                if job.step % 3 == 0:
-                    continue
-                self.step(job, forward, model, batch, optimizer)
-            if epoch % 2:
-                continue
-            metrics = self.evaluate(model, job, forward, val, "val")
-            job.log_epoch(metrics)
-            job.keep_best(metrics, model=model)
-
-
-def test_continue_in_the_body(toy):
-    done = toy.run(loop=Continuing(), epochs=4, runtime={"log_every": 1})
-    assert done.status == 0, done.said
-    assert steps_of(done, "val_loss") == [14, 28]
-    assert steps_of(done, "train_loss") == [step for step in range(1, 29) if step % 3 != 1]
 
 
 class Timed:

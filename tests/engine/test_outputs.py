@@ -210,15 +210,6 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
         tables.outputs(jobs[:1], settings=["sede"])
     with pytest.raises(NoResults, match="none of the jobs has finished"):
         tables.outputs(jobs.assign(diverged=True))
-    file = tmp_path / "a" / "predictions.npz"
-    data = bytearray(file.read_bytes())
-    for place in range(len(data)):
-        damaged = data.copy()
-        damaged[place] ^= 0x55
-        file.write_bytes(damaged)
-        try:
-            found = tables.outputs(jobs[:1])
-        except NoResults as error:
-            assert "\n" not in str(error)
-        else:
-            assert found["label"].tolist() == [0, 1]
+    (tmp_path / "a" / "predictions.npz").write_bytes(b"damaged")
+    with pytest.raises(NoResults, match=r"^no outputs of the job a can be read \(.+\); see job\."):
+        tables.outputs(jobs[:1])

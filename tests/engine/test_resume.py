@@ -1,7 +1,6 @@
 """A job that is interrupted and continued ends as if nothing had happened, bit for bit."""
 
 import random
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from labjobs.settings import Span
 from labjobs.training.meters import UNKNOWN
 from labjobs.training.progress import TIMED, WARM_UP
 from torch import nn
-from toy import STEPS, Loop, network
+from toy import STEPS, Loop
 
 ALL = {"accumulate": 3, "ema": 0.9, "clip_norm": 0.5, "precision": "bf16", "schedule": "linear"}
 VAL_BATCHES = 3
@@ -55,11 +54,6 @@ def test_however_often_it_evaluates(toy, loader, eval_every):
     assert_continues(toy, *stops, eval_every=Span(eval_every), runtime=runtime)
 
 
-@pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 17}])
-def test_in_epochs_and_in_steps(toy, length):
-    assert_continues(toy, At("step", 9), At("step", 3), schedule="linear", **length)
-
-
 @pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 17}])
 def test_in_the_order_of_the_data(toy, length):
     """How long an epoch is, a job then knows from its first step on only."""
@@ -93,13 +87,6 @@ def test_between_checkpoints_by_time(toy):
     assert_continues(toy, At("step", 3), At("step", 8), runtime=runtime)
 
 
-def test_previous_checkpoint_is_kept_until_the_end(toy):
-    runtime = {"checkpoint_minutes": 1e-9}
-    stopped = toy.run(stop=At("step", 15), runtime=runtime)
-    assert (stopped.folder / "previous.pt").exists()
-    assert not (toy.run(runtime=runtime).folder / "previous.pt").exists()
-
-
 @pytest.mark.parametrize("pause", ["4", "7", "0.5e", "1e", "1.5e"])
 def test_paused_and_continued(toy, pause):
     whole = toy.run("whole", epochs=2)
@@ -109,42 +96,6 @@ def test_paused_and_continued(toy, pause):
     assert f"paused: after {steps} steps, as --pause-after asked" in paused.said
     assert paused.checkpoint("last.pt")["parts"]["job.position"]["step"] == steps
     assert toy.run("parts", epochs=2).content() == whole.content()
-
-
-class TwoModels(Loop):
-    """Two models with an optimizer each, as a GAN has them; nothing is monitored."""
-
-    def main(self, job):
-        first, second = network(), nn.Linear(3, 3)
-        batches = job.batches(self.train_on, job.settings.batch_size, shuffle=True)
-        val = job.batches(self.val_on, job.settings.batch_size)
-        models = {"first": first, "second": second}
-        optimizers = [
-            torch.optim.Adam(model.parameters(), job.settings.lr) for model in models.values()
-        ]
-        job.resume(**models, first_optimizer=optimizers[0], second_optimizer=optimizers[1])
-        for _ in job.epochs():
-            first.train()
-            for batch in job.steps(batches):
-                self.hook("step", job)
-                for optimizer in optimizers:
-                    loss, measured = self.forward(nn.Sequential(first, second), batch, job.settings)
-                    first.zero_grad(), second.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    job.log(measured)
-            metrics = self.evaluate(nn.Sequential(first, second), job, self.forward, val, "val")
-            job.log_epoch(metrics)
-            job.keep_best(metrics, **models)
-        job.load_best(**models)
-        return {"test_weight": second.weight.sum().item()}
-
-
-@pytest.mark.parametrize("stop", [At("step", 4), At("step", 14), At("batch", 5)])
-def test_several_models(toy, stop):
-    assert_continues(toy, stop, loop=TwoModels(), monitor="none")
-    best = toy.run("whole", TwoModels(), monitor="none").checkpoint("best.pt")
-    assert set(best["models"]) == {"first", "second"}
 
 
 class Draws(Loop):
@@ -209,7 +160,6 @@ def test_a_curve_keeps_the_spacing_of_its_first_attempt(toy):
     assert [step for step, _ in again.curves()["train_loss"]] == [4, 8, 12, 16, 20, 21]
 
 
-@dataclass
 class WithPart(Loop):
     """A loop with a part that it did not have before."""
 

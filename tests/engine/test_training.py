@@ -37,16 +37,6 @@ def test_a_metric_that_is_not_declared_cannot_be_monitored():
         EarlyStopping(METRICS, "val_r3")
 
 
-def test_the_norm_of_all_gradients_together_is_cut():
-    model = nn.Linear(3, 1)
-    for limit, norm in ((50.0, 20.0), (5.0, 5.0)):
-        for parameter in model.parameters():
-            parameter.grad = torch.full_like(parameter, 10.0)  # 4 numbers, of norm 20
-        assert clip_gradients(model.parameters(), limit).item() == pytest.approx(20.0)
-        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        assert gradients.norm().item() == pytest.approx(norm)
-
-
 @pytest.mark.parametrize("buffers", [False, True])
 def test_the_ema_follows_the_weights_and_has_the_models_buffers(buffers):
     model = nn.BatchNorm1d(1, track_running_stats=buffers)
@@ -85,14 +75,15 @@ def test_plateaus_are_counted_after_evaluations_without_a_better_one():
     assert seen == [0] * 6 + [1] * 3 + [2] * 4
 
 
-def test_gradients_of_several_types_are_cut_as_by_torch():
+@pytest.mark.parametrize("limit", [1.0, 100.0])
+def test_gradients_of_several_types_are_cut_as_by_torch(limit):
     kinds = (torch.float32, torch.bfloat16, torch.float32, torch.float16)
     ours, torchs = ([nn.Parameter(torch.ones(5, 3, dtype=kind)) for kind in kinds] for _ in "ab")
     for mine, theirs in zip(ours, torchs, strict=True):
         mine.grad = torch.randn(5, 3).to(mine.dtype)
         theirs.grad = mine.grad.clone()
-    norm = nn.utils.clip_grad_norm_(torchs, 1.0)
-    assert clip_gradients(ours, 1.0).item() == pytest.approx(norm.item(), rel=1e-3)
+    norm = nn.utils.clip_grad_norm_(torchs, limit)
+    assert clip_gradients(ours, limit).item() == pytest.approx(norm.item(), rel=1e-3)
     for mine, theirs in zip(ours, torchs, strict=True):
         assert mine.grad.dtype == theirs.grad.dtype
         torch.testing.assert_close(mine.grad, theirs.grad)

@@ -1,6 +1,6 @@
-"""The device that a job runs on; the only module that touches torch.cuda, torch.mps or torch.xpu.
+"""The device that a job runs on; the only module that touches torch.cuda or torch.mps.
 
-On a CUDA or XPU device the host runs ahead (`runs_ahead`): it tells the device what to do and goes
+On a CUDA GPU the host runs ahead (`runs_ahead`): it tells the device what to do and goes
 on. To read a result without waiting, copy it into `pinned` memory, record an `event` and look later
 whether it has happened. On a CPU the same calls do nothing, since all is done at once.
 Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
@@ -25,7 +25,7 @@ from labjobs.distributed.ranks import Rank
 from labjobs.errors import JobError, SettingsError
 from labjobs.job.terminal import log
 
-KINDS = ("cuda", "xpu", "mps")
+KINDS = ("cuda", "mps")
 """Accelerators that a job can run on."""
 
 ALLOCATIONS = 100_000
@@ -107,8 +107,7 @@ def tags(device: torch.device) -> dict[str, str]:
 
 def describe(device: torch.device) -> str:
     """Return the device's model."""
-    named = device.type in ("cuda", "xpu")
-    return str(_module(device).get_device_name(device)) if named else device.type
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def wait(device: torch.device) -> None:
@@ -145,7 +144,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 def runs_ahead(device: torch.device) -> bool:
     """Return whether a device has streams, and copies from and to pinned memory on its own."""
-    return device.type in ("cuda", "xpu")
+    return device.type == "cuda"
 
 
 def pinned(shape: Iterable[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -240,19 +239,6 @@ def dump_allocations(device: torch.device, path: Path) -> bool:
     return True
 
 
-def begin_range(name: str) -> None:
-    """Begin a range on the timeline of NVIDIA's profilers, inside the one that is open.
-
-    Source: docs.pytorch.org/docs/stable/cuda.html, NVIDIA Tools Extension.
-    """
-    torch.cuda.nvtx.range_push(name)
-
-
-def end_range() -> None:
-    """End the range that was begun last."""
-    torch.cuda.nvtx.range_pop()
-
-
 @contextmanager
 def warning_of_waits(device: torch.device) -> Iterator[None]:
     """Have torch warn of each operation by which the host waits for a CUDA GPU.
@@ -301,12 +287,10 @@ class Precision:
         """The format, with `auto` resolved."""
         if self._asked != "auto":
             return self._asked
-        device = self._device
-        if device.type == "cuda":
-            # Older GPUs emulate it. Asking takes no memory on the GPU.
-            has = bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
-        else:
-            has = device.type == "xpu" and torch.xpu.is_bf16_supported(including_emulation=False)
+        if self._device.type != "cuda":
+            return "fp32"
+        # Older GPUs emulate it. Asking takes no memory on the GPU.
+        has = bool(torch.version.hip) or torch.cuda.get_device_capability(self._device) >= (8, 0)
         return "bf16" if has else "fp32"
 
     def autocast(self) -> AbstractContextManager[None]:

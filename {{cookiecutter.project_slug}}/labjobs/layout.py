@@ -15,7 +15,6 @@ BEST = "best.pt"
 LAST = "last.pt"
 PREVIOUS = "previous.pt"
 CHECKPOINTS = (LAST, PREVIOUS)
-SHARDS = "shards."  # how the folders begin that hold what processes have written of a checkpoint
 PREDICTIONS = "predictions.npz"
 LENGTHS = ".lengths"  # how the arrays end that hold the lengths of examples
 LOGGED = "logged"

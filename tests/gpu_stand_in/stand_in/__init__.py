@@ -21,7 +21,7 @@ import sys
 
 
 def install() -> None:
-    """Have this process see STAND_IN_GPUS GPUs, and write the lines it runs to STAND_IN_LINES."""
+    """Have this process see STAND_IN_GPUS GPUs."""
     if os.environ.get("STAND_IN_GPUS"):
         from stand_in.hook import AfterImport
 

@@ -1,13 +1,10 @@
 """Runs the stand-in's code as soon as a module of torch has been imported."""
 
 import importlib.machinery
-import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
-
-from stand_in.lines import record
 
 
 class AfterImport(MetaPathFinder):
@@ -20,8 +17,6 @@ class AfterImport(MetaPathFinder):
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return Python's own spec, its loader followed by the stand-in."""
-        if name == "labjobs.training" and (lines := os.environ.get("STAND_IN_LINES")):
-            record(lines, os.environ["STAND_IN_CODE"])  # torch is imported by then, a second faster
         if name not in ("torch._C", "torch"):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

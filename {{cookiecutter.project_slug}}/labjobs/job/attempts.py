@@ -79,8 +79,6 @@ def drop_checkpoints(attempt: Path) -> None:
     if not record_of(attempt, layout.TRAINED).get(GOES_ON, True):
         for file in layout.CHECKPOINTS:
             (attempt / file).unlink(missing_ok=True)
-        for folder in attempt.glob(f"{layout.SHARDS}*"):
-            shutil.rmtree(folder)
 
 
 def free(own: Path) -> Path:

@@ -3,12 +3,12 @@
 `runs/<id>/<attempt>/` (attempts.py) holds plain files: `settings.json`, `code.json` (the code that
 its results are from), `data.jsonl` (the files that it has read so far), `spec.json` (what the
 network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
-`metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints), `shards.…/`
-(what several processes have written of them), `trained.json` (how long it has trained, written at
-the end of training), `cost.json` (what it has used, as seen by its courier), `predictions.npz`,
-`logged/` (images, texts, tables and files), `profile.txt`, `profile.json` and `memory.pickle` (of
---profile), `lock`, `sent.json` (how far the courier has come), `outcome.json`, which is written
-last, and after --force `before/`, what there was until then.
+`metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints), `trained.json`
+(how long it has trained, written at the end of training), `cost.json` (what it has used, as seen by
+its courier), `predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`,
+`profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has
+come), `outcome.json`, which is written last, and after --force `before/`, what there was until
+then.
 
 The lock is held by the process that trains, so an attempt has one owner on this disk, and a dead
 owner is noticed immediately. The `owner` in the lock file tells the tracking store which folder a

@@ -11,7 +11,7 @@ from labjobs.files import PROJECT
 from labjobs.settings import Span, setting
 
 Compile = Literal[
-    "auto", "on", "off", "blocks", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    "auto", "on", "off", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
 ]
 
 LENGTHS = ("epochs", "steps", "minutes")
@@ -37,11 +37,9 @@ class Runtime:
 
     compile: Compile = setting("auto", only_with=BATCHES)
     """Whether to use torch.compile. auto: on a CUDA GPU, if the job is long enough for compiling to
-    pay off. blocks: compile each block of a network, such as a transformer's layers, separately;
-    blocks that are alike are compiled once, so deep networks start sooner. reduce-overhead: use
-    CUDA graphs in training, for small networks on a GPU. max-autotune: use CUDA graphs, and try
-    several kernels to find the fastest, which takes long. max-autotune-no-cudagraphs: the same
-    without CUDA graphs."""
+    pay off. reduce-overhead: use CUDA graphs in training, for small networks on a GPU.
+    max-autotune: use CUDA graphs, and try several kernels to find the fastest, which takes long.
+    max-autotune-no-cudagraphs: the same without CUDA graphs."""
 
     loader: Literal["auto", "resident", "workers"] = setting("auto", only_with=BATCHES)
     """How batches are read. resident: all data is kept on the device; workers: processes read it in
@@ -81,10 +79,6 @@ class Runtime:
     profile: int = setting(0, at_least=0, at_most=10_000, alone=20, only_with=LENGTHS)
     """Steps to profile, 20 if no number is given. profile.txt in the job's folder then shows where
     the time goes and what to change. 0: off."""
-
-    nvtx: bool = setting(False, only_with=LENGTHS)
-    """Mark each step, each wait for a batch and each evaluation as an NVTX range, which NVIDIA's
-    Nsight Systems shows on its timeline: nsys profile -t cuda,nvtx python run.py --nvtx."""
 
     quiet: bool = False
     """Print only the last line."""

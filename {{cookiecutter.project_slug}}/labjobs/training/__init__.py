@@ -9,5 +9,5 @@ meters       means of what is measured; outputs: what is kept of examples
 optim        Muon, EMA, clipping, early stopping, gradients of several processes
 classifiers  torchvision's networks
 probes       what `find` measures in a job
-profile      --profile; profile_report: what it says
+profile      --profile
 """

@@ -8,25 +8,21 @@ its own, so without a seal a flipped bit would be a changed weight.
 import hashlib
 import os
 import pickle
-import shutil
 from collections.abc import Callable, Mapping
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from labjobs import devices, layout
-from labjobs.distributed.collectives import Processes, gathered, is_divided, own
-from labjobs.errors import Diverged, JobError, cause
+from labjobs import devices
+from labjobs.distributed.collectives import gathered, is_divided
+from labjobs.errors import Diverged, JobError
 from labjobs.files import shown, sync_folder
 from labjobs.job.journal import Damaged
-from labjobs.job.terminal import log
 
 MARK = b"sha256:"
 SEAL = len(MARK) + 64
@@ -74,12 +70,6 @@ def check_plain(content: Any) -> None:
             check_plain(value)
     elif type(content) not in PLAIN and not isinstance(content, Tensor | np.generic):
         raise TypeError(f"a {type(content).__name__}")
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of a model's weights in the host's memory."""
-    copied: dict[str, Tensor] = on_host(model.state_dict())
-    return copied
 
 
 def save(path: Path, content: dict[str, Any], previous: Path | None = None) -> None:
@@ -188,11 +178,6 @@ class Writer:
         self._waiting[path] = content, models, previous
         self.act(partial(self._write_newest, path))
 
-    def wait(self) -> None:
-        """Return once everything so far is written. Raises what a write raised."""
-        futures.wait(self._tasks)
-        self._raise_failures()
-
     def close(self) -> None:
         """Return once everything is written. Raises what a write raised."""
         self._thread.shutdown()
@@ -222,136 +207,3 @@ def _finite(weight: Any) -> bool:
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return True
     return bool(np.isfinite(weight.float().numpy(force=True)).all())
-
-
-# The divided tensors of a checkpoint (--shard): each process writes its parts of them into a file
-# of its own, in a folder `shards.…`. `last.pt` names the folder, and is written when that is whole;
-# so a checkpoint is whole or absent, as ever. Any number of processes can read the parts.
-
-FIELD = "shards"
-"""The field of a checkpoint that says where its divided tensors are."""
-
-PART = "job.shard"
-"""What stands in the place of a divided tensor: its number."""
-
-MB = 1e6
-
-
-class Shards:
-    """The divided tensors of a job's checkpoints, in folders in the attempt's `folder`."""
-
-    def __init__(self, folder: Path, processes: Processes, mesh: Any) -> None:
-        self._folder, self._processes, self._mesh = folder, processes, mesh
-        self._kept: list[str] = []
-        """The folders of the last checkpoints."""
-        self._held: tuple[int, int] | None = None
-
-    def write(self, parts: dict[str, Any], models: Mapping[str, nn.Module]) -> dict[str, Any]:
-        """Write the divided tensors of the parts' states; returns the fields of a checkpoint that
-        has the states without them. All processes call it.
-
-        Raises Diverged if the weights of a model are not finite, and OSError in all processes if
-        one cannot write.
-        """
-        for name, model in models.items():
-            bad = any(not own(weight).isfinite().all() for weight in model.parameters())
-            if self._processes.largest([float(bad)])[0]:
-                raise Diverged(f"weights of {name} are no longer finite; lower the learning rate")
-        found: dict[str, Any] = {}
-        plain = _taken_out(parts, found)
-        mine = on_host({name: own(each) for name, each in found.items()})
-        self._held = sum(e.nbytes for e in mine.values()), sum(e.nbytes for e in found.values())
-        name, rank = self._processes.tell(f"{layout.SHARDS}{token_hex(4)}"), self._processes.rank
-        failure = ""
-        try:
-            (self._folder / name).mkdir(exist_ok=True)
-            save(_shard(self._folder / name, rank.number), mine)
-        except OSError as error:
-            failure = cause(error)
-        if failure := next(filter(None, self._processes.everyones(failure)), ""):
-            raise OSError(f"a checkpoint could not be written: {failure}")
-        self._kept = [*self._kept[-1:], name]
-        return {"parts": plain, FIELD: {"folder": name, "files": rank.size}}
-
-    def read(self, content: dict[str, Any], check: bool) -> dict[str, Any]:
-        """Return a checkpoint with its divided tensors, divided again. Raises Damaged if they are
-        not as they were written, as far as that is to be checked."""
-        if FIELD in content:
-            self._kept = [content[FIELD]["folder"]]
-        return filled(content, self._folder, self._divided, check)
-
-    def clean(self, last: int = 2) -> None:
-        """Remove the folders of all checkpoints but the last ones."""
-        for path in self._folder.glob(f"{layout.SHARDS}*"):
-            if path.name not in self._kept[-last:]:
-                shutil.rmtree(path)
-
-    def tell_held(self) -> None:
-        """Say in the log how much of the weights and the optimizer's state each process holds. All
-        processes call it."""
-        everyones = self._processes.everyones(self._held)
-        if self._held:
-            self._held = None
-            parts = ", ".join(f"{mine / MB:.3g}" for mine, _ in everyones)
-            whole = everyones[0][1] / MB
-            log.info("--shard: of %.3g MB of state the processes hold %s MB", whole, parts)
-
-    def _divided(self, whole: Tensor) -> Tensor:
-        from torch.distributed.tensor import DTensor, Shard  # slow
-
-        rank, mesh = self._processes.rank, self._mesh
-        rows = -(-len(whole) // rank.size)  # as torch divides weights
-        mine = whole[rank.number * rows :][:rows].to(mesh.device_type, copy=True)
-        made: Tensor = DTensor.from_local(
-            mine, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
-        )
-        return made
-
-
-def filled(
-    content: dict[str, Any],
-    folder: Path,
-    divided: Callable[[Tensor], Tensor] | None = None,
-    check: bool = True,
-) -> dict[str, Any]:
-    """Return a checkpoint with its divided tensors, read from a folder in this one: whole, or as a
-    function divides them. Raises Damaged if they are not as they were written."""
-    if FIELD not in content:
-        return content
-    record = content[FIELD]
-    paths = [_shard(folder / record["folder"], number) for number in range(record["files"])]
-    for path in paths:
-        if not path.exists():
-            raise Damaged(f"{path.parent.name}/{path.name} is missing")
-        if check:
-            _check_seal(path)
-    parts = [mapped(path) for path in paths]
-
-    def put_back(content: Any) -> Any:
-        if isinstance(content, dict) and PART in content:
-            whole = torch.cat([part[content[PART]] for part in parts])
-            return divided(whole) if divided else whole
-        if isinstance(content, dict):
-            return {key: put_back(value) for key, value in content.items()}
-        if isinstance(content, list | tuple):
-            return type(content)(put_back(value) for value in content)
-        return content
-
-    made: dict[str, Any] = put_back(content)
-    return made
-
-
-def _shard(folder: Path, number: int) -> Path:
-    return folder / f"{number}.pt"
-
-
-def _taken_out(content: Any, found: dict[str, Any]) -> Any:
-    """Nested values without their divided tensors, which are added to `found`."""
-    if is_divided(content):
-        found[name := str(len(found))] = content
-        return {PART: name}
-    if isinstance(content, dict):
-        return {key: _taken_out(value, found) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return type(content)(_taken_out(value, found) for value in content)
-    return content

@@ -8,7 +8,7 @@ for 32×32 images of He et al. 2016 (arxiv.org/abs/1512.03385, section 4.2).
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,26 +22,6 @@ SMALL = 64
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of the images behind published weights
 (docs.pytorch.org/vision/stable/models.html)."""
-
-
-class ImageSpec(Protocol):
-    """What is known about a dataset of images."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """(C, H, W) as the network sees images."""
-
-    @property
-    def classes(self) -> Sequence[str]:
-        """Names of the classes."""
-
-    @property
-    def mean(self) -> Sequence[float]:
-        """Mean of each channel, with pixels in [0, 1]."""
-
-    @property
-    def std(self) -> Sequence[float]:
-        """Standard deviation of each channel."""
 
 
 class Normalized(nn.Module):
@@ -106,13 +86,15 @@ def _last_layer(network: nn.Module) -> nn.Module:
 
 
 def torchvision_classifier(
-    name: str, spec: ImageSpec, pretrained: bool, others: Iterable[str]
+    name: str, spec: Any, pretrained: bool, others: Iterable[str]
 ) -> Normalized:
     """Return one of torchvision's classifiers, fitted to the data: logits (B, K) of uint8 images.
 
-    On the meta device it gets no weights. Raises SettingsError if there is no such classifier
-    (`others` are known as well, for the hint) or it cannot take images of that size, JobError if
-    published weights cannot be had.
+    `spec` is what is known of these: their `shape` (C, H, W), the `classes`, and the `mean` and the
+    `std` of each channel, with pixels in [0, 1]. On the meta device the network gets no weights.
+
+    Raises SettingsError if there is no such classifier (`others` are known as well, for the hint)
+    or it cannot take images of that size, JobError if published weights cannot be had.
     """
     known = _models().list_models(module=_models())
     if name not in known:

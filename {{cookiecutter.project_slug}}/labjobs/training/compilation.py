@@ -7,11 +7,10 @@ docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler.html.
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import torch
 from torch import Size, Tensor, nn
@@ -21,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from labjobs import layout
 from labjobs.data import trees
 from labjobs.devices import Precision
-from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
 from labjobs.job.terminal import log
 from labjobs.training.meters import Measured, Sum, summed, sums_of
@@ -150,12 +148,6 @@ def compiled(function: C, choice: str = "on", dynamic: bool = False) -> C:
     return torch.compile(function, dynamic=dynamic, mode=mode)  # type: ignore[return-value]
 
 
-def check(choice: str, networks: Iterable[nn.Module]) -> None:
-    """Raise SettingsError if blocks are to be compiled and no network has any."""
-    if choice == "blocks" and not any(True for each in networks for _ in blocks(each)):
-        raise SettingsError("--compile blocks: the network has no blocks; use --compile on")
-
-
 class _EventLog(logging.Handler):
     """Puts each event into the job's log, in one line."""
 
@@ -205,17 +197,13 @@ class Prepared:
     examples, as texts do, it is compiled once more, for any shapes. CUDA graphs are for training in
     the usual shapes alone: they would need memory for each other shape and each copy of the
     weights, and evaluation in the background records nothing while training goes on.
-
-    With `blocks`, only the blocks of a network are compiled, each by itself.
     """
 
     def __init__(self, forward: Forward, precision: Precision, compile: str) -> None:
         self._precision = precision
         self.plain = forward
         self.compiled = compile != "off"
-        self._in_blocks = WeakSet[nn.Module]() if compile == "blocks" else None
-        """Networks whose blocks are compiled separately."""
-        if self.compiled and self._in_blocks is None:
+        if self.compiled:
             without = GRAPHS.get(compile, compile)
             self._to_train = compiled(region(forward), compile)
             self._to_evaluate = compiled(region(forward), without)
@@ -233,28 +221,12 @@ class Prepared:
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return the loss () and what was measured; with its sums, if that was compiled."""
         with self._precision.autocast():
-            if self._in_blocks is not None:
-                return self._by_blocks(self._in_blocks, model, batch, settings)
             compiled = self._compiled_for(model.training, batch) if self.compiled else None
             if not compiled:
                 return self.plain(model, batch, settings)
             with ONE_THREAD:
                 loss, measured, made = compiled(model, batch, settings)
             return loss, Measured(measured, {name: Sum(*pair) for name, pair in made.items()})
-
-    def _by_blocks(
-        self, known: WeakSet[nn.Module], model: nn.Module, batch: Any, settings: Any
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Blocks that are alike share what is compiled. Source:
-        docs.pytorch.org/tutorials/recipes/regional_compilation.html."""
-        with ONE_THREAD:
-            if model not in known:
-                check("blocks", [model])
-                _prepare()
-                for block in blocks(model):
-                    block.compile(dynamic=False)
-                known.add(model)
-            return self.plain(model, batch, settings)
 
     def _compiled_for(self, training: bool, batch: Any) -> Region | None:
         """The compiled function for a batch; None for one that is only smaller than the first."""

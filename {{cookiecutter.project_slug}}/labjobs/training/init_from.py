@@ -25,8 +25,9 @@ from labjobs.job.journal import Damaged
 from labjobs.job.runtime import LENGTHS
 from labjobs.job.terminal import log
 from labjobs.settings import Span, Weights
+from labjobs.training import checkpoints
 from labjobs.training.progress import Length, Position
-from labjobs.training.state import whole
+from labjobs.training.state import CPU
 
 # Whether a longer job may continue a shorter one.
 #
@@ -254,7 +255,7 @@ class Beginning:
 
     def _opened(self, path: Path) -> dict[str, Any]:
         try:
-            return whole(path)
+            return checkpoints.load(path, CPU)
         except Damaged as error:
             line = f"its {path.name} is damaged; run that job again with --force"
             raise JobError(f"{self._flag}: {line}") from error

@@ -42,7 +42,7 @@ from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers, warn_of_unmeasured
 from labjobs.training.optim import Count, SharedGradients, parts_of
 from labjobs.training.outputs import Outputs, Value
-from labjobs.training.probes import NoiseScale, Pace, Ranges, Watcher
+from labjobs.training.probes import NoiseScale, Pace, Watcher
 from labjobs.training.progress import Length, Part, Position, Report, Stopwatch
 from labjobs.training.state import TrainingState
 
@@ -99,7 +99,7 @@ class Job(Generic[S]):
         self._beginning = Beginning(folder)
         self._position = Position(folder.settings, self._length)
         self._watch = Stopwatch()
-        self._watcher = Ranges(self.device) if self.runtime.nvtx else Watcher()
+        self._watcher = Watcher()
         self._background = Background(self.device, self._check_signal)
         self._place = Place()
         self._all_batches: list[Batches] = []
@@ -126,8 +126,7 @@ class Job(Generic[S]):
         if steps := self.runtime.profile:
             from labjobs.training.profile import Profile  # slow to import
 
-            where = self._folder.path, self.device
-            self._watcher = Profile(steps, *where, lambda: self._parts, journal.files)
+            self._watcher = Profile(steps, self._folder.path, self.device, journal.files)
         elif running in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step, self.runtime.workers)
         elif running == purpose.FIND_NOISE_SCALE:
@@ -208,10 +207,8 @@ class Job(Generic[S]):
         log says what. With --shard, divide the models then among the processes, on their devices.
         In check(), on the meta device, it is only checked whether all that can be done.
 
-        Raises SettingsError if no weights fit, a model cannot be divided, or --compile cannot be
-        had with these models.
+        Raises SettingsError if no weights fit, or a model cannot be divided.
         """
-        compilation.check(self.runtime.compile, models.values())
         self._beginning.take(models)
         if not (self._several and self.runtime.shard):
             return
@@ -258,14 +255,12 @@ class Job(Generic[S]):
             raise JobError("job.resume: was already called; pass all parts in one call")
         folder, runtime, several = self._folder, self.runtime, self._several
         models = [part for part in training.values() if isinstance(part, nn.Module)]
-        shards = None
-        if several and runtime.shard:
-            if any(not is_divided(weight) for model in models for weight in model.parameters()):
-                raise JobError(
-                    "--shard: run.py has to call job.init(…) with each model before its optimizer "
-                    "is made"
-                )
-            shards = checkpoints.Shards(self._attempt, several, several.mesh(self.device))
+        shard = bool(several and runtime.shard)
+        if shard and any(not is_divided(weight) for each in models for weight in each.parameters()):
+            raise JobError(
+                "--shard: run.py has to call job.init(…) with each model before its optimizer is "
+                "made"
+            )
         self._random.separate()
         folder.interruption.hold()
         self._graphs = compilation.graphs(runtime.compile, self.device)
@@ -273,7 +268,7 @@ class Job(Generic[S]):
             folder.journal, self.device, folder.metrics, self._graphs, self._processes
         )
         minutes = runtime.checkpoint_minutes
-        self._state = TrainingState(self._attempt, folder.journal, minutes, self._processes, shards)
+        self._state = TrainingState(self._attempt, folder.journal, minutes, self._processes, shard)
         self._state.add(training)
         own: dict[str, Part] = {
             "length": self._length,
@@ -418,7 +413,7 @@ class Job(Generic[S]):
             "spec": self._spec,
             **(self._at or self._now()),
             "metrics": numbers(metrics),
-            "models": {name: checkpoints.weights(model) for name, model in models.items()},
+            "models": checkpoints.on_host({name: m.state_dict() for name, m in models.items()}),
         }
         self._saved_state.keep_best(content)
 
@@ -599,11 +594,7 @@ class Job(Generic[S]):
     def _begin_batch(self, batches: Batches) -> None:
         """A batch of an evaluation comes next."""
         self._outputs.batch_of = batches
-        self._check_evaluation()
-
-    def _check_evaluation(self) -> None:
-        """Let a signal end an evaluation, but not once its results are in use."""
-        if not self._logged:
+        if not self._logged:  # a signal ends an evaluation, but not once its results are in use
             self._check_signal()
 
     def _check_signal(self) -> None:
@@ -666,7 +657,7 @@ class Job(Generic[S]):
 
     @cached_property
     def _outputs(self) -> Outputs:
-        return Outputs(self._folder.path, self.device, self._processes, self._attempt)
+        return Outputs(self._folder.path, self.device, self._processes)
 
     def _now(self) -> dict[str, Any]:
         return {"step": self._position.step, "epoch": self._position.epoch}

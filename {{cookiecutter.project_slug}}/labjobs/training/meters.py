@@ -8,7 +8,7 @@ holds finite weights only (writer.py).
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -112,16 +112,6 @@ def totals(tensors: Iterable[Tensor]) -> Tensor:
     return together if len(groups) == 1 else together[back]
 
 
-def own(sums: Sequence[tuple[str, Sum]]) -> list[tuple[str, Sum]]:
-    """Return sums made, in memory of their own, with their names."""
-    tensors = [tensor for _, each in sums for tensor in each.tensors]
-    made = iter(totals(tensors).unbind() if tensors else ())
-    return [
-        (name, Sum(next(made), next(made) if isinstance(weight, Tensor) else weight))
-        for name, (_, weight) in sums
-    ]
-
-
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return metrics as plain numbers, whether they are tensors (), NumPy's numbers or Python's.
 
@@ -191,7 +181,7 @@ class Means:
         """Return the means, over the batches of all processes of the job. Waits for the device,
         once."""
         tensors = [tensor for each in self._sums.values() for tensor in each.tensors]
-        values = iter(totals(tensors).tolist() if tensors else ())
+        values = iter(torch.stack(tensors).tolist() if tensors else ())
         read = {
             name: (next(values), each.weight if isinstance(each.weight, int) else next(values))
             for name, each in self._sums.items()
@@ -291,7 +281,9 @@ class TrainMeter:
 
     def end_step(self, step: int) -> None:
         """A step is whole. Raises Diverged, some steps later, for a metric that is not finite."""
-        sums = own(self._of_step) if self._graphs else self._of_step
+        sums = self._of_step
+        if self._graphs:
+            sums = [(name, summed(each)) for name, each in sums]
         self._waiting.append(Step(step, now(), sums, dict(self._numbers)))
         self._of_step = []
         full = len(self._waiting) >= STEPS or self._values > VALUES

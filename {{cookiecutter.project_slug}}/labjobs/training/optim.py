@@ -357,17 +357,11 @@ def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     gradients = [weight.grad for weight in parameters if weight.grad is not None]
     divided = [gradient for gradient in gradients if is_divided(gradient)]
     held = [own(gradient) for gradient in gradients] if divided else gradients
-    groups = [[(n, held[n]) for n in group] for group in _alike(held, lambda each: each.dtype)]
-    norms: dict[int, Tensor] = {}
-    for group in groups:
-        found = torch._foreach_norm([each for _, each in group])
-        norms.update(zip((number for number, _ in group), found, strict=True))
-    whole: Tensor = torch.linalg.vector_norm(torch.stack([norms[n] for n in range(len(norms))]))
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(held)))
     if divided:
         whole = norm_of_all(whole, divided[0])
     scale = (norm / (whole + 1e-6)).clamp(max=1.0)
-    for group in groups:
-        torch._foreach_mul_([each for _, each in group], scale)
+    torch._foreach_mul_(held, scale)
     return whole
 
 

@@ -11,7 +11,6 @@ after another, with their `<name>.lengths` (N,).
 
 import csv
 import hashlib
-import math
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -51,19 +50,11 @@ PLACES = "job.places"
 class Outputs:
     """Values of single examples, by name, over many batches, in the order of one process.
 
-    Of several processes, process 0 writes the file; those of the others lie in `shared` until it
-    has read them.
+    Several processes exchange what they have kept at the end, and process 0 writes the file.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        device: torch.device,
-        processes: Alone | None = None,
-        shared: Path | None = None,
-    ) -> None:
-        self._folder, self._device = folder, device
-        self._processes, self._shared = processes or Alone(), shared or folder
+    def __init__(self, folder: Path, device: torch.device, processes: Alone | None = None) -> None:
+        self._folder, self._device, self._processes = folder, device, processes or Alone()
         self._sizes: list[int] = []  # examples in each batch
         self._columns: dict[str, _Column] = {}
         self._copies: deque[tuple[devices.Event, dict[str, Tensor]]] = deque()
@@ -94,23 +85,17 @@ class Outputs:
             self._write()
         if not any(self._processes.everyones(bool(self._columns))):
             return []
-        arrays, rank = self._index() | self._arrays(), self._processes.rank
+        arrays, rank = self._index(), self._processes.rank
+        arrays |= {name: column.array() for name, column in self._columns.items()}
         path = self._folder / layout.PREDICTIONS
         if rank.size > 1:
-            parts = [self._shared / f"predictions.{each}.part" for each in range(rank.size)]
             arrays[PLACES] = self._places()
-            if rank.number:
-                files.write(parts[rank.number], lambda file: np.savez(file, **arrays))  # type: ignore
-            self._processes.wait()
+            every = self._processes.everyones(arrays)
             if rank.number:
                 return []
-            every = [arrays, *map(_taken, parts[1:])]
             arrays = in_order([part for part in every if len(part[PLACES])])
         files.write(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore
         return [layout.PREDICTIONS]
-
-    def _arrays(self) -> Arrays:
-        return {name: column.array() for name, column in self._columns.items()}
 
     @property
     def _source(self) -> Batches | None:
@@ -209,14 +194,6 @@ def _examples(values: Mapping[str, Value]) -> int:
     return next(iter(lengths.values()), 0)
 
 
-def _taken(path: Path) -> Arrays:
-    """What another process has kept; its file is removed."""
-    with np.load(path) as part:
-        arrays = dict(part)
-    path.unlink()
-    return arrays
-
-
 def in_order(parts: list[Arrays]) -> Arrays:
     """Return the columns of several processes as one process would have them, by their PLACES."""
     order = np.argsort(np.concatenate([part[PLACES] for part in parts]))
@@ -245,9 +222,6 @@ def _ragged(parts: list[Arrays], name: str, order: NDArray[Any]) -> NDArray[Any]
 IN_ROW = 8
 """Images side by side in a grid."""
 
-GAP = 1
-"""Black pixels around each image of a grid."""
-
 
 def keep_file(folder: Path, name: str, end: str, fill: Callable[[BinaryIO], object]) -> str:
     """Write a file into the folder of logged ones, filled by a function; returns its path.
@@ -275,41 +249,23 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 def as_png(name: str, image: Any) -> bytes:
     """Return an image as a PNG file. Raises JobError for a shape that is none of an image's."""
     from PIL import Image
+    from torchvision.utils import make_grid  # slow
 
-    png = BytesIO()
-    Image.fromarray(_pixels(name, image)).save(png, "png")
-    return png.getvalue()
-
-
-def _pixels(name: str, image: Any) -> Any:
-    """An image as uint8, (H, W) or (H, W, C)."""
-    if isinstance(image, Tensor):
-        image = image.detach().cpu()
-        image = (image.float() if image.is_floating_point() else image).numpy()
-    array = np.asarray(image)
-    if array.ndim == 4:
-        array = _grid(array)
-    if array.ndim == 3 and array.shape[0] in (1, 3, 4) and array.shape[2] not in (3, 4):
-        array = array.transpose(1, 2, 0)
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
-    if array.ndim not in (2, 3):
+    pixels = torch.as_tensor(image).detach().cpu()
+    if pixels.dtype != torch.uint8:
+        pixels = (pixels.float().clamp(0, 1) * 255).round().to(torch.uint8)
+    if pixels.ndim == 4:
+        pixels = make_grid(pixels, IN_ROW, padding=1)
+    if pixels.ndim == 3 and len(pixels) in (1, 3, 4) and pixels.shape[2] not in (3, 4):
+        pixels = pixels.permute(1, 2, 0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.ndim not in (2, 3):
         wanted = "(H, W), (C, H, W) or (N, C, H, W)"
-        raise JobError(f"image {name!r}: has the shape {array.shape}, not {wanted}")
-    if array.dtype != np.uint8:
-        array = (np.clip(array, 0, 1) * 255).round().astype(np.uint8)
-    return array
-
-
-def _grid(images: Any) -> Any:
-    """Images (N, C, H, W) in rows of eight: (C, H, W)."""
-    count, channels, height, width = images.shape
-    columns = min(count, IN_ROW)
-    rows = math.ceil(count / columns)
-    padded = np.pad(images, ((0, rows * columns - count), (0, 0), (GAP, GAP), (GAP, GAP)))
-    height, width = height + 2 * GAP, width + 2 * GAP
-    grid = padded.reshape(rows, columns, channels, height, width).transpose(2, 0, 3, 1, 4)
-    return grid.reshape(channels, rows * height, columns * width)
+        raise JobError(f"image {name!r}: has the shape {tuple(pixels.shape)}, not {wanted}")
+    png = BytesIO()
+    Image.fromarray(pixels.numpy()).save(png, "png")
+    return png.getvalue()
 
 
 # Records which examples a job trained, validated and tested on, in plain files.

@@ -1,4 +1,4 @@
-"""What looks at the steps of a loop: `jobs.py find` and --nvtx do; and the MFU's peaks.
+"""What `jobs.py find` measures in the steps of a loop; and the MFU's peaks.
 
 `find batch-size` and `find workers` measure how fast a job trains and how much memory it takes,
 `find noise-scale` the noise of its gradient.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labjobs import devices, machine
 from labjobs.data.batches import Batches
-from labjobs.errors import JobError, SettingsError
+from labjobs.errors import JobError
 from labjobs.job.journal import Journal
 from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
 from labjobs.job.terminal import Paused
@@ -33,44 +33,6 @@ class Watcher:
 
     def close(self) -> None:
         """There are no more steps."""
-
-
-class Ranges(Watcher):
-    """Marks what a loop does on the timeline of NVIDIA's profilers (--nvtx): wait for a batch, take
-    a step, or evaluate.
-
-    Raises SettingsError for a device other than a CUDA GPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        if device.type != "cuda":
-            raise SettingsError(f"--nvtx: needs a CUDA GPU, and the device is {device.type}")
-        self._open = False
-
-    def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield the batches with their numbers of examples."""
-        while True:
-            self._enter("batch")
-            batch, examples = next(stream)
-            self._enter("step")
-            yield batch, examples
-
-    def end_steps(self) -> None:
-        """Mark the end of an interval's steps, when its evaluation begins."""
-        self._enter("evaluation")
-
-    def close(self) -> None:
-        """Mark the end of all steps."""
-        if self._open:
-            devices.end_range()
-            self._open = False
-
-    def _enter(self, name: str) -> None:
-        self.close()
-        devices.begin_range(name)
-        self._open = True
 
 
 # After a warm-up, in which code is compiled, kernels are chosen and queues fill, some windows are
@@ -107,7 +69,11 @@ class Pace(Watcher):
                 yield batch, size
             devices.wait(self._device)
             rate = sum(sizes) / (time.perf_counter() - began)
-            measured = {RATE: rate, EXAMPLES: float(max(sizes)), MEMORY: self._peak_memory()}
+            measured = {
+                RATE: rate,
+                EXAMPLES: float(max(sizes)),
+                MEMORY: float(peak_memory(self._device)),
+            }
             self._journal.metrics(self._step(), measured | self._workers)
         raise Paused(f"after {self._step()} steps, since its speed has been measured")
 
@@ -120,10 +86,11 @@ class Pace(Watcher):
             yield next(stream)
             done += 1
 
-    def _peak_memory(self) -> float:
-        """The peak memory in bytes: of tensors on a GPU, or else of the process."""
-        on_device = devices.peak_memory(self._device)
-        return float(machine.peak_memory() if on_device is None else on_device)
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most memory so far in bytes: of tensors on a GPU, or else of the process."""
+    on_device = devices.peak_memory(device)
+    return machine.peak_memory() if on_device is None else on_device
 
 
 # The noise of the gradient, from the parts of batches, for `find noise-scale`.
@@ -166,11 +133,11 @@ class NoiseScale(Watcher):
         """Yield the parts of a batch, each with its fraction (); log the estimates from
         their gradients.
 
-        These are what the backward passes add up: before any clipping, and divided by the scale of
-        a GradScaler. Raises JobError for a loop whose gradients have no one optimizer.
+        These are what the backward passes add up, before any clipping; with a GradScaler both
+        estimates are multiplied by the square of its scale, and their ratio is the same. Raises
+        JobError for a loop whose gradients have no one optimizer.
         """
         weights = self._weights()
-        scale = self._scale(weights[0].device)
         first = before = _gradients(weights)
         count, of_parts = 0, torch.zeros((), device=weights[0].device)
         for part, fraction in parts:
@@ -183,7 +150,7 @@ class NoiseScale(Watcher):
         of_batch = _squared(before, first)
         noise = self._examples * (of_parts - of_batch) / (count - 1)
         signal = (count * of_batch - of_parts) / (count - 1)
-        self._log({SIGNAL: signal / scale**2, NOISE: noise / scale**2})
+        self._log({SIGNAL: signal, NOISE: noise})
 
     def _weights(self) -> list[Tensor]:
         optimizers = [each for each in self._training() if hasattr(each, "param_groups")]
@@ -198,14 +165,6 @@ class NoiseScale(Watcher):
                 "batches, or examples=…"
             )
         return [weight for group in optimizers[0].param_groups for weight in group["params"]]
-
-    def _scale(self, device: torch.device) -> Tensor:
-        """What the loss is multiplied by, (): by a GradScaler, if there is one."""
-        scale = torch.ones((), device=device)
-        for each in self._training():
-            if isinstance(each, torch.amp.GradScaler):
-                scale = each.scale(scale)
-        return scale
 
 
 def _gradients(weights: Iterable[Tensor]) -> list[Tensor]:

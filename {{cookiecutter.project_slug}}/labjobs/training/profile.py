@@ -1,31 +1,33 @@
 """`--profile N`: watch N training steps, and write down where their time goes and what to change.
 
 After WARM_UP steps, N are timed as they are; the next N are watched by torch's profiler, which
-slows them, with every line of the training loop as a range of its own. `profile.txt` in the job's
-folder is the report, `profile.json` the trace, for ui.perfetto.dev; on a CUDA GPU `memory.pickle`
-says what its memory held, for docs.pytorch.org/memory_viz. The job's run in the store has them as
-well.
+slows them. `profile.txt` in the job's folder is the report, `profile.json` the trace, for
+ui.perfetto.dev; on a CUDA GPU `memory.pickle` says what its memory held, for
+docs.pytorch.org/memory_viz. The job's run in the store has them as well.
+
+Advice is ordered by the fraction of the time that the problem takes. That is the most that a
+change can save; only trying it shows how much it does save.
 Source: docs.pytorch.org/docs/stable/profiler.html, .../torch_cuda_memory.html.
 """
 
-import linecache
 import os
 import re
 import sys
 import threading
 import time
 import warnings
-from bisect import bisect
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from labjobs import devices, layout
@@ -33,37 +35,120 @@ from labjobs.data.batches import Batches
 from labjobs.files import shown
 from labjobs.job.terminal import log
 from labjobs.sources import is_engines, is_students, place
-from labjobs.training import compilation, probes, profile_report
+from labjobs.training import compilation, probes
 from labjobs.training.compilation import Prepared
-from labjobs.training.profile_report import Line, Reading, Watched, report
 
 WARM_UP = 10  # steps before the first that counts
-WAITING = "waiting for data"
-
-# The part of a step to which a line belongs: that of the first of these files that it calls.
-PARTS = {
-    "torch/_tensor.py": "backward",
-    "labjobs/training/profile.py": "forward",  # which calls labjobs/training/compilation.py
-    "torch/nn/modules/module.py": "forward",
-    "torch/optim/optimizer.py": "optimizer",
-    "torch/_compile.py": "optimizer",
-    "torch/amp/grad_scaler.py": "optimizer",
-    "optimizers.py": "optimizer",
-    "labjobs/training/optim.py": "optimizer",
-    "data.py": "augmentation",
-    "labjobs/data/vision.py": "augmentation",
-    "labjobs/training/loop.py": "logging",
-}
-
-# Methods of a tensor by which the host waits for its value.
-READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
+WORTH = 0.03  # smallest fraction of the time that is worth a change
+OPERATIONS = 20  # that the report lists
 SYNCHRONIZES = "called a synchronizing CUDA operation"  # torch's words for a wait that it warns of
 MICRO = 1e6  # units of the profiler's clock in a second
 
+FORWARD, BACKWARD, EVALUATION, REST = "forward", "backward", "evaluation", "everything else"
+WAITING, OPTIMIZER = "waiting for data", "optimizer"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What was seen. Times are in seconds, memory in bytes. `plain` is the time of the steps that
+    were not watched, `examples` are those in them, `waiting` is the fraction of it spent waiting
+    for data; `seconds` is the time of as many steps that were watched, with their evaluations, and
+    `parts` how it was spent on the host. A GPU is not slowed by being watched, so what it does is a
+    fraction of `plain`: `busy` computing or copying, `copying` from the host. `waits` are the lines
+    at which the host waited for it, and how often.
+    """
+
+    steps: int
+    batch_size: int
+    device: str
+    precision: str
+    compiled: bool
+    loader: str
+    plain: float
+    examples: int
+    waiting: float
+    seconds: float
+    parts: dict[str, float]
+    peak: int
+    waits: dict[str, int] = field(default_factory=dict)
+    recompiled: tuple[str, ...] = ()
+    busy: float | None = None
+    copying: float = 0.0
+    operations: str = ""
+
+
+def report(seen: Watched) -> str:
+    """Return the whole report, as text."""
+    found = [f"{fraction:4.0%}  {text}" for fraction, text in sorted(advice(seen), reverse=True)]
+    sections = {
+        f"{seen.steps} steps of {seen.batch_size} examples on {seen.device}": _speed(seen),
+        "What to change, the largest part of the time first": [
+            f"{number}. {text}" for number, text in enumerate(found, 1)
+        ]
+        or ["nothing stands out: the time goes into computing"],
+        "Where the host's time goes, in ms a step": [
+            f"{1000 * seconds / seen.steps:9.3f} {seconds / seen.seconds:6.1%}  {part}"
+            for part, seconds in sorted(seen.parts.items(), key=lambda part: -part[1])
+        ],
+    }
+    if seen.busy is not None:
+        waits = [f"{where}, {times} times" for where, times in seen.waits.items()]
+        sections["Where the host waits for the GPU"] = waits or ["nowhere"]
+    if seen.compiled:
+        again = [*seen.recompiled] or ["nothing was compiled a second time"]
+        sections["torch.compile"] = again
+    sections["Operations, by torch's profiler"] = seen.operations.splitlines()
+    return "\n".join(
+        line
+        for title, lines in sections.items()
+        for line in (title, *(f"  {line}" for line in lines), "")
+    )
+
+
+def _speed(seen: Watched) -> Iterator[str]:
+    step = 1000 * seen.plain / seen.steps
+    rate = seen.examples / seen.plain
+    yield f"{step:.3g} ms a step, {rate:,.0f} examples a second in {seen.precision}"
+    yield f"{seen.waiting:.0%} of the time waiting for data"
+    if seen.busy is not None:
+        busy = f"the GPU is busy {seen.busy:.0%} of the time ({seen.copying:.0%} being sent data)"
+        yield f"{busy}, idle {1 - seen.busy:.0%}"
+    yield f"{seen.peak / 2**20:,.1f} MiB of memory at most"
+    slower = seen.seconds / seen.plain
+    yield f"{slower:.1f} times as long while it was watched, as in all that follows"
+
+
+def advice(seen: Watched) -> Iterator[tuple[float, str]]:
+    """Yield what could be changed, with the fraction of the time that it is about, in no order."""
+    if seen.waiting > WORTH:
+        change = "more --workers, --loader resident if all fits, or less work for each example"
+        if seen.loader == "resident":
+            change = "fewer, larger steps (--batch-size)"
+        yield seen.waiting, f"the loop waits for data: {change}"
+    if seen.recompiled:
+        text = "torch.compile recompiles, or gives up, at the lines named below: change those"
+        yield seen.parts.get(FORWARD, 0.0) / seen.seconds, text
+    evaluation = seen.parts.get(EVALUATION, 0.0) / seen.seconds
+    if evaluation > WORTH:
+        change = "--eval-every larger, or in the background (job.in_background)"
+        yield evaluation, f"evaluation: {change}"
+    if seen.busy is None:
+        return
+    idle = 1 - seen.busy - seen.waiting
+    if idle > WORTH:
+        change = "--batch-size larger" if seen.compiled else "--compile on, or --batch-size larger"
+        yield idle, f"the GPU waits for the host to launch work: {change}"
+        for line in [line for line, times in seen.waits.items() if times >= seen.steps]:
+            yield idle, f"{line} waits for the GPU in every step: keep its value on the GPU"
+    half = seen.busy / 2  # which 16 bits save at least, where the GPU multiplies matrices
+    if seen.precision == "fp32" and half > WORTH:
+        yield half, "the GPU computes in 32 bits: --precision bf16 (or tf32)"
+    if seen.copying > WORTH:
+        yield seen.copying, "copying to the GPU: --loader resident, or uint8 from data.py"
+
 
 class Step(NamedTuple):
-    """A step without the profiler: its seconds, the part of them spent waiting for the batch, and
-    its examples."""
+    """A step: its seconds, the part of them spent waiting for the batch, and its examples."""
 
     seconds: float
     waited: float
@@ -71,23 +156,21 @@ class Step(NamedTuple):
 
 
 class Profile(probes.Watcher):
-    """Watches a job's steps, and writes files into its folder, whose names `finished` is told.
-
-    `parts` returns the models and optimizers of the loop, whatever else is among them.
-    """
+    """Watches a job's steps, and writes files into its folder, whose names `finished` is told."""
 
     def __init__(
         self,
         count: int,
         folder: Path,
         device: torch.device,
-        parts: Callable[[], Iterable[object]],
         finished: Callable[[list[str]], None],
     ) -> None:
-        self._count, self._folder, self._device = count, folder, device
-        self._parts, self._finished = parts, finished
-        self._timed: list[Step] = []
+        self._count, self._folder, self._device, self._finished = count, folder, device, finished
+        self._steps: list[Step] = []
         self._open: tuple[float, float, int] | None = None  # the step that is being done
+        self._evaluates_since = 0.0
+        self._evaluation = 0.0  # seconds, while it watches
+        self._functions: set[Prepared] = set()
         self._watching = ExitStack()
 
     def steps(
@@ -98,55 +181,48 @@ class Profile(probes.Watcher):
         A step is over when the next batch is asked for, or at `end_steps`.
         """
         self._loader = "" if batches is None else batches.loader
-        while True:
-            self._end_step()
-            if self._is_over:
-                break
+        while not self._is_over:
             asked = time.perf_counter()
-            with record_function(WAITING) if self._is_watching else nullcontext():
+            with record_function(WAITING):
                 batch, examples = next(stream)
             self._open = asked, time.perf_counter(), examples
             yield batch, examples
+            self._end_step()
         yield from stream
 
     def end_steps(self) -> None:
         """The steps of an interval are over, and the device has done them: what follows until the
         next batch is asked for is its evaluation."""
         self._end_step()
-        if self._is_watching:
-            self._loop.evaluating = True
+        self._evaluates_since = time.perf_counter()
 
     def close(self) -> None:
         """Stop watching; report if the job had too few steps."""
         self._watching.close()
         if not self._is_over:
             wanted = WARM_UP + 2 * self._count
-            log.warning("--profile: needs %d steps, the job had %d", wanted, len(self._timed))
-
-    @property
-    def _is_watching(self) -> bool:
-        return WARM_UP + self._count <= len(self._timed) < WARM_UP + 2 * self._count
+            log.warning("--profile: needs %d steps, the job had %d", wanted, len(self._steps))
 
     @property
     def _is_over(self) -> bool:
-        return len(self._timed) == WARM_UP + 2 * self._count
+        return len(self._steps) == WARM_UP + 2 * self._count
 
     def _end_step(self) -> None:
-        if self._is_watching:
-            self._loop.evaluating = False
+        now = time.perf_counter()
+        if self._evaluates_since and self._steps[WARM_UP + self._count :]:
+            self._evaluation += now - self._evaluates_since
+        self._evaluates_since = 0.0
         if self._open is None:
             return
-        if len(self._timed) + 1 in (WARM_UP, WARM_UP + self._count):
+        if len(self._steps) + 1 in (WARM_UP, WARM_UP + self._count):
             devices.wait(self._device)
         asked, came, examples = self._open
         self._open = None
-        self._timed.append(Step(time.perf_counter() - asked, came - asked, examples))
-        if len(self._timed) == WARM_UP + self._count:
+        self._steps.append(Step(time.perf_counter() - asked, came - asked, examples))
+        if len(self._steps) == WARM_UP + self._count:
             self._begin()
         elif self._is_over:
             self._end()
-        elif self._is_watching:
-            self._calls.clear()  # those of the last step tell what each costs
 
     def _begin(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # its own lines tell a user nothing
@@ -155,14 +231,28 @@ class Profile(probes.Watcher):
             kinds.append(ProfilerActivity.CUDA)
         devices.reset_peak_memory(self._device)
         devices.record_allocations(self._device)
-        self._calls: list[Call] = []
-        self._watching.enter_context(_noting(self._calls))
+        for owner, name, label in (
+            (Prepared, "__call__", FORWARD),
+            (Tensor, "backward", BACKWARD),
+        ):
+            ranged = self._ranged(getattr(owner, name), label)
+            self._watching.enter_context(patch.object(owner, name, ranged))
         self._profiler = self._watching.enter_context(profile(activities=kinds))
-        self._reads = Reads(self._device, self._watching)
-        frame = sys._getframe()
-        while frame.f_back and is_engines(frame.f_code.co_filename):
-            frame = frame.f_back
-        self._loop = self._watching.enter_context(Loop(frame))
+        self._waits = Waits(self._device, self._watching)
+
+    def _ranged(self, function: Callable[..., Any], label: str) -> Callable[..., Any]:
+        """The function as a range of torch's profiler, while the loop trains."""
+
+        @wraps(function)
+        def run(first: Any, *arguments: Any, **more: Any) -> Any:
+            if self._open is None:
+                return function(first, *arguments, **more)
+            if isinstance(first, Prepared):
+                self._functions.add(first)
+            with record_function(label):
+                return function(first, *arguments, **more)
+
+        return run
 
     def _end(self) -> None:
         devices.wait(self._device)
@@ -176,228 +266,81 @@ class Profile(probes.Watcher):
         log.info("profile: %s", shown(self._folder / layout.PROFILE))
 
     def _seen(self) -> Watched:
-        plain = self._timed[WARM_UP : WARM_UP + self._count]
+        plain, watched = self._steps[WARM_UP : -self._count], self._steps[-self._count :]
         seconds = sum(step.seconds for step in plain)
-        events = Events(self._profiler, self._loop.name)
-        device, gpu = devices.describe(self._device), self._device.type == "cuda"
-        precision = ", ".join(sorted({call[0].precision for call in self._calls})) or "fp32"
-        costs = [
-            profile_report.flops(prepared.plain, *arguments) for prepared, *arguments in self._calls
-        ]
-        known, last = [cost for cost in costs if cost is not None], self._timed[-1].examples
+        whole = sum(step.seconds for step in watched) + self._evaluation
+        gpu = self._device.type == "cuda"
+        sort = "self_device_time_total" if gpu else "self_cpu_time_total"
         return Watched(
             steps=self._count,
             batch_size=max(step.examples for step in plain),
-            device=device,
-            precision=precision,
-            compiled=any(call[0].compiled for call in self._calls),
+            device=devices.describe(self._device),
+            precision=", ".join(sorted({each.precision for each in self._functions})) or "fp32",
+            compiled=any(each.compiled for each in self._functions),
             loader=self._loader,
             plain=seconds,
             examples=sum(step.examples for step in plain),
             waiting=sum(step.waited for step in plain) / seconds,
-            seconds=events.seconds,
-            lines=self._lines(events),
-            reads=[Reading(*read, len(s), sum(s)) for read, s in self._reads.seconds.items()],
-            compiling=compilation.events,
-            memory=profile_report.memory(list(self._parts()), self._device),
-            busy=min(1.0, events.on_gpu() / seconds) if gpu else None,
-            copying=events.on_gpu("Memcpy HtoD") / seconds,
-            flops=sum(known) / last if last and len(known) == len(costs) else None,
-            peak=probes.peak(device, precision),
+            seconds=whole,
+            parts=self._parts(whole),
+            peak=probes.peak_memory(self._device),
+            waits=dict(self._waits.times),
+            recompiled=tuple(compilation.events),
+            busy=min(1.0, self._on_gpu() / seconds) if gpu else None,
+            copying=self._on_gpu("Memcpy HtoD") / seconds,
+            operations=self._profiler.key_averages().table(sort, OPERATIONS),
         )
 
-    def _lines(self, events: "Events") -> list[Line]:
-        """The lines of the loop; for the line that asks for the next batch, the time that it
-        waits."""
-        loop = self._loop
-        lines = []
-        for number, (host, gpu) in events.by_line().items():
-            text = linecache.getline(loop.path, number).strip()
-            files = " ".join(loop.calls[number]) + " "
-            part = "evaluation"
-            if number in loop.of_steps:
-                part = next((part for file, part in PARTS.items() if f"/{file} " in files), "")
-            line = Line(f"{loop.name}:{number}", text, part, host, gpu)
-            if number == loop.first:
-                waited = min(host, events.seconds_of(WAITING))
-                lines.append(line._replace(part=WAITING, host=waited, gpu=0.0))
-                line = line._replace(part="logging and checkpoints", host=host - waited)
-            lines.append(line)
-        return lines
+    def _parts(self, whole: float) -> dict[str, float]:
+        """The seconds of each part of the watched steps on the host."""
+        parts = dict.fromkeys((WAITING, FORWARD, BACKWARD, OPTIMIZER), 0.0)
+        for each in self._profiler.key_averages():
+            part = OPTIMIZER if each.key.startswith("Optimizer.step#") else each.key
+            if part in parts:
+                parts[part] += each.cpu_time_total / MICRO
+        parts[EVALUATION] = self._evaluation
+        return parts | {REST: max(0.0, whole - sum(parts.values()))}
+
+    def _on_gpu(self, kind: str = "") -> float:
+        """The seconds in which the GPU does something, or something of a kind: `Memcpy HtoD`."""
+        busy = until = 0.0
+        spans = sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in self._profiler.events() or []
+            if event.device_type.name == "CUDA" and not event.is_user_annotation
+            if event.name.startswith(kind)
+        )
+        for start, end in spans:
+            busy += max(0.0, end - max(start, until))
+            until = max(until, end)
+        return busy / MICRO
 
 
-Call = tuple[Prepared, nn.Module, Any, Any]
-"""A call of a forward function in training, with its arguments; of tensors, only the shapes."""
+class Waits:
+    """The lines of the student's code at which this thread waits for a CUDA GPU, and how often,
+    until `watching` is closed.
 
-
-@contextmanager
-def _noting(calls: list[Call]) -> Iterator[None]:
-    """Note the calls of the student's forward functions."""
-    call = Prepared.__call__
-
-    def noted(prepared: Prepared, model: nn.Module, batch: Any, settings: Any) -> Any:
-        if model.training:
-            calls.append((prepared, model, profile_report.without_data(batch), settings))
-        return call(prepared, model, batch, settings)
-
-    with patch.object(Prepared, "__call__", noted):
-        yield
-
-
-class Loop:
-    """The lines of a function that is running, each as a range of torch's profiler.
-
-    A range is called `run.py:120`. `calls` has the files of what a line calls; `first` is the line
-    that runs at the start. Lines that do not only run while `evaluating` are `of_steps`.
-    Source: docs.python.org/3/library/sys.html#sys.settrace.
-    """
-
-    def __init__(self, frame: FrameType) -> None:
-        self.path, self.first = frame.f_code.co_filename, frame.f_lineno
-        self.name = Path(self.path).name
-        self.calls: defaultdict[int, set[str]] = defaultdict(set)
-        self.evaluating = False
-        self.of_steps: set[int] = set()
-        self._frame = frame
-        self._range: record_function | None = None
-
-    def __enter__(self) -> Self:
-        self._before = sys.gettrace(), self._frame.f_trace  # of a debugger, say
-        self._frame.f_trace = self._move
-        sys.settrace(self._call)
-        self._begin()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        of_all, self._frame.f_trace = self._before
-        sys.settrace(of_all)
-        self._end()
-
-    def _call(self, frame: FrameType, _event: str, _arg: object) -> None:
-        caller = frame.f_back
-        if caller and caller.f_code.co_filename.endswith("_contextlib.py"):  # @torch.no_grad()
-            caller = caller.f_back
-        if caller is self._frame:
-            self.calls[self._frame.f_lineno].add(frame.f_code.co_filename)
-
-    def _move(self, _frame: FrameType, event: str, _arg: object) -> Callable[..., Any]:
-        self._end()
-        if event == "line":
-            self._begin()
-        return self._move
-
-    def _begin(self) -> None:
-        number = self._frame.f_lineno
-        if not self.evaluating:
-            self.of_steps.add(number)
-        self._range = record_function(f"{self.name}:{number}")
-        self._range.__enter__()
-
-    def _end(self) -> None:
-        if self._range:
-            self._range.__exit__(None, None, None)
-            self._range = None
-
-
-class Reads:
-    """The places where this thread waits for a tensor's value, with the method: how many seconds
-    each time, until `watching` is closed.
-
-    On a CUDA GPU, also where torch itself says that it waits. Source:
-    docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
+    Source: docs.pytorch.org/docs/stable/generated/torch.cuda.set_sync_debug_mode.html.
     """
 
     def __init__(self, device: torch.device, watching: ExitStack) -> None:
-        self.seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-        self._device = device
-        self._within = False
+        self.times: Counter[str] = Counter()
         self._thread = threading.get_ident()
-        for method in READS:
-            timed = self._timed(method, getattr(Tensor, method))
-            watching.enter_context(patch.object(Tensor, method, timed))
         watching.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("always", SYNCHRONIZES)
         self._show, warnings.showwarning = warnings.showwarning, self._warned
         watching.enter_context(devices.warning_of_waits(device))
 
-    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            """The method; what it calls of its own kind is part of it."""
-            here = tensor.device.type == self._device.type
-            if not here or self._within or threading.get_ident() != self._thread:
-                return method(tensor, *args, **kwargs)
-            begun, self._within = time.perf_counter(), True
-            try:
-                return method(tensor, *args, **kwargs)
-            finally:
-                self._within = False
-                self._note(name, time.perf_counter() - begun)
-
-        return read
-
     def _warned(self, message: Warning | str, *about: Any, **more: Any) -> None:
+        """Count the student's line that waits; where the engine waits, no student could change."""
         if not re.match(SYNCHRONIZES, str(message)):
             self._show(message, *about, **more)
-        elif not self._within and threading.get_ident() == self._thread:
-            self._note("waits for the GPU", 0.0)
-
-    def _note(self, what: str, seconds: float) -> None:
-        """Note what reads in the student's code; what the engine reads, no student could change."""
+            return
         frame: FrameType | None = sys._getframe()
-        while frame:
+        while frame and threading.get_ident() == self._thread:
             file = frame.f_code.co_filename
             if is_students(file):
-                self.seconds[str(place(file, frame.f_lineno)), what].append(seconds)
+                self.times[str(place(file, frame.f_lineno))] += 1
             if is_students(file) or (is_engines(file) and file != __file__):
                 return
             frame = frame.f_back
-
-
-class Events:
-    """What torch's profiler recorded while a Loop with this name ran. Times are in seconds."""
-
-    def __init__(self, profiler: profile, name: str) -> None:
-        events = profiler.events() or []
-        self._host = [event for event in events if event.device_type.name == "CPU"]
-        self._lines = sorted(
-            (event.time_range.start, event.time_range.end, int(event.name.split(":")[1]))
-            for event in self._host
-            if event.name.startswith(f"{name}:")
-        )
-        self._gpu = sorted(
-            (event.time_range.start, event.time_range.end, event.name)
-            for event in events
-            if event.device_type.name == "CUDA" and not event.is_user_annotation
-        )
-
-    @property
-    def seconds(self) -> float:
-        """From the first line to the last."""
-        return float(self._lines[-1][1] - self._lines[0][0]) / MICRO
-
-    def seconds_of(self, name: str) -> float:
-        """Return the seconds of the ranges of a name, on the host."""
-        spans = [event.time_range for event in self._host if event.name == name]
-        return sum(float(each.end - each.start) for each in spans) / MICRO
-
-    def by_line(self) -> dict[int, tuple[float, float]]:
-        """Return the seconds of each line, on the host and of what it has the GPU do."""
-        seconds: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for start, end, number in self._lines:
-            seconds[number][0] += (end - start) / MICRO
-        starts = [start for start, _, _ in self._lines]
-        for event in self._host:  # of another thread too, as in the backward pass
-            if event.kernels:
-                _, _, number = self._lines[max(0, bisect(starts, event.time_range.start) - 1)]
-                seconds[number][1] += sum(kernel.duration for kernel in event.kernels) / MICRO
-        return {number: (host, gpu) for number, (host, gpu) in seconds.items()}
-
-    def on_gpu(self, kind: str = "") -> float:
-        """Return the seconds in which the GPU does something, or something of a kind: `Memcpy
-        HtoD`."""
-        busy = until = 0.0
-        for start, end, name in self._gpu:
-            if name.startswith(kind):
-                busy += max(0.0, end - max(start, until))
-                until = max(until, end)
-        return busy / MICRO

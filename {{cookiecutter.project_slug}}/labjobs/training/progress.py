@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from labjobs.errors import JobError, SettingsError
@@ -210,10 +209,11 @@ class Stopwatch(Stateful):
         """Of the last interval: training examples per second, what they consist of per second, the
         MFU if it is known, and the fraction of its training spent waiting for data."""
 
-    def start(self, units: Mapping[str, float] = MappingProxyType({})) -> None:
+    def start(self, units: Mapping[str, float]) -> None:
         """Training begins or goes on; time before that does not count. `units` is how much of
-        something else an example is, by name, such as its `flops`."""
-        self._noted, self._units = time.monotonic(), dict(units)
+        something else an example is, by name, such as its `flops`; 0 if it is not known."""
+        self._noted = time.monotonic()
+        self._units = {name: each for name, each in units.items() if each}
 
     def waiting(self, batches: Iterator[T]) -> Iterator[T]:
         """Yield the batches, with the time spent waiting for each of them counted."""

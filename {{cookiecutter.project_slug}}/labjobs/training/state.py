@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from labjobs import layout
-from labjobs.distributed.collectives import Alone
+from labjobs.data import trees
+from labjobs.distributed.collectives import Alone, is_divided, own
 from labjobs.errors import JobError, first_line
 from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import shown
@@ -26,18 +27,19 @@ from labjobs.job.identity import DEFAULT, restore
 from labjobs.job.journal import Damaged, Journal
 from labjobs.job.terminal import log
 from labjobs.training import checkpoints
-from labjobs.training.checkpoints import Shards, Writer
+from labjobs.training.checkpoints import Writer
 from labjobs.training.progress import Part
 
 CPU = torch.device("cpu")
+MB = 1e6
 SCHEMA = 1
 
 
 class TrainingState:
     """The parts of a training loop and their checkpoints. `best` is the content of best.pt.
 
-    Of several processes, all make the same calls; process 0 writes. With --shard, `shards` writes
-    and reads what is divided among them, while training waits.
+    Of several processes, all make the same calls; process 0 writes. With `shard`, what is divided
+    among them is gathered for it, and divided again by the parts that load it, among any number.
     """
 
     def __init__(
@@ -46,10 +48,10 @@ class TrainingState:
         journal: Journal,
         minutes: float,
         processes: Alone | None = None,
-        shards: Shards | None = None,
+        shard: bool = False,
     ) -> None:
         self._folder, self._journal = folder, journal
-        self._processes, self._shards = processes or Alone(), shards
+        self._processes, self._shard = processes or Alone(), shard
         self._writes = self._processes.rank.number == 0
         self._parts: dict[str, Part] = {}
         self._interval = 60 * minutes
@@ -67,7 +69,7 @@ class TrainingState:
                 raise JobError(f"job.resume: two parts are named {name}")
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise JobError(f"job.resume: {name} needs state_dict() and load_state_dict()")
-            if self._shards and isinstance(part, Optimizer):
+            if self._shard and isinstance(part, Optimizer):
                 from labjobs.distributed import fsdp  # slow
 
                 fsdp.prepare(part)
@@ -84,24 +86,19 @@ class TrainingState:
     def save(self, changed: Mapping[str, Any] | None = None) -> None:
         """Copy all parts and have the copy written; `changed` replaces the states of some."""
         states = {name: self._state_of(name) for name in self._parts} | dict(changed or {})
-        models = {k: part for k, part in self._parts.items() if isinstance(part, nn.Module)}
-        content: dict[str, Any] = {"parts": states}
-        if self._shards:
-            # Not before last.pt is written: it names the folder that is to be kept beside this one.
-            self._writer.wait()
-            content = self._shards.write(states, models)
+        if not (self._writes or self._shard):
+            return
+        content = checkpoints.on_host({"schema": SCHEMA, "parts": states})
         if not self._writes:
             return
-        content = checkpoints.on_host({"schema": SCHEMA, **content})
         content |= {"best": self.best, "lines": self._journal.mark}
         self._journal.flush()
         self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
+        models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
         finite = {name: content["parts"][name] for name in models}
         self._writer.write(
             self._folder / layout.LAST, content, finite, self._folder / layout.PREVIOUS
         )
-        if self._shards:
-            self._writer.act(self._shards.clean)
         self._saved = time.monotonic()
 
     def keep_best(self, content: dict[str, Any]) -> None:
@@ -109,7 +106,7 @@ class TrainingState:
         self.best = content
         if self._writes:
             self._writer.write(self._folder / layout.BEST, content, content.get("models", {}))
-        elif self._shards:  # whole weights are in process 0 alone
+        elif self._shard:  # whole weights are in process 0 alone
             self.best = content | {"models": {}}
 
     def finish(self) -> None:
@@ -117,12 +114,19 @@ class TrainingState:
         if self._writes:
             self._writer.close()
             (self._folder / layout.PREVIOUS).unlink(missing_ok=True)
-        if self._shards:
-            if self._writes:
-                self._shards.clean(last=1)
-            self._shards.tell_held()  # the others wait for process 0 here
+        if self._shard:
+            self._log_held()  # the others wait for process 0 here
             if not self._writes and (path := self._folder / layout.BEST).exists():
                 self.best = checkpoints.mapped(path)
+
+    def _log_held(self) -> None:
+        """Say in the log how much of the weights and the optimizer's state each process holds."""
+        states = [part.state_dict() for part in self._parts.values()]
+        divided = [leaf for leaf in trees.leaves(states) if is_divided(leaf)]
+        held = self._processes.everyones(sum(own(each).nbytes for each in divided))
+        parts = ", ".join(f"{each / MB:.3g}" for each in held)
+        whole = sum(each.nbytes for each in divided) / MB
+        log.info("--shard: of %.3g MB of state the processes hold %s MB", whole, parts)
 
     def close(self) -> None:
         """Wait for what is being written. Raises what a write raised."""
@@ -199,17 +203,9 @@ class TrainingState:
         return {}
 
     def _opened(self, path: Path) -> dict[str, Any]:
-        if not self._shards:
-            return whole(path)
-        # Process 0 has checked the file, and only it needs all of the best weights.
-        content = checkpoints.load(path, CPU) if self._writes else checkpoints.mapped(path)
-        return self._shards.read(content, check=self._writes)
-
-
-def whole(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint holds, on the CPU, with what was divided among processes. Raises
-    Damaged if it is not whole."""
-    return checkpoints.filled(checkpoints.load(path, CPU), path.parent)
+        # With --shard process 0 has checked the file, and the others need their parts alone.
+        mapped = self._shard and not self._writes
+        return checkpoints.mapped(path) if mapped else checkpoints.load(path, CPU)
 
 
 # What a job has kept, read back: its best weights, and what they belong to.
