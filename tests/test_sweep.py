@@ -209,11 +209,11 @@ def test_an_empty_grid_is_refused(lab):
     ("flags", "said"),
     [
         ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
-        ("--retries -1", "--retries -1: must be 0 or more"),
-        ("--per-gpu none", "--per-gpu: invalid int value: 'none'"),
+        ("--retries -1", "--retries -1: must be a number, 0 or more"),
+        ("--per-gpu none", "--per-gpu none: must be a number, 1 or more"),
         ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
         ("--at-most 3", "--at-most: only with --slurm"),
-        ("--slurm --at-most 0", "--at-most 0: must be 1 or more"),
+        ("--slurm --at-most 0", "--at-most 0: must be a number, 1 or more"),
         ("-- --partition gpu", "--: only with --slurm"),
         ("--slurm --retries 2", "--retries: not with --slurm"),
         ("--json", "--json: only with --list"),
@@ -223,11 +223,11 @@ def test_an_empty_grid_is_refused(lab):
         ),
         (
             "--slurm -- --output x.txt",
-            "--output: run.sh sets it; what a job prints is in output.txt in its folder",
+            "--output: run.sh sets this option of sbatch",
         ),
         (
             "--slurm -- -d afterok:3",
-            "--dependency: run.sh sets it, so that jobs wait for their inputs",
+            "--dependency: run.sh sets this option of sbatch",
         ),
     ],
 )

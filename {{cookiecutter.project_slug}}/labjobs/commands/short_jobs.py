@@ -248,7 +248,7 @@ class Trials:
                 raise JobError(f"{line}, or use find with --force")
             if status != exit_status.ELSEWHERE:
                 return line
-            while states.is_trained(job.path):
+            while states.View().state(job).word == "running":
                 self._rest()
 
     def _process(self, target: Target, words: list[str]) -> tuple[int, str]:

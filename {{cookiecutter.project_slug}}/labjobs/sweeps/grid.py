@@ -41,8 +41,8 @@ LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
 ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
 """Exit statuses of jobs, by how they have ended."""
 
-MOST_NAMED = 10
-"""Largest number of jobs with the same change that are named one by one."""
+TAIL = 65_536
+"""Bytes at an output's end that surely hold its last line."""
 
 
 class Command(NamedTuple):
@@ -56,7 +56,8 @@ class Command(NamedTuple):
 @dataclass(eq=False)
 class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
-    sweep, with details `about` it; `status` is the exit status with which the sweep has run it.
+    sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
+    after so many `retries`.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Entry:
     state: str = ""
     about: str = ""
     status: int | None = None
+    retries: int = 0
 
     @property
     def words(self) -> list[str]:
@@ -130,11 +132,9 @@ def answer(folder: Path) -> None:
             print(entry.job.id if hasattr(entry, "job") else "", file=answered, flush=True)
 
 
-def each(entries: Iterable[Entry], act: Callable[[Entry], object], of: int) -> None:
-    """Call `act` with each entry, and print the entries for which it fails; the grid has `of` jobs.
-
-    Raises SettingsError if it failed for any.
-    """
+def each(entries: Sequence[Entry], act: Callable[[Entry], object]) -> None:
+    """Call `act` with each entry, and print the entries for which it fails. Raises SettingsError if
+    it failed for any."""
     wrong = 0
     for entry in entries:
         try:
@@ -144,7 +144,7 @@ def each(entries: Iterable[Entry], act: Callable[[Entry], object], of: int) -> N
             command = shlex.join(entry.words)
             leave(exit_status.WRONG, f"job {entry.number}, {command}: {described(error)}")
     if wrong:
-        raise SettingsError(f"{wrong} of {of} jobs are wrong; nothing was started")
+        raise SettingsError(f"{wrong} of {len(entries)} jobs are wrong; nothing was started")
 
 
 def described(error: Exception) -> str:
@@ -200,31 +200,27 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
 
 
 def name(entries: Iterable[Entry], named: Set[str]) -> None:
-    """Print a line for each job in one of some states; of those with the same change, for a few."""
-    stale: Counter[str] = Counter()
+    """Print a line for each job in one of some states."""
     for entry in entries:
-        state = entry.state_after
-        if state == "stale" and entry.status is None:
-            stale[entry.about] += 1
-            if stale[entry.about] > MOST_NAMED:
-                continue
-        if state in named:
+        if (state := entry.state_after) in named:
             leave(exit_status.FAILED, _ending(entry, state))
-    for about, found in stale.items():
-        if found > MOST_NAMED:
-            line = f"{found - MOST_NAMED} more jobs are stale: {about}"
-            leave(exit_status.FAILED, f"{line}; --list names them, --redo-stale runs them again")
 
 
 def _ending(entry: Entry, state: str) -> str:
     """How an unfinished job ended: the last line of its output, and the path of the output."""
-    job = f"job {entry.job.id}"
+    job, output = f"job {entry.job.id}", entry.job.path / layout.OUTPUT
     if entry.status is None and state == "stale":
         return f"{job} is stale: {entry.about}; --redo-stale runs it again"
     if entry.status is None:
         return f"{job} {state} before: {entry.about}; --force starts it over"
-    output = entry.job.path / layout.OUTPUT
     if not output.exists():  # it was run by hand
         return f"{job} ended with status {entry.status} [{shown(output.parent)}]"
-    *_, last = "", *output.read_text(errors="replace").splitlines()
-    return f"{last} [{shown(output)}]"
+    return f"{last_line(output)} [{shown(output)}]"
+
+
+def last_line(output: Path) -> str:
+    """Return the last line of a job's output; empty if somebody has removed that."""
+    with suppress(OSError), output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - TAIL))
+        return file.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
+    return ""

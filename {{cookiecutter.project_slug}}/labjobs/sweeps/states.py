@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from labjobs import exit_status, layout, locks, privacy
 from labjobs.errors import SettingsError, cause
 from labjobs.files import ENGINE, PROJECT
-from labjobs.job import attempts, code_evidence, journal, provenance
+from labjobs.job import code_evidence, journal, provenance
 from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
@@ -86,8 +86,10 @@ class View:
         counts = any(job.fits(each.code, each.data) for each in finished)
         if counts and not job.runtime.force and not job.redone:
             return State("unsent" if courier.copies_lack(job.path) else "finished")
-        if (latest := job.latest) and locks.held(latest / layout.LOCK):
-            return State("running", *progress(latest))
+        latest = job.latest
+        for folder in (job.path, latest or job.path):  # it may have only just begun
+            if locks.held(folder / layout.LOCK):
+                return State("running", *progress(folder))
         if lease := self._lease(job):
             return State("running", f"on {lease.host}")
         if queued := self.queued.get(job.id):
@@ -135,8 +137,17 @@ class View:
 
 
 def progress(folder: Path) -> tuple[str, float | None]:
-    """Return how far a job has come, such as `step 120/300, 40 s left`, and those seconds."""
-    match _last_evaluation(folder):
+    """Return how far a job has come, such as `step 120/300, 40 s left`, and those seconds; by the
+    journal's last line of an evaluation."""
+    start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
+    seed = journal.seed_of(start.get("journal", ""))
+    try:
+        with (folder / layout.JOURNAL).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            lines = [line for line in file if b'"elapsed_seconds"' in line]
+    except OSError:
+        lines = []
+    match journal.decoded(lines[-1], seed) if lines else {}:
         case {"step": int(step), "of": int(total), "metrics": {"elapsed_seconds": float(seconds)}}:
             left = seconds / max(step, 1) * (total - step)
             return f"step {step}/{total}, {duration(left)} left", left
@@ -145,24 +156,29 @@ def progress(folder: Path) -> tuple[str, float | None]:
     return "", None
 
 
-def _last_evaluation(folder: Path) -> dict[str, Any]:
-    """The journal's last line of an evaluation; empty if there is none or it is damaged."""
-    start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
-    seed = journal.seed_of(start.get("journal", ""))
-    try:
-        with (folder / layout.JOURNAL).open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            found = [line for line in file if b'"elapsed_seconds"' in line]
-    except OSError:
-        return {}
-    return journal.decoded(found[-1], seed) if found else {}
+def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
+    """Print a line for each job (brief: only for jobs that run, failed or diverged), and the
+    totals."""
+    view = View()
+    states = {job: view.state(job) for job in {job.id: job for job in jobs}.values()}
+    for job, (word, about, _) in states.items():
+        if not brief or word in {"running", "failed", "diverged"}:
+            print(f"{job.id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
+    count = Counter(state.word for state in states.values())
+    said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
+    print(f"{counted(len(states), 'job')}: {said}")
+    if took := view.seconds(states):
+        _print_left(states.values(), statistics.median(took))
+    sys.stdout.flush()
+    view.warn()
+    return count
 
 
 def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
     """Print all that is known of each job, as JSON."""
     view = View()
     rows = []
-    for job in _unlike(jobs):
+    for job in {job.id: job for job in jobs}.values():
         word, about, _ = view.state(job)
         row = {"id": job.id, "state": word, "about": about, "folder": str(job.path)}
         row |= {"code": job.code.digest, "script": job.script}
@@ -171,30 +187,7 @@ def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
     view.warn()
 
 
-def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
-    """Print a line for each job (brief: only for jobs that run, failed or diverged), and the
-    totals."""
-    view = View()
-    unlike = _unlike(jobs)
-    states = [view.state(job) for job in unlike]
-    for job, (word, about, _) in zip(unlike, states, strict=True):
-        if not brief or word in {"running", "failed", "diverged"}:
-            print(f"{job.id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
-    count = Counter(state.word for state in states)
-    said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
-    print(f"{counted(len(unlike), 'job')}: {said}")
-    if took := view.seconds(unlike):
-        _print_left(states, statistics.median(took))
-    sys.stdout.flush()
-    view.warn()
-    return count
-
-
-def _unlike(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
-    return [*{job.id: job for job in jobs}.values()]
-
-
-def _print_left(states: Sequence[State], each: float) -> None:
+def _print_left(states: Collection[State], each: float) -> None:
     """Print the time left, assuming this many seconds for jobs that do not report it themselves."""
     running = [
         each if state.left is None else state.left for state in states if state.word == "running"
@@ -216,19 +209,6 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
         if not found & {"running", "queued"}:
             print("no job is running; run.sh starts those that are left", flush=True)
         time.sleep(LOOK)
-
-
-def is_trained(folder: Path) -> bool:
-    """Whether a process holds the lock of this attempt or of another attempt at the same job, or
-    another folder has its lease."""
-    if any(map(locks.held, folder.parent.glob("*/lock"))):
-        return True
-    try:
-        leases = stored_jobs.known(experiment_name()).leases.get(folder.parent.name, [])
-    except ConnectionError:
-        return False
-    owner = owner_of(folder)
-    return any(each.owner != owner for each in leases if attempts.name(each.code) == folder.name)
 
 
 # A sweep runs the code with which it was started, a copy in the sweep's folder. Large files and

@@ -8,10 +8,11 @@ process imports only settings.py, and it does not import torch.
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -21,7 +22,7 @@ from labjobs.cli import parser
 from labjobs.cli.flags import of as settings_flags
 from labjobs.cli.flags import option
 from labjobs.distributed import ranks
-from labjobs.errors import SettingsError
+from labjobs.errors import SettingsError, require
 from labjobs.files import PROJECT
 from labjobs.job import attempts, provenance, terminal
 from labjobs.job.terminal import leave
@@ -35,19 +36,11 @@ from labjobs.tracking.mlflow_client import experiment_name
 
 # The flags of run.sh.
 
-LEAST = {"per_gpu": 1, "gpus_per_job": 1, "retries": 0, "at_most": 1}
-"""The flags that are numbers, and the least that each can be."""
-
-ELSEWHERE = ("gpus", "per_gpu", "retries", "fail_fast")
+HERE = ("gpus", "per_gpu", "retries", "fail_fast")
 """Flags of a sweep on this machine."""
 
-OF_RUN_SH = {
-    ("--array", "-a"): "run.sh makes the arrays; --at-most N limits them",
-    ("--dependency", "-d"): "run.sh sets it, so that jobs wait for their inputs",
-    ("--output", "-o"): "run.sh sets it; what a job prints is in output.txt in its folder",
-    ("--wrap",): "run.sh sets it",
-}
-"""Options of sbatch that cannot be given, and why."""
+OF_RUN_SH = {"--array": "-a", "--dependency": "-d", "--output": "-o", "--wrap": "--wrap"}
+"""Options of sbatch that cannot be given."""
 
 
 def read(words: list[str]) -> argparse.Namespace:
@@ -55,33 +48,27 @@ def read(words: list[str]) -> argparse.Namespace:
     are wrong; `--help` ends the process.
     """
     cut = words.index("--") if "--" in words else len(words)
-    reader = _parser()
-    flags, unknown = reader.parse_known_args(words[:cut])
+    flags, unknown = _parser().parse_known_args(words[:cut])
     if unknown:
         sbatch = "; options of sbatch go after --" if flags.slurm else ""
-        known = [option(name) for name in vars(flags)]
-        raise SettingsError(parser.unknown_flag(unknown[0], known) + sbatch)
+        raise SettingsError(parser.unknown_flag(unknown[0], [*map(option, vars(flags))]) + sbatch)
     flags.sbatch = words[cut + 1 :]
-    for name, least in LEAST.items():
-        value = getattr(flags, name)
-        if value is not None and value < least:
-            raise SettingsError(f"{option(name)} {value}: must be {least} or more")
-    if flags.json and not flags.list:
-        raise SettingsError("--json: only with --list")
-    if flags.at_most and not flags.slurm:
-        raise SettingsError("--at-most: only with --slurm")
-    if flags.sbatch and not flags.slurm:
-        raise SettingsError("--: only with --slurm")
-    for name in ELSEWHERE:
-        if flags.slurm and getattr(flags, name):
-            raise SettingsError(f"{option(name)}: not with --slurm")
-    if flags.per_gpu and flags.gpus_per_job > 1:
-        raise SettingsError("--gpus-per-job: not with --per-gpu")
-    for options, why in OF_RUN_SH.items():
-        if any(word.startswith(options) for word in flags.sbatch):
-            raise SettingsError(f"{options[0]}: {why}")
-    if flags.slurm:
-        slurm.require()
+    given = {option(name) for name in HERE if getattr(flags, name)}
+    own = {
+        name for name in OF_RUN_SH for w in flags.sbatch if w.startswith((name, OF_RUN_SH[name]))
+    }
+    wrong = {
+        "--json: only with --list": flags.json and not flags.list,
+        "--at-most: only with --slurm": flags.at_most and not flags.slurm,
+        "--: only with --slurm": flags.sbatch and not flags.slurm,
+        f"{', '.join(sorted(given))}: not with --slurm": given and flags.slurm,
+        "--gpus-per-job: not with --per-gpu": flags.per_gpu and flags.gpus_per_job > 1,
+        f"{', '.join(sorted(own))}: run.sh sets this option of sbatch": own,
+        "--slurm: there is no sbatch on this machine": flags.slurm and not shutil.which("sbatch"),
+    }
+    for line, is_so in wrong.items():
+        if is_so:
+            raise SettingsError(line)
     return flags
 
 
@@ -96,8 +83,13 @@ def _parser() -> parser.Parser:
     def switch(flag: str, text: str) -> None:
         reader.add_argument(flag, help=text, action="store_true")
 
-    def number(flag: str, text: str, default: int | None = None) -> None:
-        reader.add_argument(flag, help=text, type=int, metavar="N", default=default)
+    def number(flag: str, text: str, least: int = 1, default: int | None = None) -> None:
+        def read(word: str) -> int:
+            fine = word.isdecimal() and int(word) >= least
+            require(fine, flag, word, f"a number, {least} or more")
+            return int(word)
+
+        reader.add_argument(flag, help=text, type=read, metavar="N", default=default)
 
     switch("--list", "print each job: id, state, settings; start nothing")
     switch("--json", "with --list: print the jobs as JSON")
@@ -107,9 +99,10 @@ def _parser() -> parser.Parser:
     text = "jobs at once on each GPU (default: 1), or on the CPU (default: one per core, "
     number("--per-gpu", f"{text}fewer where memory is short)")
     text = "GPUs for each job, which trains with a process on each of them (default: 1); "
-    number("--gpus-per-job", f"{text}`python jobs.py docs several-gpus` says when not to", 1)
+    text += "`python jobs.py docs several-gpus` says when not to"
+    number("--gpus-per-job", text, default=1)
     text = "retry a job up to N times if it ran out of memory or was killed (default: 0)"
-    number("--retries", text, 0)
+    number("--retries", text, least=0, default=0)
     switch("--fail-fast", "stop all jobs when one fails")
     text = f"run only jobs in this state: {', '.join(STARTED)}"
     reader.add_argument("--only", help=text, choices=STARTED, metavar="STATE")
@@ -135,7 +128,10 @@ def run(folder: Path, words: list[str]) -> int:
         raise SettingsError("the grid has no jobs")
     _read_jobs(entries)
     if flags.list or flags.watch:
-        return _show(entries, flags)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
+        show = states.watch if flags.watch else states.print_json if flags.json else states.show
+        show([entry.job for entry in entries])
+        return exit_status.DONE
     states.clear_snapshots(folder)
     slots = gpus.on_gpus(flags.gpus, flags.per_gpu or 1)
     view = states.View()
@@ -144,34 +140,36 @@ def run(folder: Path, words: list[str]) -> int:
     if not left and flags.slurm:
         count = Counter(entry.state for entry in entries)
         held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-        status = _name_left_out(entries)
-        return leave(status, f"nothing submitted to Slurm: {held}")
+        leave(exit_status.DONE, f"nothing submitted to Slurm: {held}")
+        return _name_left_out(entries)
     if not left:
         return grid.summary(entries)
     _check_left(left, entries, flags)
     states.take_snapshot(folder / "code")
-    start = partial(_starter, folder=folder, left=left, flags=flags, keep=[lock])
-    slots = slots or gpus.on_cpu(_most_on_cpu(left, flags))
-    starter = start(slots)
+    places = gpus.places(slots or _on_cpu(left, flags), flags.per_gpu or 1, flags.gpus_per_job)
+    if not (places or flags.slurm):
+        raise SettingsError(
+            f"--gpus-per-job {flags.gpus_per_job}: there are only {len(slots)} GPUs"
+        )
     numbers = [entry.number for entry in left]
     files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": flags.slurm})
+    scripts = {entry.words[0] for entry in left}
+    at_once = max(1, min(len(left), len(places)))
+    starter = Starter(folder / "code", scripts, at_once, [lock], flags.gpus_per_job)
     if starter.check(folder):
         return exit_status.WRONG
-    checked = files.read_json(folder / layout.CHECKED)
     since = (folder / layout.CHECKED).stat().st_mtime_ns
-    starter.learn(checked["modules"])
-    grid.each(left, lambda entry: entry.job.make(), of=len(entries))
+    grid.each(left, lambda entry: entry.job.make())
     if not provenance.version()["commit"]:
         print("no git repository here, so no commit is recorded", flush=True)
     if problem := installation.problem(PROJECT):
         print(problem, flush=True)
     if flags.slurm:
         return _submit(folder, entries, left, view, since, flags)
-    on_cpu = all(slot.device == "cpu" for slot in slots)
-    if on_cpu and not flags.per_gpu and checked["at_once"] < len(slots):
-        slots = gpus.on_cpu(checked["at_once"])  # on a GPU that nvidia-smi does not know
-        starter = start(slots)
-    places = gpus.places(slots, flags.per_gpu or 1, flags.gpus_per_job)
+    if not (slots or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
+        # The jobs take a GPU that nvidia-smi does not know, and all cores.
+        places = places[:1]
+        starter = Starter(folder / "code", scripts, 1, [lock], flags.gpus_per_job)
     queue = Queue(left, len(entries), places, starter, flags, since)
     queue.run()
     return grid.summary(entries, queue.status)
@@ -186,20 +184,7 @@ def _read_jobs(entries: list[Entry]) -> None:
             continue
         settings_flags(script.settings)  # a mistake in settings.py is reported only once
         settings.check(script.metrics)
-    grid.each(entries, Entry.read, of=len(entries))
-
-
-def _show(entries: list[Entry], flags: argparse.Namespace) -> int:
-    """Show the jobs' states, for --list or --watch."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
-    jobs = [entry.job for entry in entries]
-    if flags.json:
-        states.print_json(jobs)
-    elif flags.list:
-        states.show(jobs)
-    else:
-        states.watch(jobs)
-    return exit_status.DONE
+    grid.each(entries, Entry.read)
 
 
 def _left(entries: list[Entry], view: states.View, flags: argparse.Namespace) -> list[Entry]:
@@ -239,31 +224,13 @@ def _check_left(left: list[Entry], entries: list[Entry], flags: argparse.Namespa
         attempts.check_inputs(entry.job.settings, entry.job.runs_root, named)
         ranks.check(entry.job.settings, entry.job.runtime, flags.gpus_per_job)
 
-    grid.each(left, act, of=len(entries))
+    grid.each(left, act)
 
 
-def _most_on_cpu(left: list[Entry], flags: argparse.Namespace) -> int:
-    """How many jobs can run on the CPU at once."""
-    wanted = {entry.job.runtime.threads for entry in left}
-    most = min(gpus.at_once("cpu", threads) for threads in wanted)
-    at_once: int = flags.per_gpu or max(1, most // flags.gpus_per_job)
-    return at_once
-
-
-def _starter(
-    slots: Sequence[Slot],
-    folder: Path,
-    left: list[Entry],
-    flags: argparse.Namespace,
-    keep: Sequence[int],
-) -> Starter:
-    scripts = [*dict.fromkeys(entry.words[0] for entry in left)]
-    processes, count = flags.gpus_per_job, len(slots)
-    if any(slot.device != "cpu" for slot in slots):
-        if count < processes and not flags.slurm:
-            raise SettingsError(f"--gpus-per-job {processes}: there are only {count} GPUs")
-        count = max(1, count // processes)  # with --slurm, there may be fewer here
-    return Starter(folder / "code", scripts, min(len(left), count), keep, processes)
+def _on_cpu(left: list[Entry], flags: argparse.Namespace) -> list[Slot]:
+    """The slots on the CPU, for as many jobs as can run there at once."""
+    most = min(gpus.at_once(entry.job.runtime.threads) for entry in left)
+    return gpus.on_cpu(flags.per_gpu or max(1, most // flags.gpus_per_job))
 
 
 def _submit(
