@@ -11,7 +11,6 @@ from labjobs import fork_server
 PROGRAM = """
 import atexit, json, os, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-print(oct(os.umask(0)))
 json.mark = getattr(json, "mark", 0) + 1
 print(__name__, os.path.basename(__file__), sys.argv[1:], os.getcwd(), os.environ.get("WORD"))
 print(json.mark, "colorsys" in sys.modules, sys.stdin.read())
@@ -44,11 +43,7 @@ def start(tmp_path):
             files = (nothing.fileno(), out.fileno(), out.fileno())
             words = ("program.py", *words)
             env = os.environ | {"WORD": "é"}
-            before = os.umask(0o031)
-            try:
-                return fork_server.start(server, words, tmp_path, files, env=env)
-            finally:
-                os.umask(before)
+            return fork_server.start(server, words, tmp_path, files, env=env)
 
     return start
 
