@@ -173,7 +173,7 @@ class Trials:
         self._purpose, self._again = what, again
         kind, _, number = device.partition(":")
         named = number or (None if kind == "auto" else "0")
-        on_gpus = gpus.on_gpus(named, 1) if kind in ("auto", "cuda") else []
+        on_gpus = gpus.on_gpus(named) if kind in ("auto", "cuda") else []
         self._slots = on_gpus or gpus.on_cpu(1)
         self._folder = PROJECT / layout.SWEEPS / f"{what.replace(' ', '-')}-{os.getpid()}"
         self._starter: Starter | None = None
@@ -291,7 +291,7 @@ class Trials:
 
     def _gpu(self) -> Gpu:
         """Wait for a GPU that nobody uses, and take and return it; or return the CPU."""
-        every = [Gpu(slot, shared=False) for slot in self._slots]
+        every = self._slots
         waiting = False
         while True:
             for gpu in every:

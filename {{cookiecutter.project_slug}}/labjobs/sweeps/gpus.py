@@ -15,10 +15,10 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import starmap
 from pathlib import Path
-from typing import NamedTuple
 
 from labjobs import locks, machine
 from labjobs.errors import SettingsError
@@ -40,18 +40,62 @@ BUSY = 20
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Slot(NamedTuple):
-    """A worker's place. `device` is its CUDA_VISIBLE_DEVICES, or `cpu`; `lock` is `-` there."""
+class Gpu:
+    """A place for one job: a GPU, or a part of it, or all of several GPUs, or else the CPU, which
+    needs no locks.
 
-    device: str
-    lock: str
-    place: int
+    `locks` says, for each CUDA device, how the paths of its locks begin; `number` is the place on a
+    GPU that jobs share. `files` are the locks while they are held; `why` says why it is not
+    available.
+    """
+
+    def __init__(self, locks: Mapping[str, str], number: int = 1, shared: bool = False) -> None:
+        self.device = ",".join(locks) or "cpu"
+        self.env = {"CUDA_VISIBLE_DEVICES": self.device} if locks else {}
+        self.files: list[int] = []
+        self.why = ""
+        self._locks, self._number = locks, number
+        self._kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        self._next_look = 0.0
+
+    def take(self) -> bool:
+        """Take all of it, if it is available; return whether it is held."""
+        if time.monotonic() < self._next_look:
+            return False
+        self.why = next(filter(None, starmap(self._take, self._locks.items())), "")
+        if self.why:
+            self.release()
+        return not self.why
+
+    def release(self) -> None:
+        """Release it; a job that has inherited the locks holds it until its end."""
+        for file in self.files:
+            os.close(file)
+        self.files = []
+
+    def _take(self, device: str, lock: str) -> str:
+        """Take a GPU's locks; returns why that is not possible, or an empty text."""
+        paths = [Path(f"{lock}.0"), Path(f"{lock}.{self._number}")]
+        why = f"has lost its lock {lock}; the next run.sh makes it again"
+        with suppress(OSError):
+            for path in paths:
+                self.files.append(_opened_lock(path))
+            gpu, place = self.files[-2:]
+            if not (_lock(place, fcntl.LOCK_EX) and _lock(gpu, self._kind)):
+                return "is in use by a job of another sweep"
+            alone = _lock(gpu, fcntl.LOCK_EX)
+            if used := _usage(device) if alone else "":
+                why = used
+            elif _lock(gpu, self._kind) and all(map(_is_at, (gpu, place), paths)):
+                return ""
+        self._next_look = time.monotonic() + LOOK
+        return why
 
 
-def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
-    """Return the slots on the GPUs named, else on what CUDA_VISIBLE_DEVICES allows, else on all.
+def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
+    """Return the places on the GPUs named, else on what CUDA_VISIBLE_DEVICES allows, else on all.
 
-    Raises SettingsError for a GPU that does not exist.
+    Raises SettingsError for a GPU that does not exist, and if a job needs more than there are.
     """
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus is not None:
@@ -62,14 +106,18 @@ def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
         devices = [device for device in re.findall(r"[^\s,]+", allowed) if device != "-1"]
     else:
         devices = _listed()
-    made = {device: _make_locks(device, per_gpu) for device in devices}
-    places = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
-    return [Slot(device, made[device], k) for k in places for device in devices]
+    if 0 < len(devices) < per_job:
+        raise SettingsError(f"--gpus-per-job {per_job}: there are only {len(devices)} GPUs")
+    locks = [(device, _make_locks(device, per_gpu)) for device in devices]
+    ends = range(per_job, len(locks) + 1, per_job)
+    several = [dict(locks[end - per_job : end]) for end in ends]
+    numbers = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
+    return [Gpu(each, number, per_gpu > 1) for number in numbers for each in several]
 
 
-def on_cpu(count: int) -> list[Slot]:
-    """Return this many slots on the CPU, for a machine without GPUs that nvidia-smi knows."""
-    return [Slot("cpu", "-", k) for k in range(1, count + 1)]
+def on_cpu(count: int) -> list[Gpu]:
+    """Return this many places on the CPU, for a machine without GPUs that nvidia-smi knows."""
+    return [Gpu({}) for _ in range(count)]
 
 
 def at_once(threads: int | str) -> int:
@@ -147,72 +195,6 @@ def nvidia_smi(*words: str) -> str:
     except OSError:
         return ""
     return "" if done.returncode else done.stdout
-
-
-class Gpu:
-    """A place for one job: a GPU, or all of several GPUs, or the CPU, which needs no locks.
-
-    `shared` says whether other jobs share the GPU. `files` are the locks while it is held; `why`
-    says why it is not available.
-    """
-
-    def __init__(self, *slots: Slot, shared: bool) -> None:
-        self.device = ",".join(slot.device for slot in slots)
-        self.files: list[int] = []
-        self.why = ""
-        self._slots, self._shared = slots, shared
-        self._is_cpu = self.device == "cpu"
-        self._next_look = 0.0
-
-    @property
-    def env(self) -> dict[str, str]:
-        """The environment that makes a job run here."""
-        return {} if self._is_cpu else {"CUDA_VISIBLE_DEVICES": self.device}
-
-    def take(self) -> bool:
-        """Take all of it, if it is available; return whether it is held."""
-        if self._is_cpu or self.files:
-            return True
-        if time.monotonic() < self._next_look:
-            return False
-        self.why = next((why for slot in self._slots if (why := self._take(slot))), "")
-        if self.why:
-            self.release()
-        return not self.why
-
-    def release(self) -> None:
-        """Release it; a job that has inherited the locks holds it until its end."""
-        for file in self.files:
-            os.close(file)
-        self.files = []
-
-    def _take(self, slot: Slot) -> str:
-        """Take a GPU's locks; returns why that is not possible, or an empty text."""
-        paths = [Path(f"{slot.lock}.0"), Path(f"{slot.lock}.{slot.place}")]
-        kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
-        why = f"has lost its lock {slot.lock}; the next run.sh makes it again"
-        with suppress(OSError):
-            for path in paths:
-                self.files.append(_opened_lock(path))
-            gpu, place = self.files[-2:]
-            if not (_lock(place, fcntl.LOCK_EX) and _lock(gpu, kind)):
-                return "is in use by a job of another sweep"
-            alone = _lock(gpu, fcntl.LOCK_EX)
-            if used := _usage(slot.device) if alone else "":
-                why = used
-            elif _lock(gpu, kind) and all(map(_is_at, (gpu, place), paths)):
-                return ""
-        self._next_look = time.monotonic() + LOOK
-        return why
-
-
-def places(slots: Sequence[Slot], per_gpu: int, per_job: int) -> list[Gpu]:
-    """Return the places, each for one job: as many GPUs as a job needs, or a part of a GPU, or the
-    CPU."""
-    if all(slot.device == "cpu" for slot in slots):
-        per_job = 1
-    ends = range(per_job, len(slots) + 1, per_job)
-    return [Gpu(*slots[end - per_job : end], shared=per_gpu > 1) for end in ends]
 
 
 def _usage(device: str) -> str:

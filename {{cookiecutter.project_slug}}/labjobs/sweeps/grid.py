@@ -1,9 +1,10 @@
 """The jobs that run.sh's grid names: from words such as `analyse.py --lr 1` to jobs.
 
-Words without a script are for run.py. In the sweep's folder, the file `grid` has all jobs: for
-each, the number of its words, then the words, each ended by NUL. While the grid runs, captured
-jobs, as in `id=$(job …)`, come in the same form through the pipe `asked`; their ids are returned
-through the pipe `answered`, a line each, which is empty if the words are wrong.
+Words without a script are for run.py; `search` and ranges stand for several jobs (search.py). In
+the sweep's folder, the file `grid` has all of them: for each, the number of its words, then the
+words, each ended by NUL. While the grid runs, captured jobs, as in `id=$(job …)`, come in the same
+form through the pipe `asked`; their ids are returned through the pipe `answered`, a line each,
+which is empty if the words are wrong.
 """
 
 import shlex
@@ -25,6 +26,7 @@ from labjobs.job.identity import Script
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import leave
 from labjobs.sources import fault
+from labjobs.sweeps import search
 
 NO_JOB = {"-h", "--help", "--check", "--scratch"}
 """Flags with which a script does not run a job."""
@@ -154,13 +156,22 @@ def described(error: Exception) -> str:
 
 
 def _entries(words: Iterator[str]) -> Iterator[Entry]:
-    for number, count in enumerate(words, start=1):
-        if count == END:
-            return
-        given = [next(words) for _ in range(int(count))]
+    for number, given in enumerate(_commands(words), start=1):
         is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
         script = given.pop(0).removesuffix(".py") if is_named else identity.DEFAULT
         yield Entry(number, script, given)
+
+
+def _commands(words: Iterator[str]) -> Iterator[list[str]]:
+    """The words of each job, those that `search` draws among them."""
+    for count in words:
+        if count == END:
+            return
+        match [next(words) for _ in range(int(count))]:
+            case ["search", *ranges]:
+                yield from search.jobs(ranges)
+            case given:
+                yield given
 
 
 def _word(pipe: BinaryIO) -> str:

@@ -156,35 +156,31 @@ def progress(folder: Path) -> tuple[str, float | None]:
     return "", None
 
 
-def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
+def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = False) -> Set[str]:
     """Print a line for each job (brief: only for jobs that run, failed or diverged), and the
-    totals."""
+    totals; or all that is known of each job, as JSON. Return the words for their states."""
     view = View()
     states = {job: view.state(job) for job in {job.id: job for job in jobs}.values()}
-    for job, (word, about, _) in states.items():
-        if not brief or word in {"running", "failed", "diverged"}:
-            print(f"{job.id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
     count = Counter(state.word for state in states.values())
-    said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
-    print(f"{counted(len(states), 'job')}: {said}")
-    if took := view.seconds(states):
-        _print_left(states.values(), statistics.median(took))
+    if as_json:
+        print(json.dumps([_row(job, state) for job, state in states.items()], indent=2))
+    else:
+        for job, (word, about, _) in states.items():
+            if not brief or word in {"running", "failed", "diverged"}:
+                print(f"{job.id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
+        said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
+        print(f"{counted(len(states), 'job')}: {said}")
+        if took := view.seconds(states):
+            _print_left(states.values(), statistics.median(took))
     sys.stdout.flush()
     view.warn()
-    return count
+    return count.keys()
 
 
-def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
-    """Print all that is known of each job, as JSON."""
-    view = View()
-    rows = []
-    for job in {job.id: job for job in jobs}.values():
-        word, about, _ = view.state(job)
-        row = {"id": job.id, "state": word, "about": about, "folder": str(job.path)}
-        row |= {"code": job.code.digest, "script": job.script}
-        rows.append(row | {"settings": identity(job.settings)})
-    print(json.dumps(rows, indent=2))
-    view.warn()
+def _row(job: JobFolder[Any], state: State) -> dict[str, Any]:
+    row = {"id": job.id, "state": state.word, "about": state.about, "folder": str(job.path)}
+    row |= {"code": job.code.digest, "script": job.script}
+    return row | {"settings": identity(job.settings)}
 
 
 def _print_left(states: Collection[State], each: float) -> None:
@@ -203,7 +199,7 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
     while True:
         if sys.stdout.isatty():
             print("\033[H\033[2J", end="")
-        found = show(jobs, brief=True).keys()
+        found = show(jobs, brief=True)
         if found <= OVER:
             return
         if not found & {"running", "queued"}:

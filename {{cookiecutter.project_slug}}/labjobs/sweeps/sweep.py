@@ -27,7 +27,6 @@ from labjobs.files import PROJECT
 from labjobs.job import attempts, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, slurm, states
-from labjobs.sweeps.gpus import Slot
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.queue import Queue
 from labjobs.sweeps.starter import Starter
@@ -129,11 +128,12 @@ def run(folder: Path, words: list[str]) -> int:
     _read_jobs(entries)
     if flags.list or flags.watch:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
-        show = states.watch if flags.watch else states.print_json if flags.json else states.show
-        show([entry.job for entry in entries])
+        jobs = [entry.job for entry in entries]
+        states.watch(jobs) if flags.watch else states.show(jobs, as_json=flags.json)
         return exit_status.DONE
     states.clear_snapshots(folder)
-    slots = gpus.on_gpus(flags.gpus, flags.per_gpu or 1)
+    on_slurm, per_job = flags.slurm, flags.gpus_per_job
+    places = [] if on_slurm else gpus.on_gpus(flags.gpus, flags.per_gpu or 1, per_job)
     view = states.View()
     view.warn()
     left = _left(entries, view, flags)
@@ -146,16 +146,15 @@ def run(folder: Path, words: list[str]) -> int:
         return grid.summary(entries)
     _check_left(left, entries, flags)
     states.take_snapshot(folder / "code")
-    places = gpus.places(slots or _on_cpu(left, flags), flags.per_gpu or 1, flags.gpus_per_job)
-    if not (places or flags.slurm):
-        raise SettingsError(
-            f"--gpus-per-job {flags.gpus_per_job}: there are only {len(slots)} GPUs"
-        )
+    on_gpus = bool(places)
+    if not places:
+        most = min(gpus.at_once(entry.job.runtime.threads) for entry in left)
+        places = gpus.on_cpu(flags.per_gpu or max(1, most // per_job))
     numbers = [entry.number for entry in left]
-    files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": flags.slurm})
+    files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": on_slurm})
     scripts = {entry.words[0] for entry in left}
-    at_once = max(1, min(len(left), len(places)))
-    starter = Starter(folder / "code", scripts, at_once, [lock], flags.gpus_per_job)
+    at_once = min(len(left), len(places))
+    starter = Starter(folder / "code", scripts, at_once, [lock], per_job)
     if starter.check(folder):
         return exit_status.WRONG
     since = (folder / layout.CHECKED).stat().st_mtime_ns
@@ -164,12 +163,12 @@ def run(folder: Path, words: list[str]) -> int:
         print("no git repository here, so no commit is recorded", flush=True)
     if problem := installation.problem(PROJECT):
         print(problem, flush=True)
-    if flags.slurm:
+    if on_slurm:
         return _submit(folder, entries, left, view, since, flags)
-    if not (slots or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
+    if not (on_gpus or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
         # The jobs take a GPU that nvidia-smi does not know, and all cores.
         places = places[:1]
-        starter = Starter(folder / "code", scripts, 1, [lock], flags.gpus_per_job)
+        starter = Starter(folder / "code", scripts, 1, [lock], per_job)
     queue = Queue(left, len(entries), places, starter, flags, since)
     queue.run()
     return grid.summary(entries, queue.status)
@@ -225,12 +224,6 @@ def _check_left(left: list[Entry], entries: list[Entry], flags: argparse.Namespa
         ranks.check(entry.job.settings, entry.job.runtime, flags.gpus_per_job)
 
     grid.each(left, act)
-
-
-def _on_cpu(left: list[Entry], flags: argparse.Namespace) -> list[Slot]:
-    """The slots on the CPU, for as many jobs as can run there at once."""
-    most = min(gpus.at_once(entry.job.runtime.threads) for entry in left)
-    return gpus.on_cpu(flags.per_gpu or max(1, most // flags.gpus_per_job))
 
 
 def _submit(
