@@ -209,11 +209,11 @@ def test_an_empty_grid_is_refused(lab):
     ("flags", "said"),
     [
         ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
-        ("--retries -1", "--retries -1: must be a number, 0 or more"),
-        ("--per-gpu none", "--per-gpu none: must be a number, 1 or more"),
+        ("--retries -1", "--retries -1: must be at least 0"),
+        ("--per-gpu some", "--per-gpu some: must be none or a whole number"),
         ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
         ("--at-most 3", "--at-most: only with --slurm"),
-        ("--slurm --at-most 0", "--at-most 0: must be a number, 1 or more"),
+        ("--slurm --at-most 0", "--at-most 0: must be at least 1"),
         ("-- --partition gpu", "--: only with --slurm"),
         ("--slurm --retries 2", "--retries: not with --slurm"),
         ("--json", "--json: only with --list"),
@@ -227,7 +227,7 @@ def test_an_empty_grid_is_refused(lab):
         ),
         (
             "--slurm -- -d afterok:3",
-            "--dependency: run.sh sets this option of sbatch",
+            "-d: run.sh sets this option of sbatch",
         ),
     ],
 )

@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import time
-from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from labjobs import exit_status
 from labjobs.errors import cause
 from labjobs.job.terminal import leave
 from labjobs.sweeps import grid, states
+from labjobs.sweeps.flags import Flags
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import Entry
 from labjobs.sweeps.starter import PAUSE, Running, Starter
@@ -46,7 +46,7 @@ class Queue:
         count: int,
         places: Sequence[Gpu],
         starter: Starter,
-        flags: Namespace,
+        flags: Flags,
         since: int,
     ) -> None:
         self.status = 0

@@ -5,7 +5,6 @@ an id and the index of the first job, a line each. Sources: slurm.schedmd.com/sb
 squeue.html, scontrol.html.
 """
 
-import argparse
 import json
 import os
 import re
@@ -24,10 +23,12 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job.terminal import counted, leave
 from labjobs.sweeps import grid
+from labjobs.sweeps.flags import Flags
 from labjobs.sweeps.grid import Command, Entry
 from labjobs.sweeps.starter import PAUSE, Running, Starter
+from labjobs.tracking.mlflow_client import experiment_name
 
-OPTIONS = ("--signal=B:USR1@60", "--requeue", "--open-mode=append")
+OPTIONS = ("--parsable", "--signal=B:USR1@60", "--requeue", "--open-mode=append")
 """Default options of sbatch: USR1 is sent 60 s before the end, as a warning."""
 
 
@@ -43,18 +44,18 @@ def submit(
     left: Sequence[Entry],
     queued: Mapping[str, Queued],
     since: int,
-    flags: argparse.Namespace,
-    name: str,
+    flags: Flags,
+    sbatch: Sequence[str],
 ) -> str:
-    """Submit the jobs of a sweep, each behind its inputs, as run.sh's flags say, under a name;
-    returns a line that says so. Raises SettingsError.
+    """Submit the jobs of a sweep, each behind its inputs, as run.sh's flags and the words for
+    sbatch say; returns a line that says so. Raises SettingsError.
 
     The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep.
     """
     arrays = [*_arrays_to_make(left, queued, _largest_array())]
     commands = [entry.command for entries, _ in arrays for entry in entries]
     files.write_json(folder / layout.SUBMITTED, {"since": since, "jobs": commands})
-    always = [f"--job-name={name}", "--parsable", f"--gres=gpu:{flags.gpus_per_job}", *OPTIONS]
+    always = [f"--job-name={experiment_name()}", f"--gres=gpu:{flags.gpus_per_job}", *OPTIONS]
     always.append("--output=" + str(folder).replace("%", "%%") + "/slurm-%A_%a.txt")
     limit = f"%{flags.at_most}" if flags.at_most else ""
     ids: list[str] = []
@@ -73,7 +74,7 @@ def submit(
             words += [f"--dependency={','.join(after)}", "--kill-on-invalid-dep=yes"]
         script = _script(folder, first, flags.gpus_per_job)
         try:
-            printed = _ask("sbatch", *words, *flags.sbatch, f"--wrap={script}")
+            printed = _ask("sbatch", *words, *sbatch, f"--wrap={script}")
             if not (found := re.fullmatch(r"(\d+)(;.*)?", printed.strip())):
                 raise SettingsError("sbatch: has submitted nothing")
         except SettingsError as error:

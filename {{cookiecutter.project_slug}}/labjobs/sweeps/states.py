@@ -16,11 +16,10 @@ import fcntl
 import json
 import os
 import shutil
-import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,12 +48,10 @@ SWEEPS = PROJECT / layout.SWEEPS
 
 
 class State(NamedTuple):
-    """A job's state, details about it, and for how many seconds it will still train, if that is
-    known."""
+    """A job's state, and details about it."""
 
     word: str
     about: str = ""
-    left: float | None = None
 
 
 class View:
@@ -89,7 +86,7 @@ class View:
         latest = job.latest
         for folder in (job.path, latest or job.path):  # it may have only just begun
             if locks.held(folder / layout.LOCK):
-                return State("running", *progress(folder))
+                return State("running", progress(folder))
         if lease := self._lease(job):
             return State("running", f"on {lease.host}")
         if queued := self.queued.get(job.id):
@@ -107,10 +104,6 @@ class View:
         for problem in self.problems:
             leave(exit_status.FAILED, f"run.sh: {problem}")
 
-    def seconds(self, jobs: Iterable[JobFolder[Any]]) -> list[float]:
-        """Return how many seconds each finished job among these has taken."""
-        return [each.seconds for job in jobs for each in self._known.finished.get(job.id, [])]
-
     def _by_folder(self, job: JobFolder[Any]) -> State:
         """The state of a job that no process trains and that is not in the store, from its
         folder."""
@@ -126,8 +119,8 @@ class View:
         if status in ("failed", "diverged"):
             return State(status, said)
         if status == "paused" and outcome.get("pause_after") == job.pause_after:
-            return State("paused", *progress(job.path))
-        return State("interrupted", *progress(job.path))
+            return State("paused", progress(job.path))
+        return State("interrupted", progress(job.path))
 
     def _lease(self, job: JobFolder[Any]) -> stored_jobs.Lease | None:
         leases = self._known.leases.get(job.id, [])
@@ -136,9 +129,9 @@ class View:
         return next((lease for lease in others if code_evidence.fits(lease.code, job.code)), None)
 
 
-def progress(folder: Path) -> tuple[str, float | None]:
-    """Return how far a job has come, such as `step 120/300, 40 s left`, and those seconds; by the
-    journal's last line of an evaluation."""
+def progress(folder: Path) -> str:
+    """Return how far a job has come, such as `step 120/300, 40 s left`, by the last evaluation in
+    its journal."""
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     seed = journal.seed_of(start.get("journal", ""))
     try:
@@ -149,11 +142,10 @@ def progress(folder: Path) -> tuple[str, float | None]:
         lines = []
     match journal.decoded(lines[-1], seed) if lines else {}:
         case {"step": int(step), "of": int(total), "metrics": {"elapsed_seconds": float(seconds)}}:
-            left = seconds / max(step, 1) * (total - step)
-            return f"step {step}/{total}, {duration(left)} left", left
+            return f"step {step}/{total}, {duration(seconds / max(step, 1) * (total - step))} left"
         case {"step": int(step)}:
-            return f"step {step}", None
-    return "", None
+            return f"step {step}"
+    return ""
 
 
 def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = False) -> Set[str]:
@@ -165,13 +157,11 @@ def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = Fa
     if as_json:
         print(json.dumps([_row(job, state) for job, state in states.items()], indent=2))
     else:
-        for job, (word, about, _) in states.items():
+        for job, (word, about) in states.items():
             if not brief or word in {"running", "failed", "diverged"}:
                 print(f"{job.id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
         said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
         print(f"{counted(len(states), 'job')}: {said}")
-        if took := view.seconds(states):
-            _print_left(states.values(), statistics.median(took))
     sys.stdout.flush()
     view.warn()
     return count.keys()
@@ -181,17 +171,6 @@ def _row(job: JobFolder[Any], state: State) -> dict[str, Any]:
     row = {"id": job.id, "state": state.word, "about": state.about, "folder": str(job.path)}
     row |= {"code": job.code.digest, "script": job.script}
     return row | {"settings": identity(job.settings)}
-
-
-def _print_left(states: Collection[State], each: float) -> None:
-    """Print the time left, assuming this many seconds for jobs that do not report it themselves."""
-    running = [
-        each if state.left is None else state.left for state in states if state.word == "running"
-    ]
-    waiting = sum(state.word not in OVER | {"running"} for state in states)
-    if running:
-        left = max(*running, (sum(running) + waiting * each) / len(running))
-        print(f"about {duration(left)} left, if as many jobs run at once as now")
 
 
 def watch(jobs: Sequence[JobFolder[Any]]) -> None:

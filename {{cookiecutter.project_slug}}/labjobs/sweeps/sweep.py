@@ -6,9 +6,7 @@ are left are checked; then they run (queue.py) or are submitted to Slurm. Of the
 process imports only settings.py, and it does not import torch.
 """
 
-import argparse
 import os
-import shutil
 import signal
 import sys
 from collections import Counter
@@ -18,106 +16,24 @@ from pathlib import Path
 from typing import NoReturn
 
 from labjobs import exit_status, files, installation, layout, settings
-from labjobs.cli import parser
 from labjobs.cli.flags import of as settings_flags
-from labjobs.cli.flags import option
 from labjobs.distributed import ranks
-from labjobs.errors import SettingsError, require
+from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
 from labjobs.job import attempts, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, slurm, states
+from labjobs.sweeps.flags import Flags, read
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.queue import Queue
 from labjobs.sweeps.starter import Starter
 from labjobs.tracking import mlflow_client
-from labjobs.tracking.mlflow_client import experiment_name
-
-# The flags of run.sh.
-
-HERE = ("gpus", "per_gpu", "retries", "fail_fast")
-"""Flags of a sweep on this machine."""
-
-OF_RUN_SH = {"--array": "-a", "--dependency": "-d", "--output": "-o", "--wrap": "--wrap"}
-"""Options of sbatch that cannot be given."""
-
-
-def read(words: list[str]) -> argparse.Namespace:
-    """Return run.sh's flags, with the words after `--` as `sbatch`. Raises SettingsError if they
-    are wrong; `--help` ends the process.
-    """
-    cut = words.index("--") if "--" in words else len(words)
-    flags, unknown = _parser().parse_known_args(words[:cut])
-    if unknown:
-        sbatch = "; options of sbatch go after --" if flags.slurm else ""
-        raise SettingsError(parser.unknown_flag(unknown[0], [*map(option, vars(flags))]) + sbatch)
-    flags.sbatch = words[cut + 1 :]
-    given = {option(name) for name in HERE if getattr(flags, name)}
-    own = {
-        name for name in OF_RUN_SH for w in flags.sbatch if w.startswith((name, OF_RUN_SH[name]))
-    }
-    wrong = {
-        "--json: only with --list": flags.json and not flags.list,
-        "--at-most: only with --slurm": flags.at_most and not flags.slurm,
-        "--: only with --slurm": flags.sbatch and not flags.slurm,
-        f"{', '.join(sorted(given))}: not with --slurm": given and flags.slurm,
-        "--gpus-per-job: not with --per-gpu": flags.per_gpu and flags.gpus_per_job > 1,
-        f"{', '.join(sorted(own))}: run.sh sets this option of sbatch": own,
-        "--slurm: there is no sbatch on this machine": flags.slurm and not shutil.which("sbatch"),
-    }
-    for line, is_so in wrong.items():
-        if is_so:
-            raise SettingsError(line)
-    return flags
-
-
-def _parser() -> parser.Parser:
-    reader = parser.Parser(
-        prog="run.sh",
-        usage="bash run.sh [flags]",
-        description="Runs the jobs of the grid that are not finished.",
-        allow_abbrev=False,
-    )
-
-    def switch(flag: str, text: str) -> None:
-        reader.add_argument(flag, help=text, action="store_true")
-
-    def number(flag: str, text: str, least: int = 1, default: int | None = None) -> None:
-        def read(word: str) -> int:
-            fine = word.isdecimal() and int(word) >= least
-            require(fine, flag, word, f"a number, {least} or more")
-            return int(word)
-
-        reader.add_argument(flag, help=text, type=read, metavar="N", default=default)
-
-    switch("--list", "print each job: id, state, settings; start nothing")
-    switch("--json", "with --list: print the jobs as JSON")
-    switch("--watch", "keep printing the progress of the jobs; start nothing")
-    text = "GPUs by nvidia-smi's numbers (default: CUDA_VISIBLE_DEVICES, else all)"
-    reader.add_argument("--gpus", help=text, metavar="0,2")
-    text = "jobs at once on each GPU (default: 1), or on the CPU (default: one per core, "
-    number("--per-gpu", f"{text}fewer where memory is short)")
-    text = "GPUs for each job, which trains with a process on each of them (default: 1); "
-    text += "`python jobs.py docs several-gpus` says when not to"
-    number("--gpus-per-job", text, default=1)
-    text = "retry a job up to N times if it ran out of memory or was killed (default: 0)"
-    number("--retries", text, least=0, default=0)
-    switch("--fail-fast", "stop all jobs when one fails")
-    text = f"run only jobs in this state: {', '.join(STARTED)}"
-    reader.add_argument("--only", help=text, choices=STARTED, metavar="STATE")
-    switch("--redo-stale", "run jobs again that were finished or begun with other code or data")
-    switch("--slurm", "submit the jobs to Slurm; words after -- go to sbatch")
-    number("--at-most", "with --slurm: run at most N jobs at once")
-    return reader
-
-
-# The sweep.
 
 
 def run(folder: Path, words: list[str]) -> int:
     """Plan a sweep and run it, or do what the flags say instead; returns the exit status. Raises
     SettingsError before anything is started."""
-    flags = read(words)
+    flags, sbatch = read(words)
     lock = states.lock_snapshot(folder)
     grid.answer(folder)
     for number, status in (signal.SIGUSR1, 130), (signal.SIGTERM, 143):
@@ -164,7 +80,15 @@ def run(folder: Path, words: list[str]) -> int:
     if problem := installation.problem(PROJECT):
         print(problem, flush=True)
     if on_slurm:
-        return _submit(folder, entries, left, view, since, flags)
+        terminal.handle_signals(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
+        try:
+            line = slurm.submit(folder, left, view.queued, since, flags, sbatch)
+        except SettingsError as error:
+            failed = exit_status.FAILED if slurm.was_given(folder) else exit_status.WRONG
+            return leave(failed, f"run.sh: {error}")
+        leave(exit_status.DONE, line)
+        submitted = {*left}
+        return _name_left_out([entry for entry in entries if entry not in submitted])
     if not (on_gpus or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
         # The jobs take a GPU that nvidia-smi does not know, and all cores.
         places = places[:1]
@@ -186,7 +110,7 @@ def _read_jobs(entries: list[Entry]) -> None:
     grid.each(entries, Entry.read)
 
 
-def _left(entries: list[Entry], view: states.View, flags: argparse.Namespace) -> list[Entry]:
+def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
     """Find the state of each job (`repeated` if it is earlier in the grid too, `skipped` because of
     --only); return the jobs that are left to run, inputs first."""
     to_run = {*STARTED}
@@ -198,7 +122,7 @@ def _left(entries: list[Entry], view: states.View, flags: argparse.Namespace) ->
         to_run.add("stale")
     seen: set[str] = set()
     for entry in entries:
-        entry.state, entry.about, _ = view.state(entry.job)
+        entry.state, entry.about = view.state(entry.job)
         if entry.job.id in seen:
             entry.state = "repeated"
         elif flags.only and entry.state in to_run - {flags.only}:
@@ -214,7 +138,7 @@ def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
     return 1 + max(depths, default=-1)
 
 
-def _check_left(left: list[Entry], entries: list[Entry], flags: argparse.Namespace) -> None:
+def _check_left(left: list[Entry], entries: list[Entry], flags: Flags) -> None:
     """Look for the inputs of the jobs that are left, in the grid or finished before, and check that
     the number of processes suits them. Raises SettingsError."""
     named = {entry.job.id for entry in entries}
@@ -224,26 +148,6 @@ def _check_left(left: list[Entry], entries: list[Entry], flags: argparse.Namespa
         ranks.check(entry.job.settings, entry.job.runtime, flags.gpus_per_job)
 
     grid.each(left, act)
-
-
-def _submit(
-    folder: Path,
-    entries: list[Entry],
-    left: list[Entry],
-    view: states.View,
-    since: int,
-    flags: argparse.Namespace,
-) -> int:
-    """Hand the jobs that are left to Slurm; returns the exit status."""
-    terminal.handle_signals(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
-    try:
-        line = slurm.submit(folder, left, view.queued, since, flags, experiment_name())
-    except SettingsError as error:
-        failed = exit_status.FAILED if slurm.was_given(folder) else exit_status.WRONG
-        return leave(failed, f"run.sh: {error}")
-    leave(exit_status.DONE, line)
-    submitted = {*left}
-    return _name_left_out([entry for entry in entries if entry not in submitted])
 
 
 def _name_left_out(entries: list[Entry]) -> int:
@@ -263,6 +167,7 @@ def main(folder: Path, words: list[str]) -> int:
     """Run a sweep; returns the exit status."""
     terminal.handle_signals(signal.SIG_DFL)
     ranks.forget()
+    sys.argv[0] = "run.sh"
     for number in (signal.SIGINT, signal.SIGHUP):  # run.sh forwards them, once
         signal.signal(number, signal.SIG_IGN)
     # Absolute, for all that is started.
