@@ -70,7 +70,6 @@ else:
     ran = job.path / "ran"
     ran.open("a").write("x")
     time.sleep(note.get("seconds", 0.3))
-    while Path(note.get("until_gone", job.path / "nothing")).exists(): time.sleep(0.05)
     status, said = note.get("ends", "finished"), note.get("says", "")
     if len(ran.read_text()) > note.get("times", 99):
         status = "finished"
@@ -131,6 +130,9 @@ case "$*" in
     done ;;
 esac
 """
+
+
+RECORDS = "runs/*/*/settings.json"
 
 
 class Interval(NamedTuple):
@@ -254,13 +256,10 @@ def light(**note: object) -> Callable[[int], str]:
 def assert_after_their_inputs(lab: Lab, count: int) -> None:
     """So many jobs of analyse.py have run, each after the job that it is derived from."""
     found = {interval.job: interval for interval in lab.intervals()}
-    records = [
-        json.loads(path.read_text()) for path in lab.project.root.glob("runs/*/*/settings.json")
-    ]
+    records = [json.loads(path.read_text()) for path in lab.project.root.glob(RECORDS)]
     derived = {each["id"]: each["settings"]["first"] for each in records if each["script"] != "run"}
     assert len(derived) == count
-    for job, first in derived.items():
-        assert found[first].ended <= found[job].begun
+    assert all(found[first].ended <= found[job].begun for job, first in derived.items())
 
 
 def assert_one_at_a_time(intervals: list[Interval]) -> None:

@@ -1,7 +1,7 @@
 """The GPUs of a job that needs several: all are held, or none."""
 
 import pytest
-from labjobs.sweeps.gpus import Gpu, on_cpu
+from labjobs.sweeps.gpus import Gpu
 
 
 @pytest.fixture
@@ -25,9 +25,3 @@ def test_several_gpus_are_held_together_or_not_at_all(locks):
     assert third.files == []
     first.release()
     assert third.take()
-
-
-def test_the_cpu_is_one_place_for_any_number_of_processes():
-    found = on_cpu(2)
-    assert [place.env for place in found] == [{}, {}]
-    assert all(place.take() for place in found)

@@ -30,7 +30,7 @@ def server():
     made = fork_server.serve(["json", "colorsys"], Path("/"), os.environ)
     assert made
     yield made
-    made.socket.close()
+    made.close()
 
 
 @pytest.fixture

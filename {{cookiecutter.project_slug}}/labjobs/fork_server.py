@@ -40,8 +40,8 @@ MOST_FILES = 253  # that the system allows a request to hand over
 class Fork:
     """A program that a server has started; it is used like a `subprocess.Popen`."""
 
-    def __init__(self, pid: int, end: int, replies: socket.socket) -> None:
-        self.pid, self._end, self._replies = pid, end, replies
+    def __init__(self, end: int, replies: socket.socket) -> None:
+        self._end, self._replies = end, replies
         self._status: int | None = None
 
     def poll(self) -> int | None:
@@ -69,33 +69,8 @@ class Fork:
 
 Process = Fork | subprocess.Popen[bytes]
 
-
-class Server:
-    """A process that forks on request, until all who can ask it have closed its socket."""
-
-    def __init__(self, requests: socket.socket) -> None:
-        self.socket = requests
-
-    def learn(self, modules: Iterable[str]) -> None:
-        """Make it import further modules before the next fork."""
-        with suppress(OSError):
-            self.socket.send(json.dumps({"modules": [*modules]}).encode())
-
-    def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> Fork:
-        """Return the fork that runs a program. Raises OSError if the server has ended, or if the
-        request is too large."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                message = json.dumps(request).encode()
-                socket.send_fds(self.socket, [message], [theirs.fileno(), *files])
-            pid, ends, *_ = socket.recv_fds(ours, 32, 1, socket.MSG_CMSG_CLOEXEC)
-            if not ends:
-                raise OSError("the server has ended")
-        except OSError:
-            ours.close()
-            raise
-        return Fork(int(pid), ends[0], ours)
+Server = socket.socket
+"""The socket of a process that forks on request, until all who can ask it have closed it."""
 
 
 def serve(
@@ -117,7 +92,13 @@ def serve(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-    return Server(ours)
+    return ours
+
+
+def teach(server: Server, modules: Iterable[str]) -> None:
+    """Make a server import further modules before the next fork."""
+    with suppress(OSError):
+        server.send(json.dumps({"modules": [*modules]}).encode())
 
 
 @cache
@@ -126,7 +107,7 @@ def inherited(variable: str) -> Server | None:
     number. The variable is removed, since processes that are started from here have no socket."""
     if number := os.environ.pop(variable, ""):
         with suppress(OSError):  # started by a process that did not pass the socket on
-            return Server(socket.socket(fileno=int(number)))
+            return socket.socket(fileno=int(number))
     return None
 
 
@@ -148,8 +129,15 @@ def start(
     env = {**(os.environ if env is None else env)}
     if server:
         request = {"words": [*words], "folder": str(folder), "env": env, "session": session}
-        with suppress(OSError):
-            return server.fork(request, [*files, *keep])
+        with suppress(OSError):  # it has ended, or the request is too large
+            ours, theirs = socket.socketpair()
+            with theirs:
+                message = json.dumps(request).encode()
+                socket.send_fds(server, [message], [theirs.fileno(), *files, *keep])
+            _, ends, *_ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            if ends:
+                return Fork(ends[0], ours)
+            ours.close()
     command, (stdin, stdout, stderr) = [sys.executable, *words], files
     return subprocess.Popen(
         command,
@@ -244,7 +232,7 @@ def answer(requests: socket.socket) -> None:
             end = os.pidfd_open(pid)
             children[end] = pid, replies
             with suppress(OSError):  # likewise
-                socket.send_fds(replies, [b"%d" % pid], [end])
+                socket.send_fds(replies, [b"."], [end])
             for file in files:
                 os.close(file)
 

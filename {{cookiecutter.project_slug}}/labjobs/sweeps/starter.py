@@ -61,13 +61,11 @@ class Starter:
         self._env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that a fork can use the GPU
         if not scripts:
             return
-        self._couriers = fork_server.serve(
-            courier.MODULES, code, ENVIRONMENT | self._env, self._keep
-        )
+        env = ENVIRONMENT | self._env
+        self._couriers = fork_server.serve(courier.MODULES, code, env, self._keep)
         if self._couriers:
-            socket = self._couriers.socket.fileno()
-            self._env[courier.SERVER] = str(socket)
-            self._keep.append(socket)
+            self._env[courier.SERVER] = str(self._couriers.fileno())
+            self._keep.append(self._couriers.fileno())
         texts = [(code / script).read_text(errors="replace") for script in scripts]
         trains = any(re.search(r"^(import|from) torch\b", text, re.M) for text in texts)
         self._jobs = fork_server.serve(SLOW if trains else (), code, self._env, self._keep)
@@ -90,7 +88,7 @@ class Starter:
         while status == LOST:  # and so is the server; the next try starts cold
             status = self._start(self._jobs, words, self._code, (1, 2)).wait()
         if self._jobs and not status:
-            self._jobs.learn(files.read_json(sweep / layout.CHECKED)["modules"])
+            fork_server.teach(self._jobs, files.read_json(sweep / layout.CHECKED)["modules"])
         return status
 
     def _start(
