@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 from faults import Project
 
@@ -135,18 +135,6 @@ esac
 RECORDS = "runs/*/*/settings.json"
 
 
-class Interval(NamedTuple):
-    """When and where a job ran."""
-
-    job: str
-    device: str
-    threads: str
-    begun: float
-    ended: float
-    code: str
-    commit: str
-
-
 class Lab:
     """A project whose jobs are light, on a machine with pretend GPUs.
 
@@ -219,10 +207,10 @@ class Lab:
         out, err = process.communicate(timeout=600)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def intervals(self) -> list[Interval]:
-        """What the jobs have noted."""
+    def intervals(self) -> list[SimpleNamespace]:
+        """What the jobs have noted of when and where they ran."""
         lines = self.intervals_file.read_text().splitlines()
-        return [Interval(**json.loads(line)) for line in lines]
+        return [SimpleNamespace(**json.loads(line)) for line in lines]
 
 
 def write_grid(root: Path, *jobs: str) -> None:
@@ -262,7 +250,7 @@ def assert_after_their_inputs(lab: Lab, count: int) -> None:
     assert all(found[first].ended <= found[job].begun for job, first in derived.items())
 
 
-def assert_one_at_a_time(intervals: list[Interval]) -> None:
+def assert_one_at_a_time(intervals: list[SimpleNamespace]) -> None:
     """No device had two jobs at once."""
     for device in {interval.device for interval in intervals}:
         here = sorted((i for i in intervals if i.device == device), key=lambda i: i.begun)

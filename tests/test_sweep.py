@@ -187,10 +187,8 @@ UNKNOWN = "no such flag; see --help"
     [
         ("--fail-fats", "--fail-fats: no such flag; did you mean --fail-fast?"),
         ("--retries -1", "--retries -1: must be at least 0"),
-        ("--per-gpu some", "--per-gpu some: must be none or a whole number"),
         ("--gpus 3", "--gpus 3: nvidia-smi does not list this GPU"),
         ("--at-most 3", "--at-most: only with --slurm"),
-        ("--slurm --at-most 0", "--at-most 0: must be at least 1"),
         ("-- --partition gpu", "--: only with --slurm"),
         ("--slurm --retries 2", "--retries: not with --slurm"),
         ("--json", "--json: only with --list"),

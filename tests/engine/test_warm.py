@@ -91,36 +91,27 @@ threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
 """
 
 
-def test_a_library_that_uses_the_gpu(start, tmp_path, capfd):
-    """Known by a file that CUDA opens."""
-    (tmp_path / "nvidia-uvm").touch()
-    (tmp_path / "library.py").write_text(f"opened = open({str(tmp_path / 'nvidia-uvm')!r})")
-    process = start(
-        fork_server.serve(["json", "colorsys", "library"], tmp_path, os.environ), "pass"
-    )
-    assert process.wait(60) == 0
-    assert not isinstance(process, fork_server.Fork)
-    line = "run.sh: no warm start, since library uses the GPU when it is imported\n"
-    assert capfd.readouterr().err == line
+USES_THE_GPU = "opened = open('nvidia-uvm', 'w')"  # as CUDA does
 
 
 @pytest.mark.parametrize(
-    ("library", "stays"),
+    ("library", "why"),
     [
-        (THREAD, True),
-        (THREAD.replace("(9,)", "(0,)") + "time.sleep(0.5)", False),
-        ("raise ImportError", False),
-        ("import numpy", False),  # whose threads end before a fork
+        (THREAD, "starts threads"),
+        (USES_THE_GPU, "uses the GPU"),
+        (THREAD.replace("(9,)", "(0,)") + "time.sleep(0.5)", ""),
+        ("raise ImportError", ""),
+        ("import numpy", ""),  # whose threads end before a fork
     ],
-    ids=["stays", "ends", "fails", "pool"],
+    ids=["stays", "gpu", "ends", "fails", "pool"],
 )
-def test_a_library_that_starts_threads(start, tmp_path, capfd, library, stays):
+def test_a_library_that_a_fork_could_not_use(start, tmp_path, capfd, library, why):
     """It ends the server, with one line, and programs start cold."""
     (tmp_path / "library.py").write_text(library)
     env = os.environ | {"OMP_NUM_THREADS": "2"}
     server = fork_server.serve(["json", "colorsys", "library"], tmp_path, env)
     process = start(server, "pass")
     assert process.wait(60) == 0
-    assert isinstance(process, fork_server.Fork) is not stays
-    line = "run.sh: no warm start, since library starts threads when it is imported\n"
-    assert capfd.readouterr().err == (line if stays else "")
+    assert isinstance(process, fork_server.Fork) is not bool(why)
+    line = f"run.sh: no warm start, since library {why} when it is imported\n"
+    assert capfd.readouterr().err == (line if why else "")

@@ -22,7 +22,6 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import shown
 from labjobs.job import identity
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import Script
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import leave
 from labjobs.sources import fault
@@ -44,7 +43,7 @@ ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
 """Exit statuses of jobs, by how they have ended."""
 
 TAIL = 65_536
-"""Bytes at an output's end that surely hold its last line."""
+"""Bytes at the end of an output or a journal that surely hold its last line."""
 
 
 class Command(NamedTuple):
@@ -105,15 +104,11 @@ class Entry:
                 return "stale"
         return "interrupted"
 
-    def declared(self) -> Script:
-        """Return what its script declares about its jobs. Raises SettingsError if there is none."""
-        return identity.read(self.script)
-
     def read(self) -> None:
         """Find out which job it is. Raises SettingsError if the words do not describe a job."""
         if found := NO_JOB & set(self.flags):
             raise SettingsError(f"{min(found)}: cannot be used in a grid")
-        script = self.declared()
+        script = identity.read(self.script)
         settings, runtime = parser.parse(script.settings, Runtime, self.flags)
         self.job = JobFolder(settings, runtime, script.metrics, script.name)
 

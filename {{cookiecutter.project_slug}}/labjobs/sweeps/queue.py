@@ -164,7 +164,7 @@ class Queue:
         leave(exit_status.FAILED, f"run.sh: {'killing the jobs' if self._kill else text}")
         for worker in self._workers:
             if worker.running:
-                worker.running[1].stop(asked)
+                worker.running[1].send_signal(asked)
 
     def _say(self, entry: Entry, text: str) -> None:
         _print(f"[{entry.number}/{self._count}] {text}")

@@ -236,7 +236,7 @@ def _run(job: Command, since: int, starter: Starter, place: str, asked: Sequence
     while (status := running.status()) is None:
         if asked and not passed_on:
             passed_on = True
-            running.stop(asked[0])
+            running.send_signal(asked[0])
         time.sleep(PAUSE)
     print(running.ending(status), flush=True)
     return status

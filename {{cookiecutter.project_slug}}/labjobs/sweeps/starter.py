@@ -22,7 +22,7 @@ from labjobs.errors import SettingsError
 from labjobs.exit_status import KILLED
 from labjobs.files import CODE, ENGINE, PROJECT
 from labjobs.fork_server import LOST, Process, Server
-from labjobs.job.identity import identity
+from labjobs.job import identity
 from labjobs.job.terminal import leave
 from labjobs.sweeps import grid
 from labjobs.sweeps.grid import Command, Entry
@@ -133,10 +133,7 @@ class Running:
             print(f"started on {place}, {time.ctime()}", file=output, flush=True)
             self._begun = os.fstat(output.fileno()).st_mtime_ns
             self._process = starter.job(command.words, output.fileno(), env, locks)
-
-    def stop(self, signal: int) -> None:
-        """Send it a signal."""
-        self._process.send_signal(signal)
+        self.send_signal = self._process.send_signal
 
     def status(self) -> int | None:
         """Return its exit status as a shell reports it, 128 + n for signal n; None while it
@@ -187,7 +184,7 @@ def main(folder: Path) -> int:
 
 def _check(entries: list[Entry], on_slurm: bool) -> bool:
     """Check each job; returns whether all run on the CPU. Raises SettingsError."""
-    modules = {script: _imported(script) for script in {entry.script for entry in entries}}
+    scripts = {script: _imported(script) for script in {entry.script for entry in entries}}
     import torch
 
     from labjobs.training.loop import Job
@@ -201,10 +198,11 @@ def _check(entries: list[Entry], on_slurm: bool) -> bool:
         """Check a job, unless one that differs only in its seed was checked already."""
         entry.read()
         job = Job(entry.job, device)
-        unseeded = identity(entry.job.settings) | {"seed": None}  # it can run whatever its seed is
+        unseeded = identity.identity(entry.job.settings) | {"seed": None}
         alike = entry.script, str(unseeded), entry.job.runtime
         if alike not in checked:
-            getattr(modules[entry.script], entry.declared().check)(job)
+            check = identity.read(entry.script).check
+            getattr(scripts[entry.script], check)(job)
             checked.add(alike)
         kinds.add(job.device.type)
 

@@ -32,19 +32,13 @@ from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
 from labjobs.sweeps import slurm
+from labjobs.sweeps.gpus import LOOK
+from labjobs.sweeps.grid import TAIL
 from labjobs.tracking import courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
-LOOK = 2.0
-"""Seconds between two looks."""
-
-TAIL = 65_536
-"""Bytes at a journal's end that surely hold the last evaluation's line."""
-
 OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused"}
 """States of jobs that no running sweep will train."""
-
-SWEEPS = PROJECT / layout.SWEEPS
 
 
 class State(NamedTuple):
@@ -68,7 +62,7 @@ class View:
             self.store_is_away = True
             self.problems.append(f"{error}; going by the jobs' folders alone")
         try:
-            self.queued = slurm.queued(SWEEPS)
+            self.queued = slurm.queued(PROJECT / layout.SWEEPS)
         except SettingsError as error:
             self.problems.append(f"{error}; the jobs in its queue are not known")
 

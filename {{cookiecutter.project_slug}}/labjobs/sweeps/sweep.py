@@ -20,7 +20,7 @@ from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
-from labjobs.job import attempts, provenance, terminal
+from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, slurm, states
 from labjobs.sweeps.flags import Flags, read
@@ -100,9 +100,9 @@ def run(folder: Path, words: list[str]) -> int:
 
 def _read_jobs(entries: list[Entry]) -> None:
     """Find out which jobs they are. Raises SettingsError."""
-    for entry in {entry.script: entry for entry in entries}.values():
+    for name in {entry.script for entry in entries}:
         try:
-            script = entry.declared()
+            script = identity.read(name)
         except SettingsError:  # reported for each of its jobs
             continue
         settings_flags(script.settings)  # a mistake in settings.py is reported only once
