@@ -232,10 +232,8 @@ def _run(job: Command, since: int, starter: Starter, place: str, asked: Sequence
         running = Running(job, place, starter)
     except OSError as error:
         return leave(exit_status.FAILED, f"job {job.id} cannot be started: {cause(error)}")
-    passed_on = False
     while (status := running.status()) is None:
-        if asked and not passed_on:
-            passed_on = True
+        if asked:  # it ignores further ones
             running.send_signal(asked[0])
         time.sleep(PAUSE)
     print(running.ending(status), flush=True)
