@@ -80,15 +80,9 @@ def run(folder: Path, words: list[str]) -> int:
     if problem := installation.problem(PROJECT):
         print(problem, flush=True)
     if on_slurm:
-        terminal.handle_signals(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
-        try:
-            line = slurm.submit(folder, left, view.queued, since, flags, sbatch)
-        except SettingsError as error:
-            failed = exit_status.FAILED if slurm.was_given(folder) else exit_status.WRONG
-            return leave(failed, f"run.sh: {error}")
-        leave(exit_status.DONE, line)
+        status = _submit(folder, left, view, since, flags, sbatch)
         submitted = {*left}
-        return _name_left_out([entry for entry in entries if entry not in submitted])
+        return status or _name_left_out([entry for entry in entries if entry not in submitted])
     if not (on_gpus or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
         # The jobs take a GPU that nvidia-smi does not know, and all cores.
         places = places[:1]
@@ -148,6 +142,19 @@ def _check_left(left: list[Entry], entries: list[Entry], flags: Flags) -> None:
         ranks.check(entry.job.settings, entry.job.runtime, flags.gpus_per_job)
 
     grid.each(left, act)
+
+
+def _submit(
+    folder: Path, left: list[Entry], view: states.View, since: int, flags: Flags, sbatch: list[str]
+) -> int:
+    """Hand the jobs that are left to Slurm; returns the exit status."""
+    terminal.handle_signals(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
+    try:
+        line = slurm.submit(folder, left, view.queued, since, flags, sbatch)
+    except SettingsError as error:
+        failed = exit_status.FAILED if slurm.was_given(folder) else exit_status.WRONG
+        return leave(failed, f"run.sh: {error}")
+    return leave(exit_status.DONE, line)
 
 
 def _name_left_out(entries: list[Entry]) -> int:
