@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-from faults import Project
+from faults import Project, ended
 
 LIGHT = '''
 """A job that notes where and when it ran, and ends as its note tells it to."""
@@ -203,9 +203,7 @@ class Lab:
 
     def sweep(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
         """`bash run.sh` to its end."""
-        process = self.start(*flags, **env)
-        out, err = process.communicate(timeout=600)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return ended(self.start(*flags, **env))
 
     def intervals(self) -> list[SimpleNamespace]:
         """What the jobs have noted of when and where they ran."""
