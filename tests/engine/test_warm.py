@@ -73,6 +73,16 @@ def test_a_fork_is_as_a_new_python(server, start, tmp_path, ending, status, said
         assert "server.py" not in warm[0]
 
 
+def test_a_module_that_was_imported_before_and_closes_its_output(tmp_path):
+    (tmp_path / "in.json").write_text("[]")
+    server = fork_server.serve(["json.tool"], tmp_path, os.environ)
+    with open(os.devnull) as nothing, (tmp_path / "out").open("w") as out:
+        files = (nothing.fileno(), out.fileno(), out.fileno())
+        process = fork_server.start(server, ["-m", "json.tool", "in.json"], tmp_path, files)
+    assert isinstance(process, fork_server.Fork) and process.wait(60) == 0
+    assert (tmp_path / "out").read_text() == "[]\n"
+
+
 THREAD = """
 import threading, time
 threading.Thread(target=time.sleep, args=(9,), daemon=True).start()

@@ -268,6 +268,7 @@ def _execute(words: list[str]) -> None:
     """Run a script, or a module after `-m`, as the main one of this process."""
     if words[0] == "-m":
         sys.path[0], sys.argv = os.getcwd(), words[1:]
+        sys.modules.pop(words[1], None)  # or runpy warns that it was imported before
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         script = Path(words[0]).resolve()
@@ -287,7 +288,7 @@ def _leave(status: int) -> NoReturn:
             with suppress(OSError, ValueError):  # no file to write to
                 left_open.flush()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # the program has closed it
             stream.flush()
     os._exit(status)
 

@@ -249,7 +249,7 @@ class Trials:
             if status != exit_status.ELSEWHERE:
                 return line
             while states.View().state(job).word == "running":
-                self._rest()
+                self._rest(gpus.LOOK)
 
     def _process(self, target: Target, words: list[str]) -> tuple[int, str]:
         """Run a process to its end; return its exit status and its last line."""
@@ -302,8 +302,8 @@ class Trials:
             waiting = True
             self._rest()
 
-    def _rest(self) -> None:
-        time.sleep(PAUSE)
+    def _rest(self, seconds: float = PAUSE) -> None:
+        time.sleep(seconds)
         if self._asked:
             raise Interrupted(self._asked)
 
