@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from labjobs import exit_status, files, layout
 from labjobs.errors import SettingsError, cause
@@ -32,17 +31,10 @@ OPTIONS = ("--parsable", "--signal=B:USR1@60", "--requeue", "--open-mode=append"
 """Default options of sbatch: USR1 is sent 60 s before the end, as a warning."""
 
 
-class Queued(NamedTuple):
-    """A job's task in Slurm's queue, such as `17_3`, and Slurm's words for its state."""
-
-    task: str
-    state: str
-
-
 def submit(
     folder: Path,
     left: Sequence[Entry],
-    queued: Mapping[str, Queued],
+    queued: Mapping[str, str],
     since: int,
     flags: Flags,
     sbatch: Sequence[str],
@@ -65,7 +57,7 @@ def submit(
         words = [f"--array=0-{len(entries) - 1}{limit}", *always]
         # What is in the queue may end, in whatever way, before Slurm is told to wait for it.
         after = [
-            f"afterok:{tasks[job]}" if job in tasks else f"afterany:{queued[job].task}"
+            f"afterok:{tasks[job]}" if job in tasks else f"afterany:{queued[job].split()[0]}"
             for job in waits
         ]
         if flags.at_most and ids:  # a limit holds within one array
@@ -90,7 +82,7 @@ def submit(
 
 
 def _arrays_to_make(
-    left: Sequence[Entry], queued: Mapping[str, Queued], size: int
+    left: Sequence[Entry], queued: Mapping[str, str], size: int
 ) -> Iterator[tuple[list[Entry], list[str]]]:
     """The jobs of each array, and the jobs that they all wait for."""
     own = {entry.job.id for entry in left}
@@ -125,10 +117,11 @@ def has(folder: Path) -> bool:
     return any(array in tasks for array, _ in _arrays(folder))
 
 
-def queued(sweeps: Path) -> dict[str, Queued]:
-    """The jobs in Slurm's queue that have not ended, by job id. Raises SettingsError if Slurm does
-    not answer."""
-    found: dict[str, Queued] = {}
+def queued(sweeps: Path) -> dict[str, str]:
+    """The jobs in Slurm's queue that have not ended, by job id: their tasks and Slurm's words for
+    their states, such as `17_3 PENDING, Priority`. Raises SettingsError if Slurm does not answer.
+    """
+    found: dict[str, str] = {}
     folders = [folder for folder in sorted(sweeps.glob("*")) if was_given(folder)]
     tasks = _tasks() if folders else {}
     for folder in folders:
@@ -138,7 +131,7 @@ def queued(sweeps: Path) -> dict[str, Queued]:
                 for task, state in tasks.get(array, {}).items():
                     job = jobs[start + task]
                     if grid.ended(Path(job.folder), since) is None:
-                        found[job.id] = Queued(f"{array}_{task}", state)
+                        found[job.id] = f"{array}_{task} {state}"
     return found
 
 

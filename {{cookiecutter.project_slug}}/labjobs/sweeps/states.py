@@ -55,7 +55,7 @@ class View:
         self.problems: list[str] = []
         self.store_is_away = False
         self._known = stored_jobs.NOTHING
-        self.queued: dict[str, slurm.Queued] = {}
+        self.queued: dict[str, str] = {}
         try:
             self._known = stored_jobs.known(experiment_name())
         except ConnectionError as error:
@@ -84,7 +84,7 @@ class View:
         if lease := self._lease(job):
             return State("running", f"on {lease.host}")
         if queued := self.queued.get(job.id):
-            return State("queued", f"Slurm {queued.task} {queued.state}")
+            return State("queued", f"Slurm {queued}")
         if not latest and not job.runtime.force:
             diverged = self._known.diverged.get(job.id, [])
             if any(job.fits(each.code, each.data) for each in diverged):
