@@ -75,11 +75,10 @@ class Cluster:
         folder: Path,
         gpus: int,
         largest_array: int,
-        before: tuple[str, ...],
         machines: Sequence[Machine],
         address: str,
     ) -> None:
-        self._folder, self._before = folder, before
+        self._folder = folder
         host = platform.node().split(".")[0]
         self._machines = machines or [Machine(host, HERE, ())]
         node = "NodeName={} NodeAddr={} CPUs={} RealMemory=1000 Gres=gpu:{} State=UNKNOWN"
@@ -199,19 +198,14 @@ class Cluster:
         if (int(version[0]), int(version[1])) >= (23, 11):  # those before know no such thing
             (self._folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         self._folder.chmod(0o755)
-        for path in (self._folder, *self._folder.rglob("*")) if self._before else ():
-            os.chown(path, *self._ids(), follow_symlinks=False)
 
     def _configure(self, settings: dict[str, object]) -> None:
         (self._folder / "slurm.conf").write_text(CONFIGURATION.format(**settings))
 
-    def _ids(self) -> tuple[int, int]:
-        return int(self.ask("id", "-u")), int(self.ask("id", "-g"))
-
     def _start(self, command: list[str], ready: Callable[[], bool]) -> None:
         with (self._folder / "output.txt").open("a") as output:
             process = subprocess.Popen(
-                [*self._before, *command],
+                command,
                 cwd=self._folder,
                 env=os.environ | self.env | {"PATH": PATH},
                 stdout=output,
@@ -224,7 +218,7 @@ class Cluster:
 
     def _try(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self._before, *command],
+            command,
             cwd=self._folder,
             env=os.environ | self.env | {"PATH": PATH},
             capture_output=True,
@@ -236,14 +230,13 @@ class Cluster:
 def slurm(
     gpus: int,
     largest_array: int,
-    before: tuple[str, ...] = (),
     machines: Sequence[Machine] = (),
     address: str = HERE,
 ) -> Iterator[Cluster]:
-    """Slurm, perhaps behind words that make it another user's."""
+    """Slurm, of this machine or of several."""
     install()
     with TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), gpus, largest_array, before, machines, address)
+        cluster = Cluster(Path(folder), gpus, largest_array, machines, address)
         try:
             cluster.start()
             yield cluster

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
-from faults import Project
+from faults import Project, ended
 
 LIGHT = '''
 """A job that notes where and when it ran, and ends as its note tells it to."""
@@ -70,7 +70,6 @@ else:
     ran = job.path / "ran"
     ran.open("a").write("x")
     time.sleep(note.get("seconds", 0.3))
-    while Path(note.get("until_gone", job.path / "nothing")).exists(): time.sleep(0.05)
     status, said = note.get("ends", "finished"), note.get("says", "")
     if len(ran.read_text()) > note.get("times", 99):
         status = "finished"
@@ -133,16 +132,7 @@ esac
 """
 
 
-class Interval(NamedTuple):
-    """When and where a job ran."""
-
-    job: str
-    device: str
-    threads: str
-    begun: float
-    ended: float
-    code: str
-    commit: str
+RECORDS = "runs/*/*/settings.json"
 
 
 class Lab:
@@ -213,14 +203,12 @@ class Lab:
 
     def sweep(self, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
         """`bash run.sh` to its end."""
-        process = self.start(*flags, **env)
-        out, err = process.communicate(timeout=600)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return ended(self.start(*flags, **env))
 
-    def intervals(self) -> list[Interval]:
-        """What the jobs have noted."""
+    def intervals(self) -> list[SimpleNamespace]:
+        """What the jobs have noted of when and where they ran."""
         lines = self.intervals_file.read_text().splitlines()
-        return [Interval(**json.loads(line)) for line in lines]
+        return [SimpleNamespace(**json.loads(line)) for line in lines]
 
 
 def write_grid(root: Path, *jobs: str) -> None:
@@ -254,16 +242,13 @@ def light(**note: object) -> Callable[[int], str]:
 def assert_after_their_inputs(lab: Lab, count: int) -> None:
     """So many jobs of analyse.py have run, each after the job that it is derived from."""
     found = {interval.job: interval for interval in lab.intervals()}
-    records = [
-        json.loads(path.read_text()) for path in lab.project.root.glob("runs/*/*/settings.json")
-    ]
+    records = [json.loads(path.read_text()) for path in lab.project.root.glob(RECORDS)]
     derived = {each["id"]: each["settings"]["first"] for each in records if each["script"] != "run"}
     assert len(derived) == count
-    for job, first in derived.items():
-        assert found[first].ended <= found[job].begun
+    assert all(found[first].ended <= found[job].begun for job, first in derived.items())
 
 
-def assert_one_at_a_time(intervals: list[Interval]) -> None:
+def assert_one_at_a_time(intervals: list[SimpleNamespace]) -> None:
     """No device had two jobs at once."""
     for device in {interval.device for interval in intervals}:
         here = sorted((i for i in intervals if i.device == device), key=lambda i: i.begun)

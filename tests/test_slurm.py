@@ -7,16 +7,13 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from faults import Project, assert_as_undisturbed, one_line, silent, wait_until
+from faults import Project, assert_as_undisturbed, ended, one_line, silent, wait_until
 from slurms import PAUSE, Cluster, slurm
 from sweeps import Lab, assert_after_their_inputs, assert_one_at_a_time, light, start, write_grid
-from test_queue import SOMEONE_ELSE
 
 pytestmark = pytest.mark.full
 
@@ -41,40 +38,19 @@ def lab(project, cluster, tmp_path):
 
 def run(root: Path, env: dict[str, str], *flags: str) -> "subprocess.CompletedProcess[str]":
     """`bash run.sh` to its end."""
-    process = start(root, env, *flags)
-    out, err = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-@contextmanager
-def sweeping(root: Path, env: dict[str, str]) -> "Iterator[subprocess.Popen[str]]":
-    """`bash run.sh`, which is stopped if it has not ended."""
-    process = start(root, env)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(60)
+    return ended(start(root, env, *flags))
 
 
 def arrays(done: "subprocess.CompletedProcess[str]", jobs: int) -> list[str]:
     """Return the arrays that Slurm was given for some jobs."""
-    assert (done.returncode, done.stderr) == (0, "")
-    number = "1 job" if jobs == 1 else f"{jobs} jobs"
-    begun, last = f"{number} submitted to Slurm as ", done.stdout.splitlines()[-1]
-    assert last.startswith(begun)
-    return last.removeprefix(begun).split("; ")[0].split(", ")
-
-
-def tasks(ids: list[str], count: int) -> list[str]:
-    """Slurm's names for the tasks of the first jobs of a grid."""
-    return [f"{ids[number // ARRAY]}_{number % ARRAY}" for number in range(count)]
+    form = rf"^{jobs} jobs? submitted to Slurm as (.*); --list"
+    (ids,) = re.findall(form, silent(done).stdout, re.MULTILINE)
+    return ids.split(", ")
 
 
 def listed(done: "subprocess.CompletedProcess[str]") -> dict[str, tuple[str, str]]:
     """What `--list` says of each job."""
-    assert (done.returncode, done.stderr) == (0, "")
-    found = re.findall(r"^(\w{12})  (\w+) .*?(?:\[(.*)\])?$", done.stdout, re.MULTILINE)
+    found = re.findall(r"^(\w{12})  (\w+) .*?(?:\[(.*)\])?$", silent(done).stdout, re.MULTILINE)
     return {job: (state, re.sub("(PENDING), .*", r"\1", about)) for job, state, about in found}
 
 
@@ -89,142 +65,88 @@ HELD = """\
             print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"], file=file)
         if settings.note == "fails":
             raise KeyError("no")
-        held = folder.path.parents[2] / (settings.note or "none")
-        while job.step and held.exists() and not folder.interruption.asked:
+        while job.step and os.path.exists("hold") and not folder.interruption.asked:
+            (folder.path / "held").touch()
             time.sleep(0.05)
+        (folder.path / "held").unlink(missing_ok=True)
         model.train()
 """
-"""In the training loop: a job writes down its GPU and its threads; one with a note fails, or waits
-after its first epoch for as long as there is a file of that name."""
-
-QUICK = "--epochs 10 --batch-size 256"
-
-
-@pytest.fixture
-def grid(pytestconfig: pytest.Config) -> list[str]:
-    """Jobs that train: three that are held, one that fails, others."""
-    held = [f"{QUICK} --seed {seed} --note held-{seed}" for seed in range(3)]
-    seeds = range(3, int(pytestconfig.getoption("--slurm-jobs")) - 1)
-    return [*held, f"{QUICK} --note fails", *(f"{QUICK} --seed {seed}" for seed in seeds)]
-
-
-class Held:
-    """The jobs of a grid that take their time until they are released."""
-
-    def __init__(self, project: Project, cluster: Cluster, tasks: dict[str, str]) -> None:
-        self._project, self._cluster, self.tasks = project, cluster, tasks
-        self.files = {job: project.root / f"held-{n}" for n, job in enumerate(self.tasks)}
-        for file in self.files.values():
-            file.touch()
-
-    def said(self, job: str) -> str:
-        """What a job has printed."""
-        output = self._project.folder(job) / "output.txt"
-        return output.read_text() if output.exists() else ""
-
-    def training(self) -> list[str]:
-        """Those that have come past an epoch."""
-        return [job for job in self.tasks if "epoch 1/" in self.said(job)]
-
-    def sent_back(self, signal: str) -> str:
-        """Wait until Slurm has taken one back into its queue, with a checkpoint; release it."""
-        found: list[str] = []
-
-        def is_back() -> bool:
-            restarts = self._cluster.restarts()
-            found[:] = [job for job, task in self.tasks.items() if restarts.get(task)]
-            return bool(found)
-
-        wait_until(is_back, 600, PAUSE)
-        (job,) = found
-        line = f"job {job} interrupted: by {signal}; the same command continues it"
-        wait_until(lambda: self.said(job).splitlines()[-1] == line)
-        del self.tasks[job]
-        self.files[job].unlink()
-        return job
+"""In the training loop: a job writes down its GPU and its threads, and fails, or waits after its
+first epoch for as long as there is a file `hold`."""
 
 
 def test_jobs_that_train(
-    project: Project, cluster: Cluster, grid: list[str], tmp_path: Path
+    project: Project, cluster: Cluster, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
     """One fails, others are preempted by a warning, by TERM alone and at their time limit: in the
     end all is as after `bash run.sh`."""
     here = project.copy(tmp_path / "here")
-    write_grid(here.root, *grid)
+    count = int(pytestconfig.getoption("--slurm-jobs")) - 1
+    grid = [f"--epochs 10 --batch-size 256 --seed {seed}" for seed in range(count)]
+    write_grid(here.root, *grid, "--note fails")
     script = here.root / "run.py"
     text = script.read_text().replace("        model.train()\n", HELD)
     script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
     there = here.copy(tmp_path / "there")
-    env = there.env | cluster.env
     local = {"CUDA_VISIBLE_DEVICES": "0,1", "GPU_LOCKS": str(tmp_path / "locks")}
-    with sweeping(here.root, here.env | local) as beside:
-        jobs = disturbed(there, cluster)
-        beside.communicate(timeout=600)
-    assert beside.returncode == 1  # one job failed
-    states = listed(run(there.root, env, "--list"))
-    failed = jobs[grid.index(f"{QUICK} --note fails")]
-    assert Counter(state for state, _ in states.values()) == {
-        "finished": len(grid) - 1,
-        "failed": 1,
-    }
-    assert states[failed][1] == "KeyError: 'no'"
+    assert run(here.root, here.env | local).returncode == 1
+    *jobs, failed = disturbed(there, cluster)
+    states = listed(run(there.root, there.env | cluster.env, "--list"))
+    assert states.pop(failed) == ("failed", "KeyError: 'no'")
+    assert Counter(state for state, _ in states.values()) == {"finished": count}
     for job in jobs:
-        if job != failed:
-            assert_as_undisturbed(there, job, here, job)
+        assert_as_undisturbed(there, job, here, job)
     assert [status for _, status in there.runs(failed)] == ["FAILED"]
-    lines = {
-        line for job in jobs for line in (there.folder(job) / "devices").read_text().split("\n")
-    }
-    assert lines == {"0 1", "1 1", ""}
-
-    with cluster.closed():
-        (array,) = arrays(run(there.root, env, "--slurm"), 1)
-        states = listed(run(there.root, env, "--list"))
-        assert states[failed] == ("queued", f"Slurm {array}_0 PENDING")
-        cluster.ask("scancel", array)
-    assert listed(run(there.root, env, "--list"))[failed][0] == "failed"
+    devices = "".join((there.folder(job) / "devices").read_text() for job in jobs)
+    assert {*devices.splitlines()} == {"0 1", "1 1"}
 
 
 def disturbed(there: Project, cluster: Cluster) -> list[str]:
     """Hand the grid to Slurm and disturb three of its jobs; all jobs, once they have ended."""
     env = there.env | cluster.env
     del env["OMP_NUM_THREADS"]
+    (there.root / "hold").touch()
     jobs = list(listed(run(there.root, env, "--list")))
-    ids = arrays(run(there.root, env, "--slurm", "--", "--time=30"), len(jobs))
-    named = dict(zip(jobs, tasks(ids, len(jobs)), strict=True))
-    held = Held(there, cluster, {job: named[job] for job in jobs[:3]})
-    wait_until(lambda: len(held.training()) == 2, 600)
-    states = listed(run(there.root, env, "--list"))
-    assert [states[job][0] for job in jobs[:2]] == ["running", "running"]
-    waiting = {job: ("queued", f"Slurm {named[job]} PENDING") for job in jobs[2:]}
-    assert {job: states[job] for job in jobs[2:]} == waiting
-    again = run(there.root, env, "--slurm")
-    assert (again.returncode, again.stderr) == (0, "")
+    arrays(run(there.root, env, "--slurm", "--", "--time=30"), len(jobs))
+
+    def wait_until_two_are_held(restarts: int) -> None:
+        wait_until(lambda: sum(cluster.restarts().values()) == restarts, 600, PAUSE)
+        wait_until(lambda: len([*there.root.glob("runs/*/*/held")]) == 2, 600, PAUSE)
+
+    wait_until_two_are_held(restarts=0)
+    states = [state for state, _ in listed(run(there.root, env, "--list")).values()]
+    assert states == ["running"] * 2 + ["queued"] * (len(jobs) - 2)
+    again = silent(run(there.root, env, "--slurm"))
     assert again.stdout == f"nothing submitted to Slurm: {len(jobs) - 2} queued, 2 running\n"
 
     cluster.preempt()
-    held.sent_back("SIGUSR1")
-    wait_until(lambda: len(held.training()) == 2, 600)
+    wait_until_two_are_held(restarts=1)
     with cluster.configured(parameters="idle_on_node_suspend", grace=0):  # no warning
         cluster.preempt()
-        held.sent_back("SIGTERM")
-    (task,) = held.tasks.values()
+        wait_until_two_are_held(restarts=2)
+    task = cluster.ask("squeue", "--noheader", "--states=RUNNING", "--format=%F_%K").split()[0]
     cluster.set(f"JobId={task}", EndTime="now+45")  # Slurm looks every 30 s who is to be warned
-    held.sent_back("SIGUSR1")
+    wait_until_two_are_held(restarts=3)
     cluster.set(f"JobId={task}", TimeLimit=30)
+    (there.root / "hold").unlink()
     cluster.wait_until_empty()
+    printed = "".join(path.read_text() for path in there.root.glob("runs/*/*/output.txt"))
+    signals = Counter(re.findall(r"interrupted: by (\w+); the same command", printed))
+    assert signals == {"SIGUSR1": 2, "SIGTERM": 1}
     return jobs
 
 
 def test_more_jobs_than_an_array_holds(lab, cluster):
-    """They run the code that was there when they were handed over, which is then cleared away."""
+    """They run one at a time, if so asked, and the code that was there when they were handed over,
+    which is then cleared away."""
     lab.write_grid(*map(light(), range(10)))
     with cluster.closed():
-        ids = arrays(lab.sweep("--slurm"), 10)
+        ids = arrays(lab.sweep("--slurm", "--at-most", "1"), 10)
         assert len(ids) == 3
         script = lab.project.root / "run.py"
         script.write_text(script.read_text().replace('"""A job', '"""Edited: a job'))
-        named = {("queued", f"Slurm {task} PENDING") for task in tasks(ids, 10)}
+        tasks = [f"{ids[number // ARRAY]}_{number % ARRAY}" for number in range(10)]
+        named = {("queued", f"Slurm {task} PENDING") for task in tasks}
         done = lab.sweep("--list")
         assert set(listed(done).values()) == named
         assert "PENDING, PartitionDown]" in done.stdout
@@ -233,64 +155,25 @@ def test_more_jobs_than_an_array_holds(lab, cluster):
     watched = silent(lab.sweep("--watch"))
     assert watched.stdout.splitlines()[-1] == "10 jobs: 10 unsent"
     cluster.wait_until_empty()
-    intervals = lab.intervals()
-    assert_one_at_a_time(intervals)
+    intervals = sorted(lab.intervals(), key=lambda interval: interval.begun)
     assert len({i.job for i in intervals}) == len(intervals) == 10
-    assert {i.device for i in intervals} == {"0", "1"}
+    assert all(one.ended <= after.begun for one, after in pairwise(intervals))
     assert not any("Edited" in i.code for i in intervals)
     assert len(folders(lab.project.root)) == 1
     assert lab.sweep("--only", "failed").returncode == 0
     assert folders(lab.project.root) == []
 
 
-def test_derived_jobs_run_after_their_inputs_and_not_after_one_that_failed(lab, cluster):
-    lab.write_analysis()
-    failing = light(ends="failed", says="no")(2)
-    captured = [f"id{n}=$(job {light()(n)})" for n in range(2)]
-    derived = [f'again{n}=$(job analyse.py --first "$id{n}")' for n in range(2)]
-    lab.write_lines(
-        *captured,
-        f"id2=$(job {failing})",
-        *derived,
-        *(f'job analyse.py --first "${name}"' for name in ("again0", "again1", "id2")),
-    )
-    arrays(lab.sweep("--slurm"), 8)
-    cluster.wait_until_empty()
-    assert_after_their_inputs(lab, 4)
-    assert len(lab.intervals()) == 7
-    states = [state for state, _ in listed(lab.sweep("--list")).values()]
-    assert sorted(states) == ["failed", "pending", *["unsent"] * 6]
-
-
-def test_at_most_one_at_a_time(lab, cluster):
-    lab.write_grid(*map(light(), range(5)))
-    assert len(arrays(lab.sweep("--slurm", "--at-most", "1"), 5)) == 2
-    cluster.wait_until_empty()
-    intervals = sorted(lab.intervals(), key=lambda interval: interval.begun)
-    assert len(intervals) == 5
-    assert all(one.ended <= after.begun for one, after in pairwise(intervals))
-
-
-def test_a_preempted_job_comes_back_but_not_after_scancel(lab: Lab, cluster: Cluster) -> None:
-    """Both get TERM: within the grace period, since that is to be the warning, and by scancel."""
-    lab.write_grid(*map(light(seconds=600), range(2)))
-    (array,) = arrays(lab.sweep("--slurm", "--", "--signal=B:TERM@60"), 2)
-    wait_until(lambda: len(list(lab.project.root.glob("runs/*/*/ran"))) == 2)
-    cluster.preempt()
-    both = [f"{array}_{number}" for number in range(2)]
-
-    def restarts() -> list[int]:
-        found = cluster.restarts()
-        return sorted(found.get(task, 0) for task in both)
-
-    wait_until(lambda: restarts() == [0, 1], pause=PAUSE)
+def test_a_job_does_not_come_back_after_scancel(lab: Lab, cluster: Cluster) -> None:
+    """It gets TERM, as a preempted job may, and is interrupted."""
+    lab.write_grid(light(seconds=600)(0))
+    (array,) = arrays(lab.sweep("--slurm"), 1)
+    wait_until(lambda: bool([*lab.project.root.glob("runs/*/*/ran")]))
     cluster.ask("scancel", array)
     cluster.wait_until_empty()
-    assert restarts() == [0, 1]
-    assert set(listed(lab.sweep("--list")).values()) <= {
-        ("interrupted", "step 2/12, 20 s left"),
-        ("pending", ""),
-    }
+    assert cluster.restarts().get(f"{array}_0", 0) == 0
+    (state,) = listed(lab.sweep("--list")).values()
+    assert state == ("interrupted", "step 2/12, 20 s left")
 
 
 def test_how_jobs_end(lab: Lab, cluster: Cluster) -> None:
@@ -299,22 +182,18 @@ def test_how_jobs_end(lab: Lab, cluster: Cluster) -> None:
     lab.write_analysis()
     first = [light(status=3), light(ends="failed", says="no"), light(seconds=600), light()]
     captured = [f"id{n}=$(job {each(n)})" for n, each in enumerate(first)]
-    derived = [f'job analyse.py --first "$id{n}"' for n in range(2)]
-    lab.write_lines(*captured, *derived)
-    ids = arrays(lab.sweep("--slurm"), 6)
-    names = [*(f"{ids[0]}_{number}" for number in range(4)), f"{ids[1]}_0"]
-    jobs = [*listed(lab.sweep("--list"))]
-    killed = jobs[2]
+    derived = [f'again{n}=$(job analyse.py --first "$id{n}")' for n in range(2)]
+    lab.write_lines(*captured, *derived, 'job analyse.py --first "$again0"')
+    arrays(lab.sweep("--slurm"), 7)
+    killed = [*listed(lab.sweep("--list"))][2]
     wait_until(lambda: (lab.project.folder(killed) / "ran").exists(), pause=PAUSE)
     lock = json.loads((lab.project.folder(killed) / "lock").read_text())
     os.kill(lock["pid"], signal.SIGKILL)
     cluster.wait_until_empty()
     states = [state for state, _ in listed(lab.sweep("--list")).values()]
-    assert states == ["unsent", "failed", "interrupted", "unsent", "unsent", "pending"]
-    assert_after_their_inputs(lab, 1)
+    assert states == ["unsent", "failed", "interrupted", "unsent", "unsent", "pending", "unsent"]
+    assert_after_their_inputs(lab, 2)
     assert_one_at_a_time(lab.intervals())
-    ended = ["COMPLETED", "FAILED", "FAILED", "COMPLETED", "COMPLETED"]
-    assert [cluster.ended(name) for name in names] == ended
 
 
 def test_a_job_with_two_gpus(project, cluster, tmp_path):
@@ -340,10 +219,9 @@ def test_what_sbatch_refuses(lab, cluster):
     said = one_line(lab.sweep("--slurm", "--", "--partition=nowhere"), 2)
     assert said.startswith("run.sh: sbatch: ") and "nowhere" in said
     assert folders(lab.project.root) == []
-    for option, printed in {"--test-only": "", "--usage": "; it says: Usage: sbatch"}.items():
-        said = one_line(lab.sweep("--slurm", "--", option), 2)
-        assert said.startswith(f"run.sh: sbatch: has submitted nothing{printed}")
-        assert set(listed(lab.sweep("--list")).values()) == {("pending", "")}
+    said = one_line(lab.sweep("--slurm", "--", "--test-only"), 2)
+    assert said == "run.sh: sbatch: has submitted nothing"
+    assert set(listed(lab.sweep("--list")).values()) == {("pending", "")}
     assert cluster.states() == []
 
 
@@ -362,18 +240,3 @@ def test_what_sbatch_refuses_in_part(lab, cluster):
         assert len(arrays(lab.sweep("--slurm"), 2)) == 1
     cluster.wait_until_empty()
     assert sorted(Counter(i.job for i in lab.intervals()).values()) == [1] * 6
-
-
-@pytest.mark.root
-def test_an_ordinary_user(project, tmp_path):
-    with slurm(gpus=1, largest_array=ARRAY, before=SOMEONE_ELSE) as cluster:
-        lab = Lab(project, tmp_path, gpus=0)
-        lab.write_grid(light()(0), light(ends="failed")(1), light()(2))
-        subprocess.run(["chown", "-R", "nobody", lab.project.root], check=True)
-        sweep = start(lab.project.root, lab.env | cluster.env, "--slurm", before=SOMEONE_ELSE)
-        out, err = sweep.communicate(timeout=300)
-        assert (sweep.returncode, err) == (0, ""), out
-        cluster.wait_until_empty()
-        assert len({i.job for i in lab.intervals()}) == 3
-        owners = {path.owner() for path in lab.project.root.glob("runs/*/*/outcome.json")}
-        assert owners == {"nobody"}

@@ -26,41 +26,33 @@ def lab(project, tmp_path):
 
 
 def processes(lab: Lab) -> dict[int, str]:
-    """What runs of a lab's sweeps: their commands, by pid."""
+    """What runs of a lab's sweeps, by pid: its queues, servers of jobs or couriers, and jobs."""
     mark, found = f"INTERVALS={lab.intervals_file}".encode(), {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                command, name = (folder / "cmdline").read_text(), (folder / "comm").read_text()
                 if command:  # else it is dead, and not yet waited for
-                    found[int(folder.name)] = command
+                    found[int(folder.name)] = role(name.strip(), command)
         except OSError:
             continue
     return found
 
 
-def name(pid: int) -> str:
-    """What `ps` calls a process; jobs that are forks are called by their script."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def victim(sweep: subprocess.Popen[str], lab: Lab, whom: str) -> int | None:
-    """The pid of run.sh, of its queue, of its server of jobs or couriers, or of one of its jobs."""
-    if whom == "run.sh":
-        return sweep.pid
-    return next((pid for pid, words in processes(lab).items() if role(pid, words) == whom), None)
-
-
-def role(pid: int, command: str) -> str:
+def role(name: str, command: str) -> str:
     """What a process of a sweep is there for."""
-    if name(pid) == "run.py" or "/code/run.py" in command:  # a fork, or started cold
+    if name == "run.py" or "/code/run.py" in command:  # a fork, or started cold
         return "job"
     if "fork_server.py" in command:
         return "couriers" if "mlflow" in command else "server"
     return "queue" if "labjobs.sweeps.sweep" in command else ""
+
+
+def victim(sweep: subprocess.Popen[str], lab: Lab, whom: str) -> int | None:
+    """The pid of run.sh, or of one of the other processes of its sweep."""
+    if whom == "run.sh":
+        return sweep.pid
+    return next((pid for pid, each in processes(lab).items() if each == whom), None)
 
 
 def free(lock: Path) -> bool:
@@ -108,33 +100,29 @@ def assert_fair_end(code: int, whom: str, number: int) -> None:
         assert code in {0, -number, 128 + number, stopped}
 
 
-def test_a_terminal_that_closes_says_so_twice(lab):
-    """The jobs are asked to stop all the same, not killed."""
+STOPPING = "run.sh: stopping the jobs because of {}; Ctrl-C kills them\n"
+
+
+@pytest.mark.parametrize(
+    ("handler", "number", "printed", "status"),
+    [
+        ("lambda *_: time.sleep(2) or sys.exit(143)", signal.SIGHUP, ["a signal", ""], 143),
+        ("signal.SIG_IGN", signal.SIGINT, ["Ctrl-C", "run.sh: killing the jobs\n"], 130),
+    ],
+)
+def test_a_second_signal(lab, handler, number, printed, status):
+    """A terminal that closes says so twice, and the jobs are asked to stop all the same. A second
+    Ctrl-C kills a job that does not listen to the first."""
     text = (lab.project.root / "run.py").read_text()
-    slow = "import signal; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(143)))"
-    (lab.project.root / "run.py").write_text(text.replace("time.sleep(", f"{slow}; time.sleep(", 1))
+    handled = f"import signal; signal.signal(signal.SIGTERM, {handler}); time.sleep("
+    (lab.project.root / "run.py").write_text(text.replace("time.sleep(", handled, 1))
     lab.write_grid(light(seconds=600)(0))
     sweep = lab.start()
     wait_until(lambda: bool(list(lab.project.root.glob("runs/*/*/ran"))))
-    sweep.send_signal(signal.SIGHUP)
-    assert sweep.stderr and "stopping the jobs" in sweep.stderr.readline()
-    sweep.send_signal(signal.SIGHUP)
+    for line in (STOPPING.format(printed[0]), printed[1]):
+        os.killpg(sweep.pid, number)  # as a terminal does
+        assert sweep.stderr and sweep.stderr.readline() == line
     stopped = ended(sweep)
-    assert stopped.returncode == 143
+    assert stopped.returncode == status
     assert stopped.stdout.endswith("; 1 interrupted\n")
-
-
-def test_a_second_ctrl_c_kills(lab):
-    """Also a job that does not listen to the first; the terminal sends it to all of them."""
-    text = (lab.project.root / "run.py").read_text()
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep("
-    (lab.project.root / "run.py").write_text(text.replace("time.sleep(", deaf))
-    lab.write_grid(light(seconds=600)(0))
-    sweep = lab.start()
-    wait_until(lambda: bool(list(lab.project.root.glob("runs/*/*/ran"))))
-    for said in ("stopping the jobs", "killing the jobs"):
-        os.killpg(sweep.pid, signal.SIGINT)
-        assert sweep.stderr and said in sweep.stderr.readline()
-    sweep.communicate(timeout=60)
-    assert sweep.returncode == 130
     wait_until(lambda: not processes(lab))

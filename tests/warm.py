@@ -30,7 +30,7 @@ def servers() -> tuple[fork_server.Server | None, int]:
     env["OMP_NUM_THREADS"] = "1"
     if not (couriers := fork_server.serve(MLFLOW, Path("/"), ENVIRONMENT | env)):
         return None, -1
-    socket = couriers.socket.fileno()
+    socket = couriers.fileno()
     return fork_server.serve(SLOW, Path("/"), env, keep=[socket]), socket
 
 

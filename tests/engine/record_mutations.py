@@ -146,7 +146,7 @@ class Damages:
 
     def _misread(self, state: State) -> str:
         """What those say that only look at the job, if it is wrong."""
-        shown = states.progress(self._folder)[0]
+        shown = states.progress(self._folder)
         whole = {f"step {step}/{TOTAL}" for step in range(EVERY, TOTAL + 1, EVERY)}
         if shown and shown.split(",")[0] not in whole:
             return f"progress {shown}"

@@ -14,6 +14,7 @@ import atexit
 import gc
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -25,25 +26,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from importlib.abc import InspectLoader
-from importlib.util import find_spec
 from io import IOBase
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 LOST = -signal.SIGKILL
 """The exit status of a fork whose server was killed first, so that nobody knows the real one."""
 
-LARGEST = 150_000  # bytes of a request, most of which is the environment
-MOST_FILES = 250  # that a request can hand over; Linux allows 253
+LARGEST = 2**22  # bytes of a request, most of which is the environment; the system allows fewer
+MOST_FILES = 253  # that the system allows a request to hand over
 
 
 class Fork:
     """A program that a server has started; it is used like a `subprocess.Popen`."""
 
-    def __init__(self, pid: int, end: int, replies: socket.socket) -> None:
-        self.pid, self._end, self._replies = pid, end, replies
+    def __init__(self, end: int, replies: socket.socket) -> None:
+        self._end, self._replies = end, replies
         self._status: int | None = None
 
     def poll(self) -> int | None:
@@ -71,39 +69,8 @@ class Fork:
 
 Process = Fork | subprocess.Popen[bytes]
 
-
-class Server:
-    """A process that forks on request, until all who can ask it have closed its socket."""
-
-    def __init__(
-        self, requests: socket.socket, started: subprocess.Popen[bytes] | None = None
-    ) -> None:
-        self.socket, self._started = requests, started
-
-    def learn(self, modules: Iterable[str]) -> None:
-        """Make it import further modules before the next fork."""
-        with suppress(OSError):
-            self._send({"modules": [*modules]}, [])
-
-    def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> Fork:
-        """Return the fork that runs a program. Raises OSError if the server has ended."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._send(request, [theirs.fileno(), *files])
-            pid, ends, *_ = socket.recv_fds(ours, 32, 1, socket.MSG_CMSG_CLOEXEC)
-            if not ends:
-                raise OSError("the server has ended")
-        except OSError:
-            ours.close()
-            raise
-        return Fork(int(pid), ends[0], ours)
-
-    def _send(self, request: Mapping[str, Any], files: Sequence[int]) -> None:
-        message = json.dumps(request).encode()
-        if len(message) > LARGEST or len(files) > MOST_FILES:
-            raise OSError("the request is too large")
-        socket.send_fds(self.socket, [message], files)
+Server = socket.socket
+"""The socket of a process that forks on request, until all who can ask it have closed it."""
 
 
 def serve(
@@ -117,7 +84,7 @@ def serve(
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        started = subprocess.Popen(
+        subprocess.Popen(
             [sys.executable, "-P", __file__, str(theirs.fileno()), *modules],
             cwd=folder,
             env=env,
@@ -125,7 +92,13 @@ def serve(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-    return Server(ours, started)
+    return ours
+
+
+def teach(server: Server, modules: Iterable[str]) -> None:
+    """Make a server import further modules before the next fork."""
+    with suppress(OSError):
+        server.send(json.dumps({"modules": [*modules]}).encode())
 
 
 @cache
@@ -134,7 +107,7 @@ def inherited(variable: str) -> Server | None:
     number. The variable is removed, since processes that are started from here have no socket."""
     if number := os.environ.pop(variable, ""):
         with suppress(OSError):  # started by a process that did not pass the socket on
-            return Server(socket.socket(fileno=int(number)))
+            return socket.socket(fileno=int(number))
     return None
 
 
@@ -155,11 +128,16 @@ def start(
     """
     env = {**(os.environ if env is None else env)}
     if server:
-        umask = os.umask(0o077)  # which can be read only by setting it
-        os.umask(umask)
-        request = {"words": [*words], "folder": str(folder), "env": env, "umask": umask}
-        with suppress(OSError):
-            return server.fork(request | {"session": session}, [*files, *keep])
+        request = {"words": [*words], "folder": str(folder), "env": env, "session": session}
+        with suppress(OSError):  # it has ended, or the request is too large
+            ours, theirs = socket.socketpair()
+            with theirs:
+                message = json.dumps(request).encode()
+                socket.send_fds(server, [message], [theirs.fileno(), *files, *keep])
+            _, ends, *_ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            if ends:
+                return Fork(ends[0], ours)
+            ours.close()
     command, (stdin, stdout, stderr) = [sys.executable, *words], files
     return subprocess.Popen(
         command,
@@ -254,7 +232,7 @@ def answer(requests: socket.socket) -> None:
             end = os.pidfd_open(pid)
             children[end] = pid, replies
             with suppress(OSError):  # likewise
-                socket.send_fds(replies, [b"%d" % pid], [end])
+                socket.send_fds(replies, [b"."], [end])
             for file in files:
                 os.close(file)
 
@@ -263,7 +241,6 @@ def run(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
     """Become the program: as a new process would be, but for the modules that are imported."""
     if request["session"]:
         os.setsid()
-    os.umask(request["umask"])
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -281,7 +258,7 @@ def run(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
             print(status, file=sys.stderr)
     except BaseException as error:
         status, trace = 1, error.__traceback__
-        while trace and trace.tb_frame.f_code.co_filename == __file__:
+        while trace and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     _leave(status & 0xFF if isinstance(status, int) else 1)
@@ -289,21 +266,15 @@ def run(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
 
 def _execute(words: list[str]) -> None:
     """Run a script, or a module after `-m`, as the main one of this process."""
-    main = sys.modules["__main__"] = ModuleType("__main__")
     if words[0] == "-m":
-        sys.path[0] = os.getcwd()
-        spec = find_spec(words[1])
-        assert spec and spec.origin and isinstance(spec.loader, InspectLoader)
-        main.__spec__, main.__package__, main.__file__ = spec, spec.parent, spec.origin
-        code, sys.argv = spec.loader.get_code(words[1]), [spec.origin, *words[2:]]
+        sys.path[0], sys.argv = os.getcwd(), words[1:]
+        sys.modules.pop(words[1], None)  # or runpy warns that it was imported before
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         script = Path(words[0]).resolve()
-        sys.path[0] = str(script.parent)
+        sys.path[0], sys.argv = str(script.parent), words
         (TASKS.parent / "comm").write_text(script.name)  # what `ps` and `top` call it
-        main.__file__, sys.argv = str(script), words
-        code = compile(script.read_bytes(), script, "exec")
-    assert code
-    exec(code, vars(main))
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def _leave(status: int) -> NoReturn:
@@ -317,7 +288,7 @@ def _leave(status: int) -> NoReturn:
             with suppress(OSError, ValueError):  # no file to write to
                 left_open.flush()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # the program has closed it
             stream.flush()
     os._exit(status)
 

@@ -128,8 +128,9 @@ def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
 
 
 def _parser(known: Mapping[str, Flag], written: Mapping[str, flags.Doc]) -> Parser:
+    script = Path(sys.argv[0])
     parser = Parser(
-        usage=f"python {Path(sys.argv[0]).name} [flags]",
+        usage=f"{'bash' if script.suffix == '.sh' else 'python'} {script.name} [flags]",
         formatter_class=argparse.RawTextHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

@@ -415,7 +415,7 @@ def print_list(project: Project, state: str, as_json: bool) -> int:
 
 
 def _row(project: Project, job: Job) -> Row:
-    state, about, _ = job.state(project.view)
+    state, about = job.state(project.view)
     latest = job.latest
     outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished = outcome.get("status") == "finished"
@@ -458,7 +458,7 @@ def _as_plain(row: Row) -> dict[str, Any]:
 
 def print_details(project: Project, job: Job, as_json: bool) -> int:
     """Print a job's settings, its attempts, and the command that runs it; returns 0."""
-    state, about, _ = job.state(project.view)
+    state, about = job.state(project.view)
     found = [on_disk(path, job.folder) for path in job.attempts]
     here = {attempt.code for attempt in found}
     found += [

@@ -173,7 +173,7 @@ class Trials:
         self._purpose, self._again = what, again
         kind, _, number = device.partition(":")
         named = number or (None if kind == "auto" else "0")
-        on_gpus = gpus.on_gpus(named, 1) if kind in ("auto", "cuda") else []
+        on_gpus = gpus.on_gpus(named) if kind in ("auto", "cuda") else []
         self._slots = on_gpus or gpus.on_cpu(1)
         self._folder = PROJECT / layout.SWEEPS / f"{what.replace(' ', '-')}-{os.getpid()}"
         self._starter: Starter | None = None
@@ -248,8 +248,8 @@ class Trials:
                 raise JobError(f"{line}, or use find with --force")
             if status != exit_status.ELSEWHERE:
                 return line
-            while states.is_trained(job.path):
-                self._rest()
+            while states.View().state(job).word == "running":
+                self._rest(gpus.LOOK)
 
     def _process(self, target: Target, words: list[str]) -> tuple[int, str]:
         """Run a process to its end; return its exit status and its last line."""
@@ -291,7 +291,7 @@ class Trials:
 
     def _gpu(self) -> Gpu:
         """Wait for a GPU that nobody uses, and take and return it; or return the CPU."""
-        every = [Gpu(slot, shared=False) for slot in self._slots]
+        every = self._slots
         waiting = False
         while True:
             for gpu in every:
@@ -302,8 +302,8 @@ class Trials:
             waiting = True
             self._rest()
 
-    def _rest(self) -> None:
-        time.sleep(PAUSE)
+    def _rest(self, seconds: float = PAUSE) -> None:
+        time.sleep(seconds)
         if self._asked:
             raise Interrupted(self._asked)
 

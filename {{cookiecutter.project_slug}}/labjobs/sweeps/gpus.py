@@ -15,10 +15,10 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import starmap
 from pathlib import Path
-from typing import NamedTuple
 
 from labjobs import locks, machine
 from labjobs.errors import SettingsError
@@ -32,52 +32,101 @@ MEMORY = 2 * 2**30
 """Bytes for each job on the CPU: libraries and courier take one GB, the rest is for its data."""
 
 LOOK = 2.0
-"""Seconds between two calls of nvidia-smi."""
+"""Seconds between two looks at a GPU that is in use, or at a job that runs elsewhere."""
+
+BUSY = 20
+"""Percent of its time for which a display may use a GPU."""
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class Slot(NamedTuple):
-    """A worker's place. `device` is its CUDA_VISIBLE_DEVICES, or `cpu`; `lock` is `-` there."""
+class Gpu:
+    """A place for one job: a GPU, or a part of it, or all of several GPUs, or else the CPU, which
+    needs no locks.
 
-    device: str
-    lock: str
-    place: int
+    `locks` says, for each CUDA device, how the paths of its locks begin; `number` is the place on a
+    GPU that jobs share. `files` are the locks while they are held; `why` says why it is not
+    available.
+    """
+
+    def __init__(self, locks: Mapping[str, str], number: int = 1, shared: bool = False) -> None:
+        self.device = ",".join(locks) or "cpu"
+        self.env = {"CUDA_VISIBLE_DEVICES": self.device} if locks else {}
+        self.files: list[int] = []
+        self.why = ""
+        self._locks, self._number = locks, number
+        self._kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        self._next_look = 0.0
+
+    def take(self) -> bool:
+        """Take all of it, if it is available; return whether it is held."""
+        if time.monotonic() < self._next_look:
+            return False
+        self.why = next(filter(None, starmap(self._take, self._locks.items())), "")
+        if self.why:
+            self.release()
+        return not self.why
+
+    def release(self) -> None:
+        """Release it; a job that has inherited the locks holds it until its end."""
+        for file in self.files:
+            os.close(file)
+        self.files = []
+
+    def _take(self, device: str, lock: str) -> str:
+        """Take a GPU's locks; returns why that is not possible, or an empty text."""
+        paths = [Path(f"{lock}.0"), Path(f"{lock}.{self._number}")]
+        why = f"has lost its lock {lock}; the next run.sh makes it again"
+        with suppress(OSError):
+            for path in paths:
+                self.files.append(_opened_lock(path))
+            gpu, place = self.files[-2:]
+            if not (_lock(place, fcntl.LOCK_EX) and _lock(gpu, self._kind)):
+                return "is in use by a job of another sweep"
+            alone = _lock(gpu, fcntl.LOCK_EX)
+            if used := _usage(device) if alone else "":
+                why = used
+            elif _lock(gpu, self._kind) and all(map(_is_at, (gpu, place), paths)):
+                return ""
+        self._next_look = time.monotonic() + LOOK
+        return why
 
 
-def on_gpus(gpus: str | None, per_gpu: int) -> list[Slot]:
-    """Return the slots on the GPUs named, else on what CUDA_VISIBLE_DEVICES allows, else on all.
+def on_gpus(gpus: str | None, per_gpu: int = 1, per_job: int = 1) -> list[Gpu]:
+    """Return the places on the GPUs named, else on what CUDA_VISIBLE_DEVICES allows, else on all.
 
-    Raises SettingsError for a GPU that does not exist.
+    Raises SettingsError for a GPU that does not exist, and if a job needs more than there are.
     """
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus is not None:
         devices = _uuids(gpus)
         if not devices:
             raise SettingsError(f"--gpus {gpus}: nvidia-smi does not list this GPU")
+    elif allowed is not None:  # -1 is CUDA's value for no GPU
+        devices = [device for device in re.findall(r"[^\s,]+", allowed) if device != "-1"]
     else:
-        devices = _listed() if allowed is None else re.findall(r"[^\s,]+", allowed)
-    if devices == ["-1"]:  # CUDA's value for no GPU
-        devices = []
-    made = {device: _make_locks(device, per_gpu) for device in devices}
-    places = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
-    return [Slot(device, made[device], k) for k in places for device in devices]
+        devices = _listed()
+    if 0 < len(devices) < per_job:
+        raise SettingsError(f"--gpus-per-job {per_job}: there are only {len(devices)} GPUs")
+    locks = [(device, _make_locks(device, per_gpu)) for device in devices]
+    ends = range(per_job, len(locks) + 1, per_job)
+    several = [dict(locks[end - per_job : end]) for end in ends]
+    numbers = range(1, per_gpu + 1)  # a job for each GPU first, then a second one
+    return [Gpu(each, number, per_gpu > 1) for number in numbers for each in several]
 
 
-def on_cpu(count: int) -> list[Slot]:
-    """Return this many slots on the CPU, for a machine without GPUs that nvidia-smi knows."""
-    return [Slot("cpu", "-", k) for k in range(1, count + 1)]
+def on_cpu(count: int) -> list[Gpu]:
+    """Return this many places on the CPU, for a machine without GPUs that nvidia-smi knows."""
+    return [Gpu({}) for _ in range(count)]
 
 
-def at_once(device: str, threads: int | str) -> int:
+def at_once(threads: int | str) -> int:
     """Return how many jobs, each with this many threads (or `auto`), run best on the CPU at once.
 
     One for each core: the threads of one small network wait for each other more than they compute,
     and much of a short job (imports, evaluation) uses only one thread, as benchmarks/sweeps.py
-    measures. Only one job if its device is a GPU that nvidia-smi does not know.
+    measures.
     """
-    if device != "cpu":
-        return 1
     wanted = 1 if isinstance(threads, str) else threads
     return max(1, min(machine.cores() // wanted, machine.memory() // MEMORY))
 
@@ -86,11 +135,8 @@ def _listed() -> list[str]:
     """All GPUs, by UUID; a GPU that is split is replaced by its parts."""
     devices: list[str] = []
     for line in nvidia_smi("-L").splitlines():
-        uuid = re.search(r"UUID: ([^)]+)", line)
-        if uuid and line.startswith("GPU"):
-            devices.append(uuid[1])
-        elif uuid:
-            if devices[-1].startswith("GPU"):
+        if uuid := re.search(r"UUID: ([^)]+)", line):
+            if not line.startswith("GPU") and devices[-1].startswith("GPU"):
                 devices.pop()
             devices.append(uuid[1])
     return devices
@@ -109,8 +155,12 @@ def _make_locks(device: str, per_gpu: int) -> str:
     before = os.umask(0)  # the modes below are for other users too, whatever the umask
     try:
         with _opened(folder) as place:
-            for number in range(per_gpu + 1):
-                _make(Path(f"{lock.name}.{number}"), place)
+            for name in (Path(f"{lock.name}.{number}") for number in range(per_gpu + 1)):
+                try:  # all users may open it, only its owner may change it
+                    file = locks.opened(name, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644, place)
+                except FileExistsError:
+                    file = locks.opened(name, os.O_RDONLY, folder=place)
+                os.close(file)
     except OSError as error:
         why = f"{folder / str(error.filename or '')}: {error.strerror}"
         another = "GPU_LOCKS can name another folder"
@@ -126,8 +176,6 @@ def _opened(folder: Path) -> Iterator[int]:
     could have put it there, or could replace a lock."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o1777)
-    if folder.is_symlink():
-        raise OSError(errno.ELOOP, "is a link, not a folder", str(folder))
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         about = os.fstat(place)
@@ -140,15 +188,6 @@ def _opened(folder: Path) -> Iterator[int]:
         os.close(place)
 
 
-def _make(name: Path, folder: int) -> None:
-    """Make a lock that all users may open but only its owner may change; an existing lock is
-    checked."""
-    for flags in (os.O_CREAT | os.O_EXCL, 0):
-        with suppress(FileExistsError):
-            os.close(locks.opened(name, os.O_RDONLY | flags, 0o644, folder))
-            return
-
-
 def nvidia_smi(*words: str) -> str:
     """Return what nvidia-smi prints; empty if it fails or is not installed."""
     try:
@@ -158,87 +197,8 @@ def nvidia_smi(*words: str) -> str:
     return "" if done.returncode else done.stdout
 
 
-class Gpu:
-    """A place for one job: a GPU, or all of several GPUs, or the CPU, which needs no locks.
-
-    `shared` says whether other jobs share the GPU. `files` are the locks while it is held; `why`
-    says why it is not available.
-    """
-
-    def __init__(self, *slots: Slot, shared: bool) -> None:
-        self.device = ",".join(slot.device for slot in slots)
-        self.files: list[int] = []
-        self.why = ""
-        self._slots, self._shared = slots, shared
-        self._is_cpu = self.device == "cpu"
-        self._next_look = 0.0
-
-    @property
-    def env(self) -> dict[str, str]:
-        """The environment that makes a job run here."""
-        return {} if self._is_cpu else {"CUDA_VISIBLE_DEVICES": self.device}
-
-    def take(self) -> bool:
-        """Take all of it, if it is available; return whether it is held."""
-        if self._is_cpu or self.files:
-            return True
-        if time.monotonic() < self._next_look:
-            return False
-        self.why = next((why for slot in self._slots if (why := self._take(slot))), "")
-        if self.why:
-            self.release()
-        return not self.why
-
-    def release(self) -> None:
-        """Release it; a job that has inherited the locks holds it until its end."""
-        for file in self.files:
-            os.close(file)
-        self.files = []
-
-    def used(self) -> str:
-        """Return a message about other processes that use it; empty if there are none, or if jobs
-        share it."""
-        if self._shared or self._is_cpu:
-            return ""
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + LOOK
-            self.why = next((why for slot in self._slots if (why := _usage(slot.device))), "")
-        return self.why
-
-    def _take(self, slot: Slot) -> str:
-        """Take a GPU's locks; returns why that is not possible, or an empty text."""
-        lost = f"has lost its lock {slot.lock}; the next run.sh makes it again"
-        paths = [Path(f"{slot.lock}.0"), Path(f"{slot.lock}.{slot.place}")]
-        found = []
-        for path in paths:
-            try:
-                found.append(locks.opened(path, os.O_RDONLY))
-            except OSError:
-                self._next_look = time.monotonic() + LOOK
-                return lost
-            self.files.append(found[-1])
-        _keep_young(found)
-        gpu, place = found
-        kind = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
-        if not (_lock(place, fcntl.LOCK_EX) and _lock(gpu, kind)):
-            return "is in use by a job of another sweep"
-        if _lock(gpu, fcntl.LOCK_EX) and (used := _usage(slot.device)):  # not by a job of a sweep
-            self._next_look = time.monotonic() + LOOK
-            return used
-        return "" if _lock(gpu, kind) and _are_in_place(found, paths) else lost
-
-
-def places(slots: Sequence[Slot], per_gpu: int, per_job: int) -> list[Gpu]:
-    """Return the places, each for one job: as many GPUs as a job needs, or a part of a GPU, or the
-    CPU."""
-    if all(slot.device == "cpu" for slot in slots):
-        per_job = 1
-    ends = range(per_job, len(slots) + 1, per_job)
-    return [Gpu(*slots[end - per_job : end], shared=per_gpu > 1) for end in ends]
-
-
 def _usage(device: str) -> str:
-    """A message about how a GPU is used; empty if only a display may be using it."""
+    """A message about how other processes use a GPU; empty if only a display may be using it."""
     query = "--query-gpu=memory.used,utilization.gpu"
     said = nvidia_smi(query, "--format=csv,noheader,nounits", f"--id={device}")
     numbers = said.strip().split(", ")
@@ -246,19 +206,25 @@ def _usage(device: str) -> str:
         return ""  # a part of a GPU has no such figures
     memory, percent = map(int, numbers)
     most = int(os.environ.get("GPU_BUSY_MIB") or 1024)
-    most_percent = int(os.environ.get("GPU_BUSY_PERCENT") or 20)
-    if memory > most or (memory > 100 and percent > most_percent):
+    if memory > most or (memory > 100 and percent > BUSY):
         usage = f"{memory} MiB and {percent} % of its time in use"
         return f"is in use by another process ({usage})"
     return ""
 
 
-def _are_in_place(files: Sequence[int], paths: Sequence[Path]) -> bool:
-    """Whether the locked files are the ones that other sweeps would lock."""
-    with suppress(OSError):
-        pairs = zip(files, paths, strict=True)
-        return all(os.path.samestat(os.fstat(file), path.lstat()) for file, path in pairs)
-    return False
+def _opened_lock(path: Path) -> int:
+    """A lock's descriptor. The lock is read and touched, because systems remove old files from
+    temporary folders."""
+    file = locks.opened(path, os.O_RDONLY)
+    os.read(file, 1)
+    with suppress(PermissionError):  # another user's
+        os.utime(file)
+    return file
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether a lock is the one that other sweeps would take."""
+    return os.path.samestat(os.fstat(file), path.lstat())
 
 
 def _lock(file: int, kind: int) -> bool:
@@ -269,14 +235,6 @@ def _lock(file: int, kind: int) -> bool:
     return True
 
 
-def _keep_young(files: Sequence[int]) -> None:
-    """Read and touch the locks, because systems remove old files from temporary folders."""
-    for file in files:
-        os.read(file, 1)
-        with suppress(PermissionError):  # another user's
-            os.utime(file)
-
-
 # Starts a job of several processes, each with its own GPU, and becomes the first of them.
 #
 #     python -m labjobs.sweeps.gpus 2 run.py --lr 1e-3
@@ -284,13 +242,14 @@ def _keep_young(files: Sequence[int]) -> None:
 # So signals reach process 0, which also determines the exit status; the other processes end when it
 # does. The environment variables are those that torchrun would set.
 
-HOST = "127.0.0.1"
-
 
 def main(count: int, words: list[str]) -> None:
     """Start the processes; does not return."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        host, port = free.getsockname()
     command = [sys.executable, *words]
-    common = {"MASTER_ADDR": HOST, "MASTER_PORT": str(_free_port())}
+    common = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     common |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
     os.chdir(PROJECT)
     for number in reversed(range(count)):
@@ -298,12 +257,6 @@ def main(count: int, words: list[str]) -> None:
         if number == 0:
             os.execve(command[0], command, env)
         subprocess.Popen(command, env=env, close_fds=False)  # they hold the GPUs' locks too
-
-
-def _free_port() -> int:
-    with socket.socket() as made:
-        made.bind((HOST, 0))
-        return int(made.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The jobs that run.sh's grid names: from words such as `analyse.py --lr 1` to jobs.
 
-Words without a script are for run.py. In the sweep's folder, the file `grid` has all jobs: for
-each, the number of its words, then the words, each ended by NUL. While the grid runs, captured
-jobs, as in `id=$(job …)`, come in the same form through the pipe `asked`; their ids are returned
-through the pipe `answered`, a line each, which is empty if the words are wrong.
+Words without a script are for run.py; `search` and ranges stand for several jobs (search.py). In
+the sweep's folder, the file `grid` has all of them: for each, the number of its words, then the
+words, each ended by NUL. While the grid runs, captured jobs, as in `id=$(job …)`, come in the same
+form through the pipe `asked`; their ids are returned through the pipe `answered`, a line each,
+which is empty if the words are wrong.
 """
 
 import shlex
@@ -21,10 +22,10 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import shown
 from labjobs.job import identity
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import Script
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import leave
 from labjobs.sources import fault
+from labjobs.sweeps import search
 
 NO_JOB = {"-h", "--help", "--check", "--scratch"}
 """Flags with which a script does not run a job."""
@@ -41,8 +42,8 @@ LEFT = {"failed", "stale", "interrupted", "queued", "not started"}
 ENDED = {"finished": 0, "paused": 0, "failed": 1, "diverged": 1}
 """Exit statuses of jobs, by how they have ended."""
 
-MOST_NAMED = 10
-"""Largest number of jobs with the same change that are named one by one."""
+TAIL = 65_536
+"""Bytes at the end of an output or a journal that surely hold its last line."""
 
 
 class Command(NamedTuple):
@@ -56,7 +57,8 @@ class Command(NamedTuple):
 @dataclass(eq=False)
 class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
-    sweep, with details `about` it; `status` is the exit status with which the sweep has run it.
+    sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
+    after so many `retries`.
     """
 
     number: int
@@ -66,6 +68,7 @@ class Entry:
     state: str = ""
     about: str = ""
     status: int | None = None
+    retries: int = 0
 
     @property
     def words(self) -> list[str]:
@@ -101,15 +104,11 @@ class Entry:
                 return "stale"
         return "interrupted"
 
-    def declared(self) -> Script:
-        """Return what its script declares about its jobs. Raises SettingsError if there is none."""
-        return identity.read(self.script)
-
     def read(self) -> None:
         """Find out which job it is. Raises SettingsError if the words do not describe a job."""
         if found := NO_JOB & set(self.flags):
             raise SettingsError(f"{min(found)}: cannot be used in a grid")
-        script = self.declared()
+        script = identity.read(self.script)
         settings, runtime = parser.parse(script.settings, Runtime, self.flags)
         self.job = JobFolder(settings, runtime, script.metrics, script.name)
 
@@ -130,11 +129,9 @@ def answer(folder: Path) -> None:
             print(entry.job.id if hasattr(entry, "job") else "", file=answered, flush=True)
 
 
-def each(entries: Iterable[Entry], act: Callable[[Entry], object], of: int) -> None:
-    """Call `act` with each entry, and print the entries for which it fails; the grid has `of` jobs.
-
-    Raises SettingsError if it failed for any.
-    """
+def each(entries: Sequence[Entry], act: Callable[[Entry], object]) -> None:
+    """Call `act` with each entry, and print the entries for which it fails. Raises SettingsError if
+    it failed for any."""
     wrong = 0
     for entry in entries:
         try:
@@ -144,7 +141,7 @@ def each(entries: Iterable[Entry], act: Callable[[Entry], object], of: int) -> N
             command = shlex.join(entry.words)
             leave(exit_status.WRONG, f"job {entry.number}, {command}: {described(error)}")
     if wrong:
-        raise SettingsError(f"{wrong} of {of} jobs are wrong; nothing was started")
+        raise SettingsError(f"{wrong} of {len(entries)} jobs are wrong; nothing was started")
 
 
 def described(error: Exception) -> str:
@@ -154,13 +151,22 @@ def described(error: Exception) -> str:
 
 
 def _entries(words: Iterator[str]) -> Iterator[Entry]:
-    for number, count in enumerate(words, start=1):
-        if count == END:
-            return
-        given = [next(words) for _ in range(int(count))]
+    for number, given in enumerate(_commands(words), start=1):
         is_named = bool(given) and given[0].endswith(".py") and not given[0].startswith("-")
         script = given.pop(0).removesuffix(".py") if is_named else identity.DEFAULT
         yield Entry(number, script, given)
+
+
+def _commands(words: Iterator[str]) -> Iterator[list[str]]:
+    """The words of each job, those that `search` draws among them."""
+    for count in words:
+        if count == END:
+            return
+        match [next(words) for _ in range(int(count))]:
+            case ["search", *ranges]:
+                yield from search.jobs(ranges)
+            case given:
+                yield given
 
 
 def _word(pipe: BinaryIO) -> str:
@@ -200,31 +206,27 @@ def summary(entries: Sequence[Entry], stopped: int = 0) -> int:
 
 
 def name(entries: Iterable[Entry], named: Set[str]) -> None:
-    """Print a line for each job in one of some states; of those with the same change, for a few."""
-    stale: Counter[str] = Counter()
+    """Print a line for each job in one of some states."""
     for entry in entries:
-        state = entry.state_after
-        if state == "stale" and entry.status is None:
-            stale[entry.about] += 1
-            if stale[entry.about] > MOST_NAMED:
-                continue
-        if state in named:
+        if (state := entry.state_after) in named:
             leave(exit_status.FAILED, _ending(entry, state))
-    for about, found in stale.items():
-        if found > MOST_NAMED:
-            line = f"{found - MOST_NAMED} more jobs are stale: {about}"
-            leave(exit_status.FAILED, f"{line}; --list names them, --redo-stale runs them again")
 
 
 def _ending(entry: Entry, state: str) -> str:
     """How an unfinished job ended: the last line of its output, and the path of the output."""
-    job = f"job {entry.job.id}"
+    job, output = f"job {entry.job.id}", entry.job.path / layout.OUTPUT
     if entry.status is None and state == "stale":
         return f"{job} is stale: {entry.about}; --redo-stale runs it again"
     if entry.status is None:
         return f"{job} {state} before: {entry.about}; --force starts it over"
-    output = entry.job.path / layout.OUTPUT
     if not output.exists():  # it was run by hand
         return f"{job} ended with status {entry.status} [{shown(output.parent)}]"
-    *_, last = "", *output.read_text(errors="replace").splitlines()
-    return f"{last} [{shown(output)}]"
+    return f"{last_line(output)} [{shown(output)}]"
+
+
+def last_line(output: Path) -> str:
+    """Return the last line of a job's output; empty if somebody has removed that."""
+    with suppress(OSError), output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - TAIL))
+        return file.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
+    return ""

@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import time
-from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from labjobs import exit_status
 from labjobs.errors import cause
 from labjobs.job.terminal import leave
 from labjobs.sweeps import grid, states
+from labjobs.sweeps.flags import Flags
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import Entry
 from labjobs.sweeps.starter import PAUSE, Running, Starter
@@ -24,13 +24,10 @@ from labjobs.sweeps.starter import PAUSE, Running, Starter
 
 @dataclass
 class Worker:
-    """A place for one job, and the job there. It runs there, or will be tried again if it has
-    `failed` with that status; `said` is the last message about why the place waits."""
+    """A place, and the job that runs there; `said` is the last message about why it waits."""
 
     gpu: Gpu
-    entry: Entry | None = None
-    job: Running | None = None
-    failed: int | None = None
+    running: tuple[Entry, Running] | None = None
     said: str = ""
 
 
@@ -49,7 +46,7 @@ class Queue:
         count: int,
         places: Sequence[Gpu],
         starter: Starter,
-        flags: Namespace,
+        flags: Flags,
         since: int,
     ) -> None:
         self.status = 0
@@ -58,7 +55,7 @@ class Queue:
         signal.signal(signal.SIGUSR1, lambda *_: self._ask(130, "Ctrl-C"))
         signal.signal(signal.SIGTERM, lambda *_: self._ask(143, "a signal"))
         self._left, self._count, self._starter = [*left], count, starter
-        self._retries, self._fail_fast, self._since = flags.retries, flags.fail_fast, since
+        self._flags, self._since = flags, since
         self._workers = [Worker(place) for place in places]
         own = {entry.job.id: entry for entry in left}
         self._inputs = {e.number: [own[job] for job in e.inputs if job in own] for e in left}
@@ -70,10 +67,13 @@ class Queue:
     def run(self) -> None:
         """Run all jobs. When asked to stop, start no more jobs, and ask the running ones to
         stop."""
-        while self._goes_on() or any(worker.entry for worker in self._workers):
+        while self._goes_on() or any(worker.running for worker in self._workers):
             self._stop_jobs()
             for worker in self._workers:
-                self._attend(worker)
+                if worker.running:
+                    self._look_after(worker, *worker.running)
+                elif self._goes_on() and (entry := self._next()):
+                    self._begin(worker, entry)
             self._look_elsewhere()
             time.sleep(PAUSE)
 
@@ -89,16 +89,6 @@ class Queue:
         else:
             self.status, self._why = status, why
 
-    def _attend(self, worker: Worker) -> None:
-        """Look after the job of a place, or else start the next one there."""
-        if worker.entry and worker.job:
-            if worker.failed is not None:
-                self._retry(worker, worker.entry, worker.failed)
-            elif (status := worker.job.status()) is not None:
-                self._end(worker, worker.entry, worker.job, status)
-        elif self._goes_on() and (entry := self._next()):
-            self._begin(worker, entry)
-
     def _next(self) -> Entry | None:
         """The first job whose inputs have ended, whether or not they failed: the job itself reports
         a failed input."""
@@ -108,66 +98,59 @@ class Queue:
         return None
 
     def _begin(self, worker: Worker, entry: Entry) -> None:
-        if not worker.gpu.take():
-            self._say_once(worker, worker.gpu.why)
-            return
-        worker.said, worker.entry = "", entry
-        self._left.remove(entry)
-        known = grid.ended(entry.job.path, since=self._since)  # another sweep may have run it
-        if known is None:
-            self._start(worker, entry)
-        else:
-            self._leave(worker, entry, known)
-
-    def _start(self, worker: Worker, entry: Entry) -> None:
-        """Start a job, for the first time or again."""
+        """Start a job, for the first time or again, if its place is free."""
         gpu = worker.gpu
+        if not gpu.take():
+            if worker.said != gpu.why:
+                worker.said = gpu.why
+                _print(f"{gpu.device} {gpu.why}; waiting")
+            return
+        worker.said = ""
+        self._left.remove(entry)
+        known = None if entry.retries else grid.ended(entry.job.path, since=self._since)
+        if known is not None:  # another sweep has run it
+            self._leave(worker, entry, known)
+            return
         words = shlex.join(entry.words)
         self._say(entry, f"job {entry.job.id} started on {gpu.device}: {words}")
         try:
-            if worker.job:
-                worker.job.start()
-            else:
-                worker.job = Running(entry.command, gpu.device, self._starter, gpu.env, gpu.files)
+            job = Running(entry.command, gpu.device, self._starter, gpu.env, gpu.files)
+            worker.running = entry, job
         except OSError as error:
             self._say(entry, f"job {entry.job.id} cannot be started: {cause(error)}")
             self._leave(worker, entry, exit_status.FAILED)
 
-    def _end(self, worker: Worker, entry: Entry, job: Running, status: int) -> None:
-        """Record how a job has ended, unless it will be tried again."""
-        self._say(entry, job.ending(status))
-        if job.may_do_better(status, self._retries) and not self.status:
-            worker.failed = status
+    def _look_after(self, worker: Worker, entry: Entry, job: Running) -> None:
+        """Record how a job has ended, if it has; it comes first in the queue if it is tried
+        again."""
+        status = job.status()
+        if status is None:
             return
-        self._leave(worker, entry, status)
-        if self._fail_fast and entry.status is not None and entry.state_after == "failed":
+        self._say(entry, job.ending(status))
+        may_again = not self.status and entry.retries < self._flags.retries
+        again = may_again and job.lacked_memory(status)
+        entry.retries += again
+        self._leave(worker, entry, None if again else status)
+        if self._flags.fail_fast and entry.status is not None and entry.state_after == "failed":
             self._ask(1, "--fail-fast")
 
-    def _leave(self, worker: Worker, entry: Entry, status: int) -> None:
-        worker.entry, worker.job, worker.failed = None, None, None
+    def _leave(self, worker: Worker, entry: Entry, status: int | None) -> None:
+        worker.running = None
         worker.gpu.release()
-        if status == exit_status.ELSEWHERE:
+        if status is None:
+            self._left.insert(0, entry)
+        elif status == exit_status.ELSEWHERE:
             self._elsewhere.append(entry)
         else:
             entry.status = status
-
-    def _retry(self, worker: Worker, entry: Entry, status: int) -> None:
-        """Start a job again, once no other process uses its GPU, because that process may have used
-        the memory."""
-        if self.status:
-            self._leave(worker, entry, status)
-        elif used := worker.gpu.used():
-            self._say_once(worker, used)
-        else:
-            worker.failed, worker.said = None, ""
-            self._start(worker, entry)
 
     def _look_elsewhere(self) -> None:
         """Put jobs back into the queue that no other process is training any more."""
         if self._elsewhere and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK
+            view = states.View()
             for entry in [*self._elsewhere]:
-                if not states.is_trained(entry.job.path):
+                if view.state(entry.job).word != "running":
                     self._elsewhere.remove(entry)
                     self._left.append(entry)
 
@@ -180,13 +163,8 @@ class Queue:
         text = f"stopping the jobs because of {self._why}; Ctrl-C kills them"
         leave(exit_status.FAILED, f"run.sh: {'killing the jobs' if self._kill else text}")
         for worker in self._workers:
-            if worker.job:
-                worker.job.stop(asked)
-
-    def _say_once(self, worker: Worker, why: str) -> None:
-        if worker.said != why:
-            worker.said = why
-            _print(f"{worker.gpu.device} {why}; waiting")
+            if worker.running:
+                worker.running[1].send_signal(asked)
 
     def _say(self, entry: Entry, text: str) -> None:
         _print(f"[{entry.number}/{self._count}] {text}")

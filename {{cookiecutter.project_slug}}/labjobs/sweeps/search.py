@@ -12,7 +12,6 @@ with its version, which would change the jobs.
 
 import random
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 
 from labjobs.errors import SettingsError, did_you_mean
@@ -21,7 +20,9 @@ Draw = Callable[[float], str]
 """Maps a number in [0, 1) to a value, as a word of a command."""
 
 
-PRIMES = [n for n in range(2, 100) if all(n % k for k in range(2, n))]
+KINDS = ("log", "uniform", "int", "choice")
+
+PRIMES = [n for n in range(2, 200) if all(n % k for k in range(2, n))]
 """Bases of the sequence, one for each setting that is drawn."""
 
 
@@ -47,53 +48,38 @@ def draw(flag: str, text: str) -> Draw:
     """The meaning of ranges such as `log 1e-4 1e-1`. Raises SettingsError if a range is not
     valid."""
     kind = text.split(" ")[0]
+    if kind not in KINDS:
+        hint = f"{did_you_mean(kind, KINDS)}; settings that are the same for all jobs go after --"
+        raise SettingsError(f"search: {flag} '{text}': {hint}")
     try:
         words = shlex.split(text)[1:]
         if kind == "choice" and words:
             return lambda u: words[int(u * len(words))]
-        if kind == "int":
-            first, last = map(int, words)
-            if first > last:
-                raise ValueError
-            return lambda u: str(first + int(u * (last + 1 - first)))
-        if kind == "uniform":
-            low, high = map(float, words)
-            return lambda u: f"{low + u * (high - low):.4g}"
-        if kind == "log":
-            low, high = map(float, words)
-            if not 0 < low < high:
-                raise ValueError
-            return lambda u: f"{low * (high / low) ** u:.4g}"
+        low, high = map(int if kind == "int" else float, words)
     except ValueError:
+        low, high = 0, -1
+    if low > high or (kind == "log" and low <= 0):
         rising = "with two increasing numbers, both above 0 for log"
-        raise SettingsError(f"{flag} '{text}': must look like '{kind} 1 10', {rising}") from None
-    kinds = ("log", "uniform", "int", "choice")
-    hint = f"{did_you_mean(kind, kinds)}; settings that are the same for all jobs go after --"
-    raise SettingsError(f"{flag} '{text}': {hint}")
+        raise SettingsError(f"search: {flag} '{text}': must look like '{kind} 1 10', {rising}")
+    if kind == "int":
+        return lambda u: str(low + int(u * (high + 1 - low)))
+    if kind == "uniform":
+        return lambda u: f"{low + u * (high - low):.4g}"
+    return lambda u: f"{low * (high / low) ** u:.4g}"
 
 
 def jobs(words: list[str]) -> Iterator[list[str]]:
-    """The jobs that `search` names: the words of each."""
+    """The jobs that `search` names: the words of each. Raises SettingsError."""
     cut = words.index("--") if "--" in words else len(words)
     (count, *drawn), fixed = words[:cut] or [""], words[cut + 1 :]
     seed = drawn.pop(0).removeprefix("seed=") if drawn and drawn[0].startswith("seed=") else "0"
     if not (count.isdecimal() and seed.isdecimal()):
-        raise SettingsError("must begin with the number of jobs, such as `search 20 seed=0`")
+        raise SettingsError("search: must begin with the number of jobs, such as search 20 seed=0")
     flags, texts = drawn[::2], drawn[1::2]
     if not flags or len(flags) != len(texts) or not all(flag.startswith("--") for flag in flags):
-        raise SettingsError("expects pairs of a flag and a range, such as --lr 'log 1e-4 1e-1'")
-    if len(flags) > len(PRIMES):
-        raise SettingsError(f"can draw at most {len(PRIMES)} settings")
+        pairs = "pairs of a flag and a range, such as --lr 'log 1e-4 1e-1'"
+        raise SettingsError(f"search: expects {pairs}")
     draws = [draw(flag, text) for flag, text in zip(flags, texts, strict=True)]
     for point in points(int(count), int(seed), len(flags)):
         values = [value(u) for value, u in zip(draws, point, strict=True)]
         yield [word for pair in zip(flags, values, strict=True) for word in pair] + fixed
-
-
-if __name__ == "__main__":
-    try:
-        for job in jobs(sys.argv[1:]):
-            print(len(job), *job, sep="\0", end="\0")
-    except SettingsError as error:
-        print(f"run.sh: search: {error}", file=sys.stderr)
-        sys.exit(2)

@@ -5,12 +5,10 @@ an id and the index of the first job, a line each. Sources: slurm.schedmd.com/sb
 squeue.html, scontrol.html.
 """
 
-import argparse
 import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,61 +16,48 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from labjobs import exit_status, files, layout
 from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job.terminal import counted, leave
 from labjobs.sweeps import grid
+from labjobs.sweeps.flags import Flags
 from labjobs.sweeps.grid import Command, Entry
 from labjobs.sweeps.starter import PAUSE, Running, Starter
+from labjobs.tracking.mlflow_client import experiment_name
 
-OPTIONS = ("--signal=B:USR1@60", "--requeue", "--open-mode=append")
+OPTIONS = ("--parsable", "--signal=B:USR1@60", "--requeue", "--open-mode=append")
 """Default options of sbatch: USR1 is sent 60 s before the end, as a warning."""
-
-
-class Queued(NamedTuple):
-    """A job in Slurm's queue: its task, such as `17_3`, and Slurm's words for its state and for why
-    it waits."""
-
-    task: str
-    state: str
-
-
-def require() -> None:
-    """Raise SettingsError if there is no Slurm."""
-    if not shutil.which("sbatch"):
-        raise SettingsError("--slurm: there is no sbatch on this machine")
 
 
 def submit(
     folder: Path,
     left: Sequence[Entry],
-    queued: Mapping[str, Queued],
+    queued: Mapping[str, str],
     since: int,
-    flags: argparse.Namespace,
-    name: str,
+    flags: Flags,
+    sbatch: Sequence[str],
 ) -> str:
-    """Submit the jobs of a sweep, each behind its inputs, as run.sh's flags say, under a name;
-    returns a line that says so. Raises SettingsError.
+    """Submit the jobs of a sweep, each behind its inputs, as run.sh's flags and the words for
+    sbatch say; returns a line that says so. Raises SettingsError.
 
     The jobs were checked at `since`, in ns: what was written before belongs to an earlier sweep.
     """
     arrays = [*_arrays_to_make(left, queued, _largest_array())]
     commands = [entry.command for entries, _ in arrays for entry in entries]
     files.write_json(folder / layout.SUBMITTED, {"since": since, "jobs": commands})
+    always = [f"--job-name={experiment_name()}", f"--gres=gpu:{flags.gpus_per_job}", *OPTIONS]
+    always.append("--output=" + str(folder).replace("%", "%%") + "/slurm-%A_%a.txt")
     limit = f"%{flags.at_most}" if flags.at_most else ""
-    output = str(folder).replace("%", "%%") + "/slurm-%A_%a.txt"
     ids: list[str] = []
     tasks: dict[str, str] = {}  # of the jobs that are submitted
     for entries, waits in arrays:
         first = len(tasks)
-        words = [f"--array=0-{len(entries) - 1}{limit}", f"--job-name={name}"]
-        words += [f"--output={output}", "--parsable", f"--gres=gpu:{flags.gpus_per_job}", *OPTIONS]
+        words = [f"--array=0-{len(entries) - 1}{limit}", *always]
         # What is in the queue may end, in whatever way, before Slurm is told to wait for it.
         after = [
-            f"afterok:{tasks[job]}" if job in tasks else f"afterany:{queued[job].task}"
+            f"afterok:{tasks[job]}" if job in tasks else f"afterany:{queued[job].split()[0]}"
             for job in waits
         ]
         if flags.at_most and ids:  # a limit holds within one array
@@ -81,11 +66,14 @@ def submit(
             words += [f"--dependency={','.join(after)}", "--kill-on-invalid-dep=yes"]
         script = _script(folder, first, flags.gpus_per_job)
         try:
-            ids.append(_array_in(_ask("sbatch", *words, *flags.sbatch, f"--wrap={script}")))
+            printed = _ask("sbatch", *words, *sbatch, f"--wrap={script}")
+            if not (found := re.fullmatch(r"(\d+)(;.*)?", printed.strip())):
+                raise SettingsError("sbatch: has submitted nothing")
         except SettingsError as error:
             of = f"{first} of {counted(len(left), 'job')}"
             rest = f"; {of} were submitted, and the same command submits the rest"
             raise SettingsError(f"{error}{rest if ids else ''}") from error
+        ids.append(found[1])
         tasks |= {entry.job.id: f"{ids[-1]}_{number}" for number, entry in enumerate(entries)}
         with (folder / "slurm").open("a") as file:
             print(ids[-1], first, file=file)
@@ -94,7 +82,7 @@ def submit(
 
 
 def _arrays_to_make(
-    left: Sequence[Entry], queued: Mapping[str, Queued], size: int
+    left: Sequence[Entry], queued: Mapping[str, str], size: int
 ) -> Iterator[tuple[list[Entry], list[str]]]:
     """The jobs of each array, and the jobs that they all wait for."""
     own = {entry.job.id for entry in left}
@@ -107,21 +95,11 @@ def _arrays_to_make(
             yield entries[first : first + size], [*waits]
 
 
-def _array_in(printed: str) -> str:
-    """The id that sbatch has printed. Raises SettingsError if it has submitted nothing."""
-    found = re.fullmatch(r"(\d+)(;.*)?", printed.strip())
-    if not found:
-        said = f"; it says: {printed.strip().splitlines()[0]}" if printed.strip() else ""
-        raise SettingsError(f"sbatch: has submitted nothing{said}")
-    return found[1]
-
-
 def _script(folder: Path, first: int, processes: int) -> str:
     """The script of an array's tasks: it starts `main` below. A signal that arrives before Python
     handles it must not end the script."""
     module = [sys.executable, "-m", "labjobs.sweeps.slurm", str(folder)]
-    numbers = [str(first), str(processes)]
-    command = shlex.join(["env", f"PROJECT_FOLDER={PROJECT}", *module, *numbers])
+    command = shlex.join(["env", f"PROJECT_FOLDER={PROJECT}", *module, str(first), str(processes)])
     return f"trap '' USR1 TERM; cd {shlex.quote(str(folder / 'code'))} && exec {command}"
 
 
@@ -134,16 +112,17 @@ def has(folder: Path) -> bool:
     """Whether Slurm still has any of a sweep's jobs, or cannot be asked."""
     try:
         tasks = _tasks()
-        return any(array in tasks for array, _ in _arrays(folder))
     except SettingsError:
         return True
+    return any(array in tasks for array, _ in _arrays(folder))
 
 
-def queued(sweeps: Path) -> dict[str, Queued]:
-    """The jobs in Slurm's queue that have not ended, by job id. Raises SettingsError if Slurm does
-    not answer."""
-    found: dict[str, Queued] = {}
-    folders = [path.parent for path in sorted(sweeps.glob("*/slurm"))]
+def queued(sweeps: Path) -> dict[str, str]:
+    """The jobs in Slurm's queue that have not ended, by job id: their tasks and Slurm's words for
+    their states, such as `17_3 PENDING, Priority`. Raises SettingsError if Slurm does not answer.
+    """
+    found: dict[str, str] = {}
+    folders = [folder for folder in sorted(sweeps.glob("*")) if was_given(folder)]
     tasks = _tasks() if folders else {}
     for folder in folders:
         with suppress(FileNotFoundError):  # removed in the meantime, so Slurm has none of its jobs
@@ -152,13 +131,12 @@ def queued(sweeps: Path) -> dict[str, Queued]:
                 for task, state in tasks.get(array, {}).items():
                     job = jobs[start + task]
                     if grid.ended(Path(job.folder), since) is None:
-                        found[job.id] = Queued(f"{array}_{task}", state)
+                        found[job.id] = f"{array}_{task} {state}"
     return found
 
 
 def _submitted(folder: Path) -> tuple[list[Command], int]:
-    """The jobs that were submitted, and when they were checked, in ns. Raises FileNotFoundError for
-    a sweep whose folder was removed."""
+    """The jobs that were submitted, and when they were checked, in ns."""
     found = json.loads((folder / layout.SUBMITTED).read_bytes())
     return [Command(*job) for job in found["jobs"]], found["since"]
 
@@ -189,15 +167,13 @@ def _largest_array() -> int:
 
 def _ask(*command: str) -> str:
     """What a command of Slurm's prints."""
-    name = command[0]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise SettingsError(f"there is no {name} on this machine") from error
+        raise SettingsError(f"there is no {command[0]} on this machine") from error
     if done.returncode:
-        lines = [line.removeprefix(f"{name}: ") for line in done.stderr.strip().splitlines()]
-        reason = "; ".join(line.removeprefix("error: ") for line in lines)
-        raise SettingsError(f"{name}: {reason or f'status {done.returncode}'}")
+        said = "; ".join(done.stderr.strip().splitlines()) or f"status {done.returncode}"
+        raise SettingsError(f"{command[0]}: {said.removeprefix(f'{command[0]}: ')}")
     return done.stdout
 
 
@@ -223,45 +199,38 @@ def main(folder: Path, first: int, processes: int) -> int:
     job = jobs[first + int(os.environ["SLURM_ARRAY_TASK_ID"])]
     status = grid.ended(Path(job.folder), since)  # in an earlier run of this task
     if status is None:
-        status = 128 + asked[0] if asked else _run(folder, job, since, task, processes, asked)
+        if not os.environ.get("OMP_NUM_THREADS"):  # Slurm may not confine jobs to their cores
+            cores = int(os.environ["SLURM_CPUS_ON_NODE"])
+            os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
+        starter = Starter(folder / "code", (), at_once=1, processes=processes)
+        status = _run(job, since, starter, f"{os.environ['SLURMD_NODENAME']} (Slurm {task})", asked)
     if status in [128 + number for number in SIGNALS]:
-        try:
-            _requeue(task)
+        try:  # unless Slurm has ended the task, as after scancel
+            if _ask("squeue", "--noheader", f"--job={task}", "--format=%T").strip() == "RUNNING":
+                _ask("scontrol", "requeue", task)
         except SettingsError as error:
             leave(status, f"{task} cannot be put back into the queue: {error}")
     return exit_status.DONE if status == exit_status.NOT_UPLOADED else status
 
 
-def _run(
-    folder: Path, job: Command, since: int, task: str, processes: int, asked: Sequence[int]
-) -> int:
+def _run(job: Command, since: int, starter: Starter, place: str, asked: Sequence[int]) -> int:
     """Run a job, and pass on a signal that arrives; return its exit status."""
+    if asked:
+        return 128 + asked[0]
     begun = Path(job.folder) / layout.SETTINGS
     if begun.exists() and begun.stat().st_mtime_ns > since:  # it has started over, and continues
         job = job._replace(words=[word for word in job.words if word != "--force"])
     print(f"job {job.id} started: {shlex.join(job.words)}", flush=True)
-    if not os.environ.get("OMP_NUM_THREADS"):  # Slurm may not confine jobs to their cores
-        cores = int(os.environ["SLURM_CPUS_ON_NODE"])
-        os.environ["OMP_NUM_THREADS"] = str(max(1, cores // processes))
-    starter = Starter(folder / "code", (), at_once=1, processes=processes)
     try:
-        running = Running(job, f"{os.environ['SLURMD_NODENAME']} (Slurm {task})", starter)
+        running = Running(job, place, starter)
     except OSError as error:
         return leave(exit_status.FAILED, f"job {job.id} cannot be started: {cause(error)}")
-    passed_on = False
     while (status := running.status()) is None:
-        if asked and not passed_on:
-            passed_on = True
-            running.stop(asked[0])
+        if asked:  # it ignores further ones
+            running.send_signal(asked[0])
         time.sleep(PAUSE)
     print(running.ending(status), flush=True)
     return status
-
-
-def _requeue(task: str) -> None:
-    """Put a task back into the queue, unless Slurm has ended it, as after scancel."""
-    if _ask("squeue", "--noheader", f"--job={task}", "--format=%T").strip() == "RUNNING":
-        _ask("scontrol", "requeue", task)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -22,9 +22,9 @@ from labjobs.errors import SettingsError
 from labjobs.exit_status import KILLED
 from labjobs.files import CODE, ENGINE, PROJECT
 from labjobs.fork_server import LOST, Process, Server
-from labjobs.job.identity import identity
+from labjobs.job import identity
 from labjobs.job.terminal import leave
-from labjobs.sweeps import gpus, grid
+from labjobs.sweeps import grid
 from labjobs.sweeps.grid import Command, Entry
 from labjobs.tracking import courier
 from labjobs.tracking.mlflow_client import ENVIRONMENT
@@ -51,21 +51,21 @@ class Starter:
         processes: int = 1,
     ) -> None:
         self._code, self._keep, self._processes = code, [*keep], processes
-        self._at_once = at_once * processes
         self._jobs: Server | None = None
-        self._couriers: Server | None = None
-        threads = max(1, machine.cores() // self._at_once)
-        self._env = os.environ | {"PROJECT_FOLDER": str(PROJECT)}
-        self._env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
+        threads = max(1, machine.cores() // (at_once * processes))
+        self._env = os.environ | {
+            "PROJECT_FOLDER": str(PROJECT),
+            "JOBS_AT_ONCE": str(at_once * processes),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads),
+        }
         self._env.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # so that a fork can use the GPU
         if not scripts:
             return
         env = ENVIRONMENT | self._env
         self._couriers = fork_server.serve(courier.MODULES, code, env, self._keep)
         if self._couriers:
-            socket = self._couriers.socket.fileno()
-            self._env[courier.SERVER] = str(socket)
-            self._keep.append(socket)
+            self._env[courier.SERVER] = str(self._couriers.fileno())
+            self._keep.append(self._couriers.fileno())
         texts = [(code / script).read_text(errors="replace") for script in scripts]
         trains = any(re.search(r"^(import|from) torch\b", text, re.M) for text in texts)
         self._jobs = fork_server.serve(SLOW if trains else (), code, self._env, self._keep)
@@ -74,25 +74,22 @@ class Starter:
         self, words: Sequence[str], output: int, env: Mapping[str, str], keep: Sequence[int]
     ) -> Process:
         """Start a job, which holds the files of `keep`."""
-        env, out = {**env, "JOBS_AT_ONCE": str(self._at_once)}, (output, output)
-        command = [str(self._code / words[0]), *words[1:]]
+        command, out = [str(self._code / words[0]), *words[1:]], (output, output)
         if self._processes == 1:
             return self._start(self._jobs, command, PROJECT, out, env, keep)
         several = ["-m", "labjobs.sweeps.gpus", str(self._processes), *command]
         return self._start(None, several, self._code, out, env, keep)
 
     def check(self, sweep: Path) -> int:
-        """Check the jobs of a sweep, as `main` below does; returns its exit status."""
+        """Check the jobs of a sweep, as `main` below does; returns its exit status. What it has
+        imported, the server of the jobs imports too."""
         words = ("-m", "labjobs.sweeps.starter", str(sweep))
         status = LOST
         while status == LOST:  # and so is the server; the next try starts cold
             status = self._start(self._jobs, words, self._code, (1, 2)).wait()
+        if self._jobs and not status:
+            fork_server.teach(self._jobs, files.read_json(sweep / layout.CHECKED)["modules"])
         return status
-
-    def learn(self, modules: Iterable[str]) -> None:
-        """Make the server of the jobs import further modules."""
-        if self._jobs:
-            self._jobs.learn(modules)
 
     def _start(
         self,
@@ -110,18 +107,13 @@ class Starter:
             return fork_server.start(server, words, folder, streams, env=env, keep=keep)
 
 
-# A job of a sweep while it runs. What it prints is kept in output.txt in its folder; the last line
-# is shown.
-
 PAUSE = 0.05
 """Seconds between two checks of a job."""
 
-TAIL = 65_536
-"""Bytes at an output's end that surely hold its last line."""
-
 
 class Running:
-    """A job in its place, such as a GPU, whose locks it holds while it runs.
+    """A job in its place, such as a GPU, whose locks it holds while it runs. What it prints is kept
+    in output.txt in its folder; the last line is shown.
 
     Raises OSError if it cannot be started.
     """
@@ -134,26 +126,14 @@ class Running:
         env: Mapping[str, str] = {},
         locks: Sequence[int] = (),
     ) -> None:
-        self._command, self._place, self._starter = command, place, starter
-        self._env, self._locks = env, locks
+        self._label = f"job {command.id} "
         self._output = Path(command.folder) / layout.OUTPUT
-        self._tries = 0
-        self.start()
-
-    def start(self) -> None:
-        """Start it, for the first time or again. Raises OSError."""
-        self._tries += 1
         self._output.parent.mkdir(parents=True, exist_ok=True)
         with self._output.open("a") as output:
-            print(f"started on {self._place}, {time.ctime()}", file=output, flush=True)
+            print(f"started on {place}, {time.ctime()}", file=output, flush=True)
             self._begun = os.fstat(output.fileno()).st_mtime_ns
-            self._process = self._starter.job(
-                self._command.words, output.fileno(), self._env, self._locks
-            )
-
-    def stop(self, signal: int) -> None:
-        """Send it a signal."""
-        self._process.send_signal(signal)
+            self._process = starter.job(command.words, output.fileno(), env, locks)
+        self.send_signal = self._process.send_signal
 
     def status(self) -> int | None:
         """Return its exit status as a shell reports it, 128 + n for signal n; None while it
@@ -164,34 +144,26 @@ class Running:
             return KILLED if known is None else known
         return 128 - status if status is not None and status < 0 else status
 
-    def may_do_better(self, status: int, retries: int) -> bool:
-        """Whether it should be tried again, because it ran out of memory, which is not a mistake in
-        the code."""
-        memory = status == KILLED or (status == 1 and "out of memory" in self._last_line())
-        return memory and self._tries <= retries
+    def lacked_memory(self, status: int) -> bool:
+        """Whether it may have run out of memory, which is not a mistake in the code."""
+        said = grid.last_line(self._output)
+        return status == KILLED or (status == exit_status.FAILED and "out of memory" in said)
 
     def ending(self, status: int) -> str:
         """Return the last line of its output; a line is added if it was killed or crashed."""
-        line, job = self._last_line(), f"job {self._command.id} "
-        if not line.startswith(job):
-            line = f"{job}ended with status {status}: {line}"
+        line = grid.last_line(self._output)
+        if not line.startswith(self._label):
+            line = f"{self._label}ended with status {status}: {line}"
             with suppress(OSError), self._output.open("a") as output:  # a full disk
                 print(line, file=output)
         return line
-
-    def _last_line(self) -> str:
-        """The last line of its output; empty if somebody has removed that."""
-        with suppress(OSError), self._output.open("rb") as file:
-            file.seek(max(0, self._output.stat().st_size - TAIL))
-            return file.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
-        return ""
 
 
 # Checks a sweep's jobs before any of them starts, in a process of its own, which imports torch.
 #
 # `python -m labjobs.sweeps.starter FOLDER` reads the jobs from `left.json`, names those that are
-# wrong and exits with 2 if there are any. Otherwise it writes into `checked.json` how many jobs can
-# run on the CPU at once, and the names of the modules that it has imported.
+# wrong and exits with 2 if there are any. Otherwise it writes into `checked.json` whether all jobs
+# run on the CPU, and the names of the modules that it has imported.
 
 
 def main(folder: Path) -> int:
@@ -201,43 +173,41 @@ def main(folder: Path) -> int:
     os.chdir(PROJECT)
     left = files.read_json(folder / layout.LEFT)
     named = grid.entries(folder / "grid")
-    entries = [named[number - 1] for number in left["numbers"]]
-    for entry in entries:
-        entry.read()
     try:
-        at_once = _check(entries, len(named), on_slurm=left["on_slurm"])
+        on_cpu = _check([named[number - 1] for number in left["numbers"]], left["on_slurm"])
     except SettingsError as error:
         return leave(exit_status.WRONG, f"run.sh: {error}")
-    checked = {"at_once": at_once, "modules": _imported_libraries()}
+    checked = {"on_cpu": on_cpu, "modules": _imported_libraries()}
     files.write_json(folder / layout.CHECKED, checked)
-    return 0
+    return exit_status.DONE
 
 
-def _check(entries: list[Entry], count: int, on_slurm: bool) -> int:
-    """Check each job; returns how many can run on the CPU at once. Raises SettingsError."""
-    modules = {script: _imported(script) for script in {entry.script for entry in entries}}
+def _check(entries: list[Entry], on_slurm: bool) -> bool:
+    """Check each job; returns whether all run on the CPU. Raises SettingsError."""
+    scripts = {script: _imported(script) for script in {entry.script for entry in entries}}
     import torch
 
     from labjobs.training.loop import Job
 
     # Where Slurm's jobs are submitted there may be no GPU, so each asks for its own by itself.
     device = torch.device("meta") if on_slurm else None
-    places: set[tuple[str, int | str]] = set()
+    kinds: set[str] = set()
     checked: set[tuple[object, ...]] = set()
 
     def act(entry: Entry) -> None:
         """Check a job, unless one that differs only in its seed was checked already."""
-        settings, runtime = entry.job.settings, entry.job.runtime
+        entry.read()
         job = Job(entry.job, device)
-        unseeded = identity(settings) | {"seed": None}  # a job can run whatever its seed is
-        alike = entry.script, str(unseeded), runtime
+        unseeded = identity.identity(entry.job.settings) | {"seed": None}
+        alike = entry.script, str(unseeded), entry.job.runtime
         if alike not in checked:
-            getattr(modules[entry.script], entry.declared().check)(job)
+            check = identity.read(entry.script).check
+            getattr(scripts[entry.script], check)(job)
             checked.add(alike)
-        places.add((job.device.type, runtime.threads))
+        kinds.add(job.device.type)
 
-    grid.each(entries, act, of=count)
-    return min(gpus.at_once(*place) for place in places)
+    grid.each(entries, act)
+    return kinds == {"cpu"}
 
 
 def _imported(script: str) -> ModuleType:

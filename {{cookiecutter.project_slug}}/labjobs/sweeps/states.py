@@ -16,11 +16,10 @@ import fcntl
 import json
 import os
 import shutil
-import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,33 +27,25 @@ from typing import Any, NamedTuple
 from labjobs import exit_status, layout, locks, privacy
 from labjobs.errors import SettingsError, cause
 from labjobs.files import ENGINE, PROJECT
-from labjobs.job import attempts, code_evidence, journal, provenance
+from labjobs.job import code_evidence, journal, provenance
 from labjobs.job.folder import JobFolder, owner_of
 from labjobs.job.identity import identity
 from labjobs.job.terminal import counted, duration, leave
 from labjobs.sweeps import slurm
+from labjobs.sweeps.gpus import LOOK
+from labjobs.sweeps.grid import TAIL
 from labjobs.tracking import courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
-
-LOOK = 2.0
-"""Seconds between two looks."""
-
-TAIL = 65_536
-"""Bytes at a journal's end that surely hold the last evaluation's line."""
 
 OVER = {"finished", "stale", "failed", "unsent", "diverged", "paused"}
 """States of jobs that no running sweep will train."""
 
-SWEEPS = PROJECT / layout.SWEEPS
-
 
 class State(NamedTuple):
-    """A job's state, details about it, and for how many seconds it will still train, if that is
-    known."""
+    """A job's state, and details about it."""
 
     word: str
     about: str = ""
-    left: float | None = None
 
 
 class View:
@@ -64,14 +55,14 @@ class View:
         self.problems: list[str] = []
         self.store_is_away = False
         self._known = stored_jobs.NOTHING
-        self.queued: dict[str, slurm.Queued] = {}
+        self.queued: dict[str, str] = {}
         try:
             self._known = stored_jobs.known(experiment_name())
         except ConnectionError as error:
             self.store_is_away = True
             self.problems.append(f"{error}; going by the jobs' folders alone")
         try:
-            self.queued = slurm.queued(SWEEPS)
+            self.queued = slurm.queued(PROJECT / layout.SWEEPS)
         except SettingsError as error:
             self.problems.append(f"{error}; the jobs in its queue are not known")
 
@@ -86,12 +77,14 @@ class View:
         counts = any(job.fits(each.code, each.data) for each in finished)
         if counts and not job.runtime.force and not job.redone:
             return State("unsent" if courier.copies_lack(job.path) else "finished")
-        if (latest := job.latest) and locks.held(latest / layout.LOCK):
-            return State("running", *progress(latest))
+        latest = job.latest
+        for folder in (job.path, latest or job.path):  # it may have only just begun
+            if locks.held(folder / layout.LOCK):
+                return State("running", progress(folder))
         if lease := self._lease(job):
             return State("running", f"on {lease.host}")
         if queued := self.queued.get(job.id):
-            return State("queued", f"Slurm {queued.task} {queued.state}")
+            return State("queued", f"Slurm {queued}")
         if not latest and not job.runtime.force:
             diverged = self._known.diverged.get(job.id, [])
             if any(job.fits(each.code, each.data) for each in diverged):
@@ -104,10 +97,6 @@ class View:
         """Print the problems in asking the store or Slurm."""
         for problem in self.problems:
             leave(exit_status.FAILED, f"run.sh: {problem}")
-
-    def seconds(self, jobs: Iterable[JobFolder[Any]]) -> list[float]:
-        """Return how many seconds each finished job among these has taken."""
-        return [each.seconds for job in jobs for each in self._known.finished.get(job.id, [])]
 
     def _by_folder(self, job: JobFolder[Any]) -> State:
         """The state of a job that no process trains and that is not in the store, from its
@@ -124,8 +113,8 @@ class View:
         if status in ("failed", "diverged"):
             return State(status, said)
         if status == "paused" and outcome.get("pause_after") == job.pause_after:
-            return State("paused", *progress(job.path))
-        return State("interrupted", *progress(job.path))
+            return State("paused", progress(job.path))
+        return State("interrupted", progress(job.path))
 
     def _lease(self, job: JobFolder[Any]) -> stored_jobs.Lease | None:
         leases = self._known.leases.get(job.id, [])
@@ -134,75 +123,48 @@ class View:
         return next((lease for lease in others if code_evidence.fits(lease.code, job.code)), None)
 
 
-def progress(folder: Path) -> tuple[str, float | None]:
-    """Return how far a job has come, such as `step 120/300, 40 s left`, and those seconds."""
-    match _last_evaluation(folder):
-        case {"step": int(step), "of": int(total), "metrics": {"elapsed_seconds": float(seconds)}}:
-            left = seconds / max(step, 1) * (total - step)
-            return f"step {step}/{total}, {duration(left)} left", left
-        case {"step": int(step)}:
-            return f"step {step}", None
-    return "", None
-
-
-def _last_evaluation(folder: Path) -> dict[str, Any]:
-    """The journal's last line of an evaluation; empty if there is none or it is damaged."""
+def progress(folder: Path) -> str:
+    """Return how far a job has come, such as `step 120/300, 40 s left`, by the last evaluation in
+    its journal."""
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     seed = journal.seed_of(start.get("journal", ""))
     try:
         with (folder / layout.JOURNAL).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            found = [line for line in file if b'"elapsed_seconds"' in line]
+            lines = [line for line in file if b'"elapsed_seconds"' in line]
     except OSError:
-        return {}
-    return journal.decoded(found[-1], seed) if found else {}
+        lines = []
+    match journal.decoded(lines[-1], seed) if lines else {}:
+        case {"step": int(step), "of": int(total), "metrics": {"elapsed_seconds": float(seconds)}}:
+            return f"step {step}/{total}, {duration(seconds / max(step, 1) * (total - step))} left"
+        case {"step": int(step)}:
+            return f"step {step}"
+    return ""
 
 
-def print_json(jobs: Sequence[JobFolder[Any]]) -> None:
-    """Print all that is known of each job, as JSON."""
-    view = View()
-    rows = []
-    for job in _unlike(jobs):
-        word, about, _ = view.state(job)
-        row = {"id": job.id, "state": word, "about": about, "folder": str(job.path)}
-        row |= {"code": job.code.digest, "script": job.script}
-        rows.append(row | {"settings": identity(job.settings)})
-    print(json.dumps(rows, indent=2))
-    view.warn()
-
-
-def show(jobs: Sequence[JobFolder[Any]], brief: bool = False) -> Counter[str]:
+def show(jobs: Sequence[JobFolder[Any]], brief: bool = False, as_json: bool = False) -> Set[str]:
     """Print a line for each job (brief: only for jobs that run, failed or diverged), and the
-    totals."""
+    totals; or all that is known of each job, as JSON. Return the words for their states."""
     view = View()
-    unlike = _unlike(jobs)
-    states = [view.state(job) for job in unlike]
-    for job, (word, about, _) in zip(unlike, states, strict=True):
-        if not brief or word in {"running", "failed", "diverged"}:
-            print(f"{job.id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
-    count = Counter(state.word for state in states)
-    said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
-    print(f"{counted(len(unlike), 'job')}: {said}")
-    if took := view.seconds(unlike):
-        _print_left(states, statistics.median(took))
+    states = {job: view.state(job) for job in {job.id: job for job in jobs}.values()}
+    count = Counter(state.word for state in states.values())
+    if as_json:
+        print(json.dumps([_row(job, state) for job, state in states.items()], indent=2))
+    else:
+        for job, (word, about) in states.items():
+            if not brief or word in {"running", "failed", "diverged"}:
+                print(f"{job.id}  {word:11}  {job.name}" + (about and f"  [{about}]"))
+        said = ", ".join(f"{n} {word}" for word, n in sorted(count.items()))
+        print(f"{counted(len(states), 'job')}: {said}")
     sys.stdout.flush()
     view.warn()
-    return count
+    return count.keys()
 
 
-def _unlike(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
-    return [*{job.id: job for job in jobs}.values()]
-
-
-def _print_left(states: Sequence[State], each: float) -> None:
-    """Print the time left, assuming this many seconds for jobs that do not report it themselves."""
-    running = [
-        each if state.left is None else state.left for state in states if state.word == "running"
-    ]
-    waiting = sum(state.word not in OVER | {"running"} for state in states)
-    if running:
-        left = max(*running, (sum(running) + waiting * each) / len(running))
-        print(f"about {duration(left)} left, if as many jobs run at once as now")
+def _row(job: JobFolder[Any], state: State) -> dict[str, Any]:
+    row = {"id": job.id, "state": state.word, "about": state.about, "folder": str(job.path)}
+    row |= {"code": job.code.digest, "script": job.script}
+    return row | {"settings": identity(job.settings)}
 
 
 def watch(jobs: Sequence[JobFolder[Any]]) -> None:
@@ -210,25 +172,12 @@ def watch(jobs: Sequence[JobFolder[Any]]) -> None:
     while True:
         if sys.stdout.isatty():
             print("\033[H\033[2J", end="")
-        found = show(jobs, brief=True).keys()
+        found = show(jobs, brief=True)
         if found <= OVER:
             return
         if not found & {"running", "queued"}:
             print("no job is running; run.sh starts those that are left", flush=True)
         time.sleep(LOOK)
-
-
-def is_trained(folder: Path) -> bool:
-    """Whether a process holds the lock of this attempt or of another attempt at the same job, or
-    another folder has its lease."""
-    if any(map(locks.held, folder.parent.glob("*/lock"))):
-        return True
-    try:
-        leases = stored_jobs.known(experiment_name()).leases.get(folder.parent.name, [])
-    except ConnectionError:
-        return False
-    owner = owner_of(folder)
-    return any(each.owner != owner for each in leases if attempts.name(each.code) == folder.name)
 
 
 # A sweep runs the code with which it was started, a copy in the sweep's folder. Large files and

@@ -6,126 +6,34 @@ are left are checked; then they run (queue.py) or are submitted to Slurm. Of the
 process imports only settings.py, and it does not import torch.
 """
 
-import argparse
 import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from labjobs import exit_status, files, installation, layout, settings
-from labjobs.cli import parser
 from labjobs.cli.flags import of as settings_flags
-from labjobs.cli.flags import option
 from labjobs.distributed import ranks
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
-from labjobs.job import attempts, provenance, terminal
+from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, slurm, states
-from labjobs.sweeps.gpus import Slot
+from labjobs.sweeps.flags import Flags, read
 from labjobs.sweeps.grid import STARTED, Entry
 from labjobs.sweeps.queue import Queue
 from labjobs.sweeps.starter import Starter
 from labjobs.tracking import mlflow_client
-from labjobs.tracking.mlflow_client import experiment_name
-
-# The flags of run.sh.
-
-LEAST = {"per_gpu": 1, "gpus_per_job": 1, "retries": 0, "at_most": 1}
-"""The flags that are numbers, and the least that each can be."""
-
-ELSEWHERE = ("gpus", "per_gpu", "retries", "fail_fast")
-"""Flags of a sweep on this machine."""
-
-OF_RUN_SH = {
-    ("--array", "-a"): "run.sh makes the arrays; --at-most N limits them",
-    ("--dependency", "-d"): "run.sh sets it, so that jobs wait for their inputs",
-    ("--output", "-o"): "run.sh sets it; what a job prints is in output.txt in its folder",
-    ("--wrap",): "run.sh sets it",
-}
-"""Options of sbatch that cannot be given, and why."""
-
-
-def read(words: list[str]) -> argparse.Namespace:
-    """Return run.sh's flags, with the words after `--` as `sbatch`. Raises SettingsError if they
-    are wrong; `--help` ends the process.
-    """
-    cut = words.index("--") if "--" in words else len(words)
-    reader = _parser()
-    flags, unknown = reader.parse_known_args(words[:cut])
-    if unknown:
-        sbatch = "; options of sbatch go after --" if flags.slurm else ""
-        known = [option(name) for name in vars(flags)]
-        raise SettingsError(parser.unknown_flag(unknown[0], known) + sbatch)
-    flags.sbatch = words[cut + 1 :]
-    for name, least in LEAST.items():
-        value = getattr(flags, name)
-        if value is not None and value < least:
-            raise SettingsError(f"{option(name)} {value}: must be {least} or more")
-    if flags.json and not flags.list:
-        raise SettingsError("--json: only with --list")
-    if flags.at_most and not flags.slurm:
-        raise SettingsError("--at-most: only with --slurm")
-    if flags.sbatch and not flags.slurm:
-        raise SettingsError("--: only with --slurm")
-    for name in ELSEWHERE:
-        if flags.slurm and getattr(flags, name):
-            raise SettingsError(f"{option(name)}: not with --slurm")
-    if flags.per_gpu and flags.gpus_per_job > 1:
-        raise SettingsError("--gpus-per-job: not with --per-gpu")
-    for options, why in OF_RUN_SH.items():
-        if any(word.startswith(options) for word in flags.sbatch):
-            raise SettingsError(f"{options[0]}: {why}")
-    if flags.slurm:
-        slurm.require()
-    return flags
-
-
-def _parser() -> parser.Parser:
-    reader = parser.Parser(
-        prog="run.sh",
-        usage="bash run.sh [flags]",
-        description="Runs the jobs of the grid that are not finished.",
-        allow_abbrev=False,
-    )
-
-    def switch(flag: str, text: str) -> None:
-        reader.add_argument(flag, help=text, action="store_true")
-
-    def number(flag: str, text: str, default: int | None = None) -> None:
-        reader.add_argument(flag, help=text, type=int, metavar="N", default=default)
-
-    switch("--list", "print each job: id, state, settings; start nothing")
-    switch("--json", "with --list: print the jobs as JSON")
-    switch("--watch", "keep printing the progress of the jobs; start nothing")
-    text = "GPUs by nvidia-smi's numbers (default: CUDA_VISIBLE_DEVICES, else all)"
-    reader.add_argument("--gpus", help=text, metavar="0,2")
-    text = "jobs at once on each GPU (default: 1), or on the CPU (default: one per core, "
-    number("--per-gpu", f"{text}fewer where memory is short)")
-    text = "GPUs for each job, which trains with a process on each of them (default: 1); "
-    number("--gpus-per-job", f"{text}`python jobs.py docs several-gpus` says when not to", 1)
-    text = "retry a job up to N times if it ran out of memory or was killed (default: 0)"
-    number("--retries", text, 0)
-    switch("--fail-fast", "stop all jobs when one fails")
-    text = f"run only jobs in this state: {', '.join(STARTED)}"
-    reader.add_argument("--only", help=text, choices=STARTED, metavar="STATE")
-    switch("--redo-stale", "run jobs again that were finished or begun with other code or data")
-    switch("--slurm", "submit the jobs to Slurm; words after -- go to sbatch")
-    number("--at-most", "with --slurm: run at most N jobs at once")
-    return reader
-
-
-# The sweep.
 
 
 def run(folder: Path, words: list[str]) -> int:
     """Plan a sweep and run it, or do what the flags say instead; returns the exit status. Raises
     SettingsError before anything is started."""
-    flags = read(words)
+    flags, sbatch = read(words)
     lock = states.lock_snapshot(folder)
     grid.answer(folder)
     for number, status in (signal.SIGUSR1, 130), (signal.SIGTERM, 143):
@@ -135,43 +43,50 @@ def run(folder: Path, words: list[str]) -> int:
         raise SettingsError("the grid has no jobs")
     _read_jobs(entries)
     if flags.list or flags.watch:
-        return _show(entries, flags)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
+        jobs = [entry.job for entry in entries]
+        states.watch(jobs) if flags.watch else states.show(jobs, as_json=flags.json)
+        return exit_status.DONE
     states.clear_snapshots(folder)
-    slots = gpus.on_gpus(flags.gpus, flags.per_gpu or 1)
+    on_slurm, per_job = flags.slurm, flags.gpus_per_job
+    places = [] if on_slurm else gpus.on_gpus(flags.gpus, flags.per_gpu or 1, per_job)
     view = states.View()
     view.warn()
     left = _left(entries, view, flags)
     if not left and flags.slurm:
         count = Counter(entry.state for entry in entries)
         held = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
-        status = _name_left_out(entries)
-        return leave(status, f"nothing submitted to Slurm: {held}")
+        leave(exit_status.DONE, f"nothing submitted to Slurm: {held}")
+        return _name_left_out(entries)
     if not left:
         return grid.summary(entries)
     _check_left(left, entries, flags)
     states.take_snapshot(folder / "code")
-    start = partial(_starter, folder=folder, left=left, flags=flags, keep=[lock])
-    slots = slots or gpus.on_cpu(_most_on_cpu(left, flags))
-    starter = start(slots)
+    on_gpus = bool(places)
+    if not places:
+        most = min(gpus.at_once(entry.job.runtime.threads) for entry in left)
+        places = gpus.on_cpu(flags.per_gpu or max(1, most // per_job))
     numbers = [entry.number for entry in left]
-    files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": flags.slurm})
+    files.write_json(folder / layout.LEFT, {"numbers": numbers, "on_slurm": on_slurm})
+    scripts = {entry.words[0] for entry in left}
+    at_once = min(len(left), len(places))
+    starter = Starter(folder / "code", scripts, at_once, [lock], per_job)
     if starter.check(folder):
         return exit_status.WRONG
-    checked = files.read_json(folder / layout.CHECKED)
     since = (folder / layout.CHECKED).stat().st_mtime_ns
-    starter.learn(checked["modules"])
-    grid.each(left, lambda entry: entry.job.make(), of=len(entries))
+    grid.each(left, lambda entry: entry.job.make())
     if not provenance.version()["commit"]:
         print("no git repository here, so no commit is recorded", flush=True)
     if problem := installation.problem(PROJECT):
         print(problem, flush=True)
-    if flags.slurm:
-        return _submit(folder, entries, left, view, since, flags)
-    on_cpu = all(slot.device == "cpu" for slot in slots)
-    if on_cpu and not flags.per_gpu and checked["at_once"] < len(slots):
-        slots = gpus.on_cpu(checked["at_once"])  # on a GPU that nvidia-smi does not know
-        starter = start(slots)
-    places = gpus.places(slots, flags.per_gpu or 1, flags.gpus_per_job)
+    if on_slurm:
+        status = _submit(folder, left, view, since, flags, sbatch)
+        submitted = {*left}
+        return status or _name_left_out([entry for entry in entries if entry not in submitted])
+    if not (on_gpus or flags.per_gpu or files.read_json(folder / layout.CHECKED)["on_cpu"]):
+        # The jobs take a GPU that nvidia-smi does not know, and all cores.
+        places = places[:1]
+        starter = Starter(folder / "code", scripts, 1, [lock], per_job)
     queue = Queue(left, len(entries), places, starter, flags, since)
     queue.run()
     return grid.summary(entries, queue.status)
@@ -179,30 +94,17 @@ def run(folder: Path, words: list[str]) -> int:
 
 def _read_jobs(entries: list[Entry]) -> None:
     """Find out which jobs they are. Raises SettingsError."""
-    for entry in {entry.script: entry for entry in entries}.values():
+    for name in {entry.script for entry in entries}:
         try:
-            script = entry.declared()
+            script = identity.read(name)
         except SettingsError:  # reported for each of its jobs
             continue
         settings_flags(script.settings)  # a mistake in settings.py is reported only once
         settings.check(script.metrics)
-    grid.each(entries, Entry.read, of=len(entries))
+    grid.each(entries, Entry.read)
 
 
-def _show(entries: list[Entry], flags: argparse.Namespace) -> int:
-    """Show the jobs' states, for --list or --watch."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `--list | head` prints no trace
-    jobs = [entry.job for entry in entries]
-    if flags.json:
-        states.print_json(jobs)
-    elif flags.list:
-        states.show(jobs)
-    else:
-        states.watch(jobs)
-    return exit_status.DONE
-
-
-def _left(entries: list[Entry], view: states.View, flags: argparse.Namespace) -> list[Entry]:
+def _left(entries: list[Entry], view: states.View, flags: Flags) -> list[Entry]:
     """Find the state of each job (`repeated` if it is earlier in the grid too, `skipped` because of
     --only); return the jobs that are left to run, inputs first."""
     to_run = {*STARTED}
@@ -214,7 +116,7 @@ def _left(entries: list[Entry], view: states.View, flags: argparse.Namespace) ->
         to_run.add("stale")
     seen: set[str] = set()
     for entry in entries:
-        entry.state, entry.about, _ = view.state(entry.job)
+        entry.state, entry.about = view.state(entry.job)
         if entry.job.id in seen:
             entry.state = "repeated"
         elif flags.only and entry.state in to_run - {flags.only}:
@@ -230,7 +132,7 @@ def _depth(entry: Entry, left: Mapping[str, Entry]) -> int:
     return 1 + max(depths, default=-1)
 
 
-def _check_left(left: list[Entry], entries: list[Entry], flags: argparse.Namespace) -> None:
+def _check_left(left: list[Entry], entries: list[Entry], flags: Flags) -> None:
     """Look for the inputs of the jobs that are left, in the grid or finished before, and check that
     the number of processes suits them. Raises SettingsError."""
     named = {entry.job.id for entry in entries}
@@ -239,51 +141,20 @@ def _check_left(left: list[Entry], entries: list[Entry], flags: argparse.Namespa
         attempts.check_inputs(entry.job.settings, entry.job.runs_root, named)
         ranks.check(entry.job.settings, entry.job.runtime, flags.gpus_per_job)
 
-    grid.each(left, act, of=len(entries))
-
-
-def _most_on_cpu(left: list[Entry], flags: argparse.Namespace) -> int:
-    """How many jobs can run on the CPU at once."""
-    wanted = {entry.job.runtime.threads for entry in left}
-    most = min(gpus.at_once("cpu", threads) for threads in wanted)
-    at_once: int = flags.per_gpu or max(1, most // flags.gpus_per_job)
-    return at_once
-
-
-def _starter(
-    slots: Sequence[Slot],
-    folder: Path,
-    left: list[Entry],
-    flags: argparse.Namespace,
-    keep: Sequence[int],
-) -> Starter:
-    scripts = [*dict.fromkeys(entry.words[0] for entry in left)]
-    processes, count = flags.gpus_per_job, len(slots)
-    if any(slot.device != "cpu" for slot in slots):
-        if count < processes and not flags.slurm:
-            raise SettingsError(f"--gpus-per-job {processes}: there are only {count} GPUs")
-        count = max(1, count // processes)  # with --slurm, there may be fewer here
-    return Starter(folder / "code", scripts, min(len(left), count), keep, processes)
+    grid.each(left, act)
 
 
 def _submit(
-    folder: Path,
-    entries: list[Entry],
-    left: list[Entry],
-    view: states.View,
-    since: int,
-    flags: argparse.Namespace,
+    folder: Path, left: list[Entry], view: states.View, since: int, flags: Flags, sbatch: list[str]
 ) -> int:
     """Hand the jobs that are left to Slurm; returns the exit status."""
     terminal.handle_signals(signal.SIG_IGN)  # or Slurm could get jobs whose folder is removed
     try:
-        line = slurm.submit(folder, left, view.queued, since, flags, experiment_name())
+        line = slurm.submit(folder, left, view.queued, since, flags, sbatch)
     except SettingsError as error:
         failed = exit_status.FAILED if slurm.was_given(folder) else exit_status.WRONG
         return leave(failed, f"run.sh: {error}")
-    leave(exit_status.DONE, line)
-    submitted = {*left}
-    return _name_left_out([entry for entry in entries if entry not in submitted])
+    return leave(exit_status.DONE, line)
 
 
 def _name_left_out(entries: list[Entry]) -> int:
@@ -303,6 +174,7 @@ def main(folder: Path, words: list[str]) -> int:
     """Run a sweep; returns the exit status."""
     terminal.handle_signals(signal.SIG_DFL)
     ranks.forget()
+    sys.argv[0] = "run.sh"
     for number in (signal.SIGINT, signal.SIGHUP):  # run.sh forwards them, once
         signal.signal(number, signal.SIG_IGN)
     # Absolute, for all that is started.
