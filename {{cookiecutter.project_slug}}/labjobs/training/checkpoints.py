@@ -152,15 +152,17 @@ class Writer:
         self._waiting: dict[Path, tuple[Any, ...]] = {}
         self._tasks: list[Future[None]] = []
 
-    @property
-    def idle(self) -> bool:
-        """Whether everything is written. Raises what a write raised."""
-        self._raise_failures()
-        return not self._tasks
+    def check(self) -> None:
+        """Raise what a write raised."""
+        done = [task for task in self._tasks if task.done()]
+        self._tasks = [task for task in self._tasks if not task.done()]
+        for task in done:
+            task.result()
 
-    def act(self, task: Callable[[], None]) -> None:
+    def act(self, task: Callable[[], None]) -> Future[None]:
         """Queue something to be done after what is being written."""
         self._tasks.append(self._thread.submit(task))
+        return self._tasks[-1]
 
     def write(
         self,
@@ -168,20 +170,20 @@ class Writer:
         content: dict[str, Any],
         models: Mapping[str, Mapping[str, Any]],
         previous: Path | None = None,
-    ) -> None:
+    ) -> Future[None]:
         """Have a checkpoint written; see `checkpoints.save`.
 
         If the weights of one of the `models` in it are not finite, nothing is written, and the next
         call raises Diverged.
         """
-        self._raise_failures()
+        self.check()
         self._waiting[path] = content, models, previous
-        self.act(partial(self._write_newest, path))
+        return self.act(partial(self._write_newest, path))
 
     def close(self) -> None:
         """Return once everything is written. Raises what a write raised."""
         self._thread.shutdown()
-        self._raise_failures()
+        self.check()
 
     def _write_newest(self, path: Path) -> None:
         if path not in self._waiting:
@@ -193,12 +195,6 @@ class Writer:
                     f"weights of {model} are no longer finite ({bad[0]}); lower the learning rate"
                 )
         save(path, content, previous)
-
-    def _raise_failures(self) -> None:
-        done = [task for task in self._tasks if task.done()]
-        self._tasks = [task for task in self._tasks if not task.done()]
-        for task in done:
-            task.result()
 
 
 def _finite(weight: Any) -> bool:

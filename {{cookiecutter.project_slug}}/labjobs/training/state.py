@@ -8,6 +8,7 @@ writes the copy while training goes on. The best weights so far are in `last.pt`
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -57,6 +58,8 @@ class TrainingState:
         self._interval = 60 * minutes
         self._saved = time.monotonic()
         self._writer = Writer()
+        self._last: Future[None] | None = None
+        """The writing of last.pt."""
         self.best: dict[str, Any] = {}
 
     def add(self, parts: Mapping[str, Part]) -> None:
@@ -80,8 +83,10 @@ class TrainingState:
     def due(self) -> bool:
         """Whether this process finds that it is time for a checkpoint. Raises OSError if the last
         could not be written."""
+        self._writer.check()
         late = time.monotonic() - self._saved > self._interval
-        return self._writes and late and self._writer.idle
+        # It may queue behind best.pt, which some loops write in every step, but not behind another.
+        return self._writes and late and (self._last is None or self._last.done())
 
     def save(self, changed: Mapping[str, Any] | None = None) -> None:
         """Copy all parts and have the copy written; `changed` replaces the states of some."""
@@ -96,9 +101,8 @@ class TrainingState:
         self._writer.act(self._journal.sync)  # no checkpoint is ahead of the journal
         models = [name for name, part in self._parts.items() if isinstance(part, nn.Module)]
         finite = {name: content["parts"][name] for name in models}
-        self._writer.write(
-            self._folder / layout.LAST, content, finite, self._folder / layout.PREVIOUS
-        )
+        last, previous = self._folder / layout.LAST, self._folder / layout.PREVIOUS
+        self._last = self._writer.write(last, content, finite, previous)
         self._saved = time.monotonic()
 
     def keep_best(self, content: dict[str, Any]) -> None:
