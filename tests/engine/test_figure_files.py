@@ -4,6 +4,7 @@ import json
 import re
 import sys
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 import stored
@@ -93,15 +94,39 @@ def test_what_would_not_print_right_is_named_and_not_written(draw, tmp_path):
     *faults, last = said.splitlines()
     assert status == 1
     assert faults[0].startswith("crowded: Glyph 23398 ")
-    assert faults[1] == 'crowded: "tiny" (title of "tiny") is 6 pt, under 8'
+    assert faults[1] == 'crowded: "tiny" in the axes "tiny" is 6 pt, under 8'
     assert re.match(r'crowded: "clipped" .+ is cut by \d+.\d pt at the page.s edge', faults[2])
-    assert re.match(r'crowded: "beyond the edge" \(in the figure\) is cut by \d+', faults[3])
+    assert re.match(r'crowded: "beyond the edge" is cut by \d+', faults[3])
     assert re.match(r'crowded: "one over" .+ and "another" .+ overlap by \d', faults[-2])
     assert faults[-1] == 'crowded: the axes "outside" reach beyond the page\'s edge'
     assert last == "crowded: not written; --unchecked writes it anyway"
     assert not list(tmp_path.iterdir())
     assert draw("--unchecked", of_all={"crowded": crowded})[0] == 0
     assert (tmp_path / "crowded.pdf").exists()
+
+
+def test_a_pdf_has_its_size_and_truetype_fonts_whatever_is_set(draw, tmp_path):
+    def careless(jobs):
+        mpl.rcParams.update({"pdf.fonttype": 3, "savefig.bbox": "tight"})
+        return plain(jobs)
+
+    assert draw(of_all={"one": careless})[0] == 0
+    data = (tmp_path / "one.pdf").read_bytes()
+    assert b"/MediaBox [ 0 0 234 145.08 ]" in data  # 3.25 in, and 0.62 times that
+    assert b"/FontFile2" in data and b"/Type3" not in data
+
+
+def test_text_that_tex_sets_is_refused(draw):
+    def by_tex(jobs):
+        fig, _ = figures.figure()
+        fig.text(0.5, 0.5, "loss", usetex=True)
+        return fig, ""
+
+    status, _, said = draw(of_all={"one": by_tex})
+    assert (status, said.splitlines()[0]) == (
+        1,
+        "one: its text is set by TeX, without TrueType fonts; leave text.usetex off",
+    )
 
 
 def test_what_is_left_out_for_one_reason_is_one_line(draw):

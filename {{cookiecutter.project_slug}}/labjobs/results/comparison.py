@@ -15,7 +15,6 @@ from labjobs.results import tables
 from labjobs.results.groups import (
     FOLD,
     SEED,
-    apart,
     combinations,
     finite,
     groups,
@@ -95,15 +94,8 @@ class Comparison:
 
     @cached_property
     def means(self) -> str:
-        """What means over jobs with the same settings are based on: `mean of 3 seeds`.
-
-        Raises NoResults if jobs differ in more than these settings, the seed and the fold, because
-        a mean over them would mix different things.
-        """
+        """What means over jobs with the same settings are based on: `mean of 3 seeds`."""
         known = having(self.jobs, self.metric.result)
-        more = [name for name in varied(known) if name not in self.by]
-        if more and combinations(known, [*self.by, *more]) > combinations(known, self.by):
-            raise NoResults(f"a mean would be over different values of {settings(more)}")
         counts = [len(alike) for alike in groups(known, self.by).values()]
         few, many = min(counts), max(counts)
         if many == 1:
@@ -189,7 +181,7 @@ def compare(
     Raises NoResults if fewer parts than `needed` have a setting, or if values must be chosen but
     there are no validation results.
     """
-    parts = apart(jobs, *most, but=along, needed=needed)
+    parts = _distributed(jobs, most, along, needed)
     by = [*along, *(name for part in parts for name in part)]
     rest, chosen = [name for name in varied(jobs) if name not in by], ""
     if rest:
@@ -206,6 +198,25 @@ def compare(
         where = " for each of the others" if by else ""
         chosen = f" Shown are the values of {settings(rest)} with the best {by_validation}{where}."
     return Comparison(jobs, metric or chooser(jobs), parts, [*along], chosen)
+
+
+def _distributed(
+    jobs: "pd.DataFrame", most: Sequence[int], along: Sequence[str], needed: int
+) -> list[list[str]]:
+    """The settings that vary, except those along an axis, by the part that distinguishes them."""
+    left = [name for name in varied(jobs) if name not in along]
+    if len(left) < needed:
+        few = f"only {settings(left)} varies" if left else "no setting varies"
+        raise NoResults(f"{few} among the jobs, besides the {setting(SEED)}; vary more in run.sh")
+    parts: list[list[str]] = [[] for _ in most]
+    for part, values in zip(parts, most, strict=True):
+        for name in list(left):
+            if (part is parts[-1] or not part) and combinations(jobs, [*part, name]) <= values:
+                part.append(name)
+                left.remove(name)
+    if sum(map(bool, parts)) < needed:
+        raise NoResults(f"too many values of {settings(left)} to tell apart; {CURE}")
+    return parts
 
 
 def numeric(jobs: "pd.DataFrame") -> str:

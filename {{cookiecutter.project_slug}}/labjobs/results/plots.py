@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from labjobs.results import text
 from labjobs.results.figures import log_scale
-from labjobs.results.groups import Interval, finite, kaplan_meier, mean_interval
+from labjobs.results.groups import Interval, finite, fraction_interval, mean_interval
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.style import COLOURS, PLAIN, Look, looks, names, numbers, setting
 
@@ -174,26 +174,21 @@ def ranking(
 
 
 def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Look = PLAIN) -> None:
-    """Draw a Kaplan–Meier curve: the fraction of jobs that has reached a target, by time, with its
-    95 % interval.
+    """Draw the fraction of jobs that has reached a target, by time, with its exact 95 % interval.
 
-    `times` (n,) is when each job reached it, NaN if it never did: such jobs are vertical ticks at
-    the time at which they ended, `ended` (n,). Lines end a little after the last of these times.
+    `times` (n,) is when each job reached it, NaN if it never did, and `ended` (n,) when it ended.
+    Lines end a little after the last job that reached it.
     """
-    came, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
-    curve, never = kaplan_meier(came, last), np.isnan(came)
-    x = np.concatenate([[0], curve.times, [1.1 * np.where(never, last, came).max()]])
-    # From none at the start to the last for ever.
-    fractions, low, high = (
-        np.concatenate([[0], each, each[-1:]]) for each in (curve.fractions, curve.low, curve.high)
-    )
+    each = np.asarray(times, dtype=float)
+    came = np.sort(each[np.isfinite(each)])
+    end = 1.1 * np.max(came if len(came) else ended)
+    counts = np.array([*range(len(came) + 1), len(came)])
+    x, (fractions, low, high) = [0, *came, end], fraction_interval(counts, len(each))
     step = {"drawstyle": "steps-post", "color": look.colour, "linestyle": look.line}
     ax.plot(x, fractions, label=label, **step)
     ax.fill_between(x, low, high, step="post", color=look.colour, alpha=0.12, linewidth=0)
-    at = fractions[np.searchsorted(x, last[never], side="right") - 1]
-    ax.plot(last[never], at, "|", color=look.colour, markersize=7, markeredgewidth=1)
     ax.set_ylim(-0.03, 1.03)
-    ax.set_xlim(0, max(x[-1], ax.get_xlim()[1]))  # limits that are set do not adapt any more
+    ax.set_xlim(0, max(end, ax.get_xlim()[1]))  # limits that are set do not adapt any more
 
 
 def _interval(samples: ArrayLike, metric: Measured) -> Interval:

@@ -105,10 +105,9 @@ def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
 
 def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
     """Return the jobs with the seconds of training and evaluation until a metric first reached its
-    target (`reached`, NaN if it never did) and until the job's end (`lasted`). A diverged job would
-    never have reached the target: its end is the end of the longest job. Jobs that continue a
-    shorter job are left out, because their curves do not say when they first reached the target.
-    Raises NoResults if none has reached it.
+    target (`reached`, NaN if it never did) and until the job's end (`lasted`; if it diverged, the
+    end of the longest job). Jobs that continue a shorter job are left out, because their curves do
+    not say when they first reached the target. Raises NoResults if none has reached it.
     """
     if "init_from" in jobs:
         jobs = jobs[~jobs["init_from"].map(str).str.endswith(LAST)]
@@ -121,8 +120,7 @@ def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
         cure = "train longer or declare another target in METRICS"
         raise NoResults(f"no job has reached a {metric} of {metric.goal}; {cure}")
     first = seconds.reindex(values.index[there]).groupby("job_id").min()
-    last = seconds.groupby("job_id").max()
-    lasted = jobs["job_id"].map(last).fillna(last.max())
+    lasted = jobs["job_id"].map(seconds.groupby("job_id").max()).fillna(seconds.max())
     return jobs.assign(reached=jobs["job_id"].map(first), lasted=lasted)
 
 
