@@ -159,7 +159,7 @@ def overlapping(draw, fig, _venue):
     x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
     words = str(draw.choice(["MMM", "MMM\nMMM\nMMM"]))  # there is a line in the middle
     turn = draw.choice([0, 45, 90])
-    return [fig.text(x, y, words, ha="center", va="center", rotation=turn)], "overlap by"
+    return [fig.text(x, y, words, ha="center", va="center", rotation=turn)], "overlap"
 
 
 def wrong_page(draw, fig, _venue):

@@ -5,14 +5,14 @@ name. The `.tex` has the caption with the numbers in it, so that a paper's text 
 its figure: `\input` it.
 """
 
-import io
 import json
 import unicodedata
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from urllib.parse import quote, unquote
 
 from labjobs import files
@@ -95,37 +95,34 @@ def save(
 
     if checked and (problems := print_check.check(fig, venue)):
         raise Misprint("\n".join(problems))
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+    for path in paths:
+        files.write(path, partial(_draw, fig, path, about))
     latex = "".join(LATEX.get(character, character) for character in " ".join(caption.split()))
     tex = f"\\caption{{{latex}}}\n\\label{{fig:{stem.name}}}\n"
-    images = {kind: _drawn(fig, kind, stem.name, about) for kind in kinds}
-    texts = {
-        "json": json.dumps(about, indent=2) + "\n",
-        "tex": f"% written with the figure, and replaced with it\n{tex}",
-    }
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    for kind, content in (images | {kind: text.encode() for kind, text in texts.items()}).items():
-        files.write(stem.with_name(f"{stem.name}.{kind}"), lambda file, own=content: file.write(own))
+    head = "% written with the figure, and replaced with it\n"
+    files.write_text(stem.with_name(f"{stem.name}.tex"), head + tex)
+    files.write_json(stem.with_name(f"{stem.name}.json"), about)
     width, height = (float(side) for side in fig.get_size_inches())
-    return [Saved(stem.with_name(f"{stem.name}.{kind}"), width, height) for kind in kinds]
+    return [Saved(path, width, height) for path in paths]
 
 
-def _drawn(fig: "Figure", kind: str, title: str, about: dict[str, Any]) -> bytes:
-    """The figure in a format, without the time of drawing."""
+def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> None:
+    """Draw in the format of a path, without the time of drawing."""
     import matplotlib
 
-    source = MARK + quote(json.dumps(about), UNESCAPED)
-    options: dict[str, Any] = {"metadata": {"Title": title, METADATA[kind]: source}}
+    kind, source = path.suffix[1:], MARK + quote(json.dumps(about), UNESCAPED)
+    options: dict[str, Any] = {"metadata": {"Title": path.stem, METADATA[kind]: source}}
     if kind == "tiff":
         options = {"pil_kwargs": {METADATA[kind]: source, "compression": "tiff_lzw"}}
     elif kind in TIMES:
         options["metadata"][TIMES[kind]] = None
-    file = io.BytesIO()
     with (
         warnings.catch_warnings(action="ignore", category=UserWarning),  # print_check reports them
         matplotlib.rc_context(AS_WRITTEN),
     ):
         fig.savefig(file, format=kind, **options)
-    return file.getvalue()
 
 
 # Where a figure comes from: the jobs, their code and settings.

@@ -279,7 +279,7 @@ def _limit(
     space = room * (high - low)
     shown = np.clip(scale.transform(np.array([lowest, highest])), low - space, high + space)
     margin = MARGIN * np.ptp(shown) or MARGIN * abs(high) or MARGIN
-    least, most = scale.inverted().transform(shown + [-margin, margin])
+    least, most = scale.inverted().transform(shown + np.array([-margin, margin]))
     change = axes[0].axes.set_xlim if axes[0] is axes[0].axes.xaxis else axes[0].axes.set_ylim
     change(least, most)
     beyond = ((values < least) | (values > most)).mean()

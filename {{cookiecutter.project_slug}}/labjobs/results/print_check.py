@@ -32,11 +32,7 @@ INCH = 72
 """Points of an inch."""
 
 SLACK = 0.5
-"""Points by which text may seem to be cut off or to overlap, since renderers differ a little."""
-
-INTERLOCKED = 0.2
-"""How far a text may reach into another text's box, relative to its size, if their ink does not
-overlap."""
+"""Points by which text may seem to be cut off, since renderers differ a little."""
 
 WARNINGS = ("Glyph", "constrained_layout")
 """Beginnings of matplotlib's warnings that matter for printing: missing characters, axes without a
@@ -107,20 +103,12 @@ def _cut(piece: _Piece, width: float, height: float) -> list[str]:
 
 
 def _overlap(one: _Piece, other: _Piece) -> list[str]:
-    if one.text is other.text or (by := _depth(one.corners, other.corners)) <= SLACK:
+    beside = (one.corners.max(0) < other.corners.min(0)) | (
+        one.corners.min(0) > other.corners.max(0)
+    )
+    if one.text is other.text or beside.any() or not one.ink.intersects_path(other.ink):
         return []
-    if by < INTERLOCKED * min(one.size, other.size) and not one.ink.intersects_path(other.ink):
-        return []
-    return [f"{one.what} and {other.what} overlap by {by:.1f} pt"]
-
-
-def _depth(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """How far one of two rectangles, by their corners (4, 2), would have to move to be clear of the
-    other; negative if they are apart. Source: the separating axis theorem."""
-    sides = np.array([one[1] - one[0], one[3] - one[0], other[1] - other[0], other[3] - other[0]])
-    axes = (sides / np.linalg.norm(sides, axis=1, keepdims=True)).T
-    a, b = one @ axes, other @ axes
-    return float((np.minimum(a.max(0), b.max(0)) - np.maximum(a.min(0), b.min(0))).min())
+    return [f"{one.what} and {other.what} overlap"]
 
 
 def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:

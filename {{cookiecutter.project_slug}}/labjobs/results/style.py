@@ -189,7 +189,7 @@ def numbers(values: Iterable[float], digits: int = 3) -> list[str]:
     each = [float(value) for value in values]
     sizes = [abs(value) for value in each if value and math.isfinite(value)]
     largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
-    similar = SMALL < smallest and largest < min(LARGE, ALIKE * smallest)
+    similar = smallest > SMALL and largest < min(LARGE, ALIKE * smallest)
     decimals = max(0, digits - 1 - math.floor(math.log10(largest)))
     texts = [f"{value:.{decimals}f}" if similar else number(value, digits) for value in each]
     return ["–" if text == "nan" else signed(text) for text in texts]
