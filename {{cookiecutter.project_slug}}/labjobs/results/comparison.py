@@ -92,18 +92,17 @@ class Comparison:
         metric = self.metric.of(part) if part else self.metric
         return dict(list(samples(self.jobs, self.by, metric).items())[:most])
 
-    @cached_property
+    @property
     def means(self) -> str:
         """What means over jobs with the same settings are based on: `mean of 3 seeds`."""
         known = having(self.jobs, self.metric.result)
-        counts = [len(alike) for alike in groups(known, self.by).values()]
-        few, many = min(counts), max(counts)
-        if many == 1:
+        counts = {len(alike) for alike in groups(known, self.by).values()}
+        if max(counts) == 1:
             return f"one {settings(names)}" if (names := repeated(self.jobs)) else "single jobs"
         what = [f"{setting(name)}s" for name in _varying(known) or [SEED]]
         repeats = what[0] if len(what) == 1 else f"jobs over {' and '.join(what)}"
-        mean = "geometric mean" if self.metric.log else "mean"
-        return f"{mean} of {few if few == many else f'{few}–{many}'} {repeats}"
+        many = "–".join(map(str, sorted({min(counts), max(counts)})))
+        return f"{'geometric ' if self.metric.log else ''}mean of {many} {repeats}"
 
     @property
     def repeats(self) -> str:
@@ -120,20 +119,17 @@ class Comparison:
     def notes(self) -> str:
         """Sentences about the chosen settings, and about the jobs that are left out of the means:
         those that diverged, and those without a finite result."""
-        parts = [
-            text
-            for name, alike in groups(self.jobs, self.by).items()
-            for text in self._missing(alike, f" of {name}" if name else "")
-        ]
+        parts = []
+        for name, jobs in groups(self.jobs, self.by).items():
+            diverged = int(jobs["diverged"].sum())
+            unknown = len(jobs) - diverged - len(finite(jobs, self.metric.result))
+            whose = f"of {len(jobs)} jobs{f' of {name}' if name else ''}"
+            parts += [f"{diverged} {whose}, which diverged"] * bool(diverged)
+            parts += [f"{unknown} {whose}, without a finite result"] * bool(unknown)
         if len(parts) > MOST:
-            parts = self._missing(self.jobs, "")
+            lost = len(self.jobs) - len(finite(self.jobs, self.metric.result))
+            parts = [f"{lost} of {len(self.jobs)} jobs, which diverged or have no finite result"]
         return self.chosen + (f" Left out: {'; '.join(parts)}." if parts else "")
-
-    def _missing(self, jobs: "pd.DataFrame", whose: str) -> list[str]:
-        diverged = int(jobs["diverged"].sum())
-        unknown = len(jobs) - diverged - len(finite(jobs, self.metric.result))
-        whys = {"which diverged": diverged, "without a finite result": unknown}
-        return [f"{n} of {len(jobs)} jobs{whose}, {why}" for why, n in whys.items() if n]
 
     def first(self, most: int) -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""

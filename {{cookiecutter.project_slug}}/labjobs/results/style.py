@@ -76,10 +76,10 @@ def named(name: str) -> Venue:
 def listing() -> str:
     """Return the table that `--venue list` shows."""
     lines = ["venue    column  full   height  text, at least  font   source"]
-    for name, at in VENUES.items():
-        sizes = f"{at.column:<6.4g}  {at.full:<5.4g}  {at.height:<6.4g}"
+    for at in _KNOWN:
         text = f"{at.text:g} pt, {at.least:g} pt"
-        lines.append(f"{name:<8} {sizes}  {text:<14}  {at.font:<6} {at.source}")
+        sizes = f"{at.column:<6.4g}  {at.full:<5.4g}  {at.height:<6.4g}"
+        lines.append(f"{at.name:<8} {sizes}  {text:<14}  {at.font:<6} {at.source}")
     return "\n".join(lines)
 
 
@@ -173,11 +173,6 @@ def settings(names: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def sentence(text: str) -> str:
-    """Return text with a capital letter at its start; the others stay as they are."""
-    return text[:1].upper() + text[1:]
-
-
 def number(value: float, digits: int = 3) -> str:
     """Return a number in few characters, without superscripts: 0.001, 1e-5."""
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
@@ -213,20 +208,18 @@ def with_interval(middle: float, low: float, high: float) -> str:
     return f"{of} ({start} to {end})"
 
 
-def written(value: Any, digits: int = 3) -> str:
-    """Return a setting's value as it is written in a figure: as on the command line, but short."""
-    if isinstance(value, float):
-        return number(value, digits)
-    return as_text(value).replace("$", r"\$")
-
-
 def names(values: Iterable[Any]) -> dict[Any, str]:
-    """Return each distinct value, None first, as it is written: in as few digits as distinguish
-    them."""
+    """Return each distinct value of a setting, None first, as it is written: as on the command
+    line, but in as few digits as distinguish them."""
     each = sorted(set(values), key=lambda value: (value is not None, value))
     texts: list[str] = []
     for digits in (3, 6, 17):
-        texts = [written(value, digits) for value in each]
+        texts = [
+            number(value, digits)
+            if isinstance(value, float)
+            else as_text(value).replace("$", r"\$")
+            for value in each
+        ]
         if len({*texts}) == len(each):
             break
     return dict(zip(each, texts, strict=True))
