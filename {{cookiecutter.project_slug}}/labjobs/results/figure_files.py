@@ -166,10 +166,4 @@ def read(path: Path) -> dict[str, Any]:
 
 def as_lines(about: dict[str, Any]) -> str:
     """Return where a figure comes from, a line for each thing."""
-    return "\n".join(f"{key}: {_line(value)}" for key, value in about.items())
-
-
-def _line(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_line(of_it)}" for name, of_it in value.items())
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "\n".join(f"{key}: {json.dumps(value)}" for key, value in about.items())

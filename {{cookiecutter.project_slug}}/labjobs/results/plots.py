@@ -19,6 +19,7 @@ from labjobs.results.style import COLOURS, PLAIN, Look, looks, names, numbers, s
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 OPEN: dict[str, Any] = {"markersize": 3, "markerfacecolor": "white", "markeredgewidth": 0.6}
 
@@ -136,16 +137,22 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     cell = text.name_columns(ax, list(columns.values()))
-    texts = numbers(grid.flat)
-    if not all(text.fits(each, cell) for each in texts):
+    if not _fill_cells(ax, image, numbers(grid.flat), cell):
         text.figure_of(ax).colorbar(image, ax=ax)
-        return
-    for ((row, column), value), each in zip(np.ndenumerate(grid), texts, strict=True):
-        colour = "black"
-        if np.isfinite(value):
-            luminance = np.dot(image.cmap(image.norm(value))[:3], (0.2126, 0.7152, 0.0722))
-            colour = "white" if luminance < 0.5 else "black"  # by Rec. 709
+
+
+def _fill_cells(ax: "Axes", image: "AxesImage", texts: Sequence[str], points: float) -> bool:
+    """Write a text in each cell of an image, row by row, if all fit in cells of this width. Return
+    whether they do."""
+    if not all(text.fits(each, points) for each in texts):
+        return False
+    colours = image.to_rgba(image.get_array()).reshape(-1, 4)
+    light = colours[:, :3] @ (0.2126, 0.7152, 0.0722) + 1 - colours[:, 3]  # by Rec. 709
+    for place, (each, luminance) in enumerate(zip(texts, light, strict=True)):
+        row, column = divmod(place, image.get_size()[1])
+        colour = "black" if luminance > 0.5 else "white"
         ax.text(column, row, each, color=colour, **text.IN_CELL)
+    return True
 
 
 def ranking(
@@ -157,8 +164,7 @@ def ranking(
     """Draw groups of results one below another: each result an open point, the mean a dot with its
     95 % t interval. The same groups' test results stand below them, in another colour."""
     of_tests = metric.of("test"), tested or {}, Look(COLOURS[1], marker="s"), 0.2
-    both = [(metric, samples, PLAIN, -0.2 if tested else -0.08), of_tests]
-    for measured, each, look, up in both:
+    for measured, each, look, up in [(metric, samples, PLAIN, -0.2 if tested else -0.08), of_tests]:
         line: dict[str, Any] = {"color": look.colour, "linestyle": "none", "marker": look.marker}
         for row, name in enumerate(samples):
             if name in each:
@@ -206,16 +212,11 @@ def confusion(
     counts = np.zeros((len(classes), len(classes)), dtype=int)
     np.add.at(counts, (labels.astype(int), predicted.astype(int)), 1)
     fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+    image = ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     ax.spines[:].set_visible(True)
     texts = [str(name).replace("$", r"\$") for name in classes]
     texts = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in texts]
     shown = text.named(len(classes))
     ax.set_yticks(shown, [texts[row] for row in shown])
     cell = text.name_columns(ax, texts)
-    if not text.fits(str(counts.max()), cell):
-        return
-    for (row, column), count in np.ndenumerate(counts):
-        if count:
-            colour = "white" if fractions[row, column] > 0.5 else "black"
-            ax.text(column, row, str(count), color=colour, **text.IN_CELL)
+    _fill_cells(ax, image, [str(count or "") for count in counts.flat], cell)

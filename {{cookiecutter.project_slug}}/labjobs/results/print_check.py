@@ -176,15 +176,12 @@ def _recorded(figure: "Figure", drawing: "list[Text]") -> Iterator[None]:
     draw, dpi = Text.draw, figure.dpi
 
     def record(self: Text, renderer: Any) -> None:
-        """Draw a text, which is at the end of the list meanwhile."""
+        """Draw a text, which is at the end of the list from then on."""
         drawing.append(self)
         effects = self.get_path_effects()
         self.set_path_effects([])
-        try:
-            draw(self, renderer)
-        finally:
-            self.set_path_effects(effects)
-            drawing.pop()
+        draw(self, renderer)
+        self.set_path_effects(effects)
 
     Text.draw, figure.dpi = record, DPI  # type: ignore
     try:
