@@ -7,6 +7,7 @@ from datetime import datetime
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 import stored
 from labjobs.results import figures, plotting, tables
@@ -194,15 +195,8 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
     np.savez(file, label=np.zeros(3, int), predicted=np.ones(3, int))
     assert said() == ""
     (tmp_path / "spec.json").write_text('{"classes": ["cat", "dog"]}')
-    assert predictions_of(store, tmp_path).classes == ["cat", "dog"]
-
-
-def predictions_of(store, folder):
-    import pandas as pd
-
-    return tables.predictions(
-        pd.DataFrame([{"job_id": "x", "run_id": "", "job_folder": str(folder)}])
-    )
+    place = [{"job_id": "x", "run_id": "", "job_folder": str(tmp_path)}]
+    assert tables.predictions(pd.DataFrame(place)).classes == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(

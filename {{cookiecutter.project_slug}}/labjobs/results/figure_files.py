@@ -53,7 +53,7 @@ name, or Pillow's for TIFF."""
 TIMES = {"pdf": "CreationDate", "svg": "Date"}
 """The time of drawing, which would change the bytes of the same figure."""
 
-AS_WRITTEN: dict[str, Any] = {"pdf.fonttype": 42, "savefig.bbox": None}
+AS_WRITTEN: Any = {"pdf.fonttype": 42, "savefig.bbox": None}
 """matplotlib's rcParams that keep the printed size and the fonts, whatever a figure's function has
 set: TrueType fonts, which publishers ask for, and the whole page."""
 

@@ -37,6 +37,9 @@ LINES = 3
 BESIDE = 5
 """Room that a legend takes beside its labels, in sizes of their text."""
 
+ACROSS, PANEL = 3, 1.9
+"""Panels in a row, at most, and their height in inches."""
+
 LABEL = 0.62
 """Fraction of a panel's width or height that a line of its label may take."""
 
@@ -72,37 +75,27 @@ def figure(
     return fig, fig.subplots(**subplots)
 
 
-def panels(
-    names: Sequence[str],
-    xlabel: str,
-    values: Measured | str,
-    across: int = 3,
-    height: float = 1.9,
-) -> tuple["Figure", list[Any]]:
-    """Return a figure and its panels: one for each name, with a letter and a title, up to `across`
-    in a row. They share an axis of values, for a metric or with this label.
-
-    Page-wide, or a column for one panel; the height is in inches, for each row.
-    """
-    rows = -(-len(names) // across)
-    across = -(-len(names) // rows)
-    width = "full" if across > 1 else "column"
-    inches = (_venue.full if across > 1 else _venue.column) / across - 0.6
-    titles = [text.wrapped(name, 72 * inches, _venue.text) for name in names]
+def panels(names: Sequence[str], xlabel: str, values: Measured | str) -> tuple["Figure", list[Any]]:
+    """Return a figure and its panels: one for each name, with a letter and a title, up to three in
+    a row. They share an axis of values, for a metric or with this label. It is as wide as the page,
+    or as a column for one panel."""
+    down = -(-len(names) // ACROSS)
+    across = -(-len(names) // down)
+    width, inches = ("full", _venue.full) if across > 1 else ("column", _venue.column)
+    titles = [text.wrapped(name, 72 * (inches / across - 0.6), _venue.text) for name in names]
     lines = max(title.count("\n") for title in titles)
-    size = 0.6 + rows * (height + lines * LEADING * _venue.text / 72)
-    fig, grid = figure(width, size, nrows=rows, ncols=across, sharey=True, squeeze=False)
-    axes, spare = list(grid.flat)[: len(names)], list(grid.flat)[len(names) :]
+    size = 0.6 + down * (PANEL + lines * LEADING * _venue.text / 72)
+    fig, grid = figure(width, size, nrows=down, ncols=across, sharey=True, squeeze=False)
+    for ax in grid.flat[len(names) :]:
+        ax.remove()
+    axes = list(grid.flat)[: len(names)]
     for title, ax in zip(titles, axes, strict=True):
         ax.set_title(title)
+        ax.xaxis.set_major_formatter(plain)
     for ax in grid[:, 0]:
         value_axis(ax.yaxis, values)
     for ax in axes[-across:]:
         ax.set_xlabel(xlabel)
-    for ax in axes:
-        ax.xaxis.set_major_formatter(plain)
-    for ax in spare:
-        ax.remove()
     if len(names) > 1:
         letters(axes)
     return fig, axes
@@ -216,11 +209,9 @@ class LogTicks(LogLocator):
         if not 0 < low < high:
             return np.array([])
         decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)))
-        for each in ((1, 2, 3, 5), (1, 3), (1,)):
-            places = np.multiply.outer(decades, each).ravel()
-            places = places[(low <= places) & (places <= high)]
-            if len(places) <= MOST:
-                break
+        each = [np.outer(decades, steps).ravel() for steps in ((1, 2, 3, 5), (1, 3), (1,))]
+        each = [places[(low <= places) & (places <= high)] for places in each]
+        places = next((places for places in each if len(places) <= MOST), each[-1])
         if len(places) < LEAST:
             linear = MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10])
             places = np.asarray(linear.tick_values(low, high))
@@ -259,7 +250,7 @@ def limit_to_intervals(axis: "Axis", results: "Iterable[pd.Series[Any]]", metric
 
 
 def _limit(
-    axes: "list[Axis]",
+    axes: "Sequence[Axis]",
     samples: "Iterable[pd.Series[Any]]",
     metric: Measured,
     hidden: float,

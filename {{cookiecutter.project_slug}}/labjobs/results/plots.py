@@ -146,7 +146,7 @@ def _fill_cells(ax: "Axes", image: "AxesImage", texts: Sequence[str], points: fl
     whether they do."""
     if not all(text.fits(each, points) for each in texts):
         return False
-    colours = image.to_rgba(image.get_array()).reshape(-1, 4)
+    colours = image.to_rgba(np.ma.asarray(image.get_array())).reshape(-1, 4)
     light = colours[:, :3] @ (0.2126, 0.7152, 0.0722) + 1 - colours[:, 3]  # by Rec. 709
     for place, (each, luminance) in enumerate(zip(texts, light, strict=True)):
         row, column = divmod(place, image.get_size()[1])

@@ -60,7 +60,7 @@ def check(figure: "Figure", venue: Venue) -> list[str]:
     """Return what would not print correctly, each problem in one line; empty if there is none."""
     from matplotlib.text import Text
 
-    if any(text.get_usetex() for text in figure.findobj(Text)):  # type: ignore
+    if any(text.get_usetex() for text in figure.findobj(Text)):
         return ["its text is set by TeX, without TrueType fonts; leave text.usetex off"]
     pieces, found = _pieces(figure)
     width, height = figure.get_size_inches()
