@@ -6,18 +6,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-WORDS = (
-    "loss",
-    "accuracy",
-    "epoch",
-    "mlp",
-    "resnet18",
-    "lr $10^{-3}$",
-    "$\\alpha$",
-    "Äh, Öl",
-    "two\nlines",
-    "a_b",
-)
+WORDS = ("loss", "resnet18", "lr $10^{-3}$", "$\\alpha$", "Äh, Öl", "two\nlines", "a_b")
 CELLS = [(x, y) for x in (0.2, 0.5, 0.8) for y in (0.25, 0.75)]
 """Places in axes where short texts are apart."""
 
@@ -115,12 +104,6 @@ def shares_ink(fig):
         text.draw(renderer)
         ink = ink + (np.asarray(renderer.buffer_rgba())[..., 3] > 128)
     return np.max(ink) > 1
-
-
-def corner(fig, text):
-    """The lower left corner of a text and the middle of it, as fractions of the page."""
-    box = text.get_window_extent().transformed(fig.transFigure.inverted())
-    return box.x0, box.y0, (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
 
 
 def too_small(draw, fig, venue):

@@ -17,13 +17,8 @@ from stored import CLASSIFIER
 
 PLOT = REPOSITORY / "{{cookiecutter.project_slug}}" / "plot.py"
 ALL = (
-    "learning-curves",
-    "metric-vs-setting",
-    "metric-map",
-    "ranking",
-    "time-to-target",
-    "throughput",
-    "confusion",
+    *("learning-curves", "metric-vs-setting", "metric-map", "ranking", "time-to-target"),
+    *("throughput", "confusion"),
 )
 DPI = 300
 
