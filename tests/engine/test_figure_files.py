@@ -3,8 +3,11 @@
 import json
 import re
 import sys
+from datetime import datetime
 
+import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 import stored
 from labjobs.results import figures, plotting, tables
@@ -73,10 +76,12 @@ def test_every_format_has_the_same_bytes_again_and_says_where_it_comes_from(draw
     for path in (tmp_path / "moved.json", *tmp_path.glob("one.[pst][dnvi]*")):
         status, said, _ = draw("--provenance", path)
         assert status == 0
-        assert "commits: abc\nshared: dataset digits, epochs 20, monitor val_accuracy" in said
-        assert said.count("model=") == 12
-        assert "varied: lr 0.001 0.01, model convnet mlp, seed 0 1 2\n" in said
-        assert re.search(r"newest: 20..-..-..T..:..:..\+00:00\nvenue: icml\n$", said)
+        about = {key: json.loads(value) for key, value in re.findall("(.+?): (.+)", said)}
+        assert (about["commits"], about["venue"], len(about["jobs"])) == (["abc"], "icml", 12)
+        assert about["shared"]["dataset"] == "digits" and about["shared"]["epochs"] == 20
+        seeds, models = [0, 1, 2], ["convnet", "mlp"]
+        assert about["varied"] == {"lr": [0.001, 0.01], "model": models, "seed": seeds}
+        assert datetime.fromisoformat(about["newest"]).year > 2000
 
 
 @pytest.mark.parametrize("name", ["x.pdf", "x.svg", "x.tex"])
@@ -93,15 +98,39 @@ def test_what_would_not_print_right_is_named_and_not_written(draw, tmp_path):
     *faults, last = said.splitlines()
     assert status == 1
     assert faults[0].startswith("crowded: Glyph 23398 ")
-    assert faults[1] == 'crowded: "tiny" (title of "tiny") is 6 pt, under 8'
+    assert faults[1] == 'crowded: "tiny" in the axes "tiny" is 6 pt, under 8'
     assert re.match(r'crowded: "clipped" .+ is cut by \d+.\d pt at the page.s edge', faults[2])
-    assert re.match(r'crowded: "beyond the edge" \(in the figure\) is cut by \d+', faults[3])
-    assert re.match(r'crowded: "one over" .+ and "another" .+ overlap by \d', faults[-2])
+    assert re.match(r'crowded: "beyond the edge" is cut by \d+', faults[3])
+    assert re.match(r'crowded: "one over" .+ and "another" .+ overlap$', faults[-2])
     assert faults[-1] == 'crowded: the axes "outside" reach beyond the page\'s edge'
     assert last == "crowded: not written; --unchecked writes it anyway"
     assert not list(tmp_path.iterdir())
     assert draw("--unchecked", of_all={"crowded": crowded})[0] == 0
     assert (tmp_path / "crowded.pdf").exists()
+
+
+def test_a_pdf_has_its_size_and_truetype_fonts_whatever_is_set(draw, tmp_path):
+    def careless(jobs):
+        mpl.rcParams.update({"pdf.fonttype": 3, "savefig.bbox": "tight"})
+        return plain(jobs)
+
+    assert draw(of_all={"one": careless})[0] == 0
+    data = (tmp_path / "one.pdf").read_bytes()
+    assert b"/MediaBox [ 0 0 234 145.08 ]" in data  # 3.25 in, and 0.62 times that
+    assert b"/FontFile2" in data and b"/Type3" not in data
+
+
+def test_text_that_tex_sets_is_refused(draw):
+    def by_tex(jobs):
+        fig, _ = figures.figure()
+        fig.text(0.5, 0.5, "loss", usetex=True)
+        return fig, ""
+
+    status, _, said = draw(of_all={"one": by_tex})
+    assert (status, said.splitlines()[0]) == (
+        1,
+        "one: its text is set by TeX, without TrueType fonts; leave text.usetex off",
+    )
 
 
 def test_what_is_left_out_for_one_reason_is_one_line(draw):
@@ -160,21 +189,14 @@ def test_predictions_that_are_not_of_classes_are_left_out(draw, store, tmp_path)
         assert said().startswith("left out one: no predicted classes of the job ")
         assert said().count("\n") == 1
     np.savez(file, label=np.zeros(3), predicted=np.zeros(3))
-    assert "does not have an integer class for each example" in said()
+    assert "does not have an integer class below 1000 for each example" in said()
     np.savez(file, label=np.zeros(3, int), predicted=np.full(3, 5000))
-    assert "5001 classes are too many for a figure" in said()
+    assert "does not have an integer class below 1000" in said()
     np.savez(file, label=np.zeros(3, int), predicted=np.ones(3, int))
     assert said() == ""
     (tmp_path / "spec.json").write_text('{"classes": ["cat", "dog"]}')
-    assert predictions_of(store, tmp_path).classes == ["cat", "dog"]
-
-
-def predictions_of(store, folder):
-    import pandas as pd
-
-    return tables.predictions(
-        pd.DataFrame([{"job_id": "x", "run_id": "", "job_folder": str(folder)}])
-    )
+    place = [{"job_id": "x", "run_id": "", "job_folder": str(tmp_path)}]
+    assert tables.predictions(pd.DataFrame(place)).classes == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,12 @@ def test_declarations_that_cannot_be_read_are_said_in_one_line(store):
 def test_parts_of_a_figure_take_what_they_can_tell_apart(store):
     store.classifiers("three", batch_size=(32, 64, 128), seeds=1)
     jobs = tables.jobs("three")
-    assert groups.apart(jobs, 6, 6) == [["batch_size"], ["lr", "model"]]
-    assert groups.apart(jobs, 2, 6) == [["lr"], ["batch_size", "model"]]
-    assert groups.apart(jobs, 6, but=["lr"]) == [["batch_size", "model"]]
+    assert compare(jobs, 6, 6).parts == [["batch_size"], ["lr", "model"]]
+    assert compare(jobs, 2, 6).parts == [["lr"], ["batch_size", "model"]]
+    assert compare(jobs, 6, along=["lr"]).parts == [["batch_size", "model"]]
     with pytest.raises(NoResults, match="only learning rate varies among the jobs"):
         style.label_settings({"lr": "learning rate"})
-        groups.apart(tables.only(jobs, {"batch_size": 32, "model": "mlp"}), 6, 6, needed=2)
+        compare(tables.only(jobs, {"batch_size": 32, "model": "mlp"}), 6, 6, needed=2)
 
 
 def test_of_what_is_left_over_the_best_by_validation_is_chosen(store):

@@ -3,7 +3,7 @@ and matplotlib; may import cli, job and tracking.
 
     tables        jobs, their curves, and what they logged and kept
     metrics       what the jobs measured, as their project declared it
-    groups        what the jobs differ in; means, intervals, differences, Kaplan–Meier curves
+    groups        what the jobs differ in; means, fractions, intervals, differences
     comparison    what a figure distinguishes of that, and what its caption says about it
     figures       figures at their printed size, their axes and legends
     plots         what is drawn on the axes; text: labels, names and numbers that fit

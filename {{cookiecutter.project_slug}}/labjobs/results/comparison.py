@@ -15,7 +15,6 @@ from labjobs.results import tables
 from labjobs.results.groups import (
     FOLD,
     SEED,
-    apart,
     combinations,
     finite,
     groups,
@@ -93,25 +92,17 @@ class Comparison:
         metric = self.metric.of(part) if part else self.metric
         return dict(list(samples(self.jobs, self.by, metric).items())[:most])
 
-    @cached_property
+    @property
     def means(self) -> str:
-        """What means over jobs with the same settings are based on: `mean of 3 seeds`.
-
-        Raises NoResults if jobs differ in more than these settings, the seed and the fold, because
-        a mean over them would mix different things.
-        """
+        """What means over jobs with the same settings are based on: `mean of 3 seeds`."""
         known = having(self.jobs, self.metric.result)
-        more = [name for name in varied(known) if name not in self.by]
-        if more and combinations(known, [*self.by, *more]) > combinations(known, self.by):
-            raise NoResults(f"a mean would be over different values of {settings(more)}")
-        counts = [len(alike) for alike in groups(known, self.by).values()]
-        few, many = min(counts), max(counts)
-        if many == 1:
+        counts = {len(alike) for alike in groups(known, self.by).values()}
+        if max(counts) == 1:
             return f"one {settings(names)}" if (names := repeated(self.jobs)) else "single jobs"
         what = [f"{setting(name)}s" for name in _varying(known) or [SEED]]
         repeats = what[0] if len(what) == 1 else f"jobs over {' and '.join(what)}"
-        mean = "geometric mean" if self.metric.log else "mean"
-        return f"{mean} of {few if few == many else f'{few}–{many}'} {repeats}"
+        many = "–".join(map(str, sorted({min(counts), max(counts)})))
+        return f"{'geometric ' if self.metric.log else ''}mean of {many} {repeats}"
 
     @property
     def repeats(self) -> str:
@@ -128,20 +119,17 @@ class Comparison:
     def notes(self) -> str:
         """Sentences about the chosen settings, and about the jobs that are left out of the means:
         those that diverged, and those without a finite result."""
-        parts = [
-            text
-            for name, alike in groups(self.jobs, self.by).items()
-            for text in self._missing(alike, f" of {name}" if name else "")
-        ]
+        parts = []
+        for name, jobs in groups(self.jobs, self.by).items():
+            diverged = int(jobs["diverged"].sum())
+            unknown = len(jobs) - diverged - len(finite(jobs, self.metric.result))
+            whose = f"of {len(jobs)} jobs{f' of {name}' if name else ''}"
+            parts += [f"{diverged} {whose}, which diverged"] * bool(diverged)
+            parts += [f"{unknown} {whose}, without a finite result"] * bool(unknown)
         if len(parts) > MOST:
-            parts = self._missing(self.jobs, "")
+            lost = len(self.jobs) - len(finite(self.jobs, self.metric.result))
+            parts = [f"{lost} of {len(self.jobs)} jobs, which diverged or have no finite result"]
         return self.chosen + (f" Left out: {'; '.join(parts)}." if parts else "")
-
-    def _missing(self, jobs: "pd.DataFrame", whose: str) -> list[str]:
-        diverged = int(jobs["diverged"].sum())
-        unknown = len(jobs) - diverged - len(finite(jobs, self.metric.result))
-        whys = {"which diverged": diverged, "without a finite result": unknown}
-        return [f"{n} of {len(jobs)} jobs{whose}, {why}" for why, n in whys.items() if n]
 
     def first(self, most: int) -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
@@ -189,7 +177,7 @@ def compare(
     Raises NoResults if fewer parts than `needed` have a setting, or if values must be chosen but
     there are no validation results.
     """
-    parts = apart(jobs, *most, but=along, needed=needed)
+    parts = _distributed(jobs, most, along, needed)
     by = [*along, *(name for part in parts for name in part)]
     rest, chosen = [name for name in varied(jobs) if name not in by], ""
     if rest:
@@ -206,6 +194,25 @@ def compare(
         where = " for each of the others" if by else ""
         chosen = f" Shown are the values of {settings(rest)} with the best {by_validation}{where}."
     return Comparison(jobs, metric or chooser(jobs), parts, [*along], chosen)
+
+
+def _distributed(
+    jobs: "pd.DataFrame", most: Sequence[int], along: Sequence[str], needed: int
+) -> list[list[str]]:
+    """The settings that vary, except those along an axis, by the part that distinguishes them."""
+    left = [name for name in varied(jobs) if name not in along]
+    if len(left) < needed:
+        few = f"only {settings(left)} varies" if left else "no setting varies"
+        raise NoResults(f"{few} among the jobs, besides the {setting(SEED)}; vary more in run.sh")
+    parts: list[list[str]] = [[] for _ in most]
+    for part, values in zip(parts, most, strict=True):
+        for name in list(left):
+            if (part is parts[-1] or not part) and combinations(jobs, [*part, name]) <= values:
+                part.append(name)
+                left.remove(name)
+    if sum(map(bool, parts)) < needed:
+        raise NoResults(f"too many values of {settings(left)} to tell apart; {CURE}")
+    return parts
 
 
 def numeric(jobs: "pd.DataFrame") -> str:

@@ -5,10 +5,7 @@ name. The `.tex` has the caption with the numbers in it, so that a paper's text 
 its figure: `\input` it.
 """
 
-import html
-import io
 import json
-import re
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -16,6 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from urllib.parse import quote, unquote
 
 from labjobs import files
 from labjobs.errors import SettingsError
@@ -55,8 +53,15 @@ name, or Pillow's for TIFF."""
 TIMES = {"pdf": "CreationDate", "svg": "Date"}
 """The time of drawing, which would change the bytes of the same figure."""
 
-TIFF_TAG = 270
-"""ImageDescription (TIFF 6.0, page 34)."""
+AS_WRITTEN: Any = {"pdf.fonttype": 42, "savefig.bbox": None}
+"""matplotlib's rcParams that keep the printed size and the fonts, whatever a figure's function has
+set: TrueType fonts, which publishers ask for, and the whole page."""
+
+MARK = "provenance: "
+"""What provenance in the metadata begins with."""
+
+UNESCAPED = " !\"#$'*+,/:;=?@[]^`{|}"
+"""The characters besides letters and digits that metadata of every format has as they are."""
 
 
 class Misprint(Exception):
@@ -88,42 +93,36 @@ def save(
     """
     from labjobs.results import print_check  # NumPy, which `jobs.py` does not wait for
 
-    width, height = (float(side) for side in fig.get_size_inches())
-    problems = print_check.check(fig, venue) if checked else []
-    source = json.dumps(about)
-    images = {kind: _drawn(fig, kind, stem.name, source) for kind in kinds}
-    if checked:
-        pdf = images.get("pdf") or _drawn(fig, "pdf", stem.name, source)
-        problems += print_check.check_pdf(pdf, width, height, venue.least)
-    if problems:
+    if checked and (problems := print_check.check(fig, venue)):
         raise Misprint("\n".join(problems))
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
+    for path in paths:
+        files.write(path, partial(_draw, fig, path, about))
     latex = "".join(LATEX.get(character, character) for character in " ".join(caption.split()))
     tex = f"\\caption{{{latex}}}\n\\label{{fig:{stem.name}}}\n"
-    texts = {
-        "json": json.dumps(about, indent=2) + "\n",
-        "tex": f"% written with the figure, and replaced with it\n{tex}",
-    }
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    for kind, content in (images | {kind: text.encode() for kind, text in texts.items()}).items():
-        files.write(stem.with_name(f"{stem.name}.{kind}"), partial(_fill, content))
-    return [Saved(stem.with_name(f"{stem.name}.{kind}"), width, height) for kind in kinds]
+    head = "% written with the figure, and replaced with it\n"
+    files.write_text(stem.with_name(f"{stem.name}.tex"), head + tex)
+    files.write_json(stem.with_name(f"{stem.name}.json"), about)
+    width, height = (float(side) for side in fig.get_size_inches())
+    return [Saved(path, width, height) for path in paths]
 
 
-def _fill(content: bytes, file: BinaryIO) -> None:
-    file.write(content)
+def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> None:
+    """Draw in the format of a path, without the time of drawing."""
+    import matplotlib
 
-
-def _drawn(fig: "Figure", kind: str, title: str, source: str) -> bytes:
-    """The figure in a format, without the time of drawing."""
-    options: dict[str, Any] = {"metadata": {"Title": title, METADATA[kind]: source}}
+    kind, source = path.suffix[1:], MARK + quote(json.dumps(about), UNESCAPED)
+    options: dict[str, Any] = {"metadata": {"Title": path.stem, METADATA[kind]: source}}
     if kind == "tiff":
         options = {"pil_kwargs": {METADATA[kind]: source, "compression": "tiff_lzw"}}
     elif kind in TIMES:
         options["metadata"][TIMES[kind]] = None
-    file = io.BytesIO()
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # print_check reports them
+    with (
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # print_check reports them
+        matplotlib.rc_context(AS_WRITTEN),
+    ):
         fig.savefig(file, format=kind, **options)
-    return file.getvalue()
 
 
 # Where a figure comes from: the jobs, their code and settings.
@@ -155,34 +154,16 @@ def read(path: Path) -> dict[str, Any]:
     Raises SettingsError if the file does not say, OSError if it cannot be read.
     """
     try:
-        return {**json.loads(_source(path))}
-    except (ValueError, TypeError, KeyError) as error:
+        if path.suffix in (".json", ".tex"):
+            text = path.with_suffix(".json").read_text()
+        else:
+            _, text = path.read_bytes().decode("latin-1").split(MARK, 1)
+            text = unquote(text)
+        return {**json.JSONDecoder().raw_decode(text)[0]}
+    except (ValueError, TypeError) as error:
         raise SettingsError(f"--provenance {path}: has no provenance information") from error
-
-
-def _source(path: Path) -> str:
-    """The provenance in a file, as it was written."""
-    match path.suffix:
-        case ".pdf":
-            found = re.search(rb"/Subject \(((?:\\.|[^\\)])*)\)", path.read_bytes(), re.DOTALL)
-            return re.sub(rb"\\(.)", rb"\1", found[1]).decode() if found else ""
-        case ".svg":
-            (text,) = re.findall("<dc:description>(.*?)</dc:description>", path.read_text())
-            return html.unescape(text)
-        case ".png" | ".tiff":
-            from PIL import Image
-
-            with Image.open(path) as image:
-                return str(image.info.get(METADATA["png"]) or image.getexif()[TIFF_TAG])
-    return path.with_suffix(".json").read_text()
 
 
 def as_lines(about: dict[str, Any]) -> str:
     """Return where a figure comes from, a line for each thing."""
-    return "\n".join(f"{key}: {_line(value)}" for key, value in about.items())
-
-
-def _line(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_line(of_it)}" for name, of_it in value.items())
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "\n".join(f"{key}: {json.dumps(value)}" for key, value in about.items())

@@ -14,21 +14,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from labjobs.results import text
 from labjobs.results.metrics import Measured
-from labjobs.results.style import (
-    DEFAULT,
-    LARGE,
-    SMALL,
-    VENUES,
-    Venue,
-    names,
-    number,
-    parameters,
-    signed,
-)
+from labjobs.results.style import DEFAULT, VENUES, Venue, number, parameters, signed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +36,9 @@ LINES = 3
 
 BESIDE = 5
 """Room that a legend takes beside its labels, in sizes of their text."""
+
+ACROSS, PANEL = 3, 1.9
+"""Panels in a row, at most, and their height in inches."""
 
 LABEL = 0.62
 """Fraction of a panel's width or height that a line of its label may take."""
@@ -82,37 +75,27 @@ def figure(
     return fig, fig.subplots(**subplots)
 
 
-def panels(
-    names: Sequence[str],
-    xlabel: str,
-    values: Measured | str,
-    across: int = 3,
-    height: float = 1.9,
-) -> tuple["Figure", list[Any]]:
-    """Return a figure and its panels: one for each name, with a letter and a title, up to `across`
-    in a row. They share an axis of values, for a metric or with this label.
-
-    Page-wide, or a column for one panel; the height is in inches, for each row.
-    """
-    rows = -(-len(names) // across)
-    across = -(-len(names) // rows)
-    width = "full" if across > 1 else "column"
-    inches = (_venue.full if across > 1 else _venue.column) / across - 0.6
-    titles = [text.wrapped(name, 72 * inches, _venue.text) for name in names]
+def panels(names: Sequence[str], xlabel: str, values: Measured | str) -> tuple["Figure", list[Any]]:
+    """Return a figure and its panels: one for each name, with a letter and a title, up to three in
+    a row. They share an axis of values, for a metric or with this label. It is as wide as the page,
+    or as a column for one panel."""
+    down = -(-len(names) // ACROSS)
+    across = -(-len(names) // down)
+    width, inches = ("full", _venue.full) if across > 1 else ("column", _venue.column)
+    titles = [text.wrapped(name, 72 * (inches / across - 0.6), _venue.text) for name in names]
     lines = max(title.count("\n") for title in titles)
-    size = 0.6 + rows * (height + lines * LEADING * _venue.text / 72)
-    fig, grid = figure(width, size, nrows=rows, ncols=across, sharey=True, squeeze=False)
-    axes, spare = list(grid.flat)[: len(names)], list(grid.flat)[len(names) :]
+    size = 0.6 + down * (PANEL + lines * LEADING * _venue.text / 72)
+    fig, grid = figure(width, size, nrows=down, ncols=across, sharey=True, squeeze=False)
+    for ax in grid.flat[len(names) :]:
+        ax.remove()
+    axes = list(grid.flat)[: len(names)]
     for title, ax in zip(titles, axes, strict=True):
         ax.set_title(title)
+        ax.xaxis.set_major_formatter(plain)
     for ax in grid[:, 0]:
         value_axis(ax.yaxis, values)
     for ax in axes[-across:]:
         ax.set_xlabel(xlabel)
-    for ax in axes:
-        ax.xaxis.set_major_formatter(PlainTicks())
-    for ax in spare:
-        ax.remove()
     if len(names) > 1:
         letters(axes)
     return fig, axes
@@ -180,7 +163,7 @@ def value_axis(axis: "Axis", values: Measured | str) -> None:
     if isinstance(values, Measured) and values.log:
         log_scale(axis)
     else:
-        axis.set_major_formatter(PlainTicks())
+        axis.set_major_formatter(plain)
 
 
 def log_scale(axis: "Axis") -> None:
@@ -188,7 +171,7 @@ def log_scale(axis: "Axis") -> None:
     change = axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale
     change("log")
     axis.set_major_locator(LogTicks())
-    axis.set_major_formatter(lambda value, _place: number(value))
+    axis.set_major_formatter(plain)
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -210,21 +193,10 @@ def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-class PlainTicks(ScalarFormatter):
-    """Labels of a linear axis; very small and very large numbers have their own exponents, rather
+def plain(value: float, _place: object = None) -> str:
+    """Return a tick's label. Very small and very large numbers have their own exponents, rather
     than one at the end of the axis, which could be missed."""
-
-    def format_ticks(self, values: Any) -> list[str]:
-        """Return the labels of all ticks."""
-        if SMALL <= max(map(abs, values), default=1) < LARGE:
-            return super().format_ticks(values)
-        places = [float(value) for value in values]
-        texts = names(places)
-        return [signed(texts[place]) for place in places]
-
-    def get_offset(self) -> str:
-        """Return no text for the axis' end."""
-        return ""
+    return signed(number(value, 6))
 
 
 class LogTicks(LogLocator):
@@ -237,11 +209,9 @@ class LogTicks(LogLocator):
         if not 0 < low < high:
             return np.array([])
         decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)))
-        for each in ((1, 2, 3, 5), (1, 3), (1,)):
-            places = np.multiply.outer(decades, each).ravel()
-            places = places[(low <= places) & (places <= high)]
-            if len(places) <= MOST:
-                break
+        each = [np.outer(decades, steps).ravel() for steps in ((1, 2, 3, 5), (1, 3), (1,))]
+        each = [places[(low <= places) & (places <= high)] for places in each]
+        places = next((places for places in each if len(places) <= MOST), each[-1])
         if len(places) < LEAST:
             linear = MaxNLocator(LEAST + 1, steps=[1, 2, 5, 10])
             places = np.asarray(linear.tick_values(low, high))
@@ -268,50 +238,42 @@ def limit_to_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
     """Set the limits of the y axis that panels share, by their curves and not by the intervals. On
     a linear axis, the worst values, such as those of the first steps, are left out. Return what the
     caption has to say about this."""
-    from matplotlib.collections import PolyCollection
-
     each = [line["value"] for lines in curves.values() for line in lines.values()]
-    values = metric.checked(np.concatenate(each))
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return ""
-    ends = [0.0, 1.0] if metric.log else [HIDDEN, 1.0] if metric.sign > 0 else [0.0, 1 - HIDDEN]
-    low, high = np.quantile(ax.yaxis.get_transform().transform(finite), ends)
-    margin = MARGIN * (high - low) or MARGIN * abs(high) or MARGIN
-    least, most = _limit(ax.yaxis, low - margin, high + margin)
-    beyond = ((finite < least) | (finite > most)).mean()
-    said = f" Of all values {beyond:.1%} are beyond the axis." if beyond else ""
-    for panel in text.figure_of(ax).axes:
-        for band in panel.collections:
-            if isinstance(band, PolyCollection):
-                lowest, highest = band.get_datalim(panel.transData).intervaly
-                if lowest < least or highest > most:
-                    return said + CUT
-    return said
+    axes = [panel.yaxis for panel in text.figure_of(ax).axes]
+    return _limit(axes, each, metric, hidden=0 if metric.log else HIDDEN, room=0)
 
 
 def limit_to_intervals(axis: "Axis", results: "Iterable[pd.Series[Any]]", metric: Measured) -> str:
     """Set the limits of an axis so that intervals do not crowd the results out. Return what the
     caption has to say about this."""
-    values = metric.checked([value for each in results for value in each])
+    return _limit([axis], results, metric, hidden=0, room=ROOM)
+
+
+def _limit(
+    axes: "Sequence[Axis]",
+    samples: "Iterable[pd.Series[Any]]",
+    metric: Measured,
+    hidden: float,
+    room: float,
+) -> str:
+    """Set the limits of axes that are shared by values, without a fraction of them, and with at
+    most some room for what else is drawn."""
+    values = metric.checked([value for each in samples for value in each])
     values = values[np.isfinite(values)]
     if not len(values):
         return ""
-    scale = axis.get_transform()
-    low, high = scale.transform(np.array([values.min(), values.max()]))
-    drawn = scale.transform(axis.get_data_interval())
-    room = ROOM * (high - low)
-    shown = np.clip(drawn, low - room, high + room)
-    if not room or np.array_equal(shown, drawn):
-        return ""
-    margin = MARGIN * (shown[1] - shown[0])
-    _limit(axis, shown[0] - margin, shown[1] + margin)
-    return CUT
-
-
-def _limit(axis: "Axis", low: float, high: float) -> tuple[float, float]:
-    """Set the ends of an axis, which are given as its scale transforms them; returns them."""
-    least, most = axis.get_transform().inverted().transform(np.array([low, high]))
-    change = axis.axes.set_xlim if axis is axis.axes.xaxis else axis.axes.set_ylim
+    scale = axes[0].get_transform()
+    ends = [hidden, 1] if metric.sign > 0 else [0, 1 - hidden]
+    low, high = np.quantile(scale.transform(values), ends)
+    drawn = np.array([axis.get_data_interval() for axis in axes])
+    lowest, highest = drawn.min(), drawn.max()
+    space = room * (high - low)
+    shown = np.clip(scale.transform(np.array([lowest, highest])), low - space, high + space)
+    margin = MARGIN * np.ptp(shown) or MARGIN * abs(high) or MARGIN
+    least, most = scale.inverted().transform(shown + np.array([-margin, margin]))
+    change = axes[0].axes.set_xlim if axes[0] is axes[0].axes.xaxis else axes[0].axes.set_ylim
     change(least, most)
-    return least, most
+    beyond = ((values < least) | (values > most)).mean()
+    said = f" Of all values {beyond:.1%} are beyond the axis." if beyond else ""
+    is_cut = lowest < min(least, values.min()) or highest > max(most, values.max())
+    return said + (CUT if is_cut else "")

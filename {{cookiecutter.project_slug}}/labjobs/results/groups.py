@@ -4,44 +4,32 @@ Jobs that differ only in the setting `seed` are repeats of one another. So are j
 `fold`, if all of them belong to a cross-validation, with a fold of at least 1.
 """
 
-import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from labjobs.job import data_evidence
-from labjobs.results.metrics import CURE, Measured, NoResults, chooser
-from labjobs.results.style import names, setting, settings
+from labjobs.results.metrics import Measured, NoResults, chooser
+from labjobs.results.style import names, setting
 from labjobs.tracking.stored_jobs import folder_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Statistics of repeated jobs: intervals over seeds, differences, times.
+# Statistics of repeated jobs: means and fractions with intervals, differences.
 
 LEVEL = 0.95
 """The confidence level: how often an interval should contain the true value."""
 
-Floats = NDArray[np.float64]
-
 
 class Interval(NamedTuple):
-    """A mean and the ends of its t interval, which are NaN for a single sample."""
+    """A mean or a fraction and the ends of its interval, which are NaN for a single sample."""
 
     mean: Any
     low: Any
     high: Any
-
-
-class Curve(NamedTuple):
-    """The fraction that has reached a target: from each time on, with its interval."""
-
-    times: Floats
-    fractions: Floats
-    low: Floats
-    high: Floats
 
 
 def mean_interval(samples: ArrayLike, log: bool = False) -> Interval:
@@ -99,21 +87,16 @@ def ratio_interval(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
     return Interval(ratio, (b - half) / a, (b + half) / a)
 
 
-def kaplan_meier(times: ArrayLike, ended: ArrayLike) -> Curve:
-    """Return the fraction of jobs that has reached a target, by time.
+def fraction_interval(counts: ArrayLike, n: int) -> Interval:
+    """Return each of some counts out of n as a fraction, with its exact 95 % binomial interval.
 
-    `times` (n,) is when each job reached it, NaN if it never did; `ended` (n,) is when each job
-    ended: a job that never reached the target would have needed longer. The interval is Greenwood's
-    on a log-log scale. Source: Kaplan and Meier 1958, doi.org/10.2307/2281868.
+    Source: Clopper and Pearson 1934, doi.org/10.1093/biomet/26.4.404.
     """
-    from scipy.stats import CensoredData, ecdf
+    from scipy.stats import beta
 
-    reached, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
-    never = np.isnan(reached)
-    found = ecdf(CensoredData(uncensored=reached[~never], right=last[never])).cdf
-    with warnings.catch_warnings(action="ignore"):  # without an interval, its ends are NaN
-        low, high = found.confidence_interval(LEVEL, method="log-log")
-    return Curve(found.quantiles, found.probabilities, low.probabilities, high.probabilities)
+    k, tail = np.asarray(counts), (1 - LEVEL) / 2
+    low, high = beta.ppf(tail, k, n - k + 1), beta.ppf(1 - tail, k + 1, n - k)
+    return Interval(k / n, np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0))
 
 
 SEED, FOLD = "seed", "fold"
@@ -129,40 +112,14 @@ def repeated(jobs: "pd.DataFrame") -> list[str]:
 def varied(jobs: "pd.DataFrame") -> list[str]:
     """Return the settings that the jobs differ in, except those of repeats: those that vary most
     come first, numbers before words."""
-    names = [name for name in jobs.attrs["settings"] if name not in repeated(jobs)]
-    differing = [name for name in names if combinations(jobs, [name]) > 1]
 
     def rank(name: str) -> tuple[int, bool, str]:
         """Return what a setting is sorted by: first, how many jobs have its commonest value."""
         commonest = jobs[name].value_counts(dropna=False).max()
         return int(commonest), not is_numeric(jobs, name), name
 
-    return sorted(differing, key=rank)
-
-
-def apart(
-    jobs: "pd.DataFrame", *most: int, but: Collection[str] = (), needed: int = 0
-) -> list[list[str]]:
-    """Distribute the settings that vary, except some, over the parts of a figure.
-
-    `most` is how many values each part can distinguish. Each part takes one setting, and the last
-    one several, as long as they have at most that many combinations. Raises NoResults if fewer
-    parts than `needed` have a setting.
-    """
-    left = [name for name in varied(jobs) if name not in but]
-    if len(left) < needed:
-        few = f"only {settings(left)} varies" if left else "no setting varies"
-        raise NoResults(f"{few} among the jobs, besides the {setting(SEED)}; vary more in run.sh")
-    parts: list[list[str]] = [[] for _ in most]
-    for number, (part, values) in enumerate(zip(parts, most, strict=True), start=1):
-        for name in list(left):
-            full = part and number < len(most)
-            if not full and combinations(jobs, [*part, name]) <= values:
-                part.append(name)
-                left.remove(name)
-    if sum(map(bool, parts)) < needed:
-        raise NoResults(f"too many values of {settings(left)} to tell apart; {CURE}")
-    return parts
+    names = {*jobs.attrs["settings"]} - {*repeated(jobs)}
+    return sorted((name for name in names if combinations(jobs, [name]) > 1), key=rank)
 
 
 def groups(jobs: "pd.DataFrame", by: Sequence[str]) -> "dict[str, pd.DataFrame]":

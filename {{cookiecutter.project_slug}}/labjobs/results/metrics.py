@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.errors import SettingsError
-from labjobs.results.style import number, sentence
+from labjobs.results.style import number
 from labjobs.settings import Metric, from_plain
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ WORDS = {"train": "training", "val": "validation", "test": "test"}
 DECLARED = "declared metrics"
 """The column of a table of jobs that has the declarations, as JSON. No setting can have a name with
 a space."""
-
 
 CURE = "name the values to draw in ONLY of plot.py"
 """What to do if jobs differ in too many settings for a figure."""
@@ -69,7 +67,8 @@ class Measured:
     @property
     def title(self) -> str:
         """How a caption begins."""
-        return sentence(str(self))
+        label = str(self)
+        return label[:1].upper() + label[1:]
 
     @property
     def log(self) -> bool:
@@ -112,19 +111,22 @@ def declared(jobs: "pd.DataFrame") -> dict[str, Metric]:
     newest. Raises NoResults if one name has two directions.
     """
     metrics: dict[str, Metric] = {}
-    directions: dict[tuple[str, str], list[str]] = {}
+    better: dict[str, dict[str, list[str]]] = {}
     for text, alike in jobs.sort_values("ended").groupby(DECLARED, sort=False):
-        metrics |= _read(str(text))
-        for name, metric in _read(str(text)).items():
-            directions.setdefault((name, metric.better), []).extend(alike["job_id"])
-    for name in metrics:
-        lower, higher = (directions.get((name, better), []) for better in ("lower", "higher"))
-        if lower and higher:
-            few = min(lower, higher, key=len)
+        try:
+            of_these: dict[str, Metric] = from_plain(json.loads(str(text)))
+        except (ValueError, SettingsError) as error:
+            raise NoResults(f"the metrics that the jobs declare cannot be read: {error}") from error
+        metrics |= of_these
+        for name, metric in of_these.items():
+            better.setdefault(name, {}).setdefault(metric.better, []).extend(alike["job_id"])
+    for name, directions in better.items():
+        if len(directions) > 1:
+            few = min(directions.values(), key=len)
             raise NoResults(
-                f"lower {name} is better in {len(lower)} of the jobs, higher in {len(higher)}; run "
-                f"those declared wrongly again with --force, or delete them ({', '.join(few[:3])}"
-                f"{', …' if len(few) > 3 else ''})"
+                f"lower {name} is better in {len(directions['lower'])} of the jobs, higher in "
+                f"{len(directions['higher'])}; run those declared wrongly again with --force, or "
+                f"delete them ({', '.join(few[:3])}{', …' if len(few) > 3 else ''})"
             )
     return metrics
 
@@ -168,11 +170,3 @@ def with_target(jobs: "pd.DataFrame") -> Measured:
         if each.part == "val" and each.declared.target is not None and each.key in jobs:
             return each
     raise NoResults("no validation metric has a target; declare one in METRICS with target=…")
-
-
-@cache
-def _read(text: str) -> dict[str, Metric]:
-    try:
-        return from_plain(json.loads(text))
-    except (ValueError, SettingsError) as error:
-        raise NoResults(f"the metrics that the jobs declare cannot be read: {error}") from error

@@ -12,13 +12,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from labjobs.results import text
 from labjobs.results.figures import log_scale
-from labjobs.results.groups import Interval, finite, kaplan_meier, mean_interval
+from labjobs.results.groups import Interval, finite, fraction_interval, mean_interval
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.style import COLOURS, PLAIN, Look, looks, names, numbers, setting
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
 OPEN: dict[str, Any] = {"markersize": 3, "markerfacecolor": "white", "markeredgewidth": 0.6}
 
@@ -136,16 +137,22 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     cell = text.name_columns(ax, list(columns.values()))
-    texts = numbers(grid.flat)
-    if not all(text.fits(each, cell) for each in texts):
+    if not _fill_cells(ax, image, numbers(grid.flat), cell):
         text.figure_of(ax).colorbar(image, ax=ax)
-        return
-    for ((row, column), value), each in zip(np.ndenumerate(grid), texts, strict=True):
-        colour = "black"
-        if np.isfinite(value):
-            luminance = np.dot(image.cmap(image.norm(value))[:3], (0.2126, 0.7152, 0.0722))
-            colour = "white" if luminance < 0.5 else "black"  # by Rec. 709
+
+
+def _fill_cells(ax: "Axes", image: "AxesImage", texts: Sequence[str], points: float) -> bool:
+    """Write a text in each cell of an image, row by row, if all fit in cells of this width. Return
+    whether they do."""
+    if not all(text.fits(each, points) for each in texts):
+        return False
+    colours = image.to_rgba(np.ma.asarray(image.get_array())).reshape(-1, 4)
+    light = colours[:, :3] @ (0.2126, 0.7152, 0.0722) + 1 - colours[:, 3]  # by Rec. 709
+    for place, (each, luminance) in enumerate(zip(texts, light, strict=True)):
+        row, column = divmod(place, image.get_size()[1])
+        colour = "black" if luminance > 0.5 else "white"
         ax.text(column, row, each, color=colour, **text.IN_CELL)
+    return True
 
 
 def ranking(
@@ -157,8 +164,7 @@ def ranking(
     """Draw groups of results one below another: each result an open point, the mean a dot with its
     95 % t interval. The same groups' test results stand below them, in another colour."""
     of_tests = metric.of("test"), tested or {}, Look(COLOURS[1], marker="s"), 0.2
-    both = [(metric, samples, PLAIN, -0.2 if tested else -0.08), of_tests]
-    for measured, each, look, up in both:
+    for measured, each, look, up in [(metric, samples, PLAIN, -0.2 if tested else -0.08), of_tests]:
         line: dict[str, Any] = {"color": look.colour, "linestyle": "none", "marker": look.marker}
         for row, name in enumerate(samples):
             if name in each:
@@ -174,26 +180,21 @@ def ranking(
 
 
 def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Look = PLAIN) -> None:
-    """Draw a Kaplan–Meier curve: the fraction of jobs that has reached a target, by time, with its
-    95 % interval.
+    """Draw the fraction of jobs that has reached a target, by time, with its exact 95 % interval.
 
-    `times` (n,) is when each job reached it, NaN if it never did: such jobs are vertical ticks at
-    the time at which they ended, `ended` (n,). Lines end a little after the last of these times.
+    `times` (n,) is when each job reached it, NaN if it never did, and `ended` (n,) when it ended.
+    Lines end a little after the last job that reached it.
     """
-    came, last = np.asarray(times, dtype=float), np.asarray(ended, dtype=float)
-    curve, never = kaplan_meier(came, last), np.isnan(came)
-    x = np.concatenate([[0], curve.times, [1.1 * np.where(never, last, came).max()]])
-    # From none at the start to the last for ever.
-    fractions, low, high = (
-        np.concatenate([[0], each, each[-1:]]) for each in (curve.fractions, curve.low, curve.high)
-    )
+    each = np.asarray(times, dtype=float)
+    came = np.sort(each[np.isfinite(each)])
+    end = 1.1 * np.max(came if len(came) else ended)
+    counts = np.array([*range(len(came) + 1), len(came)])
+    x, (fractions, low, high) = [0, *came, end], fraction_interval(counts, len(each))
     step = {"drawstyle": "steps-post", "color": look.colour, "linestyle": look.line}
     ax.plot(x, fractions, label=label, **step)
     ax.fill_between(x, low, high, step="post", color=look.colour, alpha=0.12, linewidth=0)
-    at = fractions[np.searchsorted(x, last[never], side="right") - 1]
-    ax.plot(last[never], at, "|", color=look.colour, markersize=7, markeredgewidth=1)
     ax.set_ylim(-0.03, 1.03)
-    ax.set_xlim(0, max(x[-1], ax.get_xlim()[1]))  # limits that are set do not adapt any more
+    ax.set_xlim(0, max(end, ax.get_xlim()[1]))  # limits that are set do not adapt any more
 
 
 def _interval(samples: ArrayLike, metric: Measured) -> Interval:
@@ -211,16 +212,11 @@ def confusion(
     counts = np.zeros((len(classes), len(classes)), dtype=int)
     np.add.at(counts, (labels.astype(int), predicted.astype(int)), 1)
     fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+    image = ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     ax.spines[:].set_visible(True)
     texts = [str(name).replace("$", r"\$") for name in classes]
     texts = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in texts]
     shown = text.named(len(classes))
     ax.set_yticks(shown, [texts[row] for row in shown])
     cell = text.name_columns(ax, texts)
-    if not text.fits(str(counts.max()), cell):
-        return
-    for (row, column), count in np.ndenumerate(counts):
-        if count:
-            colour = "white" if fractions[row, column] > 0.5 else "black"
-            ax.text(column, row, str(count), color=colour, **text.IN_CELL)
+    _fill_cells(ax, image, [str(count or "") for count in counts.flat], cell)

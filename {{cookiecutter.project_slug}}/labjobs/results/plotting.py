@@ -72,7 +72,7 @@ def main(
                 about = figure_files.provenance(shown) | {"venue": venue.name}
                 figure, caption = drawing(shown)
                 caption += mixed if name in of_all else ""
-                right.append(_save(args, name, figure, caption, about, venue))
+                right.append(_save(args, args.out / name, figure, caption, about, venue))
             except NoResults as error:
                 left_out.setdefault(str(error), []).append(name)
         for why, names in left_out.items():
@@ -88,7 +88,7 @@ def main(
 
 def _save(
     args: argparse.Namespace,
-    name: str,
+    stem: Path,
     figure: "Figure",
     caption: str,
     about: dict[str, Any],
@@ -96,13 +96,12 @@ def _save(
 ) -> bool:
     """Write a figure, and print the path and the printed size of its files; return whether it
     prints correctly."""
-    stem, checked, formats = args.out / name, not args.unchecked, args.format.split(",")
+    formats = args.format.split(",")
     try:
-        files = figure_files.save(figure, stem, caption, about, venue, checked, formats)
+        files = figure_files.save(figure, stem, caption, about, venue, not args.unchecked, formats)
     except figure_files.Misprint as error:
-        for line in str(error).splitlines():
-            print(f"{name}: {line}", file=sys.stderr)
-        print(f"{name}: not written; --unchecked writes it anyway", file=sys.stderr)
+        lines = [*str(error).splitlines(), "not written; --unchecked writes it anyway"]
+        print("\n".join(f"{stem.name}: {line}" for line in lines), file=sys.stderr)
         return False
     for path, width, height in files:
         print(f"{path}  {width:g} x {height:g} in")
@@ -156,9 +155,8 @@ def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
             "plot.py leaves jobs out, --any-code draws them anyway"
         )
     if len(stale) and not any_code:
-        print(
-            "plot.py: the code or the data has changed since these jobs finished", file=sys.stderr
-        )
+        warning = "the code or the data has changed since these jobs finished"
+        print(f"plot.py: {warning}", file=sys.stderr)
     return ""
 
 

@@ -1,15 +1,12 @@
 """Whether a figure prints correctly: its text must be large enough, complete and not overlap, and
 its page must have the venue's size.
 
-The figure is drawn once more, and each piece of text is recorded, so that problems can be named.
-The PDF is checked as well. By design, the check does not detect text over lines and images, text
-within images, lines that end beyond the axes, and what a document does to the figure (include it
-without a width).
+The figure is drawn once more, and each piece of text is recorded, so that problems can be named. By
+design, the check does not detect text over lines and images, text within images, lines that end
+beyond the axes, and what a document does to the figure (include it without a width).
 """
 
-import re
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
@@ -35,11 +32,7 @@ INCH = 72
 """Points of an inch."""
 
 SLACK = 0.5
-"""Points by which text may seem to be cut off or to overlap, since renderers differ a little."""
-
-INTERLOCKED = 0.2
-"""How far a text may reach into another text's box, relative to its size, if their ink does not
-overlap."""
+"""Points by which text may seem to be cut off, since renderers differ a little."""
 
 WARNINGS = ("Glyph", "constrained_layout")
 """Beginnings of matplotlib's warnings that matter for printing: missing characters, axes without a
@@ -47,26 +40,6 @@ size."""
 
 DPI = 300
 """Dots per inch at which the figure is drawn for the check."""
-
-
-def check_pdf(data: bytes, width: float, height: float, least: float) -> list[str]:
-    """Return what is wrong with a PDF that matplotlib wrote; sizes are in inches, the smallest
-    allowed text in points."""
-    found = []
-    boxes = [box.split() for box in re.findall(rb"/MediaBox\s*\[([^]]+)\]", data)]
-    pages = [[float(side) / INCH for side in box] for box in boxes]
-    if len(pages) != 1 or not np.allclose(pages, [[0, 0, width, height]], atol=EXACT):
-        found.append(f"the PDF's page is not {width:g} x {height:g} in")
-    if b"/Type3" in data:
-        found.append("the PDF has Type 3 fonts; set pdf.fonttype to 42")
-    streams = re.findall(rb"stream\r?\n(x.+?)\r?\nendstream", data, re.DOTALL)
-    texts = [zlib.decompressobj().decompress(stream) for stream in streams]
-    sizes = [float(size) for text in texts for size in re.findall(rb"/F\S+ ([\d.]+) Tf", text)]
-    if sizes and b"/FontFile2" not in data:
-        found.append("the PDF has text without its TrueType font")
-    if sizes and min(sizes) < SCRIPT * least - 0.01:
-        found.append(f"the PDF has text of {min(sizes):.1f} pt, under {SCRIPT * least:.1f}")
-    return found
 
 
 class _Piece(NamedTuple):
@@ -85,19 +58,19 @@ class _Piece(NamedTuple):
 
 def check(figure: "Figure", venue: Venue) -> list[str]:
     """Return what would not print correctly, each problem in one line; empty if there is none."""
-    pieces, missing = _pieces(figure)
+    from matplotlib.text import Text
+
+    if any(text.get_usetex() for text in figure.findobj(Text)):
+        return ["its text is set by TeX, without TrueType fonts; leave text.usetex off"]
+    pieces, found = _pieces(figure)
     width, height = figure.get_size_inches()
-    found = []
     if min(abs(width - venue.column), abs(width - venue.full)) > EXACT:
         widths = f"{venue.column:g} (column) or {venue.full:g} (full)"
         found.append(f"the page is {width:g} in wide; should be {widths}")
     if height > venue.height + EXACT:
         found.append(f"the page is {height:g} in high; at most {venue.height:g} fit")
-    found += missing
     for piece in pieces:
-        found += _too_small(piece, venue.least)
-    for piece in pieces:
-        found += _cut(piece, width, height)
+        found += _too_small(piece, venue.least) + _cut(piece, width, height)
     for one, other in combinations(pieces, 2):
         found += _overlap(one, other)
     for ax in figure.axes:
@@ -117,8 +90,7 @@ def _too_small(piece: _Piece, least: float) -> list[str]:
 
 
 def _cut(piece: _Piece, width: float, height: float) -> list[str]:
-    """Text that is cut off by the page's edge or by the axes to which it is clipped; text that
-    these hide completely does not count."""
+    """Text that is cut off by the page's edge or by the axes to which it is clipped."""
     edges = {"the page's edge": np.array([[0, 0], [INCH * width, INCH * height]])}
     if piece.clip is not None:
         edges["the edge of its axes"] = piece.clip
@@ -131,31 +103,27 @@ def _cut(piece: _Piece, width: float, height: float) -> list[str]:
 
 
 def _overlap(one: _Piece, other: _Piece) -> list[str]:
-    if one.text is other.text or (by := _depth(one.corners, other.corners)) <= SLACK:
+    beside = (one.corners.max(0) < other.corners.min(0)) | (
+        one.corners.min(0) > other.corners.max(0)
+    )
+    if one.text is other.text or beside.any() or not one.ink.intersects_path(other.ink):
         return []
-    if by < INTERLOCKED * min(one.size, other.size) and not one.ink.intersects_path(other.ink):
-        return []
-    return [f"{one.what} and {other.what} overlap by {by:.1f} pt"]
-
-
-def _depth(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """How far one of two rectangles, by their corners (4, 2), would have to move to be clear of the
-    other; negative if they are apart. Source: the separating axis theorem."""
-    sides = np.array([one[1] - one[0], one[3] - one[0], other[1] - other[0], other[3] - other[0]])
-    axes = (sides / np.linalg.norm(sides, axis=1, keepdims=True)).T
-    a, b = one @ axes, other @ axes
-    return float((np.minimum(a.max(0), b.max(0)) - np.maximum(a.min(0), b.min(0))).min())
+    return [f"{one.what} and {other.what} overlap"]
 
 
 def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
     """Every line of text that a renderer is asked to draw, and matplotlib's warnings about
     characters that are missing in the font."""
     from matplotlib.backend_bases import RendererBase
+    from matplotlib.text import Text
     from matplotlib.transforms import Affine2D
 
     pieces: list[_Piece] = []
-    places = _places(figure)
-    drawing: list[Any] = []
+    places: dict[Any, str] = {}
+    for number, ax in enumerate(figure.axes, start=1):
+        name = _short(ax.get_title()) if ax.get_title() else str(number)
+        places |= dict.fromkeys(ax.findobj(Text), f" in the axes {name}")
+    drawing: list[Text] = []
 
     class Recorder(RendererBase):
         """Records text instead of drawing it, and draws nothing else."""
@@ -172,9 +140,6 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
         def points_to_pixels(self, points: Any) -> Any:
             return points * DPI / INCH
 
-        def draw_tex(self, gc, x, y, s, prop, angle, *, mtext=None) -> None:  # type: ignore
-            self.draw_text(gc, x, y, s, prop, angle, "TeX")
-
         def draw_text(  # type: ignore
             self, gc, x, y, s, prop, angle, ismath=False, mtext=None
         ) -> None:
@@ -187,14 +152,11 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
             corners, ink = there.transform(_corners(ink)), ink.transformed(there)
             clip = gc.get_clip_rectangle()
             box = None if clip is None else np.array([clip.min, clip.max]) * INCH / DPI
-            if (
-                box is not None
-                and (corners.max(0) < box[0]).any() | (corners.min(0) > box[1]).any()
-            ):
+            if box is not None and ((corners.max(0) < box[0]) | (corners.min(0) > box[1])).any():
                 return  # hidden completely
             size, text = prop.get_size_in_points(), drawing[-1]
-            smallest = _smallest(s, prop) if ismath is True else size
-            what = f"{_short(s)} ({places.get(text, 'in the figure')})"
+            smallest = _smallest(s, prop) if ismath else size
+            what = f"{_short(s)}{places.get(text, '')}"
             pieces.append(_Piece(what, text, size, smallest, ink, corners, box))
 
     with warnings.catch_warnings(record=True) as warned, _recorded(figure, drawing):
@@ -206,7 +168,7 @@ def _pieces(figure: "Figure") -> tuple[list[_Piece], list[str]]:
 
 
 @contextmanager
-def _recorded(figure: "Figure", drawing: list[Any]) -> Iterator[None]:
+def _recorded(figure: "Figure", drawing: "list[Text]") -> Iterator[None]:
     """Draw at DPI, and keep the text that is being drawn at the end of a list: a renderer is not
     always told. Its outlines and shadows, which are drawn as lines, are left out."""
     from matplotlib.text import Text
@@ -214,15 +176,12 @@ def _recorded(figure: "Figure", drawing: list[Any]) -> Iterator[None]:
     draw, dpi = Text.draw, figure.dpi
 
     def record(self: Text, renderer: Any) -> None:
-        """Draw a text, which is at the end of the list meanwhile."""
+        """Draw a text, which is at the end of the list from then on."""
         drawing.append(self)
         effects = self.get_path_effects()
         self.set_path_effects([])
-        try:
-            draw(self, renderer)
-        finally:
-            self.set_path_effects(effects)
-            drawing.pop()
+        draw(self, renderer)
+        self.set_path_effects(effects)
 
     Text.draw, figure.dpi = record, DPI  # type: ignore
     try:
@@ -231,7 +190,7 @@ def _recorded(figure: "Figure", drawing: list[Any]) -> Iterator[None]:
         Text.draw, figure.dpi = draw, dpi  # type: ignore
 
 
-def _ink(s: str, prop: Any, ismath: Any) -> "Path":
+def _ink(s: str, prop: Any, ismath: bool) -> "Path":
     """The outlines, in points, of a line of text that begins at the origin."""
     from matplotlib.path import Path
     from matplotlib.textpath import text_to_path
@@ -253,22 +212,6 @@ def _smallest(s: str, prop: Any) -> float:
 
     glyphs = MathTextParser("path").parse(s, INCH, prop).glyphs
     return min((glyph[1] for glyph in glyphs), default=prop.get_size_in_points())
-
-
-def _places(figure: "Figure") -> "dict[Text | None, str]":
-    """The place of each text: `x axis of "mlp"`."""
-    from matplotlib.text import Text
-
-    places: dict[Text | None, str] = {}
-    for number, ax in enumerate(figure.axes, start=1):
-        name = _short(ax.get_title()) if ax.get_title() else f"axes {number}"
-        legend = ax.get_legend()
-        parts = {"text": ax, "legend": legend, "x axis": ax.xaxis, "y axis": ax.yaxis}
-        for part, artist in (parts | {"title": ax.title}).items():
-            places |= dict.fromkeys(artist.findobj(Text) if artist else (), f"{part} of {name}")
-    for above in figure.legends:
-        places |= dict.fromkeys(above.findobj(Text), "legend of the figure")
-    return places
 
 
 def _short(s: str, most: int = 30) -> str:

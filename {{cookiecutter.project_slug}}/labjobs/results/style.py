@@ -76,10 +76,10 @@ def named(name: str) -> Venue:
 def listing() -> str:
     """Return the table that `--venue list` shows."""
     lines = ["venue    column  full   height  text, at least  font   source"]
-    for name, at in VENUES.items():
-        sizes = f"{at.column:<6.4g}  {at.full:<5.4g}  {at.height:<6.4g}"
+    for at in _KNOWN:
         text = f"{at.text:g} pt, {at.least:g} pt"
-        lines.append(f"{name:<8} {sizes}  {text:<14}  {at.font:<6} {at.source}")
+        sizes = f"{at.column:<6.4g}  {at.full:<5.4g}  {at.height:<6.4g}"
+        lines.append(f"{at.name:<8} {sizes}  {text:<14}  {at.font:<6} {at.source}")
     return "\n".join(lines)
 
 
@@ -119,9 +119,6 @@ yellow."""
 GREY = "#666666"
 LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
 MARKERS = "osD^v"
-
-DIGITS = range(3, 7)
-"""Significant digits of results, from the fewest to the most."""
 
 SMALL, LARGE = 1e-3, 1e5
 """The range in which results are written without an exponent."""
@@ -176,43 +173,21 @@ def settings(names: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def sentence(text: str) -> str:
-    """Return text with a capital letter at its start; the others stay as they are."""
-    return text[:1].upper() + text[1:]
-
-
 def number(value: float, digits: int = 3) -> str:
     """Return a number in few characters, without superscripts: 0.001, 1e-5."""
-    return _short(f"{value:.{digits}g}")
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
-def _short(text: str) -> str:
-    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
-
-
-def numbers(values: Iterable[float]) -> list[str]:
-    """Return results in as few digits as distinguish them, all with the same number of decimals if
-    their sizes are similar; NaN is a dash."""
+def numbers(values: Iterable[float], digits: int = 3) -> list[str]:
+    """Return results in this many digits, all with the same number of decimals if their sizes are
+    similar; NaN is a dash."""
     each = [float(value) for value in values]
-    finite = {value for value in each if math.isfinite(value)}
-    sizes = [abs(value) for value in finite if value]
+    sizes = [abs(value) for value in each if value and math.isfinite(value)]
     largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
-    texts: dict[float, str] = {}
-    for digits in DIGITS:
-        texts = {value: _result(value, digits, largest, smallest) for value in finite}
-        if len({*texts.values()}) == len(finite):
-            break
-    return [texts.get(value, "–" if math.isnan(value) else str(value)) for value in each]
-
-
-def _result(value: float, digits: int, largest: float, smallest: float) -> str:
-    if largest < LARGE and smallest > SMALL and largest < ALIKE * smallest:
-        text = f"{value:.{max(0, digits - 1 - math.floor(math.log10(largest)))}f}"
-    elif largest < LARGE and smallest > SMALL:
-        text = number(value, digits)
-    else:
-        text = _short(f"{value:.{digits - 1}e}")
-    return signed(text)
+    similar = smallest > SMALL and largest < min(LARGE, ALIKE * smallest)
+    decimals = max(0, digits - 1 - math.floor(math.log10(largest)))
+    texts = [f"{value:.{decimals}f}" if similar else number(value, digits) for value in each]
+    return ["–" if text == "nan" else signed(text) for text in texts]
 
 
 def signed(text: str) -> str:
@@ -227,25 +202,24 @@ def with_interval(middle: float, low: float, high: float) -> str:
     if not half > 0:
         return numbers([middle])[0]
     decimals = max(0, 1 - math.floor(math.log10(half)))
-    texts = [signed(f"{each:.{decimals}f}") for each in (middle, low, high)]
-    of, start, end = texts if decimals < 6 else numbers([middle, low, high])
+    each = (middle, low, high)
+    texts = [f"{x:.{decimals}f}" if decimals < 6 else number(x) for x in each]
+    of, start, end = map(signed, texts)
     return f"{of} ({start} to {end})"
 
 
-def written(value: Any, digits: int = 3) -> str:
-    """Return a setting's value as it is written in a figure: as on the command line, but short."""
-    if isinstance(value, float):
-        return number(value, digits)
-    return as_text(value).replace("$", r"\$")
-
-
 def names(values: Iterable[Any]) -> dict[Any, str]:
-    """Return each distinct value, None first, as it is written: in as few digits as distinguish
-    them."""
+    """Return each distinct value of a setting, None first, as it is written: as on the command
+    line, but in as few digits as distinguish them."""
     each = sorted(set(values), key=lambda value: (value is not None, value))
     texts: list[str] = []
     for digits in (3, 6, 17):
-        texts = [written(value, digits) for value in each]
+        texts = [
+            number(value, digits)
+            if isinstance(value, float)
+            else as_text(value).replace("$", r"\$")
+            for value in each
+        ]
         if len({*texts}) == len(each):
             break
     return dict(zip(each, texts, strict=True))

@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,7 +94,9 @@ def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
     import pandas as pd
 
     of_run = jobs[~jobs["diverged"]].set_index("run_id")
-    points = _points(tuple(of_run.index), key)
+    found = stored_jobs.histories([*of_run.index], key)
+    points = pd.DataFrame(found, columns=["run_id", "step", "value"])
+    points = points.drop_duplicates(["run_id", "step"], keep="last", ignore_index=True)
     if points.empty:
         raise NoResults(f"no finished job has logged {key}")
     rows = of_run.index.get_indexer(pd.Index(points["run_id"]))
@@ -105,10 +106,9 @@ def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
 
 def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
     """Return the jobs with the seconds of training and evaluation until a metric first reached its
-    target (`reached`, NaN if it never did) and until the job's end (`lasted`). A diverged job would
-    never have reached the target: its end is the end of the longest job. Jobs that continue a
-    shorter job are left out, because their curves do not say when they first reached the target.
-    Raises NoResults if none has reached it.
+    target (`reached`, NaN if it never did) and until the job's end (`lasted`; if it diverged, the
+    end of the longest job). Jobs that continue a shorter job are left out, because their curves do
+    not say when they first reached the target. Raises NoResults if none has reached it.
     """
     if "init_from" in jobs:
         jobs = jobs[~jobs["init_from"].map(str).str.endswith(LAST)]
@@ -121,18 +121,8 @@ def times_to(jobs: "pd.DataFrame", metric: Measured) -> "pd.DataFrame":
         cure = "train longer or declare another target in METRICS"
         raise NoResults(f"no job has reached a {metric} of {metric.goal}; {cure}")
     first = seconds.reindex(values.index[there]).groupby("job_id").min()
-    last = seconds.groupby("job_id").max()
-    lasted = jobs["job_id"].map(last).fillna(last.max())
+    lasted = jobs["job_id"].map(seconds.groupby("job_id").max()).fillna(seconds.max())
     return jobs.assign(reached=jobs["job_id"].map(first), lasted=lasted)
-
-
-@cache
-def _points(runs: tuple[str, ...], key: str) -> "pd.DataFrame":
-    """A metric's history in runs that have ended, so it is read only once."""
-    import pandas as pd
-
-    points = pd.DataFrame(stored_jobs.histories(runs, key), columns=["run_id", "step", "value"])
-    return points.drop_duplicates(["run_id", "step"], keep="last", ignore_index=True)
 
 
 def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
@@ -144,40 +134,29 @@ def _settings(found: list[stored_jobs.StoredJob]) -> dict[str, list[Any]]:
     for job in sorted(found, key=lambda job: job["ended"]):  # the newest counts
         older |= json.loads(job["tags"].get("neutral", "{}"))
         renamed |= json.loads(job["tags"].get("former", "{}"))
-    params = [
-        {_today(name, renamed): text for name, text in job["params"].items()} for job in found
-    ]
+
+    def today(name: str) -> str:
+        """Return the present name of a setting that may have been renamed several times."""
+        for _ in renamed:
+            name = renamed.get(name, name)
+        return name
+
+    params = [{today(name): text for name, text in job["params"].items()} for job in found]
     settings: dict[str, list[Any]] = {}
     for name in set(older).union(*params):
-        texts = [each.get(name) for each in params]
+        texts = [str(older.get(name)) if name not in each else each[name] for each in params]
         values = [
-            older.get(name) if text is None else stored_jobs.fresh_value(text) for text in texts
+            stored_jobs.fresh_value(each[name]) if name in each else older.get(name)
+            for each in params
         ]
         if any(isinstance(value, str) for value in values):
-            settings[name] = [*map(_as_word, values, texts)]
-        else:
-            settings[name] = [*map(_as_number, values)]
+            values = [
+                v if isinstance(v, str) else text for v, text in zip(values, texts, strict=True)
+            ]
+        # 1e30 is stored with all its digits, and too large for a column of integers.
+        large = any(isinstance(value, int) and abs(value) >= 2**63 for value in values)
+        settings[name] = [float(v) if large and isinstance(v, int) else v for v in values]
     return settings
-
-
-def _as_number(value: Any) -> Any:
-    # 1e30 is stored with all its digits, and too large for a column of integers.
-    return float(value) if isinstance(value, int) and abs(value) >= 2**63 else value
-
-
-def _as_word(value: Any, text: str | None) -> Any:
-    """A setting's value in one job, if it is a word in others."""
-    if text is None:
-        return str(None) if value is None else value
-    return value if isinstance(value, str) else text
-
-
-def _today(name: str, renamed: Mapping[str, str]) -> str:
-    """The present name of a setting that may have been renamed several times."""
-    seen = {name}
-    while (name := renamed.get(name, name)) not in seen:
-        seen.add(name)
-    return name
 
 
 def _why_none(experiment: str, script: str, diverged: int) -> str:
@@ -276,14 +255,12 @@ def predictions(job: "pd.DataFrame") -> Predictions:
     with _kept(row, "predicted classes") as arrays:
         label, predicted = arrays["label"], arrays["predicted"]
     numbers = label.dtype.kind in "iub" and predicted.dtype.kind in "iub"
-    if label.shape != predicted.shape or label.ndim != 1 or not numbers:
+    count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1 if numbers else 0
+    if label.shape != predicted.shape or label.ndim != 1 or not 0 < count <= MOST_CLASSES:
         raise NoResults(
-            f"{layout.PREDICTIONS} of the job {row['job_id']} does not have an integer class for "
-            "each example"
+            f"{layout.PREDICTIONS} of the job {row['job_id']} does not have an integer class below "
+            f"{MOST_CLASSES} for each example"
         )
-    count = int(max(label.max(initial=0), predicted.max(initial=0))) + 1
-    if count > MOST_CLASSES:
-        raise NoResults(f"{count} classes are too many for a figure")
     return Predictions(label, predicted, classes(job, count))
 
 

@@ -38,8 +38,7 @@ def width(text: str, size: float | str) -> float:
     from matplotlib.textpath import text_to_path
 
     is_math = "$" in text.replace(r"\$", "")
-    line = text if is_math else text.replace(r"\$", "$")
-    font = FontProperties(size=size)
+    line, font = text if is_math else text.replace(r"\$", "$"), FontProperties(size=size)
     return float(text_to_path.get_text_width_height_descent(line, font, ismath=is_math)[0])
 
 
