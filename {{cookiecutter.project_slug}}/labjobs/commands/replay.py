@@ -19,6 +19,7 @@ from labjobs import layout
 from labjobs.cli.flags import as_text, option
 from labjobs.errors import JobError
 from labjobs.job import code_evidence, data_evidence, journal, runtime
+from labjobs.job.identity import identity
 from labjobs.job.provenance import INSTALLED
 from labjobs.privacy import scrub
 from labjobs.tracking import costs
@@ -58,8 +59,9 @@ class Recorded:
         return str(self.lines[0]["start"]["log_every"])
 
     def tag(self, name: str) -> str:
-        """Return a tag as it was last logged; empty if it was not."""
-        found = (line["tags"][name] for line in self.lines[::-1] if name in line.get("tags", {}))
+        """Return a tag as it was first logged, since a job may have gone on elsewhere; empty if it
+        was not."""
+        found = (line["tags"][name] for line in self.lines if name in line.get("tags", {}))
         return str(next(found, ""))
 
     def copy(self, name: str) -> Path:
@@ -91,10 +93,11 @@ class Recorded:
         if why := data_evidence.unchecked(self.path, places):
             raise JobError(f"its data cannot be checked: {why}")
 
-    def flags(self) -> list[str]:
-        """Return its settings and those flags that can change bits, as on the command line."""
+    def flags(self, settings: Any = None) -> list[str]:
+        """Return its settings, or today's if they are given, and those flags that can change bits,
+        as on the command line."""
         recorded = self.about.get("runtime", {})
-        words = {**self.about["settings"]}
+        words = {**(identity(settings) if settings else self.about["settings"])}
         words |= {name: value for name, value in recorded.items() if name in runtime.MATTER}
         words["threads"] = self.tag("threads") or "auto"
         words["log_every"] = self.log_every
@@ -192,25 +195,21 @@ def compare_outputs(before: Path, after: Path) -> tuple[dict[str, int], Differen
     """
     counts: dict[str, int] = {}
     for name in (layout.BEST, layout.PREDICTIONS):
-        files = [attempt / name for attempt in (before, after)]
-        was, now = (_arrays(file) if file.exists() else None for file in files)
-        if was is None and now is None:
-            continue
-        if was is None or now is None:
-            return counts, Difference(name, None, _there(was), _there(now))
+        was, now = (_arrays(attempt / name) for attempt in (before, after))
         for array in was | now:
-            apart = _first_apart(was.get(array), now.get(array))
-            if apart:
-                place, *values = apart
-                return counts, Difference(f"{name}: {array}{place}", None, *values)
-        counts[f"arrays in {name}"] = len(was)
+            if apart := _apart(f"{name}: {array}", was.get(array), now.get(array)):
+                return counts, apart
+        if was:
+            counts[f"arrays in {name}"] = len(was)
     return counts, None
 
 
 def _arrays(file: Path) -> "dict[str, NDArray[Any]]":
-    """The arrays in a file of weights or of predictions, by name."""
+    """The arrays in a file of weights or of predictions, by name; none if there is no such file."""
     import numpy as np  # slow, like torch
 
+    if not file.exists():
+        return {}
     if file.name == layout.BEST:
         import torch
 
@@ -235,26 +234,19 @@ def _tensors(name: str, nested: Any) -> "Iterator[tuple[str, NDArray[Any]]]":
         yield name, (nested.float() if small else nested).contiguous().numpy()
 
 
-def _first_apart(
-    was: "NDArray[Any] | None", now: "NDArray[Any] | None"
-) -> tuple[str, str, str, str] | None:
-    """Where two arrays first differ, both values and how many differ; None if none does."""
+def _apart(name: str, was: "NDArray[Any] | None", now: "NDArray[Any] | None") -> Difference | None:
+    """Where two arrays first differ, and how many values do; None if none does."""
     import numpy as np
 
-    if was is None or now is None:
-        return "", _there(was), _there(now), ""
-    if (was.shape, was.dtype) != (now.shape, now.dtype):
-        return "", f"{was.dtype} {was.shape}", f"{now.dtype} {now.shape}", ""
+    if was is None or now is None or (was.shape, was.dtype) != (now.shape, now.dtype):
+        kinds = ("missing" if a is None else f"{a.dtype} {a.shape}" for a in (was, now))
+        return Difference(name, None, *kinds)
     if was.tobytes() == now.tobytes():
         return None
     # By their bytes, since NaN is not equal to NaN, and 0.0 is equal to -0.0.
     rows = [np.frombuffer(each.tobytes(), np.uint8).reshape(was.size, -1) for each in (was, now)]
     differing = np.flatnonzero((rows[0] != rows[1]).any(1))
     place = np.unravel_index(differing[0], was.shape)
-    at = ", ".join(map(str, place))
     more = f"{len(differing)} of {was.size} differ"
-    return f"[{at}]", repr(was[place].item()), repr(now[place].item()), more
-
-
-def _there(found: object) -> str:
-    return "missing" if found is None else "there"
+    at = f"{name}[{', '.join(map(str, place))}]"
+    return Difference(at, None, repr(was[place].item()), repr(now[place].item()), more)

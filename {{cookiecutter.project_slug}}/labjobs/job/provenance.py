@@ -52,14 +52,14 @@ def version() -> dict[str, str]:
     frozen = CODE / FROZEN
     if frozen.exists():
         return dict(json.loads(frozen.read_text()))
-    known = _git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace").split("\n")
+    known = git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace").split("\n")
     commit, branch = known[:2] if len(known) > 2 else ("", "")
     return {"commit": commit, "branch": branch, "changes": _changes() if commit else ""}
 
 
 def names(*words: str, index: Path | None = None) -> list[str]:
     """The names that a git command lists, whatever their encoding."""
-    return [os.fsdecode(name) for name in _git(*words, "-z", index=index).split(b"\0")[:-1]]
+    return [os.fsdecode(name) for name in git(*words, "-z", index=index).split(b"\0")[:-1]]
 
 
 def _changes() -> str:
@@ -71,7 +71,7 @@ def _changes() -> str:
     new = names("ls-files", "--others", "--exclude-standard")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "index"
-        index = CODE / os.fsdecode(_git("rev-parse", "--git-path", "index").strip())
+        index = CODE / os.fsdecode(git("rev-parse", "--git-path", "index").strip())
         if index.exists():
             shutil.copy(index, copy)
         changed = names("diff", "HEAD", "--relative", "--name-only", index=copy)
@@ -80,10 +80,10 @@ def _changes() -> str:
         shown = "\0".join(name for name in new if name not in {*closed, *large})
         if shown:
             words = ("--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
-            _git("--literal-pathspecs", "add", *words, index=copy, given=os.fsencode(shown))
+            git("--literal-pathspecs", "add", *words, index=copy, given=os.fsencode(shown))
         plain = ("--no-ext-diff", "--no-textconv", "--no-color")  # textconv can decrypt
         without = [f":(exclude,literal){name}" for name in closed]
-        diff = _git("diff", "HEAD", *plain, "--", ".", *without, index=copy)
+        diff = git("diff", "HEAD", *plain, "--", ".", *without, index=copy)
     # Lines that `git apply` skips.
     left_out = [("may hold secrets", closed), (f"above {LARGEST} bytes", large)]
     lines = [f"# left out ({why}): {', '.join(map(json.dumps, n))}\n" for why, n in left_out if n]
@@ -106,7 +106,7 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
+def git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
     """What a git command prints; empty if there is no git or no repository."""
     env = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
     try:
@@ -123,11 +123,11 @@ def paths() -> set[Path]:
     listed = names("ls-files", "--cached", "--others", "--exclude-standard")
     found = {Path(name) for name in listed}
     if Path("run.py") not in found:  # no repository, or one that ignores the project
-        found = set(_without_git())
+        found = set(_withoutgit())
     return {path for path in found if (CODE / path).exists()}
 
 
-def _without_git() -> Iterator[Path]:
+def _withoutgit() -> Iterator[Path]:
     for path in CODE.iterdir():
         if path.name.startswith(".") or path.name.startswith("mlflow.db"):
             continue
