@@ -47,11 +47,9 @@ class Recorded:
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """The lines of its journal. Raises JobError if it is damaged, OSError."""
-        with (self.path / layout.JOURNAL).open("rb") as file:
-            lines = journal.Reader(file).read()
-        if not lines:
-            raise JobError(f"{self.path / layout.JOURNAL} is empty")
-        return lines
+        if lines := journal.lines_of(self.path):
+            return lines
+        raise JobError(f"{self.path / layout.JOURNAL} is empty")
 
     @property
     def log_every(self) -> str:
@@ -113,16 +111,10 @@ def run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int
 
     Raises OSError if there is no such command.
     """
-    with TemporaryFile() as said:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            start_new_session=True,
-        )
+    null = subprocess.DEVNULL
+    with TemporaryFile() as said:  # a pipe would stay open as long as the job's courier runs
+        how: dict[str, Any] = {"stdin": null, "stdout": null, "stderr": said}
+        process = subprocess.Popen(words, cwd=folder, env=env, start_new_session=True, **how)
         try:
             status = process.wait()
         except BaseException:
@@ -154,18 +146,14 @@ Point = tuple[int, str]
 
 
 class Difference(NamedTuple):
-    """The first value that differs: its name, and its step if it has one."""
+    """The first value that differs."""
 
     what: str
-    step: int | None
     recorded: str
     repeated: str
-    more: str = ""
 
     def __str__(self) -> str:
-        at = "" if self.step is None else f" at step {self.step}"
-        more = f" ({self.more})" if self.more else ""
-        return f"{self.what}{at} was {self.recorded} and is now {self.repeated}{more}"
+        return f"{self.what} was {self.recorded} and is now {self.repeated}"
 
 
 def curve_points(attempt: Recorded) -> dict[Point, str]:
@@ -184,7 +172,7 @@ def curve_difference(before: dict[Point, str], after: dict[Point, str]) -> Diffe
     for step, name in sorted({**before, **after}, key=lambda point: point[0]):
         was, now = (each.get((step, name), "missing") for each in (before, after))
         if was != now:
-            return Difference(name, step, was, now)
+            return Difference(f"{name} at step {step}", was, now)
     return None
 
 
@@ -240,13 +228,13 @@ def _apart(name: str, was: "NDArray[Any] | None", now: "NDArray[Any] | None") ->
 
     if was is None or now is None or (was.shape, was.dtype) != (now.shape, now.dtype):
         kinds = ("missing" if a is None else f"{a.dtype} {a.shape}" for a in (was, now))
-        return Difference(name, None, *kinds)
+        return Difference(name, *kinds)
     if was.tobytes() == now.tobytes():
         return None
     # By their bytes, since NaN is not equal to NaN, and 0.0 is equal to -0.0.
     rows = [np.frombuffer(each.tobytes(), np.uint8).reshape(was.size, -1) for each in (was, now)]
     differing = np.flatnonzero((rows[0] != rows[1]).any(1))
     place = np.unravel_index(differing[0], was.shape)
-    more = f"{len(differing)} of {was.size} differ"
     at = f"{name}[{', '.join(map(str, place))}]"
-    return Difference(at, None, repr(was[place].item()), repr(now[place].item()), more)
+    more = f"{now[place].item()!r} ({len(differing)} of {was.size} differ)"
+    return Difference(at, repr(was[place].item()), more)

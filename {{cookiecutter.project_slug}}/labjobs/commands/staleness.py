@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from labjobs import exit_status, layout
-from labjobs.cli import flags
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, curve_difference, curve_points, run
 from labjobs.errors import JobError, SettingsError, few
@@ -26,7 +25,6 @@ from labjobs.job import code_evidence, data_evidence, provenance
 from labjobs.job.code_evidence import Accepted
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import inputs
-from labjobs.job.runtime import LENGTHS
 from labjobs.job.terminal import counted, leave
 from labjobs.privacy import scrub
 from labjobs.tracking.mlflow_client import last_line
@@ -258,8 +256,6 @@ def _first_difference(job: JobFolder[Any]) -> str:
     """How the present code's first steps differ from those that a job's journal has, in a few
     words; empty if all bits are the same. Raises JobError if they cannot be compared."""
     assert job.latest
-    if not {*LENGTHS} & flags.of(type(job.settings)).keys():
-        raise JobError("it does not train, so it has no first steps")
     if inputs(job.settings):
         raise JobError("it is derived from another job, whose results a replay does not have")
     before = Recorded(job.latest)
@@ -267,12 +263,10 @@ def _first_difference(job: JobFolder[Any]) -> str:
         line["step"] for line in before.lines if "elapsed_seconds" in line.get("metrics", {})
     )
     until = next(evaluated, FIRST)
-    declared = before.about.get("metrics", {})
-    names = {f"{part}_{name}" for part in ("train", "val") for name in declared} | {"lr"}
     points = {
-        point: value
-        for point, value in curve_points(before).items()
-        if point[0] <= until and point[1] in names
+        (step, name): value
+        for (step, name), value in curve_points(before).items()
+        if step <= until and name.startswith(("train_", "val_", "lr"))
     }
     if not points:
         raise JobError("its journal has nothing to compare with")

@@ -107,16 +107,12 @@ def present(settings: Any, script: str, inputs: Mapping[str, str]) -> Fingerprin
 
 def fits(digest: str, code: Fingerprint) -> bool:
     """Return whether results whose code has this digest count as results of the given code."""
-    return digest in same(_widened_as(digest, code).digest)
+    return digest in same(code.widened(digest.split()[1:]).digest)
 
 
 def present_as_in(folder: Path, code: Fingerprint) -> Fingerprint:
     """Return the present code of a job, widened in the same way as the code of an attempt."""
-    return _widened_as(digest(folder), code)
-
-
-def _widened_as(digest: str, code: Fingerprint) -> Fingerprint:
-    return code.widened(digest.split()[1:])
+    return code.widened(digest(folder).split()[1:])
 
 
 def widen(folder: Path, code: Fingerprint, script: str, ran: Iterable[CodeType]) -> list[str]:

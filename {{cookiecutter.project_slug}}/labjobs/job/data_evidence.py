@@ -114,7 +114,7 @@ class Entry(NamedTuple):
 
     name: str
     size: int
-    """Bytes; of a folder, names."""
+    """Bytes."""
 
     time: int
     """When the file system last recorded a change (st_ctime), in nanoseconds since 1970."""
@@ -136,15 +136,13 @@ def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
     try:
         about = path.stat()
         size, time = about.st_size, about.st_ctime_ns
-        if name.endswith("/"):
-            if known and known.time == time:
-                return known
-            names = sorted(each for each in os.listdir(path) if not each.startswith("."))
-            return Entry(name, len(names), time, of_text("\0".join(names)))
-        if not stat.S_ISREG(about.st_mode):
-            return None
         if known and known[1:3] == (size, time):
             return known
+        if name.endswith("/"):
+            names = sorted(each for each in os.listdir(path) if not each.startswith("."))
+            return Entry(name, size, time, of_text("\0".join(names)))
+        if not stat.S_ISREG(about.st_mode):
+            return None
         with path.open("rb") as file:
             return Entry(name, size, time, hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS])
     except (OSError, ValueError):  # ValueError: a name that no file can have
@@ -369,8 +367,7 @@ def difference(attempt: Path, places: Places) -> str:
     known = digest(attempt)
     if known == MIXED:
         return "it was continued with changed data"
-    own = of_attempt(attempt)
-    changed = sorted(_changed(known, places) | _unlike(own, _present(own, places)))
+    changed = sorted(_changed(known, places) | _compared(of_attempt(attempt), places)[0])
     return f"{few(map(_printable, changed), NAMED)} changed" if changed else ""
 
 
@@ -390,14 +387,11 @@ def unchecked(attempt: Path, places: Places) -> str:
     return "" if all(map(places.at_hand, listed)) else f"there is no folder {places.data_root}"
 
 
-def conflict(attempts: Iterable[Path]) -> str:
-    """Return the name of a file that attempts have read with different contents; empty if there is
-    none."""
-    hashes: dict[str, str] = {}
-    for entry in (entry for attempt in attempts for entry in read_by(attempt).values()):
-        if hashes.setdefault(entry.name, entry.hash) != entry.hash:
-            return _printable(entry.name)
-    return ""
+def conflict(attempts: Iterable[Path]) -> bool:
+    """Return whether attempts have read a file with different contents."""
+    entries = (entry for attempt in attempts for entry in read_by(attempt).values())
+    contents = {(entry.name, entry.hash) for entry in entries}
+    return len({name for name, _ in contents}) < len(contents)
 
 
 def _printable(name: str) -> str:
@@ -426,24 +420,18 @@ def _changed(digest: str, places: Places) -> frozenset[str]:
     new times are recorded, so that the files need not be read the next time.
     """
     listed = _listed(digest, places)
-    present = _present(listed, places)
-    changed = _unlike(listed, present)
-    updated = {**listed, **{name: entry for name, entry in present.items() if entry}}
+    changed, updated = _compared(listed, places)
     if not changed and updated != listed:
         with suppress(OSError):  # we may not write it
             _write(_list(digest, places), updated.values())
     return frozenset(changed)
 
 
-def _present(found: Entries, places: Places) -> dict[str, Entry | None]:
-    """The present state of the files that were read, if their folders are available."""
+def _compared(before: Entries, places: Places) -> tuple[set[str], Entries]:
+    """The names of files whose content has changed, and the entries of all files as they are now;
+    what is not at hand is as before."""
     with aside():
-        return {
-            name: look(places.path(name), name, entry)
-            for name, entry in found.items()
-            if places.at_hand(name)
-        }
-
-
-def _unlike(before: Entries, now: Mapping[str, Entry | None]) -> set[str]:
-    return {name for name, entry in now.items() if not entry or entry.hash != before[name].hash}
+        names = filter(places.at_hand, before)
+        now = {name: look(places.path(name), name, before[name]) for name in names}
+    changed = {name for name, entry in now.items() if not entry or entry.hash != before[name].hash}
+    return changed, {**before, **{name: entry for name, entry in now.items() if entry}}

@@ -11,12 +11,12 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from labjobs import files, installation, privacy
+from labjobs import files, installation, layout, privacy
 from labjobs.files import CODE
 from labjobs.job.data_evidence import aside, of_text
 
@@ -76,7 +76,7 @@ def _changes() -> str:
             shutil.copy(index, copy)
         changed = names("diff", "HEAD", "--relative", "--name-only", index=copy)
         closed = [name for name in (*changed, *new) if is_closed(name)]
-        large = [name for name in new if name not in closed and _size(CODE / name) > LARGEST]
+        large = [name for name in new if name not in closed and _is_large(CODE / name)]
         shown = "\0".join(name for name in new if name not in {*closed, *large})
         if shown:
             words = ("--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
@@ -99,11 +99,8 @@ def is_closed(name: str) -> bool:
     return os.path.lexists(file) and not file.is_symlink() and not os.access(file, os.R_OK)
 
 
-def _size(file: Path) -> int:
-    try:
-        return file.lstat().st_size
-    except FileNotFoundError:  # an editor's temporary file
-        return 0
+def _is_large(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > LARGEST
 
 
 def git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
@@ -165,16 +162,11 @@ def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
     with aside():
         code, installed = dict(_code()), "".join(_installed())
         engine = {name: data.decode() for name, data in sorted(installation.content().items())}
+    codes, listed = layout.CODES, f"{layout.INSTALLED}/{of_text(installed)}.txt"
     return {
-        ENGINE_COPY: (
-            f".code/labjobs-{of_text(repr(engine))}.tar.gz",
-            lambda file: _pack(engine, file),
-        ),
-        CODE_COPY: (f".code/{of_text(repr(code))}.tar.gz", lambda file: _pack(code, file)),
-        INSTALLED: (
-            f".installed/{of_text(installed)}.txt",
-            lambda file: file.write(installed.encode()),
-        ),
+        ENGINE_COPY: (f"{codes}/labjobs-{of_text(repr(engine))}.tar.gz", partial(_pack, engine)),
+        CODE_COPY: (f"{codes}/{of_text(repr(code))}.tar.gz", partial(_pack, code)),
+        INSTALLED: (listed, lambda file: file.write(installed.encode())),
     }
 
 
@@ -187,7 +179,7 @@ def _code() -> Iterator[tuple[str, str]]:
             continue
         if file.is_file() and not file.is_symlink() and not is_closed(path.as_posix()):
             with suppress(OSError, UnicodeDecodeError):  # an editor's temporary file; not a text
-                if file.stat().st_size <= LARGEST:
+                if not _is_large(file):
                     yield path.as_posix(), privacy.scrub(file.read_text("utf-8"), code=True)
 
 
