@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tarfile
 
@@ -52,12 +51,7 @@ def test_what_is_the_same_is_kept_once(project):
 
 def test_the_list_of_what_is_installed_is_one_that_pip_reads(project):
     (installed,) = project.root.glob("runs/.installed/*.txt")
-    command = (sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--no-deps")
-    done = subprocess.run(
-        [*command, "-r", installed],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PIP_CONFIG_FILE": os.devnull},  # which may restrict versions
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("pip", "install", "--dry-run", "--no-index", "--no-deps", "-r", str(installed))
+    # Without a configuration, which may restrict versions.
+    succeeded(project.do(sys.executable, "-m", *words, PIP_CONFIG_FILE=os.devnull))
     assert "torch==" in installed.read_text()

@@ -3,7 +3,6 @@
 scripts/mutate_records.py damages them at random, by the thousand.
 """
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,18 +12,12 @@ from faults import Project, job_of, one_line
 JOB = ("--epochs", "2", "--log-every", "1", "--batch-size", "256", "--quiet")
 
 
-@pytest.fixture(scope="module")
-def job(project: Project, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
-    """A project whose job finished while the store was away, and that job's id."""
-    fresh = project.copy(tmp_path_factory.mktemp("unsent") / "fresh")
-    return fresh, job_of(fresh.run(*JOB, MLFLOW_TRACKING_URI="http://127.0.0.1:9"))
-
-
 @pytest.fixture
-def unsent(job: tuple[Project, str], tmp_path: Path) -> tuple[Project, Path]:
-    """A copy of that project with its job, and the folder of the job's attempt."""
-    copy = Project(Path(shutil.copytree(job[0].root, tmp_path / "copy")))
-    return copy, copy.folder(job[1])
+def unsent(project: Project, tmp_path: Path) -> tuple[Project, Path]:
+    """A project whose job finished while the store was away, and the folder of its attempt."""
+    fresh = project.copy(tmp_path / "fresh")
+    done = fresh.run(*JOB, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    return fresh, fresh.folder(job_of(done))
 
 
 def finished(done: subprocess.CompletedProcess[str], project: Project, folder: Path) -> str:
