@@ -19,6 +19,7 @@ from labjobs import layout
 from labjobs.cli.flags import as_text, option
 from labjobs.errors import JobError
 from labjobs.job import code_evidence, data_evidence, journal, runtime
+from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
 from labjobs.job.provenance import INSTALLED
 from labjobs.privacy import scrub
@@ -91,15 +92,16 @@ class Recorded:
         if why := data_evidence.unchecked(self.path, places):
             raise JobError(f"its data cannot be checked: {why}")
 
-    def flags(self, settings: Any = None) -> list[str]:
-        """Return its settings, or today's if they are given, and those flags that can change bits,
-        as on the command line."""
+    def flags(self, job: JobFolder[Any] | None = None) -> list[str]:
+        """Return its settings and those flags that can change bits, as on the command line. With
+        today's folder of the job, its settings have today's names, and its data lies where it does
+        now."""
         recorded = self.about.get("runtime", {})
-        words = {**(identity(settings) if settings else self.about["settings"])}
+        words = {**(identity(job.settings) if job else self.about["settings"])}
         words |= {name: value for name, value in recorded.items() if name in runtime.MATTER}
         words["threads"] = self.tag("threads") or "auto"
         words["log_every"] = self.log_every
-        words["data_root"] = data_evidence.last_places(self.path).data_root
+        words["data_root"] = (job.places if job else data_evidence.last_places(self.path)).data_root
         if self.tag("device") == "cpu":
             words["device"] = "cpu"
         return [f"{option(name)}={as_text(value)}" for name, value in words.items()]

@@ -153,23 +153,26 @@ def accept(project: Project, because: str, verify: bool) -> int:
     """
     if not because.strip():
         raise SettingsError("--because: say why results do not change")
-    stale = [job.folder for job in project.all() if job.state(project.view).word == "stale"]
-    changes_of = [(job, _own_changes(job)) for job in stale]
+    stale = [job for job in project.all() if job.state(project.view).word == "stale"]
+    own = {job.id: _own_changes(job.folder) for job in stale}
     # What is stale by its inputs alone, without changes of its own, counts again when they do.
-    known = [job for job, own in changes_of if job and own]
-    unknown = sum(own is None for _, own in changes_of)
+    known = [job.folder for job in stale if job.folder and own[job.id]]
+    unknown = [*own.values()].count(None)
     if not known and not unknown:
         print("no job is stale")
     if unknown:
         why = "the data has changed, or it is not known what has"
         leave(exit_status.FAILED, f"{counted(unknown, 'job')} left out: {why}")
-    fine = _verified(known) if verify else known
-    names = {job.id: [*map(code_evidence.in_python, _own_changes(job) or {})] for job in fine}
+    alike: dict[str, list[JobFolder[Any]]] = {}
+    for job in known:
+        alike.setdefault(repr(own[job.id]), []).append(job)
+    fine = [job for jobs in alike.values() if not verify or _is_verified(jobs) for job in jobs]
     accepted = [job for job in _inputs_first(fine) if _accept(job, because, verify)]
     if accepted:
         how = "replayed with the same bits" if verify else "not verified"
-        for name, n in sorted(Counter(n for job in accepted for n in names[job.id]).items()):
-            print(f"accepted: {name}, of {counted(n, 'job')} ({how})")
+        count_of = Counter(name for job in accepted for name in own[job.id] or {})
+        for name, n in sorted(count_of.items()):
+            print(f"accepted: {code_evidence.in_python(name)}, of {counted(n, 'job')} ({how})")
         count = counted(len(accepted), "job")
         print(f"no longer stale: {count}; commit {layout.ACCEPTED} with the change")
     return exit_status.DONE if len(accepted) == len(known) + unknown else exit_status.FAILED
@@ -181,7 +184,7 @@ def _own_changes(job: JobFolder[Any] | None) -> dict[str, list[str]] | None:
     if not (job and job.latest) or data_evidence.difference(job.latest, job.places):
         return None
     found = code_evidence.changes(job.latest, job.code)
-    return {n: each for n, each in found.items() if not _is_input(n)} if found else None
+    return {n: found[n] for n in sorted(found) if not _is_input(n)} if found else None
 
 
 def _is_input(part: str) -> bool:
@@ -231,25 +234,19 @@ FIRST = 100
 """The number of steps to replay, unless the job is evaluated earlier."""
 
 
-def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
-    """The jobs whose changes give the same bits, judging by one job for each set of changes."""
-    alike: dict[str, list[JobFolder[Any]]] = {}
-    for job in stale:
-        alike.setdefault(repr(sorted((_own_changes(job) or {}).items())), []).append(job)
-    verified = []
-    for jobs in alike.values():
-        replayed = next((job for job in jobs if not inputs(job.settings)), jobs[0])
-        print(f"replaying the first steps of job {replayed.id}: {replayed.name}", flush=True)
-        try:
-            problem = _first_difference(replayed)
-        except (JobError, OSError) as error:
-            problem = f"cannot be replayed: {error}"
-        if problem:
-            line = f"not accepted for {counted(len(jobs), 'job')}: job {replayed.id}: {problem}"
-            leave(exit_status.FAILED, line)
-        else:
-            verified += jobs
-    return verified
+def _is_verified(alike: Sequence[JobFolder[Any]]) -> bool:
+    """Whether the present code gives the same bits, judging by one of the jobs whose code has
+    changed in the same way."""
+    replayed = next((job for job in alike if not inputs(job.settings)), alike[0])
+    print(f"replaying the first steps of job {replayed.id}: {replayed.name}", flush=True)
+    try:
+        problem = _first_difference(replayed)
+    except (JobError, OSError) as error:
+        problem = f"cannot be replayed: {error}"
+    if problem:
+        line = f"not accepted for {counted(len(alike), 'job')}: job {replayed.id}: {problem}"
+        leave(exit_status.FAILED, line)
+    return not problem
 
 
 def _first_difference(job: JobFolder[Any]) -> str:
@@ -271,7 +268,7 @@ def _first_difference(job: JobFolder[Any]) -> str:
     if not points:
         raise JobError("its journal has nothing to compare with")
     with TemporaryDirectory() as folder:
-        words = [sys.executable, str(CODE / f"{job.script}.py"), *before.flags(job.settings)]
+        words = [sys.executable, str(CODE / f"{job.script}.py"), *before.flags(job)]
         words += [f"--pause-after={until}", "--quiet", f"--runs-root={folder}"]
         env = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
         status, said = run(words, CODE, env)
