@@ -52,12 +52,9 @@ def read_by(project: Project) -> set[str]:
     return {json.loads(line)["name"] for line in found.read_text().splitlines()}
 
 
-def test_all_that_a_job_reads_and_lists_is_known(made):
+def test_all_that_a_job_reads_and_lists_is_known_and_mlflow_shows_it(made):
     images = {f"data/{name}/{number}.png" for name in ("cat", "dog") for number in range(20)}
     assert read_by(made) == {"data/", "data/cat/", "data/dog/", *images}
-
-
-def test_mlflow_shows_what_a_job_has_read(made):
     client = MlflowClient(f"sqlite:///{made.root / 'mlflow.db'}")
     (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
     (read,) = run.inputs.dataset_inputs
@@ -140,10 +137,14 @@ def test_a_mean_over_older_jobs_with_different_data_is_refused(project):
 
 SPAWNED = '\ntorch.multiprocessing.set_start_method("spawn", force=True)\n'
 OF_PROJECT = """
+import os, threading
 WORDS = Path(__file__).with_name("words.txt").read_text()
 CACHE = Path(__file__).with_name("words.npy")
 np.save(CACHE, np.zeros(len(WORDS)))
 np.load(CACHE)
+os.mkfifo(PIPE := CACHE.with_name("pipe"))
+threading.Thread(target=PIPE.write_text, args=("words",)).start()
+assert PIPE.read_text() == "words"
 """
 
 
@@ -158,6 +159,7 @@ def test_processes_that_are_not_forked_note_what_they_read_as_well(made, tmp_pat
 
 @pytest.mark.full
 def test_files_of_the_project_count_but_not_what_the_job_has_made(made, tmp_path):
+    """Nor what is no plain file: to hash a pipe would wait for ever, or take what it has."""
     project = made.copy(tmp_path / "project")
     words = project.root / "words.txt"
     words.write_text("a few words")
@@ -184,17 +186,3 @@ def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made, tmp_path):
     (log,) = project.root.glob("runs/*/*/log.txt")
     assert "the data has changed while the job ran (data/cat/3.png changed)" in log.read_text()
     assert "it was continued with changed data" in one_line(project.run(*BY_WORKERS), 5)
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
-def test_what_is_no_plain_file_is_left_alone(made, tmp_path):
-    """To hash a pipe would wait for ever, or take what the job is to read."""
-    project = made.copy(tmp_path / "project")
-    reads = "\nimport os, threading\nos.mkfifo(PIPE := Path(__file__).with_name('pipe'))\n"
-    reads += "threading.Thread(target=PIPE.write_text, args=('words',)).start()\n"
-    reads += "assert PIPE.read_text() == 'words'\n"
-    with (project.root / "data.py").open("a") as file:
-        file.write(reads)
-    assert project.run(*FLAGS[-3:]).returncode == 0
-    assert not (project.root / "runs/.data").exists()

@@ -165,14 +165,13 @@ def changes(folder: Path, code: Fingerprint) -> dict[str, list[str]]:
     then and now, empty where there is none. Empty if the job's code was not recorded."""
     kept, code = parts(folder), present_as_in(folder, code)
     # Code may have been moved to another module: labels tell what is the same.
-    then = {part["label"]: name for name, part in kept.items()}
-    now = {label: name for name, label in code.labels.items()}
-    found = {}
+    then = {part["label"]: (name, part["hash"]) for name, part in kept.items()}
+    now = {label: (name, code.parts[name]) for name, label in code.labels.items()}
+    found, none = {}, ("", "")
     for label in {**then, **now} if kept else ():
-        hashes = [kept[then[label]]["hash"] if label in then else "", ""]
-        hashes[1] = code.parts[now[label]] if label in now else ""
-        if hashes[0] != hashes[1]:
-            found[now.get(label) or then[label]] = hashes
+        (was_called, before), (name, after) = then.get(label, none), now.get(label, none)
+        if before != after:
+            found[name or was_called] = [before, after]
     return found
 
 
