@@ -52,25 +52,9 @@ def read_by(project: Project) -> set[str]:
     return {json.loads(line)["name"] for line in found.read_text().splitlines()}
 
 
-def test_all_that_a_job_reads_and_lists_is_known(made):
+def test_all_that_a_job_reads_and_lists_is_known_and_mlflow_shows_it(made):
     images = {f"data/{name}/{number}.png" for name in ("cat", "dog") for number in range(20)}
     assert read_by(made) == {"data/", "data/cat/", "data/dog/", *images}
-
-
-def test_images_that_another_job_has_decoded_are_the_job_s_data_too(made, tmp_path):
-    project = made.copy(tmp_path / "project")
-    assert any((project.root / ".cache" / "images").iterdir())
-    data = project.root / "data"
-    for loader in ("workers", "resident"):
-        project.run(*BY_WORKERS, "--seed", "1", "--loader", loader, "--force")  # decodes all
-        succeeded(project.run(*BY_WORKERS, "--seed", "2", "--loader", loader, "--force"))
-    assert len({*project.root.glob("runs/.data/*.jsonl")}) == 1
-    image(99, data / "dog" / "7.png")
-    said = one_line(project.run(*BY_WORKERS, "--seed", "2"), 5)
-    assert "was finished with other data (data/dog/7.png changed)" in said
-
-
-def test_mlflow_shows_what_a_job_has_read(made):
     client = MlflowClient(f"sqlite:///{made.root / 'mlflow.db'}")
     (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
     (read,) = run.inputs.dataset_inputs
@@ -79,15 +63,20 @@ def test_mlflow_shows_what_a_job_has_read(made):
     assert read.dataset.digest == run.data.tags["data"]
 
 
-def test_a_changed_file_is_named_and_back_as_it_was_it_counts_again(project):
+def test_a_changed_file_is_named_and_each_data_has_its_own_results(project):
     file = project.root / "data/cat/3.png"
     before = file.read_bytes()
+    older = project.run(*BY_WORKERS).stdout.splitlines()[-1]
     image(99, file)
     said = one_line(project.run(*BY_WORKERS), 5)
     assert "was finished with other data (data/cat/3.png changed); --force runs it again" in said
     assert "data/cat/3.png changed: 1 of 1 job" in project.do("python", "jobs.py", "stale").stdout
+    newer = succeeded(project.run(*BY_WORKERS, "--force"))
+    assert len(project.runs(job_of(newer))) == 2
+    again = project.run(*BY_WORKERS).stdout.splitlines()[-1]
+    assert again == newer.stdout.splitlines()[-1].replace("finished", "already finished")
     file.write_bytes(before)
-    assert finished_already(project)
+    assert project.run(*BY_WORKERS).stdout.splitlines()[-1] == older != again
 
 
 def test_files_that_come_or_go_are_noticed(project):
@@ -101,9 +90,7 @@ def test_files_that_come_or_go_are_noticed(project):
 
 @pytest.mark.full
 def test_names_that_are_no_text(made, tmp_path):
-    project = Project(Path(shutil.copytree(made.root, tmp_path / "project")))
-    shutil.rmtree(project.root / "runs")
-    (project.root / "mlflow.db").unlink()
+    project = made.copy(tmp_path / "project")
     odd = os.fsencode(project.root) + b"/data/cat/caf\xe9.png"
     os.rename(project.root / "data/cat/7.png", odd)
     assert project.run(*BY_WORKERS).returncode == 0
@@ -113,19 +100,6 @@ def test_names_that_are_no_text(made, tmp_path):
     for command in ("stale", "list"):
         listed = project.do("python", "jobs.py", command)
         assert listed.returncode == 0 and r"data/cat/caf\xe9.png changed" in listed.stdout
-
-
-def test_forced_it_runs_again_and_each_data_has_its_own_results(project):
-    file = project.root / "data/cat/3.png"
-    before = file.read_bytes()
-    older = project.run(*BY_WORKERS).stdout.splitlines()[-1]
-    image(99, file)
-    newer = succeeded(project.run(*BY_WORKERS, "--force"))
-    assert len(project.runs(job_of(newer))) == 2
-    again = project.run(*BY_WORKERS).stdout.splitlines()[-1]
-    assert again == newer.stdout.splitlines()[-1].replace("finished", "already finished")
-    file.write_bytes(before)
-    assert project.run(*BY_WORKERS).stdout.splitlines()[-1] == older != again
 
 
 def test_copies_elsewhere_are_the_same_data_and_what_is_away_is_not_checked(project, tmp_path):
@@ -163,10 +137,14 @@ def test_a_mean_over_older_jobs_with_different_data_is_refused(project):
 
 SPAWNED = '\ntorch.multiprocessing.set_start_method("spawn", force=True)\n'
 OF_PROJECT = """
+import os, threading
 WORDS = Path(__file__).with_name("words.txt").read_text()
 CACHE = Path(__file__).with_name("words.npy")
 np.save(CACHE, np.zeros(len(WORDS)))
 np.load(CACHE)
+os.mkfifo(PIPE := CACHE.with_name("pipe"))
+threading.Thread(target=PIPE.write_text, args=("words",)).start()
+assert PIPE.read_text() == "words"
 """
 
 
@@ -181,6 +159,7 @@ def test_processes_that_are_not_forked_note_what_they_read_as_well(made, tmp_pat
 
 @pytest.mark.full
 def test_files_of_the_project_count_but_not_what_the_job_has_made(made, tmp_path):
+    """Nor what is no plain file: to hash a pipe would wait for ever, or take what it has."""
     project = made.copy(tmp_path / "project")
     words = project.root / "words.txt"
     words.write_text("a few words")
@@ -207,17 +186,3 @@ def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made, tmp_path):
     (log,) = project.root.glob("runs/*/*/log.txt")
     assert "the data has changed while the job ran (data/cat/3.png changed)" in log.read_text()
     assert "it was continued with changed data" in one_line(project.run(*BY_WORKERS), 5)
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
-def test_what_is_no_plain_file_is_left_alone(made, tmp_path):
-    """To hash a pipe would wait for ever, or take what the job is to read."""
-    project = made.copy(tmp_path / "project")
-    reads = "\nimport os, threading\nos.mkfifo(PIPE := Path(__file__).with_name('pipe'))\n"
-    reads += "threading.Thread(target=PIPE.write_text, args=('words',)).start()\n"
-    reads += "assert PIPE.read_text() == 'words'\n"
-    with (project.root / "data.py").open("a") as file:
-        file.write(reads)
-    assert project.run(*FLAGS[-3:]).returncode == 0
-    assert not (project.root / "runs/.data").exists()

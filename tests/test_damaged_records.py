@@ -3,7 +3,6 @@
 scripts/mutate_records.py damages them at random, by the thousand.
 """
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,21 +10,14 @@ import pytest
 from faults import Project, job_of, one_line
 
 JOB = ("--epochs", "2", "--log-every", "1", "--batch-size", "256", "--quiet")
-AWAY = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-
-
-@pytest.fixture(scope="module")
-def job(project: Project, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
-    """A project whose job finished while the store was away, and that job's id."""
-    fresh = project.copy(tmp_path_factory.mktemp("unsent") / "fresh")
-    return fresh, job_of(fresh.run(*JOB, **AWAY))
 
 
 @pytest.fixture
-def unsent(job: tuple[Project, str], tmp_path: Path) -> tuple[Project, Path]:
-    """A copy of that project with its job, and the folder of the job's attempt."""
-    copy = Project(Path(shutil.copytree(job[0].root, tmp_path / "copy")))
-    return copy, copy.folder(job[1])
+def unsent(project: Project, tmp_path: Path) -> tuple[Project, Path]:
+    """A project whose job finished while the store was away, and the folder of its attempt."""
+    fresh = project.copy(tmp_path / "fresh")
+    done = fresh.run(*JOB, MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    return fresh, fresh.folder(job_of(done))
 
 
 def finished(done: subprocess.CompletedProcess[str], project: Project, folder: Path) -> str:
@@ -76,13 +68,3 @@ def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
     assert project.stored(folder.parent.name) == project.journalled(folder.parent.name) == before
     again = project.run(*JOB)
     assert "already finished: test_loss" in finished(again, project, folder)
-
-
-def test_an_end_that_is_gone(unsent: tuple[Project, Path]) -> None:
-    """With the store away as well."""
-    project, folder = unsent
-    path = folder / "metrics.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-3]))
-    line, _ = project.do("python", "jobs.py", "sync").stderr.splitlines()
-    assert "the end of metrics.jsonl is lost; --force" in line
-    assert "the end of metrics.jsonl is lost; --force" in one_line(project.run(*JOB, **AWAY), 1)

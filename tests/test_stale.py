@@ -26,18 +26,12 @@ def project(made, tmp_path):
     return Project(Path(shutil.copytree(made.root, tmp_path / "project")))
 
 
-def test_a_changed_network_is_named_and_concerns_the_jobs_that_have_it(project):
+def test_a_changed_network_is_named_and_each_code_has_its_own_results(project):
     project.edit("models.py", "256", "128")
     said = one_line(project.run(*SHORT), 5)
     assert "was finished with other code (models.MLP changed); --force runs it again" in said
-    other = project.run(*SHORT, "--model", "convnet")
+    other = project.run(*SHORT, "--model", "convnet")  # which does not use it
     assert (other.returncode, "already finished" in other.stdout) == (0, True)
-    project.edit("models.py", "128", "256")
-    assert project.run(*SHORT).returncode == 0
-
-
-def test_back_at_the_older_code_its_results_count_again(project):
-    project.edit("models.py", "256", "128")
     newer = project.run(*SHORT, "--force").stdout.splitlines()[-1]
     project.edit("models.py", "128", "256")
     older = project.run(*SHORT)
@@ -137,15 +131,18 @@ SAME = ("nn.Flatten(),\n            nn.Linear(prod", "nn.Flatten(1),\n          
 OTHER = (SAME[0], "nn.Flatten(), nn.Tanh(),\n            nn.Linear(prod")
 
 
-def test_jobs_whose_change_is_accepted_are_finished_again_and_what_else_changes_is_named(project):
+def test_what_is_accepted_counts_as_a_whole_and_what_else_changes_is_named(project):
     project.edit("models.py", *SAME)
+    project.edit("run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
     accepted = succeeded(project.do("python", "jobs.py", "accept", "--because", "it is the same"))
     assert "accepted: models.MLP, of 1 job (not verified)" in accepted.stdout
     done = project.run(*SHORT)
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
-    project.edit("run.py", "scaler.scale(loss)", "scaler.scale(loss * 1)")
+    project.edit("run.py", "scaler.scale(loss * 1)", "scaler.scale(loss * 2 / 2)")
     said = one_line(project.run(*SHORT), 5)
     assert "was finished with other code (run.train changed)" in said
+    project.edit("run.py", "scaler.scale(loss * 2 / 2)", "scaler.scale(loss)")  # half undone
+    assert "(models.MLP changed)" in one_line(project.run(*SHORT), 5)
 
 
 @pytest.mark.full

@@ -7,19 +7,18 @@ Journal, records, locks and delivery are the engine's own.
 import json
 import logging
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 from labjobs.attempt import Attempt
 from labjobs.job import attempts
 from labjobs.job import journal as lines
-from labjobs.job.data_evidence import Summary
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
 from labjobs.job.terminal import handle_signals, log
@@ -36,13 +35,6 @@ SEED = 0
 
 class Killed(BaseException):
     """The job was killed."""
-
-
-class Checkpoint(NamedTuple):
-    """What a checkpoint knows: the steps that are done, and the journal by then."""
-
-    step: int
-    lines: Sequence[int]
 
 
 @dataclass
@@ -69,16 +61,19 @@ class Store:
         return self.runs.setdefault(key, Stored())
 
 
+def nothing(*_: object, **_how: object) -> None:
+    """Stand in for what need not be done here."""
+
+
 class Run(mlflow_store.Run):
     """A run, as Delivery writes it."""
+
+    beat = has_read = nothing
 
     def open(self) -> None:
         """Find the run in the store or make it."""
         self._stored = Courier.store.run(self._job, self._journal)
         self.id = f"{self._job} {self._journal}"
-
-    def beat(self) -> None:
-        """Be alive."""
 
     def log(self, sent: Iterable[Mapping[str, Any]]) -> None:
         """Take points and tags; one point of the same step and time."""
@@ -91,17 +86,16 @@ class Run(mlflow_store.Run):
         """Take files."""
         self._stored.files.update(names)
 
-    def has_read(self, data: Summary) -> None:
-        """Take no note of it."""
-
     def end(self, status: str) -> None:
         """Be over."""
         self._stored.status = status
 
 
 class Training:
-    """A stand-in for training.job.Job: logs known numbers from its checkpoint on."""
+    """A stand-in for training.job.Job: logs known numbers from its checkpoint on, which has its
+    step and how far the journal was."""
 
+    start = stop = close = nothing
     checkpoint_at = 0
     """The step of its checkpoint."""
     ends: BaseException | None = None
@@ -110,14 +104,12 @@ class Training:
     def __init__(self, folder: JobFolder[Settings], **_how: object) -> None:
         self.folder = folder
 
-    def start(self) -> None:
-        """Do nothing: there is no device."""
-
     def train(self) -> dict[str, float]:
         """Go on to the end, or until the job is killed."""
-        journal, begun = self.folder.journal, self._checkpoint()
-        journal.check_reaches(begun.lines)
-        for step in range(begun.step + 1, TOTAL + 1):
+        journal, checkpoint = self.folder.journal, self.folder.path / "last.pt"
+        done, lines = json.loads(checkpoint.read_text()) if checkpoint.exists() else (0, (0, 0))
+        journal.check_reaches(lines)
+        for step in range(done + 1, TOTAL + 1):
             journal.metrics(step, {"train_loss": 1 / step, "lr": 0.1})
             if step % EVERY == 0:
                 self.folder.path.joinpath("logged").mkdir(exist_ok=True)
@@ -126,31 +118,16 @@ class Training:
                 times = {"elapsed_seconds": float(step)}
                 journal.metrics(step, {"val_loss": 2 / step, **times}, of=TOTAL)
             if step == Training.checkpoint_at:
-                self._file.write_text(json.dumps(Checkpoint(step, journal.mark)))
+                checkpoint.write_text(json.dumps([step, journal.mark]))
             if Training.ends and step == TOTAL // 2:
                 journal.flush()
                 raise Training.ends
         return {"test_loss": 0.5}
 
-    @property
-    def _file(self) -> Path:
-        return self.folder.path / "last.pt"
-
-    def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(
-            *json.loads(self._file.read_text()) if self._file.exists() else (0, (0, 0))
-        )
-
     def finish(self, results: Mapping[str, float]) -> dict[str, float]:
         """Log the results."""
         self.folder.journal.metrics(EVERY, {**results, "best_val_loss": 2 / TOTAL})
         return dict(results)
-
-    def stop(self, save: bool) -> None:
-        """Do nothing: no checkpoint is written."""
-
-    def close(self) -> None:
-        """Do nothing: there are no threads."""
 
 
 class Courier:
@@ -170,8 +147,7 @@ class Courier:
         if Courier.away:
             return "the store is away"
         try:
-            with patch.object(courier, "Run", Run):
-                courier.Delivery(self.folder).send(over=True)
+            courier.Delivery(self.folder).send(over=True)
         except lines.Damaged as error:
             return str(error)
         return ""

@@ -43,6 +43,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
 
 
+def few(names: Iterable[str], most: int) -> str:
+    """Return names in words, no more than this many of them: `a, b and 3 more`."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, without its full stop; its kind if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

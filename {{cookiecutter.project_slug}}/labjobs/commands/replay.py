@@ -19,6 +19,8 @@ from labjobs import layout
 from labjobs.cli.flags import as_text, option
 from labjobs.errors import JobError
 from labjobs.job import code_evidence, data_evidence, journal, runtime
+from labjobs.job.folder import JobFolder
+from labjobs.job.identity import identity
 from labjobs.job.provenance import INSTALLED
 from labjobs.privacy import scrub
 from labjobs.tracking import costs
@@ -46,11 +48,9 @@ class Recorded:
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """The lines of its journal. Raises JobError if it is damaged, OSError."""
-        with (self.path / layout.JOURNAL).open("rb") as file:
-            lines = journal.Reader(file).read()
-        if not lines:
-            raise JobError(f"{self.path / layout.JOURNAL} is empty")
-        return lines
+        if lines := journal.lines_of(self.path):
+            return lines
+        raise JobError(f"{self.path / layout.JOURNAL} is empty")
 
     @property
     def log_every(self) -> str:
@@ -58,8 +58,9 @@ class Recorded:
         return str(self.lines[0]["start"]["log_every"])
 
     def tag(self, name: str) -> str:
-        """Return a tag as it was last logged; empty if it was not."""
-        found = (line["tags"][name] for line in self.lines[::-1] if name in line.get("tags", {}))
+        """Return a tag as it was first logged, since a job may have gone on elsewhere; empty if it
+        was not."""
+        found = (line["tags"][name] for line in self.lines if name in line.get("tags", {}))
         return str(next(found, ""))
 
     def copy(self, name: str) -> Path:
@@ -91,14 +92,16 @@ class Recorded:
         if why := data_evidence.unchecked(self.path, places):
             raise JobError(f"its data cannot be checked: {why}")
 
-    def flags(self) -> list[str]:
-        """Return its settings and those flags that can change bits, as on the command line."""
+    def flags(self, job: JobFolder[Any] | None = None) -> list[str]:
+        """Return its settings and those flags that can change bits, as on the command line. With
+        today's folder of the job, its settings have today's names, and its data lies where it does
+        now."""
         recorded = self.about.get("runtime", {})
-        words = {**self.about["settings"]}
+        words = {**(identity(job.settings) if job else self.about["settings"])}
         words |= {name: value for name, value in recorded.items() if name in runtime.MATTER}
         words["threads"] = self.tag("threads") or "auto"
         words["log_every"] = self.log_every
-        words["data_root"] = data_evidence.last_places(self.path).data_root
+        words["data_root"] = (job.places if job else data_evidence.last_places(self.path)).data_root
         if self.tag("device") == "cpu":
             words["device"] = "cpu"
         return [f"{option(name)}={as_text(value)}" for name, value in words.items()]
@@ -110,16 +113,10 @@ def run(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int
 
     Raises OSError if there is no such command.
     """
-    with TemporaryFile() as said:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            start_new_session=True,
-        )
+    null = subprocess.DEVNULL
+    with TemporaryFile() as said:  # a pipe would stay open as long as the job's courier runs
+        how: dict[str, Any] = {"stdin": null, "stdout": null, "stderr": said}
+        process = subprocess.Popen(words, cwd=folder, env=env, start_new_session=True, **how)
         try:
             status = process.wait()
         except BaseException:
@@ -151,18 +148,14 @@ Point = tuple[int, str]
 
 
 class Difference(NamedTuple):
-    """The first value that differs: its name, and its step if it has one."""
+    """The first value that differs."""
 
     what: str
-    step: int | None
     recorded: str
     repeated: str
-    more: str = ""
 
     def __str__(self) -> str:
-        at = "" if self.step is None else f" at step {self.step}"
-        more = f" ({self.more})" if self.more else ""
-        return f"{self.what}{at} was {self.recorded} and is now {self.repeated}{more}"
+        return f"{self.what} was {self.recorded} and is now {self.repeated}"
 
 
 def curve_points(attempt: Recorded) -> dict[Point, str]:
@@ -181,7 +174,7 @@ def curve_difference(before: dict[Point, str], after: dict[Point, str]) -> Diffe
     for step, name in sorted({**before, **after}, key=lambda point: point[0]):
         was, now = (each.get((step, name), "missing") for each in (before, after))
         if was != now:
-            return Difference(name, step, was, now)
+            return Difference(f"{name} at step {step}", was, now)
     return None
 
 
@@ -192,25 +185,21 @@ def compare_outputs(before: Path, after: Path) -> tuple[dict[str, int], Differen
     """
     counts: dict[str, int] = {}
     for name in (layout.BEST, layout.PREDICTIONS):
-        files = [attempt / name for attempt in (before, after)]
-        was, now = (_arrays(file) if file.exists() else None for file in files)
-        if was is None and now is None:
-            continue
-        if was is None or now is None:
-            return counts, Difference(name, None, _there(was), _there(now))
+        was, now = (_arrays(attempt / name) for attempt in (before, after))
         for array in was | now:
-            apart = _first_apart(was.get(array), now.get(array))
-            if apart:
-                place, *values = apart
-                return counts, Difference(f"{name}: {array}{place}", None, *values)
-        counts[f"arrays in {name}"] = len(was)
+            if apart := _apart(f"{name}: {array}", was.get(array), now.get(array)):
+                return counts, apart
+        if was:
+            counts[f"arrays in {name}"] = len(was)
     return counts, None
 
 
 def _arrays(file: Path) -> "dict[str, NDArray[Any]]":
-    """The arrays in a file of weights or of predictions, by name."""
+    """The arrays in a file of weights or of predictions, by name; none if there is no such file."""
     import numpy as np  # slow, like torch
 
+    if not file.exists():
+        return {}
     if file.name == layout.BEST:
         import torch
 
@@ -235,26 +224,19 @@ def _tensors(name: str, nested: Any) -> "Iterator[tuple[str, NDArray[Any]]]":
         yield name, (nested.float() if small else nested).contiguous().numpy()
 
 
-def _first_apart(
-    was: "NDArray[Any] | None", now: "NDArray[Any] | None"
-) -> tuple[str, str, str, str] | None:
-    """Where two arrays first differ, both values and how many differ; None if none does."""
+def _apart(name: str, was: "NDArray[Any] | None", now: "NDArray[Any] | None") -> Difference | None:
+    """Where two arrays first differ, and how many values do; None if none does."""
     import numpy as np
 
-    if was is None or now is None:
-        return "", _there(was), _there(now), ""
-    if (was.shape, was.dtype) != (now.shape, now.dtype):
-        return "", f"{was.dtype} {was.shape}", f"{now.dtype} {now.shape}", ""
+    if was is None or now is None or (was.shape, was.dtype) != (now.shape, now.dtype):
+        kinds = ("missing" if a is None else f"{a.dtype} {a.shape}" for a in (was, now))
+        return Difference(name, *kinds)
     if was.tobytes() == now.tobytes():
         return None
     # By their bytes, since NaN is not equal to NaN, and 0.0 is equal to -0.0.
     rows = [np.frombuffer(each.tobytes(), np.uint8).reshape(was.size, -1) for each in (was, now)]
     differing = np.flatnonzero((rows[0] != rows[1]).any(1))
     place = np.unravel_index(differing[0], was.shape)
-    at = ", ".join(map(str, place))
-    more = f"{len(differing)} of {was.size} differ"
-    return f"[{at}]", repr(was[place].item()), repr(now[place].item()), more
-
-
-def _there(found: object) -> str:
-    return "missing" if found is None else "there"
+    at = f"{name}[{', '.join(map(str, place))}]"
+    more = f"{now[place].item()!r} ({len(differing)} of {was.size} differ)"
+    return Difference(at, repr(was[place].item()), more)

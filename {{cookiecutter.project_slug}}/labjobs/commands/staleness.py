@@ -6,30 +6,25 @@ import difflib
 import getpass
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from labjobs import exit_status, layout
-from labjobs.cli import flags
-from labjobs.cli.flags import as_text, option
 from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, curve_difference, curve_points, run
-from labjobs.errors import JobError, SettingsError
-from labjobs.evidence.fingerprint import Fingerprint
+from labjobs.errors import JobError, SettingsError, few
 from labjobs.files import CODE
-from labjobs.job import code_evidence
-from labjobs.job.code_evidence import Change as Accepted
-from labjobs.job.code_evidence import Hashes
+from labjobs.job import code_evidence, data_evidence, provenance
+from labjobs.job.code_evidence import Accepted
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import identity, inputs
-from labjobs.job.runtime import LENGTHS
+from labjobs.job.identity import inputs
 from labjobs.job.terminal import counted, leave
 from labjobs.privacy import scrub
 from labjobs.tracking.mlflow_client import last_line
@@ -67,10 +62,8 @@ def print_stale(project: Project, diff: bool, as_json: bool) -> int:
     if not found:
         print(f"none of {len(jobs)} jobs is stale" if jobs else "there are no jobs yet")
     for each in found:
-        named, more = ", ".join(each.jobs[:NAMED]), len(each.jobs) - NAMED
-        named += f" and {more} more" if more > 0 else ""
         of = f"{len(each.jobs)} of {counted(len(jobs), 'job')}"
-        print(f"{each.name} {each.what}: {of} ({named})".lstrip())
+        print(f"{each.name} {each.what}: {of} ({few(each.jobs, NAMED)})".lstrip())
         if diff:
             print("".join(f"\n{text}\n" for text in each.diffs), end="")
     return exit_status.DONE
@@ -98,22 +91,21 @@ def changes(project: Project, jobs: list[Job]) -> list[Change]:
 
 
 def _changes(job: Job, about: str) -> Iterator[Change]:
-    """What makes one job stale."""
-    kept = code_evidence.parts(job.latest) if job.latest and job.folder else {}
-    if not (job.latest and job.folder and kept):
+    """What makes one job stale: `about`, if it is none of its definitions."""
+    attempt = job.latest
+    names = code_evidence.changed(attempt, job.folder.code) if job.folder and attempt else []
+    if not (job.folder and attempt and names):
         yield Change("", about)
         return
-    names = code_evidence.changed(job.latest, job.folder.code)
-    if not names:  # but the data has changed
-        yield Change("", about)
-    now = code_evidence.present_as_in(job.latest, job.folder.code)
-    labels = {part.get("label"): part for part in kept.values()}
+    kept = code_evidence.parts(attempt)
+    now = code_evidence.present_as_in(attempt, job.folder.code)
+    labels = {part["label"]: part for part in kept.values()}
     for part in names:
         before = kept.get(part) or labels.get(now.labels.get(part, part))
         what = "new" if before is None else "changed" if part in now.parts else "gone"
         name, diffs = code_evidence.in_python(part), []
-        old = "" if before is None else before.get("source")
-        if old is not None and not part.startswith("file:"):  # files are not stored
+        if not part.startswith("file:"):  # files are not stored
+            old = before["source"] if before else ""
             new = scrub(now.source(part), code=True) if part in now.parts else ""
             titles = f"{name} of job {job.id}", f"{name} now"
             lines = difflib.unified_diff(old.splitlines(), new.splitlines(), *titles, lineterm="")
@@ -123,46 +115,32 @@ def _changes(job: Job, about: str) -> Iterator[Change]:
 
 # `python jobs.py why JOB DEFINITION`: how a job's code reaches a definition.
 
-NEAR = 3
-"""The largest number of names that are suggested."""
-
 
 def print_why(job: Job, definition: str, as_json: bool) -> int:
     """Print the chain from a definition to where the job begins; returns the exit status: 1 if the
-    job's results do not depend on it."""
+    job's results do not depend on it. Something inside a definition, such as a method, belongs to
+    that definition; a name without its module is allowed."""
     if job.folder is None:
         raise SettingsError(f"job {job.id}: {job.problem}")
-    found = job.folder.code
+    code = job.folder.code
     if job.latest:
-        found = code_evidence.present_as_in(job.latest, found)
-    named = {code_evidence.in_python(part): part for part in found.parts}
-    chain = [code_evidence.in_python(part) for part in _chain(found, named, definition)]
+        code = code_evidence.present_as_in(job.latest, code)
+    named = {code_evidence.in_python(part): part for part in code.parts}
+    alike = [each for each in named if each.endswith(f".{definition}")]
+    found = alike[0] if len(alike) == 1 else definition
+    while found and found not in named:
+        found = found.rpartition(".")[0]
+    parts = code.why(named[found]).split(" <- ") if found else []
+    chain = [code_evidence.in_python(part) for part in parts]
     if as_json:
         print(json.dumps({"job": job.id, "definition": definition, "chain": chain}, indent=2))
     elif chain:
         print(" <- ".join(chain))
     if chain:
         return exit_status.DONE
-    close = difflib.get_close_matches(definition, named, n=NEAR)
-    near = _called(definition, named)[:NEAR] or close
+    near = alike or difflib.get_close_matches(definition, named)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return leave(exit_status.FAILED, f"job {job.id} does not depend on {definition}{hint}")
-
-
-def _chain(found: Fingerprint, named: Mapping[str, str], definition: str) -> list[str]:
-    """The parts from a definition to the entry; none if the job does not reach it. Something inside
-    a definition, such as a method, belongs to that definition; a name without its module is
-    allowed."""
-    if len(same := _called(definition, named)) == 1:
-        (definition,) = same
-    while definition and definition not in named:
-        definition = definition.rpartition(".")[0]
-    return found.why(named[definition]).split(" <- ") if definition else []
-
-
-def _called(name: str, names: Iterable[str]) -> list[str]:
-    """The definitions that have this name in their modules."""
-    return [each for each in names if each.rpartition(".")[2] == name]
 
 
 # `accept`: makes stale jobs count again if the present code would give the same results.
@@ -176,95 +154,77 @@ def accept(project: Project, because: str, verify: bool) -> int:
     if not because.strip():
         raise SettingsError("--because: say why results do not change")
     stale = [job for job in project.all() if job.state(project.view).word == "stale"]
-    stale = [job for job in stale if not _is_by_inputs(job)]
-    known = [
-        job.folder for job in stale if job.folder and job.latest and code_evidence.parts(job.latest)
-    ]
-    if not stale:
+    own = {job.id: _own_changes(job.folder) for job in stale}
+    # What is stale by its inputs alone, without changes of its own, counts again when they do.
+    known = [job.folder for job in stale if job.folder and own[job.id]]
+    unknown = [*own.values()].count(None)
+    if not known and not unknown:
         print("no job is stale")
-    if len(known) < len(stale):
-        left_out = counted(len(stale) - len(known), "job")
-        leave(exit_status.FAILED, f"{left_out} left out: the engine does not know what has changed")
-    accepted = _verified(known) if verify else known
+    if unknown:
+        why = "the data has changed, or it is not known what has"
+        leave(exit_status.FAILED, f"{counted(unknown, 'job')} left out: {why}")
+    alike: dict[str, list[JobFolder[Any]]] = {}
+    for job in known:
+        alike.setdefault(repr(own[job.id]), []).append(job)
+    fine = [job for jobs in alike.values() if not verify or _is_verified(jobs) for job in jobs]
+    accepted = [job for job in _inputs_first(fine) if _accept(job, because, verify)]
     if accepted:
-        names = Counter(name for job in accepted for name in _names(job))
-        for alike in _by_depth(accepted):
-            _write(alike, because, verify)
         how = "replayed with the same bits" if verify else "not verified"
-        for name, n in sorted(names.items()):
-            print(f"accepted: {name}, of {counted(n, 'job')} ({how})")
+        count_of = Counter(name for job in accepted for name in own[job.id] or {})
+        for name, n in sorted(count_of.items()):
+            print(f"accepted: {code_evidence.in_python(name)}, of {counted(n, 'job')} ({how})")
         count = counted(len(accepted), "job")
         print(f"no longer stale: {count}; commit {layout.ACCEPTED} with the change")
-    return exit_status.DONE if len(accepted) == len(stale) else exit_status.FAILED
+    return exit_status.DONE if len(accepted) == len(known) + unknown else exit_status.FAILED
 
 
-def _is_by_inputs(job: Job) -> bool:
-    """Whether a job is stale only because its inputs are, so that it counts again when they do."""
-    if not (job.folder and job.latest):
-        return False
-    names = code_evidence.changed(job.latest, job.folder.code)
-    return bool(names) and all(map(_is_input, names))
+def _own_changes(job: JobFolder[Any] | None) -> dict[str, list[str]] | None:
+    """The changes in a job's code without those of its inputs; None if they are not known, or if
+    the job is stale by its data."""
+    if not (job and job.latest) or data_evidence.difference(job.latest, job.places):
+        return None
+    found = code_evidence.changes(job.latest, job.code)
+    return {n: found[n] for n in sorted(found) if not _is_input(n)} if found else None
 
 
 def _is_input(part: str) -> bool:
     return part.startswith(f"{code_evidence.INPUT}:")
 
 
-def _names(job: JobFolder[Any]) -> list[str]:
-    """The names of the definitions that have changed."""
+def _inputs_first(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
+    """The jobs, inputs before those derived from them: accepting an input changes the code that the
+    derived jobs are compared with."""
+    by_id = {job.id: job for job in jobs}
+
+    def depth(job: JobFolder[Any]) -> int:
+        return max((1 + depth(by_id[i]) for i in inputs(job.settings) if i in by_id), default=0)
+
+    return sorted(jobs, key=depth)
+
+
+def _accept(job: JobFolder[Any], because: str, verified: bool) -> bool:
+    """Accept the changes in a job's code, unless an input of it is stale still."""
     assert job.latest
-    return [code_evidence.in_python(name) for name in code_evidence.changed(job.latest, job.code)]
+    vars(job).pop("code", None)  # its inputs may have been accepted since
+    found = code_evidence.changes(job.latest, job.code)
+    if still := [*filter(_is_input, found)]:
+        names = ", ".join(map(code_evidence.in_python, still))
+        leave(exit_status.FAILED, f"{job.label} left out: {names} is stale")
+        return False
+    old = code_evidence.digest(job.latest)
+    new = code_evidence.present_as_in(job.latest, job.code).digest
+    if old not in code_evidence.same(new):
+        named = {code_evidence.in_python(part): hashes for part, hashes in found.items()}
+        today = datetime.now(UTC).date().isoformat()
+        change = Accepted(old, new, named, because, _user(), today, verified)
+        code_evidence.accept([change])
+    return True
 
 
-def _hashes(job: JobFolder[Any]) -> list[tuple[Hashes, Hashes]]:
-    """The changes of a job's definitions, before and after, without those that only its inputs
-    have."""
-    assert job.latest
-    present = code_evidence.present_as_in(job.latest, job.code)
-    parts = code_evidence.parts(job.latest)
-    before = {part["label"]: part["hash"] for name, part in parts.items() if not _is_input(name)}
-    after = {
-        present.labels[name]: found for name, found in present.parts.items() if not _is_input(name)
-    }
-    return list(code_evidence.between(before, after))
-
-
-def _by_depth(jobs: Sequence[JobFolder[Any]]) -> Iterator[list[JobFolder[Any]]]:
-    """Yield groups of jobs, inputs before the jobs derived from them: accepting an input changes
-    the code that the derived jobs are compared with."""
-    left = list(jobs)
-    while left:
-        ids = {job.id for job in left}
-        ready = [job for job in left if not ids & inputs(job.settings).keys()]
-        for job in ready:
-            vars(job).pop("code", None)  # the state before the last changes were accepted
-        yield ready
-        left = [job for job in left if job not in ready]
-
-
-def _write(accepted: Sequence[JobFolder[Any]], because: str, verified: bool) -> None:
-    today = datetime.now(UTC).date().isoformat()
-    changes: list[Accepted] = []
-    codes: set[tuple[str, str]] = set()
-    for job in accepted:
-        assert job.latest
-        present = code_evidence.present_as_in(job.latest, job.code)
-        codes.add((code_evidence.digest(job.latest), present.digest))
-        for before, after in _hashes(job):
-            change = Accepted(before, after, because, _user(), today, verified)
-            if change not in changes:
-                changes.append(change)
-    code_evidence.accept(changes, codes, CODE)
-
-
+@cache
 def _user() -> str:
     """The person who accepts: git's user, or else the system's."""
-    words = ["git", "config", "user.name"]
-    try:
-        named = subprocess.run(words, cwd=CODE, capture_output=True, text=True).stdout.strip()
-    except FileNotFoundError:
-        named = ""
-    return named or getpass.getuser()
+    return provenance.git("config", "user.name").decode().strip() or getpass.getuser()
 
 
 # `accept --verify` replays the first steps and the first evaluation of a job with the present code:
@@ -274,33 +234,25 @@ FIRST = 100
 """The number of steps to replay, unless the job is evaluated earlier."""
 
 
-def _verified(stale: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
-    """The jobs whose changes give the same bits, judging by one job for each set of changes."""
-    alike: dict[str, list[JobFolder[Any]]] = {}
-    for job in stale:
-        alike.setdefault(repr(_hashes(job)), []).append(job)
-    verified = []
-    for jobs in alike.values():
-        replayed = next((job for job in jobs if not inputs(job.settings)), jobs[0])
-        print(f"replaying the first steps of job {replayed.id}: {replayed.name}", flush=True)
-        try:
-            problem = _first_difference(replayed)
-        except (JobError, OSError) as error:
-            problem = f"cannot be replayed: {error}"
-        if problem:
-            line = f"not accepted for {counted(len(jobs), 'job')}: job {replayed.id}: {problem}"
-            leave(exit_status.FAILED, line)
-        else:
-            verified += jobs
-    return verified
+def _is_verified(alike: Sequence[JobFolder[Any]]) -> bool:
+    """Whether the present code gives the same bits, judging by one of the jobs whose code has
+    changed in the same way."""
+    replayed = next((job for job in alike if not inputs(job.settings)), alike[0])
+    print(f"replaying the first steps of job {replayed.id}: {replayed.name}", flush=True)
+    try:
+        problem = _first_difference(replayed)
+    except (JobError, OSError) as error:
+        problem = f"cannot be replayed: {error}"
+    if problem:
+        line = f"not accepted for {counted(len(alike), 'job')}: job {replayed.id}: {problem}"
+        leave(exit_status.FAILED, line)
+    return not problem
 
 
 def _first_difference(job: JobFolder[Any]) -> str:
     """How the present code's first steps differ from those that a job's journal has, in a few
     words; empty if all bits are the same. Raises JobError if they cannot be compared."""
     assert job.latest
-    if not {*LENGTHS} & flags.of(type(job.settings)).keys():
-        raise JobError("it does not train, so it has no first steps")
     if inputs(job.settings):
         raise JobError("it is derived from another job, whose results a replay does not have")
     before = Recorded(job.latest)
@@ -308,36 +260,26 @@ def _first_difference(job: JobFolder[Any]) -> str:
         line["step"] for line in before.lines if "elapsed_seconds" in line.get("metrics", {})
     )
     until = next(evaluated, FIRST)
-    declared = before.about.get("metrics", {})
-    names = {f"{part}_{name}" for part in ("train", "val") for name in declared} | {"lr"}
     points = {
-        point: value
-        for point, value in curve_points(before).items()
-        if point[0] <= until and point[1] in names
+        (step, name): value
+        for (step, name), value in curve_points(before).items()
+        if step <= until and name.startswith(("train_", "val_", "lr"))
     }
     if not points:
         raise JobError("its journal has nothing to compare with")
-    words = [f"{option(name)}={as_text(value)}" for name, value in identity(job.settings).items()]
-    words += [f"--pause-after={until}", f"--log-every={before.log_every}", "--quiet"]
-    threads = _first_tag(before, "threads") or "auto"
-    words += [f"--threads={threads}", f"--data-root={job.places.data_root}"]
     with TemporaryDirectory() as folder:
-        script = [sys.executable, str(CODE / f"{job.script}.py")]
+        words = [sys.executable, str(CODE / f"{job.script}.py"), *before.flags(job)]
+        words += [f"--pause-after={until}", "--quiet", f"--runs-root={folder}"]
         env = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
-        status, said = run([*script, *words, f"--runs-root={folder}"], CODE, env)
+        status, said = run(words, CODE, env)
         if status:
             raise JobError(last_line(said))
         (journal,) = Path(folder).glob(f"*/*/{layout.JOURNAL}")
         again = Recorded(journal.parent)
         after = curve_points(again)
-        was, now = (_first_tag(each, "device") for each in (before, again))
+        was, now = (each.tag("device") for each in (before, again))
         if was != now:
             raise JobError(f"it ran on {was}, and this is {now}")
     # What else the present code logs does not count.
     both = {point: after[point] for point in points if point in after}
     return str(curve_difference(points, both) or "")
-
-
-def _first_tag(attempt: Recorded, name: str) -> str:
-    """A tag as it was first logged: a job may have gone on elsewhere."""
-    return next((each["tags"][name] for each in attempt.lines if name in each.get("tags", {})), "")

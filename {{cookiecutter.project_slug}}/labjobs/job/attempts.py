@@ -217,7 +217,7 @@ def _digest(job: str, runs_root: Path) -> str:
     found = present_code(*known, runs_root)
     for attempt in all_of(runs_root / job)[-1:]:
         found = code_evidence.present_as_in(attempt, found)
-    return code_evidence.accepted().oldest_code(found.digest)
+    return code_evidence.oldest(found.digest)
 
 
 def _problem(job: str, runs_root: Path) -> str:

@@ -8,14 +8,14 @@ from code that was only moved, reformatted or commented.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from labjobs import layout
-from labjobs.errors import SettingsError
+from labjobs.errors import SettingsError, few
 from labjobs.evidence.fingerprint import Fingerprint, Project
 from labjobs.files import CODE, opened, write_json, write_record
 from labjobs.job.identity import identity
@@ -31,104 +31,64 @@ INPUT = "input"
 NAMED = 3
 """The largest number of changed definitions that a message names."""
 
-# Code changes that somebody has accepted because they do not change results are in `accepted.json`
-# in the project's folder, to be committed with the change:
-#
-#     {"schema": 1,
-#      "changes": [{"old": {"MLP": "1c08…"}, "new": {"MLP": "77f2…"}, "because": "flatten for view",
-#                   "by": "Ada", "on": "2026-11-22", "verified": true}],
-#      "codes": [["90b5…", "e31f…"]]}
-#
-# `old` and `new` are for people, and for messages that name further changes. `codes` are the
-# fingerprints of whole jobs before and after: with them, runs in the store count again.
-
-Hashes = Mapping[str, str]
-"""Hashes of definitions, by their names without a module."""
+# Changes of the code that somebody has accepted because they do not change results are in
+# `accepted.json` in the project's folder, to be committed with the change. Only the digests of the
+# whole code decide: a refactor that moves work from one function to another is right as a whole.
 
 
 @dataclass(frozen=True)
-class Change:
-    """Definitions before and after a change; the reason, by whom and when; whether a job was
-    replayed and gave the same bits."""
+class Accepted:
+    """A change of the code of jobs, from one digest to another: which definitions it changes, with
+    their hashes then and now; the reason, by whom and when; whether such a job was replayed and
+    gave the same bits."""
 
-    old: Hashes
-    new: Hashes
+    old: str
+    new: str
+    definitions: Mapping[str, Sequence[str]]
     because: str
     by: str
     on: str
     verified: bool
 
 
-@dataclass(frozen=True)
-class Accepted:
-    """What is accepted in a project."""
-
-    changes: list[Change] = field(default_factory=list)
-    codes: list[tuple[str, str]] = field(default_factory=list)
-
-    def same(self, digest: str) -> set[str]:
-        """Return the fingerprints that count as the same, including this one."""
-        found = {digest}
-        for _ in self.codes:  # changes may follow one another
-            found |= {each for pair in self.codes if found & {*pair} for each in pair}
-        return found
-
-    def oldest_code(self, digest: str) -> str:
-        """Return the oldest fingerprint that counts as the same."""
-        older = {new: old for old, new in self.codes}
-        while digest in older:
-            digest = older.pop(digest)  # once each, in case a change was reverted
-        return digest
-
-    def oldest(self, hashes: Hashes) -> dict[str, str]:
-        """Return the hashes of the oldest definitions that count as the same."""
-        found = dict(hashes)
-        largest_first = sorted(self.changes, key=lambda each: -len(each.new) - len(each.old))
-        for _ in self.changes:
-            for change in largest_first:
-                if change.new.items() <= found.items():
-                    for name in change.new:
-                        del found[name]
-                    found.update(change.old)
-        return found
-
-
 @cache
-def accepted(folder: Path = CODE) -> Accepted:
+def accepted(folder: Path = CODE) -> Sequence[Accepted]:
     """Return what is accepted; SettingsError if its file cannot be read."""
     try:
         content = json.loads((folder / layout.ACCEPTED).read_bytes())
-        codes = [(str(old), str(new)) for old, new in content["codes"]]
-        return Accepted([Change(**each) for each in content["changes"]], codes)
+        return [Accepted(**each) for each in content["accepted"]]
     except FileNotFoundError:
-        return Accepted()
+        return []
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SettingsError(
             f"{layout.ACCEPTED}: cannot be read; restore it from version control"
         ) from error
 
 
-def accept(changes: Iterable[Change], codes: Iterable[tuple[str, str]], folder: Path) -> None:
+def accept(further: Iterable[Accepted], folder: Path = CODE) -> None:
     """Write down further changes as accepted."""
-    before = accepted(folder)
-    every = [*before.changes, *(each for each in changes if each not in before.changes)]
-    pairs = sorted({*before.codes, *codes})
-    content = {"schema": 1, "changes": [asdict(each) for each in every], "codes": pairs}
+    every = sorted([*accepted(folder), *further], key=lambda each: (each.old, each.new))
+    content = {"schema": 2, "accepted": [asdict(each) for each in every]}
     write_json(folder / layout.ACCEPTED, content)
     accepted.cache_clear()
 
 
-def between(old: Hashes, new: Hashes) -> Sequence[tuple[Hashes, Hashes]]:
-    """Return the changes from one code to another, each with the definitions before and after.
-    There is one change for each definition, so that it also applies to other jobs. If definitions
-    were added or removed, everything is one change, since nobody can say which other definitions
-    they belong to.
-    """
-    before = {name: found for name, found in old.items() if new.get(name) != found}
-    after = {name: found for name, found in new.items() if old.get(name) != found}
-    if before.keys() == after.keys():
-        return [({name: before[name]}, {name: after[name]}) for name in before]
-    return [(before, after)]
+def same(digest: str, folder: Path = CODE) -> set[str]:
+    """Return the digests of code that count as the same, including this one."""
+    found, further = set[str](), {digest}
+    while further:  # changes may follow one another
+        found |= further
+        pairs = [{each.old, each.new} for each in accepted(folder)]
+        further = {each for pair in pairs if pair & found for each in pair - found}
+    return found
+
+
+def oldest(digest: str, folder: Path = CODE) -> str:
+    """Return the digest of the oldest code that counts as the same."""
+    older = {each.new: each.old for each in accepted(folder)}
+    while digest in older:
+        digest = older.pop(digest)  # once each, in case a change was reverted
+    return digest
 
 
 # The code of a job, now and as its folder has it.
@@ -147,16 +107,12 @@ def present(settings: Any, script: str, inputs: Mapping[str, str]) -> Fingerprin
 
 def fits(digest: str, code: Fingerprint) -> bool:
     """Return whether results whose code has this digest count as results of the given code."""
-    return digest in accepted().same(_widened_as(digest, code).digest)
+    return digest in same(code.widened(digest.split()[1:]).digest)
 
 
 def present_as_in(folder: Path, code: Fingerprint) -> Fingerprint:
     """Return the present code of a job, widened in the same way as the code of an attempt."""
-    return _widened_as(digest(folder), code)
-
-
-def _widened_as(digest: str, code: Fingerprint) -> Fingerprint:
-    return code.widened(digest.split()[1:])
+    return code.widened(digest(folder).split()[1:])
 
 
 def widen(folder: Path, code: Fingerprint, script: str, ran: Iterable[CodeType]) -> list[str]:
@@ -204,17 +160,27 @@ def parts(folder: Path) -> dict[str, dict[str, str]]:
     return dict(_kept(folder).get("parts", {}))
 
 
-def changed(folder: Path, code: Fingerprint) -> list[str]:
-    """Return the names of the parts of the code that have changed since a job, except for accepted
-    changes."""
+def changes(folder: Path, code: Fingerprint) -> dict[str, list[str]]:
+    """Return the parts of the code that have changed since a job, by name, each with its hashes
+    then and now, empty where there is none. Empty if the job's code was not recorded."""
     kept, code = parts(folder), present_as_in(folder, code)
-    labels = {part["label"]: name for name, part in kept.items()}
-    labels |= {label: name for name, label in code.labels.items()}
-    before = {part["label"]: part["hash"] for part in kept.values()}
-    after = {code.labels[name]: found for name, found in code.parts.items()}
-    before, after = accepted().oldest(before), accepted().oldest(after)
-    differing = [each for each in {**before, **after} if before.get(each) != after.get(each)]
-    return [labels.get(label, label) for label in differing]
+    # Code may have been moved to another module: labels tell what is the same.
+    then = {part["label"]: (name, part["hash"]) for name, part in kept.items()}
+    now = {label: (name, code.parts[name]) for name, label in code.labels.items()}
+    found, none = {}, ("", "")
+    for label in {**then, **now} if kept else ():
+        (was_called, before), (name, after) = then.get(label, none), now.get(label, none)
+        if before != after:
+            found[name or was_called] = [before, after]
+    return found
+
+
+def changed(folder: Path, code: Fingerprint) -> list[str]:
+    """Return the names of the parts that have changed since a job; those whose change was accepted
+    are left out if there are others."""
+    found = changes(folder, code)
+    known = [each for change in accepted() for each in change.definitions.items()]
+    return [name for name in found if (in_python(name), found[name]) not in known] or [*found]
 
 
 def difference(folder: Path, code: Fingerprint) -> str:
@@ -225,13 +191,8 @@ def difference(folder: Path, code: Fingerprint) -> str:
         return ""
     if known == MIXED:
         return "it was continued with changed code"
-    if not parts(folder):
-        return "its code was not recorded"
     names = changed(folder, code)
-    if not names:
-        return ""
-    named, more = ", ".join(map(in_python, names[:NAMED])), len(names) - NAMED
-    return f"{named} and {more} more changed" if more > 0 else f"{named} changed"
+    return f"{few(map(in_python, names), NAMED)} changed" if names else "its code was not recorded"
 
 
 def _kept(folder: Path) -> dict[str, Any]:

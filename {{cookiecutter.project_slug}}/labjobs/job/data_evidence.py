@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labjobs import layout
+from labjobs.errors import few
 from labjobs.files import CODE, PROJECT, opened, sealed, shown, write_shared
 from labjobs.job.journal import SEAL, record_of
-from labjobs.job.terminal import log
 
 MIXED = "mixed"
 """Takes the place of a digest if a job was continued with changed data."""
@@ -41,24 +41,11 @@ NAMED = 2
 DIGITS = 32
 """Hexadecimal digits of a hash, of SHA-256's 64."""
 
-LARGE = 10**10
-"""Bytes of a file above which reading it takes so long that the log says why."""
-
 DATA, PROJECTS = "data", "project"
 """The beginnings of names: of what is below --data-root, and of what is in the project's folder."""
 
-NOT_DATA = (
-    layout.ACCEPTED,
-    "labjobs/",
-    "figures/",
-    "mlflow.db",
-    "mlruns/",
-    "paper/",
-    "runs/",
-    "tests/",
-    "vendor/",
-)
-"""Folders in the project that are not data."""
+NOT_DATA = (layout.ACCEPTED, "labjobs/", "mlflow.db", "mlruns/", "runs/", "vendor/")
+"""What the engine has in the project's folder."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +114,7 @@ class Entry(NamedTuple):
 
     name: str
     size: int
-    """Bytes; of a folder, names."""
+    """Bytes."""
 
     time: int
     """When the file system last recorded a change (st_ctime), in nanoseconds since 1970."""
@@ -149,17 +136,13 @@ def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
     try:
         about = path.stat()
         size, time = about.st_size, about.st_ctime_ns
-        if name.endswith("/"):
-            if known and known.time == time:
-                return known
-            names = sorted(each for each in os.listdir(path) if not each.startswith("."))
-            return Entry(name, len(names), time, of_text("\0".join(names)))
-        if not stat.S_ISREG(about.st_mode):
-            return None
         if known and known[1:3] == (size, time):
             return known
-        if size > LARGE:
-            log.info("reading %s, %.0f GB, to know it again", path, size / 1e9)
+        if name.endswith("/"):
+            names = sorted(each for each in os.listdir(path) if not each.startswith("."))
+            return Entry(name, size, time, of_text("\0".join(names)))
+        if not stat.S_ISREG(about.st_mode):
+            return None
         with path.open("rb") as file:
             return Entry(name, size, time, hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS])
     except (OSError, ValueError):  # ValueError: a name that no file can have
@@ -217,25 +200,10 @@ class Reads:
         self.joined_by = file, places
         self._places, self._known = places, known or {}
         self._seen, self._made = set[str](), set[str]()
-        self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
-
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Count files that other jobs have read as read by this one."""
-        for entry in entries:
-            os.write(self._file, encoded(entry))
-
-    def sync(self) -> None:
-        """Return once other machines can read what has been recorded."""
-        os.fsync(self._file)
+        self.file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
         """Record what Python reports. Raises OSError if it cannot be written."""
-        if getattr(_thread, "aside", False):
-            return
-        with aside(), suppress(TypeError, ValueError):  # not the name of a file
-            self._note(event, args)
-
-    def _note(self, event: str, args: tuple[Any, ...]) -> None:
         path = os.path.abspath(os.fsdecode(args[1] if event == MOVED else args[0]))
         path += "/" if event in LISTED else ""
         if event == MOVED or (event == "open" and args[2] & WRITES):
@@ -249,7 +217,7 @@ class Reads:
             return  # a cache in the project; downloaded files are still data
         entry = look(Path(path), name, self._known.get(name)) if name else None
         if entry:
-            os.write(self._file, encoded(entry))
+            os.write(self.file, encoded(entry))
 
 
 def begin(attempt: Path, places: Places, inputs: Iterable[Path]) -> None:
@@ -259,7 +227,8 @@ def begin(attempt: Path, places: Places, inputs: Iterable[Path]) -> None:
     for path in (places.runs_root / layout.DATA_LISTS).glob("*.jsonl"):
         known |= read(path)
     notes = Reads(attempt / layout.DATA, places, known)
-    notes.add(read_by(inputs))
+    for entry in (entry for each in inputs for entry in read_by(each).values()):
+        os.write(notes.file, encoded(entry))
     _note_in(notes)
 
 
@@ -271,8 +240,10 @@ def _note_in(notes: Reads) -> None:
 
 
 def _noted(event: str, args: tuple[Any, ...]) -> None:
-    if _notes and event in EVENTS:  # in this order: while Python ends, both become None
-        _notes.note(event, args)
+    # In this order: while Python ends, both become None.
+    if _notes and event in EVENTS and not getattr(_thread, "aside", False):
+        with aside(), suppress(TypeError, ValueError):  # not the name of a file
+            _notes.note(event, args)
 
 
 def of_job() -> tuple[Path, Places] | None:
@@ -290,7 +261,7 @@ def join(of_job: tuple[Path, Places] | None) -> None:
 def sync() -> None:
     """Return once other machines can read what this process has recorded."""
     if _notes:
-        _notes.sync()
+        os.fsync(_notes.file)
 
 
 @contextmanager
@@ -337,15 +308,14 @@ def forget(attempt: Path) -> None:
 def keep(attempt: Path, places: Places, before: str) -> str:
     """Write the list of files that an attempt has read, including those read `before`; returns its
     digest, or an empty text if there are none."""
-    found = {**_listed(_list(before, places)), **of_attempt(attempt)}
+    found = {**_listed(before, places), **of_attempt(attempt)}
     new = content_digest(found.values())
     if not new or before == MIXED:
         return before
-    path = _list(new, places)
     try:
-        _write(path, found.values())
+        _write(_list(new, places), found.values())
     except OSError:
-        if content_digest(read(path).values()) != new:  # another user may own it
+        if not _listed(new, places):  # another user may own it
             raise
     return new
 
@@ -363,10 +333,10 @@ def last_places(attempt: Path) -> Places:
     return Places(PROJECT / root, attempt.parent.parent)
 
 
-def read_by(attempts: Iterable[Path]) -> Iterator[Entry]:
-    """Yield the files that attempts had read when they last ended."""
-    for attempt in attempts:
-        yield from _listed(_list(digest(attempt), last_places(attempt))).values()
+def read_by(attempt: Path) -> Entries:
+    """Return the files that an attempt had read when it last ended, by name; empty if there are
+    none, or if they are not known."""
+    return _listed(digest(attempt), last_places(attempt))
 
 
 class Summary(NamedTuple):
@@ -383,13 +353,12 @@ class Summary(NamedTuple):
 def summary(attempt: Path) -> Summary | None:
     """Return the files that an attempt had read when it last ended; None if there are none, or if
     they are not known."""
-    places, known = last_places(attempt), digest(attempt)
-    listed = _listed(_list(known, places))
-    if not listed:
+    if not (found := read_by(attempt)):
         return None
-    name = os.path.commonpath(listed)
-    sizes = [entry.size for entry in listed.values() if not entry.name.endswith("/")]
-    return Summary(_printable(name), places.path(name), known, len(sizes), sum(sizes))
+    name = os.path.commonpath(found)
+    sizes = [entry.size for entry in found.values() if not entry.name.endswith("/")]
+    path = last_places(attempt).path(name)
+    return Summary(_printable(name), path, digest(attempt), len(sizes), sum(sizes))
 
 
 def difference(attempt: Path, places: Places) -> str:
@@ -398,18 +367,14 @@ def difference(attempt: Path, places: Places) -> str:
     known = digest(attempt)
     if known == MIXED:
         return "it was continued with changed data"
-    own = of_attempt(attempt)
-    changed = sorted(_changed(_list(known, places), places) | _unlike(own, _present(own, places)))
-    named, more = ", ".join(map(_printable, changed[:NAMED])), len(changed) - NAMED
-    if more > 0:
-        return f"{named} and {more} more changed"
-    return f"{named} changed" if named else ""
+    changed = sorted(_changed(known, places) | _compared(of_attempt(attempt), places)[0])
+    return f"{few(map(_printable, changed), NAMED)} changed" if changed else ""
 
 
 def fits(digest: str, places: Places) -> bool:
     """Return whether the data is the same as the data with a digest; if this cannot be checked, it
     counts as the same."""
-    return digest != MIXED and not _changed(_list(digest, places), places)
+    return digest != MIXED and not _changed(digest, places)
 
 
 def unchecked(attempt: Path, places: Places) -> str:
@@ -417,20 +382,16 @@ def unchecked(attempt: Path, places: Places) -> str:
     known = digest(attempt)
     if known in ("", MIXED):
         return ""
-    listed = _listed(_list(known, places))
-    if not listed:
+    if not (listed := _listed(known, places)):
         return f"{shown(_list(known, places))} is missing or damaged"
     return "" if all(map(places.at_hand, listed)) else f"there is no folder {places.data_root}"
 
 
-def conflict(attempts: Iterable[Path]) -> str:
-    """Return the name of a file that attempts have read with different contents; empty if there is
-    none."""
-    hashes: dict[str, str] = {}
-    for entry in read_by(attempts):
-        if hashes.setdefault(entry.name, entry.hash) != entry.hash:
-            return _printable(entry.name)
-    return ""
+def conflict(attempts: Iterable[Path]) -> bool:
+    """Return whether attempts have read a file with different contents."""
+    entries = (entry for attempt in attempts for entry in read_by(attempt).values())
+    contents = {(entry.name, entry.hash) for entry in entries}
+    return len({name for name, _ in contents}) < len(contents)
 
 
 def _printable(name: str) -> str:
@@ -447,36 +408,30 @@ def _write(path: Path, found: Iterable[Entry]) -> None:
 
 
 @cache  # thousands of jobs have the same list
-def _listed(path: Path) -> Entries:
+def _listed(digest: str, places: Places) -> Entries:
     """The entries of a list by name; none if it is missing or damaged."""
-    found = read(path)
-    return found if content_digest(found.values()) == path.stem else {}
+    found = read(_list(digest, places))
+    return found if content_digest(found.values()) == digest else {}
 
 
 @cache
-def _changed(path: Path, places: Places) -> frozenset[str]:
+def _changed(digest: str, places: Places) -> frozenset[str]:
     """The names in a list whose content has changed. If only times have changed, as in a copy, the
     new times are recorded, so that the files need not be read the next time.
     """
-    listed = _listed(path)
-    present = _present(listed, places)
-    changed = _unlike(listed, present)
-    updated = {**listed, **{name: entry for name, entry in present.items() if entry}}
+    listed = _listed(digest, places)
+    changed, updated = _compared(listed, places)
     if not changed and updated != listed:
         with suppress(OSError):  # we may not write it
-            _write(path, updated.values())
+            _write(_list(digest, places), updated.values())
     return frozenset(changed)
 
 
-def _present(found: Entries, places: Places) -> dict[str, Entry | None]:
-    """The present state of the files that were read, if their folders are available."""
+def _compared(before: Entries, places: Places) -> tuple[set[str], Entries]:
+    """The names of files whose content has changed, and the entries of all files as they are now;
+    what is not at hand is as before."""
     with aside():
-        return {
-            name: look(places.path(name), name, entry)
-            for name, entry in found.items()
-            if places.at_hand(name)
-        }
-
-
-def _unlike(before: Entries, now: Mapping[str, Entry | None]) -> set[str]:
-    return {name for name, entry in now.items() if not entry or entry.hash != before[name].hash}
+        names = filter(places.at_hand, before)
+        now = {name: look(places.path(name), name, before[name]) for name in names}
+    changed = {name for name, entry in now.items() if not entry or entry.hash != before[name].hash}
+    return changed, {**before, **{name: entry for name, entry in now.items() if entry}}

@@ -11,12 +11,12 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from labjobs import files, installation, privacy
+from labjobs import files, installation, layout, privacy
 from labjobs.files import CODE
 from labjobs.job.data_evidence import aside, of_text
 
@@ -52,14 +52,14 @@ def version() -> dict[str, str]:
     frozen = CODE / FROZEN
     if frozen.exists():
         return dict(json.loads(frozen.read_text()))
-    known = _git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace").split("\n")
+    known = git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace").split("\n")
     commit, branch = known[:2] if len(known) > 2 else ("", "")
     return {"commit": commit, "branch": branch, "changes": _changes() if commit else ""}
 
 
 def names(*words: str, index: Path | None = None) -> list[str]:
     """The names that a git command lists, whatever their encoding."""
-    return [os.fsdecode(name) for name in _git(*words, "-z", index=index).split(b"\0")[:-1]]
+    return [os.fsdecode(name) for name in git(*words, "-z", index=index).split(b"\0")[:-1]]
 
 
 def _changes() -> str:
@@ -71,19 +71,19 @@ def _changes() -> str:
     new = names("ls-files", "--others", "--exclude-standard")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "index"
-        index = CODE / os.fsdecode(_git("rev-parse", "--git-path", "index").strip())
+        index = CODE / os.fsdecode(git("rev-parse", "--git-path", "index").strip())
         if index.exists():
             shutil.copy(index, copy)
         changed = names("diff", "HEAD", "--relative", "--name-only", index=copy)
         closed = [name for name in (*changed, *new) if is_closed(name)]
-        large = [name for name in new if name not in closed and _size(CODE / name) > LARGEST]
+        large = [name for name in new if name not in closed and _is_large(CODE / name)]
         shown = "\0".join(name for name in new if name not in {*closed, *large})
         if shown:
             words = ("--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
-            _git("--literal-pathspecs", "add", *words, index=copy, given=os.fsencode(shown))
+            git("--literal-pathspecs", "add", *words, index=copy, given=os.fsencode(shown))
         plain = ("--no-ext-diff", "--no-textconv", "--no-color")  # textconv can decrypt
         without = [f":(exclude,literal){name}" for name in closed]
-        diff = _git("diff", "HEAD", *plain, "--", ".", *without, index=copy)
+        diff = git("diff", "HEAD", *plain, "--", ".", *without, index=copy)
     # Lines that `git apply` skips.
     left_out = [("may hold secrets", closed), (f"above {LARGEST} bytes", large)]
     lines = [f"# left out ({why}): {', '.join(map(json.dumps, n))}\n" for why, n in left_out if n]
@@ -99,14 +99,11 @@ def is_closed(name: str) -> bool:
     return os.path.lexists(file) and not file.is_symlink() and not os.access(file, os.R_OK)
 
 
-def _size(file: Path) -> int:
-    try:
-        return file.lstat().st_size
-    except FileNotFoundError:  # an editor's temporary file
-        return 0
+def _is_large(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > LARGEST
 
 
-def _git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
+def git(*words: str, index: Path | None = None, given: bytes = b"") -> bytes:
     """What a git command prints; empty if there is no git or no repository."""
     env = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
     try:
@@ -123,11 +120,11 @@ def paths() -> set[Path]:
     listed = names("ls-files", "--cached", "--others", "--exclude-standard")
     found = {Path(name) for name in listed}
     if Path("run.py") not in found:  # no repository, or one that ignores the project
-        found = set(_without_git())
+        found = set(_withoutgit())
     return {path for path in found if (CODE / path).exists()}
 
 
-def _without_git() -> Iterator[Path]:
+def _withoutgit() -> Iterator[Path]:
     for path in CODE.iterdir():
         if path.name.startswith(".") or path.name.startswith("mlflow.db"):
             continue
@@ -165,16 +162,11 @@ def _copies() -> dict[str, tuple[str, Callable[[BinaryIO], object]]]:
     with aside():
         code, installed = dict(_code()), "".join(_installed())
         engine = {name: data.decode() for name, data in sorted(installation.content().items())}
+    codes, listed = layout.CODES, f"{layout.INSTALLED}/{of_text(installed)}.txt"
     return {
-        ENGINE_COPY: (
-            f".code/labjobs-{of_text(repr(engine))}.tar.gz",
-            lambda file: _pack(engine, file),
-        ),
-        CODE_COPY: (f".code/{of_text(repr(code))}.tar.gz", lambda file: _pack(code, file)),
-        INSTALLED: (
-            f".installed/{of_text(installed)}.txt",
-            lambda file: file.write(installed.encode()),
-        ),
+        ENGINE_COPY: (f"{codes}/labjobs-{of_text(repr(engine))}.tar.gz", partial(_pack, engine)),
+        CODE_COPY: (f"{codes}/{of_text(repr(code))}.tar.gz", partial(_pack, code)),
+        INSTALLED: (listed, lambda file: file.write(installed.encode())),
     }
 
 
@@ -187,7 +179,7 @@ def _code() -> Iterator[tuple[str, str]]:
             continue
         if file.is_file() and not file.is_symlink() and not is_closed(path.as_posix()):
             with suppress(OSError, UnicodeDecodeError):  # an editor's temporary file; not a text
-                if file.stat().st_size <= LARGEST:
+                if not _is_large(file):
                     yield path.as_posix(), privacy.scrub(file.read_text("utf-8"), code=True)
 
 
