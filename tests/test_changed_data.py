@@ -57,19 +57,6 @@ def test_all_that_a_job_reads_and_lists_is_known(made):
     assert read_by(made) == {"data/", "data/cat/", "data/dog/", *images}
 
 
-def test_images_that_another_job_has_decoded_are_the_job_s_data_too(made, tmp_path):
-    project = made.copy(tmp_path / "project")
-    assert any((project.root / ".cache" / "images").iterdir())
-    data = project.root / "data"
-    for loader in ("workers", "resident"):
-        project.run(*BY_WORKERS, "--seed", "1", "--loader", loader, "--force")  # decodes all
-        succeeded(project.run(*BY_WORKERS, "--seed", "2", "--loader", loader, "--force"))
-    assert len({*project.root.glob("runs/.data/*.jsonl")}) == 1
-    image(99, data / "dog" / "7.png")
-    said = one_line(project.run(*BY_WORKERS, "--seed", "2"), 5)
-    assert "was finished with other data (data/dog/7.png changed)" in said
-
-
 def test_mlflow_shows_what_a_job_has_read(made):
     client = MlflowClient(f"sqlite:///{made.root / 'mlflow.db'}")
     (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
