@@ -401,18 +401,16 @@ class ShortJob(Job[S]):
 
 
 class Kind(IntEnum):
-    """Kinds of facts, in the order in which they occur in a step."""
+    """Kinds of facts, in the order in which they occur in a step. START and STATE are the states of
+    parts before and after training, BATCH is what job.steps() hands out, PART what job.parts() is
+    given."""
 
     START = 0
-    """The state of a part before training."""
     BATCH = 1
-    """The batch that job.steps() hands out."""
     PART = 2
-    """The batch that job.parts() is given, after augmentation."""
     TRAINING = 3
     EVALUATION = 4
     STATE = 5
-    """The state of a part after training."""
     RESULT = 6
 
 
@@ -500,15 +498,14 @@ def first_difference(one: Facts, other: Facts) -> Fact | None:
 
 def difference(fact: Fact, one: Facts, other: Facts) -> str:
     """Return in words how a fact differs."""
-    match fact.kind:
-        case Kind.START:
-            return f"the initial state of {fact.name} is not the same"
-        case Kind.BATCH:
-            return f"the batch of step {fact.step} is not the same"
-        case Kind.PART:
-            return f"the batch of step {fact.step} is not the same after augmentation"
-        case Kind.STATE:
-            return f"{fact.name} is not the same at the end"
+    digests = {
+        Kind.START: f"the initial state of {fact.name} is not the same",
+        Kind.BATCH: f"the batch of step {fact.step} is not the same",
+        Kind.PART: f"the batch of step {fact.step} is not the same after augmentation",
+        Kind.STATE: f"{fact.name} is not the same at the end",
+    }
+    if fact.kind in digests:
+        return digests[fact.kind]
     was, now = one.get(fact, "missing"), other.get(fact, "missing")
     at = "" if fact.kind == Kind.RESULT else f" at step {fact.step}"
     return f"{fact.name}{at} was {was} and is now {now}"

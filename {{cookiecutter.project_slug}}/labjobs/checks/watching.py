@@ -144,17 +144,9 @@ def _made_at(module: nn.Module, path: str) -> Place | None:
 # Do a prediction and its target have the same shape?
 #
 # A prediction (B, 1) minus a target (B,) has the shape (B, B); its mean is not the error of the
-# predictions.
+# predictions. Of its own losses, such as mse_loss, torch says so itself.
 
 aten = torch.ops.aten
-
-DIFFERENCES = {
-    aten.huber_loss.default,
-    aten.mse_loss.default,
-    aten.smooth_l1_loss.default,
-    aten.sub.Tensor,
-}
-"""Operations on a prediction and its target."""
 
 
 class Differences:
@@ -165,15 +157,11 @@ class Differences:
 
     def done(self, func: Any, args: Any, _kwargs: dict[str, Any], result: Any) -> None:
         """Look at an operation."""
-        if func not in DIFFERENCES or len(found := tensors(args[:2])) != 2:
+        if func is not aten.sub.Tensor or len(found := tensors(args[:2])) != 2:
             return
-        one, other = found
         shapes = [tuple(each.shape) for each in found]
-        if func is not aten.sub.Tensor:  # torch's losses expand what they are given
-            shapes = [_own_shape(each) for each in found]
-        if not _crossed(shapes) or one.requires_grad == other.requires_grad:
-            return
-        if place := here():
+        is_error = found[0].requires_grad != found[1].requires_grad
+        if is_error and _crossed(shapes) and (place := here()):
             text = f"{shapes[0]} minus {shapes[1]} is {tuple(result.shape)}; give both one shape"
             self._found.setdefault(place, Finding(place, text))
 
@@ -188,13 +176,6 @@ def _crossed(shapes: list[tuple[int, ...]]) -> bool:
         case [(row,), (column, 1)]:
             return row == column and row > 1
     return False
-
-
-def _own_shape(tensor: Tensor) -> tuple[int, ...]:
-    """The shape that a tensor had before it was expanded."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    own = [1 if stride == 0 else size for size, stride in pairs]
-    return tuple(own[1:] if own[:1] == [1] else own)
 
 
 # Do training steps wait for the device, where the student's code reads a tensor's value?
