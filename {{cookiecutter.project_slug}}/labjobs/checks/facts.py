@@ -25,7 +25,6 @@ from torch.utils.data import Dataset, Subset
 from labjobs import layout
 from labjobs.data import trees
 from labjobs.data.batches import Batches
-from labjobs.data.order import Collate
 from labjobs.data.streams import is_stream
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
@@ -356,19 +355,16 @@ class Few(Subset[Any]):
 class ShortJob(Job[S]):
     """A short job, which is interrupted at the first of the given moments that it reaches."""
 
+    stopped: Moment | None = None
+
     def __init__(self, folder: JobFolder[S], stops: Sequence[Moment] = ()) -> None:
         super().__init__(folder)
         self._length = Length(SimpleNamespace(steps=STEPS))
         self._position = Position(SimpleNamespace(eval_every=str(EVERY)), self._length)
         self._stops = stops
-        self.stopped: Moment | None = None
 
     def batches(  # type: ignore[override]  # one signature is enough here
-        self,
-        part: Dataset[Any] | None,
-        batch_size: int,
-        shuffle: bool = False,
-        collate: Collate | None = None,
+        self, part: Dataset[Any] | None, batch_size: int, *args: Any, **kwargs: Any
     ) -> Batches | None:
         """Return the batches that a dataset would have if it were small; a stream stays whole."""
         size = min(batch_size, EXAMPLES)
@@ -377,7 +373,7 @@ class ShortJob(Job[S]):
             count = min(int(BATCHES * size), every)
             # From all over the dataset, which may be sorted.
             part = Few(part, [number * every // count for number in range(count)])
-        return super().batches(part, size, shuffle, collate)
+        return super().batches(part, size, *args, **kwargs)
 
     def _first_state(self) -> dict[str, Any]:
         return {}  # the last step of the job of --init-from is far beyond the end of this one
@@ -428,11 +424,12 @@ Facts = Mapping[Fact, str]
 class Recorded(ShortJob[S]):
     """A job whose `facts` are noted."""
 
-    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment] = ()) -> None:
+    resumed_at: Place | None = None
+
+    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment]) -> None:
         super().__init__(folder, stops)
         self.facts: dict[Fact, str] = {}
         self._named: Mapping[str, Part] = {}
-        self.resumed_at: Place | None = None
 
     @property
     def spec(self) -> dict[str, Any]:
