@@ -27,7 +27,6 @@ PAGES = {
     "checkpoints": ("checkpoints.py",),
     "overlap": ("overlap.py",),
     "sweeps": ("sweeps.py",),
-    "images": ("images.py",),
     "techniques": ("techniques.py",),
     "start": ("start.py",),
     "courier": ("courier.py",),

@@ -17,7 +17,6 @@ RENAMED = {
     "figures": ("figures", r"\bfigures\.limit\(", "figures.limit_to_curves("),
     "whole": ("underlying", r"(?<![.\w])whole\(", "underlying("),
     "fetch": ("examples_at", r"(?<![.\w])fetch\(", "examples_at("),
-    "read_folder": ("read_masked_images", r"(?<![.\w])read_folder\(", "read_masked_images("),
 }
 """Names that students could import: what they are called now, and how each use changes."""
 

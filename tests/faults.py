@@ -38,7 +38,7 @@ TIMES = (
 Curves = dict[str, list[tuple[object, ...]]]
 """(step, value) of each metric that is the same each time, by its name."""
 
-UNSET = ("MLFLOW", "CUDA", "PYTEST", "IMAGE_CACHE", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+UNSET = ("MLFLOW", "CUDA", "PYTEST", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 """What the commands of a project are not told by the environment, since a user's does not."""
 
 

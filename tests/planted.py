@@ -149,18 +149,6 @@ MISTAKES = {
         ),
         *(GRADIENTS, MODELS, "self.unused = "),
     ),
-    "detached layer": Mistake(
-        planted(
-            (
-                MODELS,
-                FIRST,
-                FIRST.replace(
-                    "self.layers(images)", "self.layers[2:](self.layers[:2](images).detach())"
-                ),
-            )
-        ),
-        *(GRADIENTS, MODELS, "self.layers = nn.Sequential("),
-    ),
     "layer without an optimizer": Mistake(
         planted((RUN, OPTIMIZER, OPTIMIZER.replace("(model,", "(model.network.layers[2:],"))),
         *(GRADIENTS, MODELS, "self.layers = nn.Sequential("),

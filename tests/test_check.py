@@ -3,9 +3,8 @@
 from functools import cache
 
 import pytest
-from edits import RUN
 from faults import Project, one_line, silent, succeeded
-from planted import MISTAKES, OPTIMIZER, planted
+from planted import MISTAKES
 
 FIRST = ("EMA not in job.resume", "item")
 """Mistakes that are planted in the first stage; each takes some seconds."""
@@ -83,19 +82,6 @@ def test_a_wait_may_be_declared(of_example, tmp_path):
     run = project.root / "run.py"
     run.write_text(run.read_text().replace("loss.item()", "loss.item()  # waits"))
     succeeded(project.run("--check"))
-
-
-@pytest.mark.full
-def test_what_cannot_be_known_is_said(of_example, tmp_path):
-    """Whether a layer was frozen by accident."""
-    project = of_example("classification").copy(tmp_path / "project")
-    frozen = "    model.network.layers[1].requires_grad_(False)\n"
-    planted((RUN, OPTIMIZER, f"{frozen}{OPTIMIZER}")).make(project)
-    done = succeeded(project.run("--check"))
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("gradients: "))
-    assert line.startswith("gradients: cannot know, whether model.network.layers.1.weight, model.")
-    layers = MISTAKES["layer without an optimizer"].line(project.root)
-    assert line.endswith(f" should be frozen (models.py:{layers})")
 
 
 def test_wrong_settings_are_one_line_as_ever(of_example):

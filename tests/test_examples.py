@@ -17,7 +17,7 @@ MOST_LINES = {
     "plain": 60,
     "regression": 45,
     "gan": 90,
-    "segmentation": 200,
+    "segmentation": 270,
     "language": 300,
     "graphs": 280,
     "reinforcement": 330,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, ended, job_of, one_line, succeeded
+from faults import Project, ended, one_line, succeeded
 from sweeps import start, write_grid
 
 pytestmark = pytest.mark.full
@@ -135,12 +135,3 @@ def test_what_cannot_be_cross_validated_is_refused_in_one_line(project, tmp_path
     path.write_text(path.read_text().replace("row // 7", "row // 600"))
     line = one_line(few.run(*QUICK.split(), "--fold", "1"), 2)
     assert line == "run.py: --dataset: 2 groups are too few for 3 folds"
-
-
-def test_a_fold_is_another_job_and_none_is_the_one_that_there_was(project):
-    ids = [
-        job_of(project.run(*QUICK.split(), "--quiet", *flags)) for flags in ((), ("--fold", "0"))
-    ]
-    assert ids[0] == ids[1]
-    again = project.run(*QUICK.split(), "--fold", "1")
-    assert "already finished" in again.stdout and job_of(again) != ids[0]

@@ -154,8 +154,13 @@ def test_what_is_wrong_with_files_is_said_in_one_line(project, tmp_path):
     (tmp_path / "masks" / "03.png").unlink()
     assert "there is no mask 03 in" in one_line(project.run(*flags), 2)
     (tmp_path / "images" / "03.jpg").unlink()
-    (tmp_path / "masks" / "05.png").write_bytes(b"damaged")
-    assert "05.png cannot be read: cannot identify image" in one_line(project.run(*flags), 1)
+    for pixels, said in (
+        (np.full((32, 32), 2), "the mask has a number that is not the number of a class"),
+        (np.zeros((32, 31)), "they do not have the same size"),
+        (np.zeros((32, 32, 3)), "the mask has colours (RGB), not a class in each pixel"),
+    ):
+        write_mask(tmp_path / "masks" / "05.png", pixels.astype(np.uint8), palette=False)
+        assert f"05.png cannot be read: {said}" in one_line(project.run(*flags), 1)
 
 
 def test_scenes_have_one_size(project):

@@ -19,20 +19,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, TensorDataset
 
 from labjobs import (
-    IGNORED,
-    MaskedImages,
+    JobError,
     SettingsError,
     channel_statistics,
     fetching,
+    first_line,
     fold,
     generator,
     random_shift,
-    read_masked_images,
     split,
 )
 from models import Spec
@@ -43,6 +43,9 @@ Examples = Dataset[Any]  # (image, mask), one by one
 
 TEST_FRACTION = 0.2  # held out if a dataset has no test examples of its own
 
+IGNORED = 255  # the number of pixels without a class, as in Pascal VOC
+SIZE = 224  # default width and height of images from files, in pixels
+
 VOC = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair"),
     *("cow", "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
@@ -52,6 +55,59 @@ VOC = (
 
 TRIMAP = (IGNORED, 1, 0, IGNORED)
 """What 1, 2 and 3 stand for in the masks of Oxford-IIIT Pet: pet, background, the edge between."""
+
+
+class MaskedImages(Dataset[tuple[Tensor, Tensor]]):
+    """A dataset of (image, mask) from files: those of the images, and those of their masks.
+
+    Images are uint8 (3, size, size), masks uint8 (size, size): scaled, then the middle square.
+    `classes` are the classes of the numbers from 0 on in the mask files; IGNORED is no class. When
+    an example is read, JobError is raised for files that are not an image and its mask.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Path],
+        masks: Sequence[Path],
+        classes: Sequence[int],
+        size: int | None = None,
+    ) -> None:
+        self.images, self.masks = images, masks
+        self._size = size or SIZE
+        self._class_of = torch.full((256,), -1)
+        self._class_of[: len(classes)] = torch.tensor(classes)
+        self._class_of[IGNORED] = IGNORED
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return an image (3, size, size) and its mask (size, size)."""
+        try:
+            return self._read(index)
+        except Exception as error:  # damaged files raise all kinds of errors
+            files = f"{self.images[index]} and its mask {self.masks[index]}"
+            raise JobError(f"{files} cannot be read: {first_line(error)}") from error
+
+    def _read(self, index: int) -> tuple[Tensor, Tensor]:
+        from torchvision.transforms.v2 import InterpolationMode, functional  # slow to import
+
+        # Not rotated as the camera says, because masks belong to the pixels as they are stored.
+        with Image.open(self.images[index]) as image:
+            pixels = functional.pil_to_tensor(image.convert("RGB"))
+        with Image.open(self.masks[index]) as mask:
+            if mask.mode not in ("1", "L", "P"):  # one number a pixel, of 8 bits at most
+                raise ValueError(f"the mask has colours ({mask.mode}), not a class in each pixel")
+            classes = self._class_of[torch.from_numpy(np.array(mask, dtype=np.int64))][None]
+        if classes.shape[1:] != pixels.shape[1:]:
+            raise ValueError("they do not have the same size")
+        if (classes < 0).any():
+            raise ValueError("the mask has a number that is not the number of a class")
+        side, square = [self._size], [self._size, self._size]
+        pixels = functional.resize(pixels, side, antialias=True)
+        # The nearest pixel, because there are no classes in between.
+        classes = functional.resize(classes.to(torch.uint8), side, InterpolationMode.NEAREST_EXACT)
+        return functional.center_crop(pixels, square), functional.center_crop(classes, square)[0]
 
 
 @dataclass(frozen=True)
@@ -176,7 +232,21 @@ def pets(root: Path, size: int | None) -> Source:
 def mask_folder(root: Path, size: int | None) -> Source:
     """Return your own images: `<root>/images/*`, `<root>/masks/*.png` of the same names, and the
     classes by their numbers in the masks, a line each in `<root>/classes.txt`."""
-    return Source(*read_masked_images(root, size))
+    listed = root / "classes.txt"
+    if not listed.is_file():
+        raise SettingsError(f"--data-root: {listed} not found; write a class's name in each line")
+    images, masks = (
+        {path.stem: path for path in sorted((root / part).glob("[!.]*"))}
+        for part in ("images", "masks")
+    )
+    if not images:
+        raise SettingsError(f"--data-root: there are no images in {root / 'images'}")
+    for name in sorted({*images} ^ {*masks}):
+        lacks = "mask" if name in images else "image"
+        raise SettingsError(f"--data-root: there is no {lacks} {name} in {root / lacks}s")
+    classes = listed.read_text().splitlines()
+    files = [images[name] for name in images], [masks[name] for name in images]
+    return Source(MaskedImages(*files, range(len(classes)), size), classes)
 
 
 DATASETS: dict[str, Callable[[Path, int | None], Source]] = {

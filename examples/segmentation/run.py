@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 import data
 import models
 import optimizers
-from labjobs import EMA, IGNORED, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
+from labjobs import EMA, Batches, EarlyStopping, Forward, Job, Means, clip_gradients
 
 Metrics = dict[str, float]
 Measured = dict[str, Tensor | tuple[Tensor, Tensor]]
@@ -46,7 +46,7 @@ def forward(
     losses = cross_entropy(
         logits.flatten(0, -2),  # a row for each pixel: on images it is not deterministic on a GPU
         masks.flatten().long(),
-        ignore_index=IGNORED,
+        ignore_index=data.IGNORED,
         reduction="none",
         label_smoothing=smoothing,
     )
@@ -168,7 +168,7 @@ def overlap(masks: Tensor, predicted: Tensor, classes: int) -> Tensor:
     count."""
     numbers = torch.arange(classes, device=masks.device).view(-1, 1, 1, 1)
     true = masks == numbers
-    found = (predicted == numbers) & (masks != IGNORED)
+    found = (predicted == numbers) & (masks != data.IGNORED)
     return torch.stack([(true & found).sum((1, 2, 3)), (true | found).sum((1, 2, 3))])
 
 

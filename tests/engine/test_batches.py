@@ -47,13 +47,6 @@ def order(batches, number=1, done=0):
     return torch.cat([labels for _, labels in epoch(batches, number, done)]).tolist()
 
 
-def sizes(batches, number=1):
-    """The number of examples that is said of each batch, and is in it."""
-    said = [(size, len(labels)) for (_, labels), size in batches.from_position(number, 0)]
-    assert all(one == other for one, other in said)
-    return [size for size, _ in said]
-
-
 @pytest.mark.parametrize(("dataset", "seed"), [(EXAMPLES, 0), (ONE_BY_ONE, 0), (ONE_BY_ONE, None)])
 def test_loaders_give_the_same_batches_in_the_same_order(dataset, seed):
     resident = make(seed=seed, dataset=dataset)
@@ -76,33 +69,6 @@ def test_an_epoch_can_begin_at_any_batch(loader, done):
     assert [label for (_, labels), _ in rest for label in labels.tolist()] == whole[4 * done :]
     assert [size for _, size in rest] == [4, 4, 4, 4, 4, 2][done:]
     batches.close()
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_last_batch_of_one_is_left_out_only_while_shuffling(loader):
-    shuffled, fixed = make(9, loader=loader), make(9, seed=None, loader=loader)
-    assert (sizes(shuffled), len(shuffled), shuffled.examples) == ([4, 4], 2, 8)
-    assert len({frozenset(order(shuffled, n)) for n in range(9)}) > 1  # not always the same
-    assert (sizes(fixed), len(fixed), fixed.examples) == ([4, 4, 1], 3, 9)
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_without_a_seed_the_order_is_the_datasets(loader):
-    batches = make(6, seed=None, loader=loader)
-    assert order(batches, 1) == order(batches, 2) == [50, 51, 52, 53, 54, 55]
-    assert [label for _, labels in batches for label in labels.tolist()] == order(batches)
-
-
-def test_a_kind_of_subset_that_changes_its_examples_is_asked_for_them():
-    class Negative(Subset):
-        def __getitem__(self, index):
-            image, label = super().__getitem__(index)
-            return image, -label
-
-        def __getitems__(self, indices):
-            return [self[index] for index in indices]
-
-    assert order(loaders.make(Negative(ONE_BY_ONE, [3, 1]), CPU, 2)) == [-3, -1]
 
 
 @dataclass

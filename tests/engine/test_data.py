@@ -20,18 +20,6 @@ def test_no_part_is_empty(count, fraction):
 SIDES = {"tall": (24, 16), "square": (16, 16), "small": (7, 7), "dot": (1, 1)}
 
 
-def shifted(picture):
-    """All shifts of a picture (C, H, W) by up to an eighth of its sides, by their bytes."""
-    down, right = (side // 8 for side in picture.shape[1:])
-    larger = pad(picture.float(), [right, right, down, down], mode="reflect").to(torch.uint8)
-    _, height, width = picture.shape
-    return {
-        larger[:, top : top + height, left : left + width].numpy().tobytes(): (top, left)
-        for top in range(2 * down + 1)
-        for left in range(2 * right + 1)
-    }
-
-
 def by_hand(images):
     """Each image shifted and mirrored by random numbers that are drawn in this order."""
     batch, _, *sides = images.shape

@@ -69,18 +69,6 @@ def test_interrupted_it_continues_exactly(toy, stop):
     assert parts.content() == whole.content()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"epochs": 2}, "--epochs: this data has no epochs; use --steps or --minutes"),
-        ({"steps": 5, "eval_every": Span("1e")}, "--eval-every: this data has no epochs"),
-    ],
-)
-def test_epochs_are_refused_in_one_line(toy, settings, said):
-    done = toy.run(loop=MadeData(), **settings)
-    assert done.status == 2 and said in done.said
-
-
 def test_it_is_not_mixed_with_batches(toy):
     class Mixed(MadeData):
         def step(self, job, *others):

@@ -1,7 +1,5 @@
 """Datasets, read from small files written here in their true formats."""
 
-import io
-import os
 import pickle
 import struct
 import urllib.request
@@ -14,6 +12,7 @@ import torch
 from labjobs.data.order import examples_at
 from labjobs.data.vision import published
 from labjobs.errors import SettingsError
+from torchvision import datasets
 
 RANDOM = np.random.default_rng(0)
 CIFAR10 = Path("cifar-10-batches-py")
@@ -51,20 +50,8 @@ def write_idx(path, array):
     write(path, struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
 
 
-class Python2Pickler(pickle._Pickler):
-    """Writes text and bytes as Python 2 did when it made the published CIFAR files."""
-
-    def save_string(self, text):
-        text = text.encode() if isinstance(text, str) else text
-        self.write(pickle.BINSTRING + struct.pack("<i", len(text)) + text)
-
-    dispatch = pickle._Pickler.dispatch | {str: save_string, bytes: save_string}
-
-
 def write_pickle(path, content):
-    file = io.BytesIO()
-    Python2Pickler(file, protocol=2).dump(content)
-    write(path, file.getvalue().replace(b"numpy._core", b"numpy.core"))  # as numpy 1 had it
+    write(path, pickle.dumps(content))
 
 
 def write_cifar(root, files, meta, kind="", classes=10):
@@ -105,7 +92,12 @@ def test_idx_files_are_read_exactly(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "prepare"), [("CIFAR10", write_cifar10), ("CIFAR100", write_cifar100)]
 )
-def test_cifar_files_are_read_exactly(tmp_path, name, prepare):
+def test_cifar_files_are_read_exactly(tmp_path, monkeypatch, name, prepare):
+    kind = getattr(datasets, name)
+    for files in ("train_list", "test_list"):
+        unchecked = [[file, None] for file, _ in getattr(kind, files)]
+        monkeypatch.setattr(kind, files, unchecked)
+    monkeypatch.setitem(kind.meta, "md5", None)
     images, labels, names = prepare(tmp_path)
     train, classes, test = published(name, tmp_path)
     (train_images, train_labels), (test_images, test_labels) = everything(train), everything(test)
@@ -115,56 +107,16 @@ def test_cifar_files_are_read_exactly(tmp_path, name, prepare):
     assert classes == names
 
 
-def truncated(root):
-    write_cifar10(root)
-    file = root / CIFAR10_FILES[2]
-    file.write_bytes(file.read_bytes()[:-3000])
-
-
-def batch_of(content):
-    def damaged(root):
-        write_cifar10(root)
-        write_pickle(root / CIFAR10_FILES[2], content)
-
-    return damaged
-
-
-@pytest.mark.parametrize(
-    ("name", "prepare", "words"),
-    [
-        ("MNIST", Path.mkdir, "--data-root: the dataset could not be downloaded to, or read from,"),
-        ("CIFAR100", Path.mkdir, "no network"),
-        ("CIFAR10", truncated, "data_batch_3 is not plain data"),
-        ("CIFAR10", batch_of({"data": pixels(4, 3072), "labels": [1]}), "--data-root"),
-        ("CIFAR10", batch_of(["no", "batch"]), "--data-root"),
-        (
-            "CIFAR10",
-            batch_of({"data": pixels(1, 3072), "labels": [77]}),
-            "--dataset: a label is not one of its 10 classes",
-        ),
-    ],
-)
-def test_what_is_missing_or_damaged_is_said_in_one_line(tmp_path, name, prepare, words):
-    prepare(tmp_path / "data")
+@pytest.mark.parametrize("name", ["MNIST", "CIFAR100"])
+def test_what_is_missing_is_said_in_one_line(tmp_path, name):
     with pytest.raises(SettingsError) as caught:
-        published(name, tmp_path / "data")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+        published(name, tmp_path)
+    said = f"--data-root: the dataset could not be downloaded to, or read from, {tmp_path} ("
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
 
 
-class Code:
-    def __init__(self, command):
-        self.command = command
-
-    def __reduce__(self):
-        return os.system, (self.command,)
-
-
-@pytest.mark.parametrize("file", [CIFAR10_FILES[1], CIFAR10_FILES[5], CIFAR10 / "batches.meta"])
-def test_cifar_file_with_code_in_it_is_refused_and_does_not_run(tmp_path, file):
+def test_a_file_with_another_checksum_is_not_opened(tmp_path):
+    """It is a pickle, which could run code."""
     write_cifar10(tmp_path)
-    code = pickle.dumps({"data": Code(f"touch '{tmp_path}/ran'"), "labels": []}, protocol=2)
-    write(tmp_path / file, code)
-    with pytest.raises(SettingsError, match=rf"{file} is not plain data \(.*system\); refused$"):
+    with pytest.raises(SettingsError, match="--data-root: the dataset could not be downloaded"):
         published("CIFAR10", tmp_path)
-    assert not (tmp_path / "ran").exists()

@@ -19,14 +19,11 @@ from labjobs.data.splits import check_groups as check_groups
 from labjobs.data.splits import fold as fold
 from labjobs.data.splits import remembered as remembered
 from labjobs.data.splits import split as split
-from labjobs.data.vision import IGNORED as IGNORED
 from labjobs.data.vision import ImageFolder as ImageFolder
-from labjobs.data.vision import MaskedImages as MaskedImages
 from labjobs.data.vision import channel_statistics as channel_statistics
 from labjobs.data.vision import fetching as fetching
 from labjobs.data.vision import published as published
 from labjobs.data.vision import random_shift as random_shift
-from labjobs.data.vision import read_masked_images as read_masked_images
 from labjobs.errors import JobError as JobError
 from labjobs.errors import SettingsError as SettingsError
 from labjobs.errors import did_you_mean as did_you_mean

@@ -4,14 +4,12 @@ bit, and what the code carries from step to step.
 
 import ast
 import hashlib
-import linecache
 import pickle
 import random
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
 from enum import IntEnum
 from functools import cache, partial
 from pathlib import Path
@@ -25,14 +23,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset
 
 from labjobs import layout
+from labjobs.data import trees
 from labjobs.data.batches import Batches
-from labjobs.data.order import Collate
 from labjobs.data.streams import is_stream
-from labjobs.files import CODE
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Paused
-from labjobs.sources import Place, is_engines, is_students, place
+from labjobs.sources import Place, is_students, place
 from labjobs.training.loop import Job
 from labjobs.training.optim import Count
 from labjobs.training.progress import Length, Part, Position
@@ -62,16 +59,6 @@ class Answer(NamedTuple):
             yield f"{guarantee}: {f'cannot know, {self.unknown}' if self.unknown else 'fine'}"
 
 
-NAMED = 2
-"""The largest number of names in a line."""
-
-
-def some(names: Sequence[str]) -> str:
-    """Return names in words, the first few of them."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}"
-
-
 # Lines of the student's code: what runs, and what assigns a name.
 
 
@@ -97,62 +84,44 @@ def here() -> Place | None:
     return line_of(frames[0]) if frames else None
 
 
-def asking(frame: FrameType | None) -> Place | None:
-    """Return the line of the student's code that a frame is called from, directly or through
-    libraries; None if the engine is in between."""
-    while frame and not is_engines(frame.f_code.co_filename):
-        if is_students(frame.f_code.co_filename):
-            return line_of(frame)
-        frame = frame.f_back
-    return None
-
-
-def text_at(place: Place) -> str:
-    """Return the text of a line."""
-    return linecache.getline(str(CODE / place.file), place.line)
-
-
-def local_at(frame: FrameType, name: str) -> Place:
-    """Return where a function first assigns a name; its own first line for an argument."""
-    code = frame.f_code
-    first, last = code.co_firstlineno, max(line for _, _, line in code.co_lines() if line)
-    stored = [node.lineno for node in _stored(_tree(code.co_filename), name)]
-    return place(code.co_filename, min((n for n in stored if first <= n <= last), default=first))
-
-
-def global_at(file: str, name: str) -> Place:
-    """Return where a module first assigns a name."""
-    stored = [node.lineno for node in _stored(_tree(file), name) if node.col_offset == 0]
-    return place(file, min(stored, default=1))
-
-
 def attribute_at(kind: type, name: str) -> Place | None:
     """Return where a class of the student's first assigns `self.<name>`, or else begins; None for a
     class of a library or of the engine."""
     for base in kind.__mro__:
-        file = getattr(sys.modules.get(base.__module__), "__file__", None)
+        file = _module_file(base)
         if not file or not is_students(file):
             continue
         for node in ast.walk(_tree(file)):
             if isinstance(node, ast.ClassDef) and node.name == base.__name__:
-                stored = [each.lineno for each in _stored(node, name, ast.Attribute)]
-                return place(file, min(stored, default=node.lineno))
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                return _assigned_at(file, name, lines, ast.Attribute)
     return None
 
 
-def method_at(kind: type, name: str) -> Place | None:
-    """Return where a class of the student's defines a method; None if it does not."""
-    code = getattr(getattr(kind, name, None), "__code__", None)
-    if code is None or not is_students(code.co_filename):
-        return None
-    return place(code.co_filename, code.co_firstlineno)
+def _local_at(frame: FrameType, name: str) -> Place:
+    """Where a function first assigns a name; its own first line for an argument."""
+    code = frame.f_code
+    last = max(line for _, _, line in code.co_lines() if line)
+    return _assigned_at(code.co_filename, name, range(code.co_firstlineno, last + 1))
 
 
-def _stored(tree: ast.AST, name: str, kind: type[ast.expr] = ast.Name) -> list[Any]:
-    """The nodes in which a variable, or an attribute, of this name is assigned."""
-    nodes: list[Any] = [node for node in ast.walk(tree) if isinstance(node, kind)]
-    stored = [node for node in nodes if isinstance(node.ctx, ast.Store)]
-    return [node for node in stored if name == (node.id if kind is ast.Name else node.attr)]
+def _global_at(file: str, name: str) -> Place:
+    return _assigned_at(file, name, range(1, sys.maxsize))
+
+
+def _assigned_at(
+    file: str, name: str, lines: range, kind: type[ast.Name | ast.Attribute] = ast.Name
+) -> Place:
+    """The first of these lines that assigns a variable, or an attribute, of this name; if none
+    does, the first of them all."""
+    named = [node for node in ast.walk(_tree(file)) if isinstance(node, kind)]
+    stored = [node for node in named if isinstance(node.ctx, ast.Store) and node.lineno in lines]
+    found = [
+        node.lineno
+        for node in stored
+        if name == (node.id if isinstance(node, ast.Name) else node.attr)
+    ]
+    return place(file, min(found, default=lines.start))
 
 
 @cache
@@ -160,40 +129,29 @@ def _tree(file: str) -> ast.Module:
     return ast.parse(Path(file).read_bytes())
 
 
+def _module_file(kind: type) -> str | None:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None)
+
+
 # Nested values as short texts, which are equal where all bits are.
 
 
-def digest(value: Any) -> str:
-    """Return the digest of a nested value."""
-    return _short(repr(digests(value)).encode())
+def digest(value: Any, but: Container[int] = ()) -> str:
+    """Return the digest of the leaves of nested values, except tensors at some addresses."""
+    leaves = (leaf for leaf in trees.leaves(value) if not _lies_at(leaf, but))
+    return _short(repr([_of_leaf(leaf) for leaf in leaves]).encode())
 
 
-def digests(value: Any) -> dict[str, str]:
-    """Return the digest of each leaf of nested values, by its path such as `layers.0.weight`."""
-    return {name: _of_leaf(leaf) for name, leaf in leaves(value).items()}
-
-
-def leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dicts, sequences and dataclasses, by their paths."""
-    children: Iterable[tuple[Any, Any]]
-    if isinstance(value, Mapping):
-        children = value.items()
-    elif isinstance(value, list | tuple):
-        children = enumerate(value)
-    elif is_dataclass(value) and not isinstance(value, type):
-        children = [(field.name, getattr(value, field.name)) for field in fields(value)]
-    else:
-        return {path: value}
-    found: dict[str, Any] = {}
-    for name, child in children:
-        found |= leaves(child, f"{path}.{name}" if path else str(name))
-    return found
+def _lies_at(leaf: Any, addresses: Container[int]) -> bool:
+    return isinstance(leaf, Tensor) and address(leaf) in addresses
 
 
 def _of_leaf(leaf: Any) -> str:
     if isinstance(leaf, Tensor):
         data = leaf.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
         return _short(f"{leaf.dtype} {tuple(leaf.shape)} ".encode() + data)
+    if isinstance(leaf, tuple):  # torch's PackedSequence
+        return digest([*leaf])
     try:
         return _short(pickle.dumps(leaf))
     except (pickle.PicklingError, TypeError, AttributeError):
@@ -219,7 +177,9 @@ def addresses(parts: Iterable[Part]) -> set[int]:
     return {address(each) for part in parts for each in tensors(part.state_dict())}
 
 
-# Generators of random numbers.
+# What the student's code carries from step to step: variables that were there when the loop began,
+# and have changed since. If such a variable was not passed to job.resume(), a continued job does
+# not have its value.
 
 GENERATORS: dict[type, Callable[[Any], Any]] = {
     random.Random: random.Random.getstate,
@@ -232,20 +192,18 @@ GENERATORS: dict[type, Callable[[Any], Any]] = {
 GLOBAL = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators whose states a job saves."""
 
-
-# What the student's code carries from step to step: variables that were there when the loop began,
-# and have changed since. If such a variable was not passed to job.resume(), a continued job does
-# not have its value.
-
 PLAIN = (bool, int, float, complex, str, type(None), Tensor, np.ndarray, np.generic)
 
 MOST = 1000
 """Values in a container that is looked at, at most."""
 
-UNRESTORED = (
+CHANGES = (
+    "changes while training, but job.resume(…) was not given it",
+    "is not restored; draw from torch's own random numbers",
     "changes while training and is not restored; keep it in an object with state_dict() and "
-    "load_state_dict(), and give that to job.resume(…)"
+    "load_state_dict(), and give that to job.resume(…)",
 )
+"""What is said of an object with a state, a generator and a plain value; likely causes first."""
 
 
 class _Variable(NamedTuple):
@@ -261,63 +219,62 @@ class Carried:
     """Looks for what changes, beside the parts that job.resume() was given and some datasets."""
 
     def __init__(self, parts: Mapping[str, Part], datasets: Iterable[Dataset[Any]]) -> None:
-        self._parts, self._datasets = parts, list(datasets)
+        self._parts, self._datasets = [*parts.values()], list(datasets)
         self._frames = running()
-        self._before = {found.key: _state(found.value) for found in self._variables()}
+        self._before = self._states()
         self._changed: dict[Any, tuple[int, Finding]] = {}
 
     def look(self) -> None:
         """Record what has changed."""
-        known, of_parts = _within(self._parts.values()), addresses(self._parts.values())
+        known, now = _within(self._parts), self._states()
         for key, name, value, made_at in self._variables():
-            before, now = self._before.get(key), _state(value)
-            if not before or before == now or id(value) in known:
+            before = self._before.get(key)
+            if not before or before == now[key] or id(value) in known:
                 continue
-            if _is_part(value):
-                if _lies_at(of_parts, value, before):
-                    continue
-                order, text = 0, "changes while training, but job.resume(…) was not given it"
-            elif _reads_state(value):
-                order, text = 1, "is not restored; draw from torch's own random numbers"
-            else:
-                order, text = 2, UNRESTORED
-            own = key if order == 2 else (id(value), "")  # objects may have several names
+            kind = 0 if _is_part(value) else 1 if _reads_state(value) else 2
+            own = key if kind == 2 else (id(value), "")  # objects may have several names
             if own not in self._changed and (at := made_at()):
-                self._changed[own] = order, Finding(at, f"{name} {text}")
+                self._changed[own] = kind, Finding(at, f"{name} {CHANGES[kind]}")
 
     @property
     def forgotten(self) -> tuple[Finding, ...]:
         """The objects with a `state_dict()` that have changed."""
-        return tuple(found for order, found in self._changed.values() if order == 0)
+        return tuple(found for kind, found in self._changed.values() if kind == 0)
 
     @property
     def changes(self) -> tuple[Finding, ...]:
         """What has changed: first what has a `state_dict()`, then random numbers."""
         return tuple(found for _, found in sorted(self._changed.values(), key=lambda each: each[0]))
 
+    def _states(self) -> dict[tuple[int, str], str | None]:
+        of_parts = addresses(self._parts)
+        return {found.key: _state(found.value, of_parts) for found in self._variables()}
+
     def _variables(self) -> Iterator[_Variable]:
         """The variables of the functions that run, of the student's modules, and of the student's
         objects in them."""
         for frame in self._frames:
             if frame.f_code.co_name != "<module>":
-                for name, value in frame.f_locals.items():
-                    at = partial(local_at, frame, name)
-                    yield _Variable((id(frame), name), name, value, at)
-                    yield from _attributes(name, value)
+                yield from _variables_in(frame, frame.f_locals, partial(_local_at, frame))
         for module in [*sys.modules.values()]:
             file = getattr(module, "__file__", None)
             if file and is_students(file):
-                for name, value in [*vars(module).items()]:
-                    at = partial(global_at, file, name)
-                    yield _Variable((id(module), name), name, value, at)
-                    yield from _attributes(name, value)
+                yield from _variables_in(module, vars(module), partial(_global_at, file))
         for dataset in self._datasets:
             yield from _attributes(type(dataset).__name__, dataset)
 
 
+def _variables_in(
+    owner: Any, values: Mapping[str, Any], place: Callable[[str], Place]
+) -> Iterator[_Variable]:
+    for name, value in [*values.items()]:
+        yield _Variable((id(owner), name), name, value, partial(place, name))
+        yield from _attributes(name, value)
+
+
 def _attributes(name: str, value: Any) -> Iterator[_Variable]:
     """The attributes of an object of a class of the student's."""
-    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
+    file = _module_file(type(value))
     if file and is_students(file) and hasattr(value, "__dict__"):
         for attribute, found in [*vars(value).items()]:
             at = partial(attribute_at, type(value), attribute)
@@ -335,13 +292,14 @@ def _reads_state(value: Any) -> Callable[[Any], Any] | None:
     return next((read for kind, read in GENERATORS.items() if isinstance(value, kind)), None)
 
 
-def _state(value: Any) -> dict[str, str] | None:
-    """The state of what can be carried; None of anything else."""
+def _state(value: Any, of_parts: Container[int]) -> str | None:
+    """The state of what can be carried; None of anything else. Objects may hold tensors of parts,
+    as a network within a model does: these do not count."""
     if read := _reads_state(value):
-        return {"": digest(read(value))}
+        return digest(read(value))
     if _is_part(value):
-        return digests(value.state_dict())
-    return {"": digest(value)} if _is_plain(value) else None
+        return digest(value.state_dict(), of_parts)
+    return digest(value) if _is_plain(value) else None
 
 
 def _is_plain(value: Any) -> bool:
@@ -350,14 +308,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple | set | deque):
         return len(value) <= MOST and all(map(_is_plain, value))
     return isinstance(value, PLAIN)
-
-
-def _lies_at(known: set[int], part: Any, before: Mapping[str, str]) -> bool:
-    """Whether all that has changed of a part is a tensor at one of these addresses."""
-    state = part.state_dict()
-    now = digests(state)
-    changed = [leaf for path, leaf in leaves(state).items() if now[path] != before.get(path)]
-    return all(isinstance(leaf, Tensor) and address(leaf) in known for leaf in changed)
 
 
 def _within(parts: Iterable[Part]) -> set[int]:
@@ -405,32 +355,25 @@ class Few(Subset[Any]):
 class ShortJob(Job[S]):
     """A short job, which is interrupted at the first of the given moments that it reaches."""
 
+    stopped: Moment | None = None
+
     def __init__(self, folder: JobFolder[S], stops: Sequence[Moment] = ()) -> None:
         super().__init__(folder)
         self._length = Length(SimpleNamespace(steps=STEPS))
         self._position = Position(SimpleNamespace(eval_every=str(EVERY)), self._length)
         self._stops = stops
-        self.stopped: Moment | None = None
 
     def batches(  # type: ignore[override]  # one signature is enough here
-        self,
-        part: Dataset[Any] | None,
-        batch_size: int,
-        shuffle: bool = False,
-        collate: Collate | None = None,
+        self, part: Dataset[Any] | None, batch_size: int, *args: Any, **kwargs: Any
     ) -> Batches | None:
         """Return the batches that a dataset would have if it were small; a stream stays whole."""
         size = min(batch_size, EXAMPLES)
         if part is not None and not is_stream(part):
-            self._look_at(part)
             every = len(cast(Sized, part))
             count = min(int(BATCHES * size), every)
             # From all over the dataset, which may be sorted.
             part = Few(part, [number * every // count for number in range(count)])
-        return super().batches(part, size, shuffle, collate)
-
-    def _look_at(self, part: Dataset[Any]) -> None:
-        """A dataset is given to job.batches()."""
+        return super().batches(part, size, *args, **kwargs)
 
     def _first_state(self) -> dict[str, Any]:
         return {}  # the last step of the job of --init-from is far beyond the end of this one
@@ -454,18 +397,16 @@ class ShortJob(Job[S]):
 
 
 class Kind(IntEnum):
-    """Kinds of facts, in the order in which they occur in a step."""
+    """Kinds of facts, in the order in which they occur in a step. START and STATE are the states of
+    parts before and after training, BATCH is what job.steps() hands out, PART what job.parts() is
+    given."""
 
     START = 0
-    """The state of a part before training."""
     BATCH = 1
-    """The batch that job.steps() hands out."""
     PART = 2
-    """The batch that job.parts() is given, after augmentation."""
     TRAINING = 3
     EVALUATION = 4
     STATE = 5
-    """The state of a part after training."""
     RESULT = 6
 
 
@@ -483,11 +424,12 @@ Facts = Mapping[Fact, str]
 class Recorded(ShortJob[S]):
     """A job whose `facts` are noted."""
 
-    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment] = ()) -> None:
+    resumed_at: Place | None = None
+
+    def __init__(self, folder: JobFolder[S], stops: Sequence[Moment]) -> None:
         super().__init__(folder, stops)
         self.facts: dict[Fact, str] = {}
         self._named: Mapping[str, Part] = {}
-        self.resumed_at: Place | None = None
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -553,15 +495,14 @@ def first_difference(one: Facts, other: Facts) -> Fact | None:
 
 def difference(fact: Fact, one: Facts, other: Facts) -> str:
     """Return in words how a fact differs."""
-    match fact.kind:
-        case Kind.START:
-            return f"the initial state of {fact.name} is not the same"
-        case Kind.BATCH:
-            return f"the batch of step {fact.step} is not the same"
-        case Kind.PART:
-            return f"the batch of step {fact.step} is not the same after augmentation"
-        case Kind.STATE:
-            return f"{fact.name} is not the same at the end"
+    digests = {
+        Kind.START: f"the initial state of {fact.name} is not the same",
+        Kind.BATCH: f"the batch of step {fact.step} is not the same",
+        Kind.PART: f"the batch of step {fact.step} is not the same after augmentation",
+        Kind.STATE: f"{fact.name} is not the same at the end",
+    }
+    if fact.kind in digests:
+        return digests[fact.kind]
     was, now = one.get(fact, "missing"), other.get(fact, "missing")
     at = "" if fact.kind == Kind.RESULT else f" at step {fact.step}"
     return f"{fact.name}{at} was {was} and is now {now}"

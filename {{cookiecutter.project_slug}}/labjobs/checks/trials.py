@@ -252,13 +252,9 @@ def _same_bits(trials: Trials[Any]) -> Answer:
     if trials.bits_may_differ:
         return Answer(unknown=ON_GPU)
     said = f"run again, {difference(found, whole.facts, trials.interrupted.facts)}"
-    if seen.unpredictable:
-        finding = Finding(seen.unpredictable[0], f"{said}: random numbers without a seed")
-    elif seen.clocks:
-        finding = Finding(seen.clocks[0], f"{said}: a clock is read")
-    else:
-        finding = Finding(whole.resumed_at, said)
-    return Answer((finding,))
+    if seen.clocks:
+        return Answer((Finding(seen.clocks[0], f"{said}: a clock is read"),))
+    return Answer((Finding(whole.resumed_at, f"{said}; is something random without a seed?"),))
 
 
 def _before_interruption(trials: Trials[Any]) -> Fact | None:
@@ -283,8 +279,9 @@ def _evaluation(trials: Trials[Any]) -> Answer:
         return Answer(unknown="since no validation or test batches are read")
     found = list(dict.fromkeys(each.changes for each in seen.evaluations if each.changes))
     # What is random in evaluation, in at most one line.
-    draws = (each.draws for each in seen.evaluations if each.draws)
-    place, drawn = next(draws, Finding(seen.evaluations[0].reads, ""))
+    drew = [each for each in seen.evaluations if each.draws] or seen.evaluations
+    place = drew[0].draws or drew[0].reads
+    drawn = f": random numbers are drawn{drew[0].within}" if drew[0].draws else ""
     whole = {fact: value for fact, value in trials.whole.facts.items() if fact in metrics}
     differs = first_difference(whole, metrics)
     if differs and differs.kind != Kind.TRAINING:

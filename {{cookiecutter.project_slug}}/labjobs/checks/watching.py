@@ -2,13 +2,15 @@
 gradients, and what evaluation changes.
 """
 
-import os
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from linecache import getline
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,30 +21,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 from torch.utils.weak import WeakIdKeyDictionary
 
-from labjobs.checks import facts
 from labjobs.checks.facts import (
-    GENERATORS,
-    GLOBAL,
     Answer,
     Carried,
     Finding,
     ShortJob,
     address,
     addresses,
+    attribute_at,
     digest,
-    digests,
     here,
     line_of,
-    some,
+    running,
     tensors,
 )
-from labjobs.data import trees
 from labjobs.data.batches import Batches
 from labjobs.data.order import examples_at, underlying
+from labjobs.data.streams import is_stream
 from labjobs.devices import GlobalStreams
+from labjobs.files import CODE
 from labjobs.job.folder import JobFolder
-from labjobs.sources import Place, is_students
-from labjobs.training.optim import Count
+from labjobs.sources import Place, is_students, place
 from labjobs.training.progress import Part
 
 S = TypeVar("S")
@@ -77,6 +76,9 @@ class Operations(TorchDispatchMode):
 UNUSED = "no gradient, though requires_grad is set; unused, or detached?"
 UNTRAINED = "a gradient, but no change; does the optimizer have it?"
 
+NAMED = 2
+"""The largest number of names in a line."""
+
 
 class _Parameter(NamedTuple):
     name: str
@@ -86,7 +88,7 @@ class _Parameter(NamedTuple):
 
 
 class Gradients:
-    """The gradients of the parameters of those parts that are modules, from now on."""
+    """The gradients of those parameters of parts that require one, from now on."""
 
     def __init__(self, parts: Mapping[str, Part]) -> None:
         self._all = [
@@ -94,33 +96,27 @@ class Gradients:
             for name, part in parts.items()
             if isinstance(part, nn.Module)
             for path, tensor in part.named_parameters()
+            if tensor.requires_grad
         ]
-        self._largest: dict[int, list[Tensor]] = {}
+        self._some: dict[int, Tensor] = {}  # whether any gradient was not 0, by a tensor's id
         for each in self._all:
-            if each.tensor.requires_grad:
-                each.tensor.register_post_accumulate_grad_hook(self._note)
+            each.tensor.register_post_accumulate_grad_hook(self._note)
 
     def _note(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        largest = parameter.grad.detach().abs().max()
-        self._largest.setdefault(id(parameter), []).append(largest)
+        some = parameter.grad.detach().any()
+        self._some[id(parameter)] = some | self._some.get(id(parameter), some)
 
     def answer(self) -> Answer:
         """Return which parameters do not take part in training."""
-        if not self._largest:
+        if not self._some:
             return Answer(unknown="since no loss.backward() was seen")
-        trained = [each for each in self._all if each.tensor.requires_grad]
-        unused = [each for each in trained if id(each.tensor) not in self._largest]
-        moved = [each for each in trained if any(map(bool, self._largest.get(id(each.tensor), ())))]
+        unused = [each for each in self._all if id(each.tensor) not in self._some]
+        moved = [each for each in self._all if bool(self._some.get(id(each.tensor), False))]
         same = [each for each in moved if digest(each.tensor) == each.before]
         if len(same) == len(moved):  # the learning rate is still too low
             same = []
-        found = (*_by_place(unused, UNUSED), *_by_place(same, UNTRAINED))
-        frozen = [each for each in self._all if not each.tensor.requires_grad]
-        if found or not frozen:
-            return Answer(found)
-        names = some([each.name for each in frozen])
-        return Answer(unknown=f"whether {names} should be frozen ({frozen[0].place})")
+        return Answer((*_by_place(unused, UNUSED), *_by_place(same, UNTRAINED)))
 
 
 def _by_place(parameters: Iterable[_Parameter], what: str) -> list[Finding]:
@@ -128,7 +124,11 @@ def _by_place(parameters: Iterable[_Parameter], what: str) -> list[Finding]:
     found = defaultdict(list)
     for each in parameters:
         found[each.place].append(each.name)
-    return [Finding(place, f"{some(names)}: {what}") for place, names in found.items()]
+    findings = []
+    for at, names in found.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        findings.append(Finding(at, f"{', '.join(names[:NAMED])}{more}: {what}"))
+    return findings
 
 
 def _made_at(module: nn.Module, path: str) -> Place | None:
@@ -136,70 +136,38 @@ def _made_at(module: nn.Module, path: str) -> Place | None:
     innermost attribute of a class of the student's."""
     found = None
     for name in path.split("."):
-        found = facts.attribute_at(type(module), name) or found
+        found = attribute_at(type(module), name) or found
         module = getattr(module, name)
     return found
 
 
-# Do measurements have as many values as a batch has examples, tokens or pixels?
+# Do a prediction and its target have the same shape?
 #
 # A prediction (B, 1) minus a target (B,) has the shape (B, B); its mean is not the error of the
-# predictions.
+# predictions. Of its own losses, such as mse_loss, torch says so itself.
 
 aten = torch.ops.aten
 
-DIFFERENCES = {
-    aten.huber_loss.default,
-    aten.mse_loss.default,
-    aten.smooth_l1_loss.default,
-    aten.sub.Tensor,
-}
-"""Operations on a prediction and its target."""
 
-
-class Measurements:
-    """The numbers of values that training steps measure, and differences of unlike shapes."""
+class Differences:
+    """The differences of a column and a row, of which one is a prediction."""
 
     def __init__(self) -> None:
-        self._counts: defaultdict[str, dict[int, int]] = defaultdict(dict)
-        self._logged: dict[str, Place | None] = {}
-        self._unlike: dict[Place, Finding] = {}
-
-    def log(self, measured: Mapping[str, Any], examples: int) -> None:
-        """Record what was measured on a number of examples."""
-        for name, value in measured.items():
-            if found := tensors(value):
-                self._counts[name][examples] = found[0].numel()
-                self._logged[name] = here()
+        self._found: dict[Place, Finding] = {}
 
     def done(self, func: Any, args: Any, _kwargs: dict[str, Any], result: Any) -> None:
-        """Record a difference of unlike shapes."""
-        if func not in DIFFERENCES or len(found := tensors(args[:2])) != 2:
+        """Look at an operation."""
+        if func is not aten.sub.Tensor or len(found := tensors(args[:2])) != 2:
             return
         shapes = [tuple(each.shape) for each in found]
-        if func is not aten.sub.Tensor:  # torch's losses expand what they are given
-            shapes = [_own_shape(each) for each in found]
-        if not _crossed(shapes) or found[0].requires_grad == found[1].requires_grad:
-            return
-        if place := here():
+        is_error = found[0].requires_grad != found[1].requires_grad
+        if is_error and _crossed(shapes) and (place := here()):
             text = f"{shapes[0]} minus {shapes[1]} is {tuple(result.shape)}; give both one shape"
-            self._unlike.setdefault(place, Finding(place, text))
+            self._found.setdefault(place, Finding(place, text))
 
     def answer(self) -> Answer:
-        """Return which measurements have too many values, or the differences that cause them."""
-        if self._unlike:
-            return Answer(tuple(self._unlike.values()))
-        if not self._counts:
-            return Answer(unknown="since nothing is given to job.log(…)")
-        found = []
-        for name, counts in self._counts.items():
-            # Values grow with the square of the examples, in batches of several sizes.
-            rates = [values / examples**2 for examples, values in counts.items() if examples > 1]
-            if len(rates) > 1 and len({*rates}) == 1 and rates[0] >= 1:
-                examples, values = max(counts.items())
-                text = f"{name} has {values} values for {examples} examples, as if each met all"
-                found.append(Finding(self._logged[name], f"{text} others"))
-        return Answer(tuple(found))
+        """Return the differences that were found."""
+        return Answer(tuple(self._found.values()))
 
 
 def _crossed(shapes: list[tuple[int, ...]]) -> bool:
@@ -210,34 +178,16 @@ def _crossed(shapes: list[tuple[int, ...]]) -> bool:
     return False
 
 
-def _own_shape(tensor: Tensor) -> tuple[int, ...]:
-    """The shape that a tensor had before it was expanded."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    own = [1 if stride == 0 else size for size, stride in pairs]
-    return tuple(own[1:] if own[:1] == [1] else own)
-
-
 # Do training steps wait for the device, where the student's code reads a tensor's value?
 #
 # On a GPU, the host then waits. On a CPU, nothing waits, but the same lines are found: a tensor
 # counts as being on the device if it was made from a batch, from weights, or with `device=`.
 
 READS = {
-    "item": ".item()",
-    "tolist": ".tolist()",
-    "numpy": ".numpy()",
-    "cpu": ".cpu()",
-    "to": '.to("cpu")',
-    "__array__": "making a NumPy array of a tensor",
-    "__bool__": "asking whether a tensor is true",
-    "__contains__": "looking for a value in a tensor",
-    "__float__": "float() of a tensor",
-    "__format__": "formatting a tensor",
-    "__index__": "a tensor as an index",
-    "__int__": "int() of a tensor",
-    "__repr__": "printing a tensor",
+    *("item", "tolist", "numpy", "cpu", "to", "__array__", "__bool__", "__contains__"),
+    *("__float__", "__format__", "__index__", "__int__", "__repr__"),
 }
-"""What reads a tensor's value, by the name of the function that torch calls for it."""
+"""What reads a tensor's value: the functions that torch calls for it."""
 
 BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operations whose result, or its shape, the host has to know."""
@@ -269,9 +219,9 @@ class Waits(TorchFunctionMode):
     def answer(self) -> Answer:
         """Return the lines that were found, except those whose comment says that they wait."""
         found = [
-            Finding(place, f"{what} waits for the device; {LOGGED}")
-            for place, what in self._found.items()
-            if DECLARED not in facts.text_at(place)
+            Finding(place, f"{name.strip('_')}() waits for the device; {LOGGED}")
+            for place, name in self._found.items()
+            if DECLARED not in getline(str(CODE / place.file), place.line)
         ]
         return Answer(tuple(found))
 
@@ -282,7 +232,7 @@ class Waits(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         reads = name in READS and (name != "to" or "cpu" in (*args[1:], kwargs.get("device")))
         if reads and self._on_device(args[:1]) and not kwargs.get("non_blocking"):
-            self._note(READS[name])
+            self._note(name)
         self._ignored = name == "one_hot" and len(args) + len(kwargs) > 1  # checked on CPUs alone
         result = func(*args, **kwargs)
         self._ignored = False
@@ -302,17 +252,17 @@ class Waits(TorchFunctionMode):
         to_host = any(each.device.type != self._device.type for each in tensors(result))
         if (to_host and not kwargs.get("non_blocking")) or _by_value(func, args, kwargs):
             what = func.overloadpacket.__name__
-            self._note(READS["item"] if what == "_local_scalar_dense" else what)
+            self._note("item" if what == "_local_scalar_dense" else what)
 
     def _on_device(self, tree: Any) -> bool:
         if self._device.type == "cpu":
             return any(each in self._marked for each in tensors(tree))
         return any(each.device == self._device for each in tensors(tree))
 
-    def _note(self, what: str) -> None:
+    def _note(self, name: str) -> None:
         place = here()
         if place and not self._ignored:
-            self._found.setdefault(place, what)
+            self._found.setdefault(place, name)
 
 
 def _by_value(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -333,111 +283,69 @@ OTHER_SEED = 2**31 - 1
 
 
 class SeenInEvaluation(NamedTuple):
-    """What was seen of one evaluation that read batches."""
+    """What was seen of a pass over batches."""
 
-    reads: Place
+    reads: Place | None
     changes: Finding | None
     """What it changes of the state."""
     drew: bool
     """Whether the global random numbers were used."""
-    draws: Finding | None
-    """Where they were."""
-
-
-class _Event(NamedTuple):
-    """The line that evaluates, and the line in the evaluation that does something; often the same
-    line. The student's frames from one to the other."""
-
-    outer: Place
-    inner: Place
-    frames: list[FrameType]
+    draws: Place | None
+    """Where torch's were, in the code that reads the batches."""
+    within: str
+    """Where that is exactly, in words, if it is another line."""
 
 
 class Evaluation:
-    """One evaluation, from now until its `end`, that is called from a frame of the student's.
-
-    A function that this calls evaluates if it reads batches. Other things that it does, such as
-    updating an average of weights, are ignored.
-    """
+    """A pass over batches that evaluates: from now until its `end`."""
 
     def __init__(self, parts: Mapping[str, Part], random: GlobalStreams, device: Any) -> None:
         self._parts, self._random = parts, random
-        self._base = next(iter(facts.running()), None)
+        self._frames = running()
         self._before = self._states()
         self._addresses = addresses(parts.values())
         self._training = random.state_dict()
         GlobalStreams(OTHER_SEED, device)
         self._others = digest(random.state_dict())
-        self._writes: list[_Event] = []
-        self._draws: list[_Event] = []
-        self._evaluates: list[FrameType] = []
-        self._reads: Place | None = None
-        self._watch = Operations(self._done)
-        self._watch.__enter__()  # type: ignore[no-untyped-call]
+        self._reads = here()
+        self._wrote: Place | None = None
+        self._drew: Place | None = None
+        self._within = ""
 
-    def read(self) -> None:
-        """A batch is about to be read."""
-        event = self._event()
-        self._reads = self._reads or event.outer
-        self._evaluates += event.frames
-
-    def draw(self) -> None:
-        """Python's or NumPy's global random numbers are drawn from."""
-        self._draws.append(self._event())
-
-    def end(self) -> SeenInEvaluation | None:
-        """Let training have its random numbers again; returns what was seen, if batches were
-        read."""
-        self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def end(self) -> SeenInEvaluation:
+        """Let training have its random numbers again; returns what was seen."""
         drew = digest(self._random.state_dict()) != self._others
         self._random.load_state_dict(self._training)
-        if not self._reads:
-            return None
-        writes, drawn = self._of_evaluation(self._writes), self._of_evaluation(self._draws)
-        by_loop = self._writes and not writes
-        changed = [name for name, now in self._states().items() if now != self._before.get(name)]
-        changes = draws = None
-        if changed and not by_loop:
-            text = f"evaluation changes {some(changed)}; is the model in training mode?"
-            changes = Finding(writes.outer if writes else self._reads, text)
-        if drawn:
-            within = f" (in {drawn.inner})" if drawn.inner != drawn.outer else ""
-            draws = Finding(drawn.outer, f": random numbers are drawn{within}")
-        drew = drew and bool(drawn or not self._draws)
-        return SeenInEvaluation(self._reads, changes, drew, draws)
+        changed = [name for name, now in self._states().items() if now != self._before[name]]
+        text = f"evaluation changes {', '.join(changed)}; is the model in training mode?"
+        changes = Finding(self._wrote or self._reads, text) if changed else None
+        return SeenInEvaluation(self._reads, changes, drew, self._drew, self._within)
 
-    def _states(self) -> dict[str, str]:
-        return digests({name: part.state_dict() for name, part in self._parts.items()})
-
-    def _done(self, func: Any, args: Any, kwargs: dict[str, Any], _result: Any) -> None:
-        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
-            self._draws.append(self._event())
+    def done(self, func: Any, args: Any, kwargs: dict[str, Any], _result: Any) -> None:
+        """Note the first operations that draw random numbers, and that write to the state."""
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        if seeded and kwargs.get("generator") is None and not self._drew:
+            self._drew, exactly = self._line(), here()
+            self._within = f" (in {exactly})" if exactly != self._drew else ""
         schema = zip(func._schema.arguments, args, strict=False)
         written = [tensor for about, arg in schema if about.is_write for tensor in tensors(arg)]
-        if any(address(tensor) in self._addresses for tensor in written):
-            self._writes.append(self._event())
+        if not self._wrote and any(address(tensor) in self._addresses for tensor in written):
+            self._wrote = self._line()
 
-    def _event(self) -> _Event:
-        running = facts.running()
-        below = running[: running.index(self._base)] if self._base in running else running
-        outer = below[-1] if below else running[0]
-        return _Event(line_of(outer), line_of(running[0]), below)
+    def _states(self) -> dict[str, str]:
+        return {name: digest(part.state_dict()) for name, part in self._parts.items()}
 
-    def _of_evaluation(self, events: list[_Event]) -> _Event | None:
-        """The first event in a function that evaluates, or in the loop if that reads batches."""
-        inline = not self._evaluates
-        for event in events:
-            if inline or any(frame in self._evaluates for frame in event.frames):
-                return event
-        return None
+    def _line(self) -> Place | None:
+        """The line that is running of the function that reads the batches, or else the innermost
+        one."""
+        inside = running()
+        reading = self._frames[0] if self._frames else None
+        return line_of(reading) if reading and reading in inside else here()
 
 
 # The job.
 
 CLOCKS = (time.time, time.time_ns, time.monotonic, time.perf_counter, datetime.now)
-
-READERS = ("getstate", "get_state")
-"""Methods of generators that draw no number."""
 
 REREAD = 8
 """Examples of a dataset that are read twice."""
@@ -462,8 +370,8 @@ class Seen:
     """Datasets whose examples are not the same when they are read again."""
     evaluations: list[SeenInEvaluation] = field(default_factory=list)
     in_background: bool = False
-    unpredictable: list[Place] = field(default_factory=list)
     clocks: list[Place] = field(default_factory=list)
+    """Where a clock is read."""
 
 
 class Watched(ShortJob[S]):
@@ -474,18 +382,16 @@ class Watched(ShortJob[S]):
         self._seen = Seen()
         self._named: Mapping[str, Part] = {}
         self._datasets: list[Dataset[Any]] = []
-        self._examples = 0
-        self._waits, self._measurements = Waits(self.device), Measurements()
+        self._waits, self._differences = Waits(self.device), Differences()
         self._gradients: Gradients | None = None
         self._carried: Carried | None = None
-        self._evaluation: Evaluation | None = None
 
     def seen(self) -> Seen:
         """Return what was seen."""
         seen = self._seen
-        seen.measurements = self._measurements.answer()
         if self._gradients:
             seen.waits, seen.gradients = self._waits.answer(), self._gradients.answer()
+            seen.measurements = self._differences.answer()
         if self._carried:
             seen.forgotten, seen.changes = Answer(self._carried.forgotten), self._carried.changes
         return seen
@@ -499,6 +405,15 @@ class Watched(ShortJob[S]):
         """Look no more."""
         sys.setprofile(None)
         super().close()
+
+    def batches(self, part: Dataset[Any] | None, *args: Any, **kwargs: Any) -> Batches | None:  # type: ignore[override]
+        """Read some examples twice, and look at each pass over the batches."""
+        if part is not None and not is_stream(part):
+            self._look_at(part)
+        made = super().batches(part, *args, **kwargs)
+        if made is not None:
+            made.watch = self._evaluation
+        return made
 
     def resume(self, **training: Part) -> None:
         """Note the parts that the student passes to job.resume()."""
@@ -518,95 +433,45 @@ class Watched(ShortJob[S]):
         self, batches: Batches | None = None, *, examples: int = 0, **units: float
     ) -> Iterator[Any]:
         """Look at what is done with each batch."""
-        self._end_evaluation()
         for batch in super().steps(batches, examples=examples, **units):
-            self._examples = examples or trees.rows(batch) or 0
             self._waits.mark(batch)
-            with Operations(self._waits.done, self._measurements.done), self._waits:
+            with Operations(self._waits.done, self._differences.done), self._waits:
                 yield batch
 
-    def parts(self, batch: Any, elements: Count | None = None) -> Iterator[tuple[Any, Tensor]]:
-        """Record how many examples a part has."""
-        for part, fraction in super().parts(batch, elements):
-            self._examples = trees.rows(part) or 0
-            yield part, fraction
-
-    def log(self, measured: Mapping[str, Any] | None = None, **more: Any) -> None:
-        """Look at what is measured."""
-        self._measurements.log({**(measured or {}), **more}, self._examples)
-        super().log(measured, **more)
-
-    def log_epoch(self, metrics: Mapping[str, float]) -> None:
-        """End an evaluation."""
-        self._end_evaluation()
-        super().log_epoch(metrics)
-
-    def load_best(self, **models: nn.Module) -> None:
-        """Begin the evaluation on test data."""
-        super().load_best(**models)
-        self._begin_evaluation()
-
-    def finish(self, results: Mapping[str, float]) -> dict[str, float]:
-        """End the evaluation on test data."""
-        self._end_evaluation()
-        return super().finish(results)
-
-    def in_background(
-        self, function: Callable[[nn.Module], Any], model: nn.Module, at_once: int = 1
-    ) -> Iterator[tuple[Any, nn.Module]]:
-        """Ignore evaluations in other threads."""
-        self._end_evaluation()
-        self._seen.in_background = True
-        yield from super().in_background(function, model, at_once)
-
     def _look_at(self, part: Dataset[Any]) -> None:
-        """Read some examples twice."""
         dataset, indices = underlying(part)
         self._datasets.append(dataset)
         once, again = (digest(examples_at(dataset, indices[:REREAD], list)) for _ in range(2))
         if once != again:
-            at = facts.method_at(type(dataset), "__getitem__") or here()
+            at, code = here(), getattr(type(dataset).__getitem__, "__code__", None)
+            if code and is_students(code.co_filename):
+                at = place(code.co_filename, code.co_firstlineno)
             _note(self._seen.unstable, Finding(at, UNSTABLE))  # one line for all parts
 
     def _end_steps(self) -> None:
         super()._end_steps()
         if self._carried:
             self._carried.look()
-        self._begin_evaluation()
 
-    def _begin_evaluation(self) -> None:
-        self._end_evaluation()
-        self._evaluation = Evaluation(self._named, self._random, self.device)
-
-    def _end_evaluation(self) -> None:
-        evaluation, self._evaluation = self._evaluation, None
-        if evaluation and (seen := evaluation.end()):
-            self._seen.evaluations.append(seen)
-
-    def _check_evaluation(self) -> None:
-        super()._check_evaluation()
-        if self._evaluation and not self._seen.in_background:
-            self._evaluation.read()
+    @contextmanager
+    def _evaluation(self) -> Iterator[None]:
+        """Look at a pass over batches, unless it is in another thread, or before training."""
+        in_background = threading.current_thread() is not threading.main_thread()
+        self._seen.in_background |= in_background
+        if in_background or not (self._position.evaluating or self._position.over):
+            yield
+            return
+        evaluation = Evaluation(self._named, self._random, self.device)
+        with Operations(evaluation.done):
+            yield
+        self._seen.evaluations.append(evaluation.end())
 
     def _called(self, frame: FrameType, event: str, called: Any) -> None:
-        """Note the lines that ask a clock or for an unpredictable number, and each use of a global
-        generator.
+        """Note the lines that read a clock.
 
-        Before Python 3.12, NumPy's generators are not seen: Python does not report calls of
-        Cython's functions. Source: docs.python.org/3/library/sys.html#sys.setprofile.
+        Source: docs.python.org/3/library/sys.html#sys.setprofile.
         """
-        if event != "c_call":
-            return
-        owner, unpredictable = getattr(called, "__self__", None), called is os.urandom
-        if isinstance(owner, tuple(GENERATORS)) and called.__name__ not in READERS:
-            if any(owner is each for each in GLOBAL):
-                if self._evaluation:
-                    self._evaluation.draw()
-            else:
-                unpredictable = called.__name__ == "seed"  # by chance, as `random.Random()` does
-        if unpredictable and (at := facts.asking(frame)):
-            _note(self._seen.unpredictable, at)
-        elif called in CLOCKS and is_students(frame.f_code.co_filename):
+        if event == "c_call" and called in CLOCKS and is_students(frame.f_code.co_filename):
             _note(self._seen.clocks, line_of(frame))
 
 

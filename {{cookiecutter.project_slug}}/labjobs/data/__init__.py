@@ -2,7 +2,7 @@
 
     batches   batches of any dataset; order, workers, streams and trees are its parts
     splits    holding out examples at random, by label, by group and in folds
-    vision    images and masks from files, published datasets, random changes to batches
+    vision    images from files, published datasets, random changes to batches
 
 May import cli, job, distributed and devices.
 """

@@ -8,7 +8,7 @@ A stream, whose examples have no index, comes in its own order (streams.py).
 """
 
 from collections.abc import Callable, Iterator, Sized
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from itertools import count
 from typing import Any, cast
@@ -51,6 +51,8 @@ class Batches:
         self.batch_size, self.loader = batch_size, loader
         self.check: Callable[[], None] = lambda: None
         """Called before each batch of an evaluation; may raise."""
+        self.watch: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Makes a context for each pass of an evaluation."""
 
     @property
     def examples(self) -> int:
@@ -78,9 +80,10 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         source = self._source
-        for batch in source.once() if isinstance(source, Stream) else source.epoch(0, 0):
-            self.check()
-            yield batch
+        with self.watch():
+            for batch in source.once() if isinstance(source, Stream) else source.epoch(0, 0):
+                self.check()
+                yield batch
 
     def endless(self, epoch: int, batch: int, place: Place) -> Iterator[tuple[Any, int]]:
         """Yield batches without end, with the number of examples in each, starting at a batch of an

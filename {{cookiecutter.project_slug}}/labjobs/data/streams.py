@@ -70,9 +70,8 @@ class Stream(Readers):
         self._parts = parts = min(getattr(source, "num_shards", 1), MOST_PARTS)
         # Batch by batch the processes take turns, and so do the parts, whose number is a multiple
         # of theirs: each part is read by the same process all the time.
-        processes = max(
-            (n for n in range(1, parts + 1) if n <= processes and parts % n == 0), default=0
-        )
+        even = [n for n in range(1, min(parts, processes) + 1) if parts % n == 0]
+        processes = max(even, default=0)
 
         def new() -> Processes:
             own = source if processes else copy.deepcopy(source)  # processes have a copy anyway
@@ -105,7 +104,9 @@ class Stream(Readers):
                 f"{len(states)} when the job was interrupted; --force starts over"
             )
         place.parts = [*states]
-        skipped, began = _skipped(states), time.monotonic()
+        known = [pickle.loads(state) for state in states if state]
+        skipped = sum(state["read"] for state in known if "source" not in state)
+        began = time.monotonic()
         with self.one() as reader:
             reader.begin(_turns(place.batches, states, endless=True))
             for number in count(1):
@@ -120,12 +121,6 @@ class Stream(Readers):
                 examples, place.parts[place.batches % self._parts] = read.about
                 place.batches += 1
                 yield read.batch, examples
-
-
-def _skipped(states: States) -> int:
-    """The number of examples that have to be read again."""
-    known = [pickle.loads(state) for state in states if state]
-    return sum(state["read"] for state in known if "source" not in state)
 
 
 # The parts of a stream, in a process that reads some of them.

@@ -1,18 +1,13 @@
 """Batches of a dataset, read by processes in the background."""
 
-import os
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from multiprocessing import parent_process
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from weakref import finalize
 
@@ -153,25 +148,6 @@ def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
     processes of the job, but the job needs this one until the end of a step."""
     data_evidence.join(job)
     terminal.handle_signals(signal.SIG_IGN)
-    sys.excepthook = _say_what_went_wrong
-
-
-def _say_what_went_wrong(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print an error, unless the job was killed, in which case the error is that a pipe to the job
-    has broken.
-
-    Such errors come from the thread of multiprocessing that hands over shared memory.
-    """
-    job = parent_process()
-    assert job
-    until = time.monotonic() + 1.0  # its pipes break a moment before it ends
-    while os.getppid() == job.pid:
-        if time.monotonic() > until:
-            sys.__excepthook__(kind, error, trace)
-            return
-        time.sleep(0.01)
 
 
 class Readers:
