@@ -139,10 +139,7 @@ def test_an_interrupted_search_goes_on_where_it_was(changed):
     stopped = ended(finder)
     assert stopped.returncode == 130, stopped
     last = stopped.stderr.splitlines()[-1]
-    assert (
-        last == "jobs.py: find noise-scale was interrupted by SIGINT; the same command continues it"
-    )
-    assert not [*(changed.root / ".sweeps").iterdir()]
+    assert last == "jobs.py: find noise-scale was interrupted by SIGINT"
     done = do(changed, *words[1:], *flags)
     answer = printed(done)
     curves = curves_in(attempt_in(changed.root / "runs" / answer["jobs"][0]))

@@ -19,7 +19,7 @@ from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, did_you_mean
 from labjobs.files import PROJECT, shown
 from labjobs.job import runtime, terminal
-from labjobs.job.terminal import Interrupted, Interruption, leave
+from labjobs.job.terminal import Interrupted, leave
 from labjobs.tracking import mlflow_client
 from labjobs.tracking.courier import sync
 
@@ -50,19 +50,10 @@ def export(project: Project, given: argparse.Namespace) -> int:
     if not find_spec("safetensors"):  # the environment is older than this command
         raise JobError("safetensors is missing; README.md says how to install packages")
     out: Path = given.out or PROJECT / layout.EXPORTED / job.id
-    interruption = Interruption()
-    try:
-        interruption.listen()
-        interruption.hold()
-        from labjobs.commands import export as command  # with torch, which is slow to import
+    from labjobs.commands import export as command  # with torch, which is slow to import
 
-        kind, runs_root = type(job.folder.settings), job.folder.runs_root
-        out = out.expanduser().absolute()
-        how = given.onnx, given.json, interruption
-        return command.export(job.id, kind, runs_root, out, *how)
-    except Interrupted as stop:
-        line = f"jobs.py: export-model was interrupted {stop}"
-        return leave(exit_status.SIGNALLED + stop.number, line)
+    kind, runs_root = type(job.folder.settings), job.folder.runs_root
+    return command.export(job.id, kind, runs_root, out.expanduser().absolute(), given.json)
 
 
 def find(_: Project, given: argparse.Namespace) -> int:
@@ -145,10 +136,7 @@ COMMANDS = {
     ),
     "export-model": Command(
         "write a job's network into a folder, for use without the project, and check its outputs",
-        JOB
-        | folder("--out", f"folder to make (default: {layout.EXPORTED}/JOB)", "FOLDER")
-        | switch("--onnx", "also write the network as ONNX")
-        | JSON,
+        JOB | folder("--out", f"folder to make (default: {layout.EXPORTED}/JOB)", "FOLDER") | JSON,
         export,
     ),
     "repeat": Command(
@@ -158,15 +146,6 @@ COMMANDS = {
                 "help": "a job's id or the beginning of one, or a figure, for all of its jobs",
                 "metavar": "JOB|FIGURE",
                 "nargs": "+",
-            },
-        }
-        | {
-            "--versions": {
-                "help": "versions of Python and of all packages: recorded (default; uv installs "
-                "them in a temporary environment) or present",
-                "metavar": "WHICH",
-                "choices": repeat.VERSIONS,
-                "default": repeat.VERSIONS[0],
             }
         }
         | JSON,
@@ -252,6 +231,9 @@ def jobs_command(**kinds: type) -> int:
         return leave(exit_status.WRONG, f"jobs.py: {error}")
     except (JobError, ConnectionError) as error:
         return leave(exit_status.FAILED, f"jobs.py: {error}")
+    except Interrupted as stop:
+        line = f"jobs.py: {given.command} was interrupted {stop}"
+        return leave(exit_status.SIGNALLED + stop.number, line)
     for problem in project.problems:
         leave(exit_status.FAILED, f"jobs.py: {problem}")
     return status

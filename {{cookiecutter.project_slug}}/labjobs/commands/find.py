@@ -5,14 +5,13 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from labjobs import exit_status, machine
+from labjobs.cli.flags import option
 from labjobs.commands import short_jobs
 from labjobs.commands.range_test import Valley, valley
 from labjobs.commands.short_jobs import Target, Trials
@@ -20,50 +19,39 @@ from labjobs.errors import JobError, SettingsError, did_you_mean
 from labjobs.files import PROJECT, shown
 from labjobs.job import runtime
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import identity
 from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
-from labjobs.job.terminal import Interrupted, leave
+from labjobs.job.terminal import Interruption
 from labjobs.results import figure_files, figures, style
-from labjobs.results.groups import mean_interval, ratio_interval
+from labjobs.results.groups import ratio_interval
 from labjobs.results.metrics import Measured
 from labjobs.settings import Metric
 
 Row = dict[str, str | int | float | None]
 """A row of the table, by the names of its columns."""
 
-Drawn = tuple[Any, str]
-"""A figure and its caption."""
-
 
 class Answer(NamedTuple):
     """The answer for a setting or flag: its name as a field, the suggested value or None, how that
-    was found or why there is none, a table, and what draws the figure."""
+    was found or why there is none, a table, and the paths of a figure's images."""
 
     what: str
     value: float | int | None
     why: str
     rows: Sequence[Row]
-    draw: Callable[[], Drawn]
+    figure: Sequence[str] = ()
 
 
 def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
     """Find what `given.command` names for the job with these flags, and print it; return the exit
     status: 0 if something is suggested, else 1.
 
-    Raises SettingsError for wrong flags.
+    Raises SettingsError for wrong flags, JobError if a job cannot be measured.
     """
     what = given.command
     target = short_jobs.read_target(words, runs_root)
-    try:
-        with Trials(what, target.runtime.device, given.force) as trials:
-            answer = FINDERS[what](target, given, trials)
-    except Interrupted as stop:
-        line = f"jobs.py: {what} was interrupted {stop}; the same command continues it"
-        return leave(exit_status.SIGNALLED + stop.number, line)
-    except JobError as error:
-        return leave(exit_status.FAILED, f"jobs.py: {error}")
-    jobs = [*trials.jobs.values()]
-    files = _write(f"{what.replace(' ', '-')}-{target.job.id}", answer.draw, jobs)
+    Interruption().listen()
+    trials = Trials(what, target.runtime.device, given.force)
+    answer = FINDERS[what](target, given, trials)
     found, following = answer.value is not None, target
     if found:
         change = target.running if what == runtime.FIND_WORKERS else target.having
@@ -72,18 +60,17 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
         content = {
             "suggestion": {answer.what: answer.value} if found else None,
             "why": answer.why,
-            "rows": list(answer.rows),
-            "jobs": [job.id for job in jobs],
-            "figure": files,
+            "rows": answer.rows,
+            "jobs": [*trials.jobs],
+            "figure": answer.figure,
             "next": following.command,
         }
         print(json.dumps(content, indent=2))
     else:
         _print_table(answer.rows)
-        flag = f"--{answer.what.replace('_', '-')}"
-        suggestion = f"suggestion: {flag} {answer.value} ({answer.why})"
+        suggestion = f"suggestion: {option(answer.what)} {answer.value} ({answer.why})"
         print(suggestion if found else f"nothing stands out: {answer.why}")
-        for file in files:
+        for file in answer.figure:
             print(f"figure: {file}")
         print(f"next: {following.command}")
     return exit_status.DONE if found else exit_status.FAILED
@@ -99,45 +86,6 @@ def _print_table(rows: Sequence[Row]) -> None:
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
-
-
-def _write(name: str, draw: Callable[[], Drawn], jobs: Sequence[JobFolder[Any]]) -> list[str]:
-    """Draw a figure into the project's folder of figures; return the paths of its images. If it
-    would not print correctly, say why and return none."""
-    venue = style.VENUES[style.DEFAULT]
-    figures.use(venue)
-    figure, caption = draw()
-    settings = [identity(job.settings) for job in jobs]
-    values = {name: [each.get(name) for each in settings] for name in settings[0]}
-    varied = {name: each for name, each in values.items() if len(set(map(str, each))) > 1}
-    newest = max(job.path.stat().st_mtime for job in jobs)
-    commits = set()
-    for job in jobs:
-        tags = short_jobs.tags(job)
-        changed = " with changes" if tags.get("dirty") == "true" else ""
-        commits.add(f"{tags.get('commit', '')}{changed}")
-    about = {  # as in the figures of plot.py
-        "jobs": sorted(job.id for job in jobs),
-        "commits": sorted(commits),
-        "shared": {name: each[0] for name, each in values.items() if name not in varied},
-        "varied": varied,
-        "newest": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds"),
-        "venue": venue.name,
-    }
-    try:
-        files = figure_files.save(figure, PROJECT / "figures" / name, caption, about, venue)
-    except figure_files.Misprint as error:
-        print(f"{name}: not written: {error}", file=sys.stderr)
-        return []
-    return [shown(file.path) for file in files]
-
-
-def _mark(draw_line: Callable[..., Any], value: float | None, what: str) -> str:
-    """Mark a suggested value; return what the caption says of it."""
-    if value is None:
-        return ""
-    draw_line(value, color=style.COLOURS[1], linestyle=style.LINES[1], linewidth=0.9)
-    return f"; the dashed line is the suggested {what}"
 
 
 # `find lr`: a learning rate, from range tests.
@@ -176,8 +124,9 @@ def _find_lr(target: Target, given: Namespace, trials: Trials) -> Answer:
         row |= {f"lowest {metric.key}": lowest, f"at {name}": rates[losses.index(lowest)]}
         rows.append(row)
     more = "; give a larger --up-to" if found.stands_out and not found.rises else ""
-    draw = partial(_draw_lr, found, curves, metric)
-    return Answer(name, found.rate, found.about + more, rows, draw)
+    stem = PROJECT / "figures" / f"find-lr-{target.job.id}"
+    figure = _draw(stem, found, curves, metric, [job.id for job in jobs])
+    return Answer(name, found.rate, found.about + more, rows, figure)
 
 
 def _schedule(target: Target) -> str:
@@ -208,7 +157,8 @@ def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float
     """The rates and losses of a job, starting at the step with the lowest rate."""
     points = short_jobs.points(job, metric.key)
     if not points:
-        known = ", ".join(sorted(short_jobs.logged(job))) or "nothing"
+        logged = {name for line in short_jobs.lines(job) for name in line.get("metrics", ())}
+        known = ", ".join(sorted(logged)) or "nothing"
         raise JobError(
             f"find lr: {job.label} logs no {metric.key}, only {known}; choose one with --metric"
         )
@@ -223,9 +173,17 @@ def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float
     return rates[start:], [point[metric.key] for point in points][start:]
 
 
-def _draw_lr(
-    found: Valley, curves: Sequence[tuple[list[float], list[float]]], metric: Measured
-) -> Drawn:
+def _draw(
+    stem: Path,
+    found: Valley,
+    curves: Sequence[tuple[list[float], list[float]]],
+    metric: Measured,
+    jobs: Sequence[str],
+) -> list[str]:
+    """Draw the tests; return the paths of the images. If they would not print correctly, say why
+    and return none."""
+    venue = style.VENUES[style.DEFAULT]
+    figures.use(venue)
     fig, ax = figures.figure("column", 2.4)
     for rates, losses in curves:
         ax.plot(rates, losses, color=style.GREY, linewidth=0.4, alpha=0.6)
@@ -235,13 +193,20 @@ def _draw_lr(
     figures.value_axis(ax.yaxis, metric.axis)
     margin = 0.1 * (found.before - found.low) + 4 * found.noise
     ax.set_ylim(found.low - margin, max(found.before, float(found.smooth.max())) + margin)
-    end = _mark(ax.axvline, found.rate, "rate")
+    if found.rate is not None:
+        line = {"color": style.COLOURS[1], "linestyle": style.LINES[1], "linewidth": 0.9}
+        ax.axvline(found.rate, label="suggested rate", **line)
     figures.legend(fig)
-    return fig, (
+    caption = (
         f"{metric.title} in {len(curves)} range {'tests' if len(curves) > 1 else 'test'}, in which "
-        "the learning rate rises with each step, and its running mean until a test breaks "
-        f"down{end}."
+        "the learning rate rises with each step, and its running mean until a test breaks down."
     )
+    about = {"jobs": sorted(jobs), "venue": venue.name}
+    try:
+        return [shown(file.path) for file in figure_files.save(fig, stem, caption, about, venue)]
+    except figure_files.Misprint as error:
+        print(f"{stem.name}: not written: {error}", file=sys.stderr)
+        return []
 
 
 # `find batch-size` and `find workers`: the smallest value with which a job is nearly as fast as it
@@ -333,21 +298,19 @@ def _find_batch_size(target: Target, given: Namespace, trials: Trials) -> Answer
         raise JobError(f"find batch-size: {end}")
     good, why = smallest_good(speeds)
     why += f"; {speeds[-1].value} is the largest that fits ({end})"
-    return Answer(name, good, why, rows, partial(_draw_speeds, speeds, name, good))
+    return Answer(name, good, why, rows)
 
 
 def _measured(test: Target, name: str, size: int, trials: Trials) -> Speed | str:
     """The speed with a batch size, or why there is none. Raises JobError for a job that fails for
     another reason than memory or too few examples."""
-    ended = trials.before(test)
-    if not ended.out_of_memory:
-        ended = trials.run(test)
+    ended = trials.run(test)
     if ended.out_of_memory:
         killed = "was killed, probably because memory ran out"
         return f"{size} {killed if ended.how == 'killed' else 'ran out of memory'}"
     points = short_jobs.points(test.job, RATE) if ended.has_measured else []
     if not points:
-        raise JobError(f"find batch-size, --{name.replace('_', '-')} {size}: {ended.said}")
+        raise JobError(f"find batch-size, {option(name)} {size}: {ended.said}")
     examples, memory = (max(point[what] for point in points) for what in (EXAMPLES, MEMORY))
     if examples < size:
         return f"the training data has {examples:.0f} examples"
@@ -383,7 +346,8 @@ def _find_workers(target: Target, given: Namespace, trials: Trials) -> Answer:
                 raise JobError(f"find workers, --workers {count}: {ended.said}")
         trials.jobs[long.job.id] = long.job
         again = False
-        if short_jobs.tags(long.job).get(LOADER) != "workers":
+        tags = [line["tags"] for line in short_jobs.lines(long.job) if "tags" in line]
+        if [each[LOADER] for each in tags if LOADER in each][-1] != "workers":
             raise JobError(
                 "find workers: this job does not read its data in the background, but keeps it in "
                 "memory; add -- --loader workers"
@@ -391,8 +355,7 @@ def _find_workers(target: Target, given: Namespace, trials: Trials) -> Answer:
         speeds.append(Speed(count, rates))
     good, why = smallest_good(speeds)
     rows: list[Row] = [{"workers": speed.value, **speed.row} for speed in speeds]
-    draw = partial(_draw_speeds, speeds, "workers", good)
-    return Answer("workers", good, f"{why}; job {long.job.id}", rows, draw)
+    return Answer("workers", good, f"{why}; job {long.job.id}", rows)
 
 
 def _rates(long: Target, count: int) -> list[float]:
@@ -401,25 +364,6 @@ def _rates(long: Target, count: int) -> list[float]:
     if not job.begun or job.change:
         return []
     return [point[RATE] for point in short_jobs.points(job, RATE) if point.get(WORKERS) == count]
-
-
-def _draw_speeds(speeds: Sequence[Speed], name: str, suggested: int | None) -> Drawn:
-    fig, ax = figures.figure("column", 2.2)
-    intervals = {speed.value: mean_interval(speed.rates) for speed in speeds}
-    for value, (middle, low, high) in intervals.items():
-        ax.plot([value] * 2, [low, high], color=style.COLOURS[0], linewidth=0.9)
-        ax.plot(value, middle, "o", color=style.COLOURS[0])
-    if min(intervals) > 0:
-        ax.set_xscale("log", base=2)
-    ax.set_xlabel(style.setting(name))
-    figures.value_axis(ax.yaxis, "training examples per second")
-    ax.set_ylim(0, 1.1 * max(interval.high for interval in intervals.values()))
-    end = _mark(ax.axvline, suggested, "value")
-    figures.ticks_at(ax, intervals)
-    return fig, (
-        f"Training examples per second: mean of {len(speeds[0].rates)} windows of time with its "
-        f"95% t interval{end}."
-    )
 
 
 # `find noise-scale`: the batch size above which more examples add little to a step.
@@ -445,15 +389,9 @@ class Span(NamedTuple):
     high: float
 
     @property
-    def has_interval(self) -> bool:
-        """Whether the interval is one of positive numbers."""
-        return self.low > 0 and math.isfinite(self.high)
-
-    @property
     def is_known(self) -> bool:
         """Whether the interval is narrow enough for the estimate to be used."""
-        wide = WIDEST * self.scale
-        return self.has_interval and self.high < wide and self.scale < WIDEST * self.low
+        return 0 < self.scale < WIDEST * self.low and self.high < WIDEST * self.scale
 
 
 def _find_noise_scale(target: Target, given: Namespace, trials: Trials) -> Answer:
@@ -491,8 +429,7 @@ def _find_noise_scale(target: Target, given: Namespace, trials: Trials) -> Answe
         {"steps": f"{first}–{last}", "noise scale": scale, "low": low, "high": high}
         for first, last, scale, low, high in spans
     ]
-    draw = partial(_draw_noise_scales, spans, suggested, test.settings.accumulate)
-    return Answer(name, suggested, f"{why}; job {job.id}", rows, draw)
+    return Answer(name, suggested, f"{why}; job {job.id}", rows)
 
 
 def spans_of(measured: Sequence[tuple[float, ...]]) -> list[Span]:
@@ -508,27 +445,6 @@ def spans_of(measured: Sequence[tuple[float, ...]]) -> list[Span]:
         scale, low, high = map(float, ratio_interval(noise, signal))
         spans.append(Span(int(steps[0]), int(steps[-1]), scale, low, high))
     return spans
-
-
-def _draw_noise_scales(spans: Sequence[Span], suggested: int | None, parts: int) -> Drawn:
-    fig, ax = figures.figure("column", 2.2)
-    known = [span for span in spans if span.has_interval]
-    for span in known:
-        steps, colour = [span.first, span.last], style.COLOURS[0]
-        ax.fill_between(steps, span.low, span.high, color=colour, alpha=0.2, lw=0)
-        ax.plot(steps, [span.scale] * 2, color=colour)
-    ax.set_xlabel("optimizer step")
-    if known:
-        figures.log_scale(ax.yaxis)
-    ax.set_ylabel("noise scale (examples)")
-    end = _mark(ax.axhline, suggested, "batch size")
-    caption = (
-        f"Simple noise scale of the gradient, from {parts} parts of each batch, with its 95% "
-        f"interval over steps{end}."
-    )
-    if missing := len(spans) - len(known):
-        caption += f" In {missing} of {len(spans)} spans it cannot be estimated."
-    return fig, caption
 
 
 FINDERS: dict[str, Callable[[Target, Namespace, Trials], Answer]] = {

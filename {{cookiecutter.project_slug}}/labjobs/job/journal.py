@@ -98,6 +98,12 @@ def count(path: Path) -> int:
         return reader.line
 
 
+def lines_of(attempt: Path) -> list[dict[str, Any]]:
+    """Return the lines of an attempt's journal so far. Raises Damaged, OSError."""
+    with (attempt / layout.JOURNAL).open("rb") as file:
+        return Reader(file).read()
+
+
 class Reader:
     """The reading end, while the job may be writing. `start` and `line` are the journal's first
     line and the number of the last one that was read, `end` the bytes up to there."""

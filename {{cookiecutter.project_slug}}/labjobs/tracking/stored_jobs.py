@@ -43,28 +43,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-ENDED = """
-SELECT runs.run_uuid, id.value, runs.status = 'FAILED', runs.start_time, runs.end_time,
-    code.value, data.value
-FROM runs
-JOIN experiments USING (experiment_id)
-JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
-JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.value = 'true'
-LEFT JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
-LEFT JOIN tags AS data ON data.run_uuid = runs.run_uuid AND data.key = 'data'
+RUNS = """
+SELECT run_uuid, status, start_time, end_time FROM runs JOIN experiments USING (experiment_id)
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
-    AND (runs.status = 'FINISHED' AND mark.key = 'finished'
-        OR runs.status = 'FAILED' AND mark.key = 'diverged')
-"""
-LEASED = """
-SELECT id.value, code.value, owner.value, host.value, beat.value FROM runs
-JOIN experiments USING (experiment_id)
-JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
-JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
-JOIN tags AS owner ON owner.run_uuid = runs.run_uuid AND owner.key = 'owner'
-JOIN tags AS host ON host.run_uuid = runs.run_uuid AND host.key = 'host'
-JOIN tags AS beat ON beat.run_uuid = runs.run_uuid AND beat.key = 'heartbeat'
-WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active' AND runs.status = 'RUNNING'
 """
 OWNERS = f"""
 SELECT experiments.name, tags.value FROM experiments
@@ -75,6 +56,8 @@ WHERE experiments.lifecycle_stage = 'active'
 """
 THESE = "run_uuid IN (SELECT value FROM json_each(:runs))"
 TAGS = f"SELECT run_uuid, key, value FROM tags WHERE {THESE}"
+FEW_TAGS = f"""{TAGS} AND key IN
+('job_id', 'code', 'data', 'owner', 'host', 'heartbeat', 'finished', 'diverged')"""
 PARAMS = f"SELECT run_uuid, key, value FROM params WHERE {THESE}"
 NUMBER = "CASE WHEN NOT is_nan THEN value END"
 METRICS = f"SELECT run_uuid, key, {NUMBER} FROM latest_metrics WHERE {THESE}"
@@ -83,13 +66,6 @@ SELECT run_uuid, step, {NUMBER} FROM metrics
 WHERE {THESE} AND key = :key
 ORDER BY run_uuid, step, timestamp
 """
-
-FINISHED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
-DIVERGED = "attributes.status = 'FAILED' AND tags.diverged = 'true'"
-RUNNING = "attributes.status = 'RUNNING'"
-"""Which runs MLflow's client is asked for."""
-
-Rows = Sequence[Sequence[Any]]
 
 AT_ONCE = 8
 """Number of histories that are requested from a server at a time."""
@@ -103,74 +79,91 @@ class StoredJob(TypedDict):
 
     job_id: str
     run_id: str
+    status: str
+    diverged: bool
     started: int
     ended: int
-    diverged: bool
     params: dict[str, str]
     metrics: dict[str, float]
     """Last values."""
     tags: dict[str, str]
 
 
+def _job(
+    run: str,
+    status: str,
+    started: int,
+    ended: int | None,
+    tags: dict[str, str],
+    params: dict[str, str],
+    metrics: dict[str, float],
+) -> StoredJob:
+    return {
+        "job_id": tags["job_id"],
+        "run_id": run,
+        "status": status,
+        "diverged": status == "FAILED" and tags.get("diverged") == "true",
+        "started": started,
+        "ended": ended or 0,
+        "params": params,
+        "metrics": metrics,
+        "tags": tags,
+    }
+
+
+def _is_over(job: StoredJob) -> bool:
+    """Whether it finished, which takes the mark too, or diverged."""
+    is_finished = job["status"] == "FINISHED" and job["tags"].get("finished") == "true"
+    return is_finished or job["diverged"]
+
+
 def jobs(experiment: str) -> list[StoredJob]:
     """Return the attempts at jobs that finished or diverged, by job id; of several runs with the
     same job id and code, a finished one, or the last to end."""
     path = sqlite_path()
-    found = _by_sql(path, experiment) if path else _by_client(experiment, FINISHED, DIVERGED)
-    found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
-    return list({(job["job_id"], job["tags"].get("code")): job for job in found}.values())
+    every = _by_sql(path, experiment, TAGS) if path else _by_client(experiment)
+    over = [job for job in every if _is_over(job)]
+    if path:
+        by_run = {job["run_id"]: job for job in over}
+        runs = json.dumps(list(by_run))
+        for run, key, value in select(path, PARAMS, runs=runs):
+            by_run[run]["params"][key] = value
+        for run, key, value in select(path, METRICS, runs=runs):
+            by_run[run]["metrics"][key] = _number(value)
+    over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
+    return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
 
 
-def _by_sql(path: Path, experiment: str) -> list[StoredJob]:
-    found: dict[str, StoredJob] = {
-        run: {
-            "job_id": job_id,
-            "run_id": run,
-            "started": started,
-            "ended": ended or 0,
-            "diverged": bool(diverged),
-            "params": {},
-            "metrics": {},
-            "tags": {},
-        }
-        for run, job_id, diverged, started, ended, *_ in select(path, ENDED, experiment=experiment)
-    }
-    runs = json.dumps(list(found))
-    for run, key, value in select(path, PARAMS, runs=runs):
-        found[run]["params"][key] = value
-    for run, key, value in select(path, METRICS, runs=runs):
-        found[run]["metrics"][key] = _number(value)
-    for run, key, value in select(path, TAGS, runs=runs):
-        found[run]["tags"][key] = value
-    return list(found.values())
+def _by_sql(path: Path, experiment: str, query: str) -> list[StoredJob]:
+    """The runs of all jobs, with the tags that a query asks for, but no params and metrics."""
+    runs = select(path, RUNS, experiment=experiment)
+    tags: dict[str, dict[str, str]] = {run: {} for run, *_ in runs}
+    for run, key, value in select(path, query, runs=json.dumps(list(tags))):
+        tags[run][key] = value
+    return [
+        _job(run, status, started, ended, tags[run], {}, {})
+        for run, status, started, ended in runs
+        if "job_id" in tags[run]
+    ]
 
 
-def _by_client(experiment: str, *queries: str) -> list[StoredJob]:
-    """The jobs that match one of these queries, fetched page by page."""
+def _by_client(experiment: str) -> list[StoredJob]:
+    """The runs of all jobs, fetched page by page."""
     runs: list[Run] = []
     with asked() as client:
         named = client.get_experiment_by_name(experiment)
-        where = [named.experiment_id] if named else []
-        for query in queries if named else ():
-            page = client.search_runs(where, query)
-            runs += page
-            while page.token:
-                page = client.search_runs(where, query, page_token=page.token)
-                runs += page
-    return [
-        {
-            "job_id": run.data.tags["job_id"],
-            "run_id": run.info.run_id,
-            "started": run.info.start_time,
-            "ended": run.info.end_time or 0,
-            "diverged": run.info.status == "FAILED",
-            "params": run.data.params,
-            "metrics": {key: _number(value) for key, value in run.data.metrics.items()},
-            "tags": run.data.tags,
-        }
-        for run in runs
-        if "job_id" in run.data.tags
-    ]
+        token = "" if named else None
+        while named and token is not None:
+            page = client.search_runs([named.experiment_id], page_token=token or None)
+            runs, token = runs + page, page.token or None
+    found = []
+    for run in runs:
+        about, data = run.info, run.data
+        if "job_id" in data.tags:
+            metrics = {key: _number(value) for key, value in data.metrics.items()}
+            times = about.start_time, about.end_time
+            found.append(_job(about.run_id, about.status, *times, data.tags, data.params, metrics))
+    return found
 
 
 @contextmanager
@@ -220,27 +213,26 @@ def known(experiment: str) -> Known:
     another project.
     """
     courier.check_places()
-    ended: Rows
-    leased: Rows
     if path := sqlite_path():
         settle(experiment)
-        ended = select(path, ENDED, experiment=experiment)
-        leased = select(path, LEASED, experiment=experiment)
+        runs = _by_sql(path, experiment, FEW_TAGS)
     else:
-        ended, leased = _by_other_process(experiment)
+        runs = _by_other_process(experiment)
     found = Known({}, {}, {})
-    for _, job_id, diverged, start, end, code, data in ended:
-        jobs = found.diverged if diverged else found.finished
-        attempt = Ended(code or "", data or "", ((end or 0) - start) / 1000)
-        jobs.setdefault(job_id, []).append(attempt)
-    for job_id, code, owner, host, beat in leased:
-        if fresh("RUNNING", beat):
-            found.leases.setdefault(job_id, []).append(Lease(code, owner, host))
+    for job in runs:
+        job_id, tags = job["job_id"], job["tags"]
+        if _is_over(job):
+            jobs = found.diverged if job["diverged"] else found.finished
+            seconds = (job["ended"] - job["started"]) / 1000
+            attempt = Ended(tags.get("code", ""), tags.get("data", ""), seconds)
+            jobs.setdefault(job_id, []).append(attempt)
+        elif fresh(job["status"], tags.get("heartbeat", "")):
+            lease = Lease(*(tags.get(name, "") for name in Lease._fields))
+            found.leases.setdefault(job_id, []).append(lease)
     return found
 
 
-def _by_other_process(experiment: str) -> tuple[Rows, Rows]:
-    """The rows of ENDED and LEASED."""
+def _by_other_process(experiment: str) -> list[StoredJob]:
     command = [sys.executable, "-m", "labjobs.tracking.stored_jobs", experiment]
     try:
         answer = subprocess.run(
@@ -253,24 +245,15 @@ def _by_other_process(experiment: str) -> tuple[Rows, Rows]:
         line = mlflow_client.last_line(answer.stderr)
         wrong = answer.returncode == exit_status.WRONG
         raise SettingsError(line) if wrong else ConnectionError(line)
-    ended, leased = json.loads(answer.stdout)
-    return ended, leased
+    found: list[StoredJob] = json.loads(answer.stdout)
+    return found
 
 
 def main(experiment: str) -> None:
-    """Print these rows, as the other process."""
+    """Print the runs, as the other process."""
     settle(experiment)
-    ended = [
-        [
-            *(job["run_id"], job["job_id"], job["diverged"], job["started"], job["ended"]),
-            *map(job["tags"].get, ("code", "data")),
-        ]
-        for job in _by_client(experiment, FINISHED, DIVERGED)
-    ]
-    keys = ("job_id", "code", "owner", "host", "heartbeat")
-    running = [job["tags"] for job in _by_client(experiment, RUNNING)]
-    leased = [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
-    print(json.dumps([ended, leased]))
+    nothing: dict[str, Any] = {"params": {}, "metrics": {}}
+    print(json.dumps([job | nothing for job in _by_client(experiment)]))
 
 
 # Which experiments there are, and whose they are.
