@@ -98,13 +98,13 @@ JOB: Arguments = {"job": {"help": "a job's id, or the beginning of one", "metava
 JSON = switch("--json", "print it as JSON")
 RUNS_ROOT = folder("--runs-root", "folder with the jobs' folders (default: runs)", "PATH")
 SETTING = name("--setting", "name of the setting to find a value for, if not the usual one")
-FORCE = switch("--force", "measure again, even if there are results")
+FIND = switch("--force", "measure again, even if there are results") | JSON
 
 COMMANDS = {
     "list": Command(
         "print each job: id, state, when it ended, its result, settings",
-        name("--state", f"only jobs in this state: {', '.join(inventory.STATES)}", "STATE") | JSON,
-        lambda project, given: inventory.print_list(project, given.state, given.json),
+        JSON,
+        lambda project, given: inventory.print_list(project, given.json),
     ),
     "show": Command(
         "print all there is to know of a job, and the command that runs it again",
@@ -173,14 +173,8 @@ COMMANDS = {
         }
         | number("--steps", "optimizer steps of a test (default: 150)", 150)
         | number("--seeds", "tests, each with its own seed (default: 3)", 3)
-        | name(
-            "--metric",
-            "the training loss, by its name in METRICS (default: the monitored metric if lower is "
-            "better, or else the first such metric)",
-        )
         | SETTING
-        | FORCE
-        | JSON,
+        | FIND,
         find,
     ),
     runtime.FIND_BATCH_SIZE: Command(
@@ -188,21 +182,17 @@ COMMANDS = {
         number("--smallest", "size to start with (default: 8)", 8)
         | number("--largest", f"size to end with (default: {LARGEST})", LARGEST)
         | SETTING
-        | FORCE
-        | JSON,
+        | FIND,
         find,
     ),
     runtime.FIND_NOISE_SCALE: Command(
         "find the batch size above which more examples help little (the noise scale)",
-        number("--steps", "optimizer steps to measure (default: 200)", 200)
-        | SETTING
-        | FORCE
-        | JSON,
+        number("--steps", "optimizer steps to measure (default: 200)", 200) | SETTING | FIND,
         find,
     ),
     runtime.FIND_WORKERS: Command(
         "find how many processes should read the data with --loader workers",
-        number("--largest", "most processes to try (default: the number of cores)") | FORCE | JSON,
+        number("--largest", "most processes to try (default: the number of cores)") | FIND,
         find,
     ),
 }

@@ -28,7 +28,7 @@ from torch.export import Dim, ExportedProgram
 from labjobs import exit_status, layout
 from labjobs.errors import JobError, SettingsError, cause, first_line
 from labjobs.files import read_json, shown
-from labjobs.job import attempts, code_evidence, journal
+from labjobs.job import attempts, journal
 from labjobs.job.terminal import Interruption, leave
 from labjobs.sources import fault
 from labjobs.training import state
@@ -261,30 +261,22 @@ def tensors(output: Any) -> list[Tensor]:
 
 def _about(attempt: Path, metrics: dict[str, float], change: str) -> dict[str, Any]:
     """Where the network comes from: what job.json holds."""
-    recorded = journal.record_of(attempt, layout.SETTINGS)
-    return {
-        "job": attempt.parent.name,
-        "attempt": attempt.name,
+    return journal.record_of(attempt, layout.SETTINGS) | {
         "status": attempts.status_of(attempt) or "not finished",
-        "code": code_evidence.digest(attempt),
         "exported_with": change or "the same code",
-        "script": recorded.get("script"),
-        "settings": recorded.get("settings"),
         "spec": read_json(attempt / layout.SPEC),
         "metrics": metrics,
     }
 
 
 def _readme(job: str, model: nn.Module, example: Make) -> str:
-    """How to load and call the network, and what it takes and returns, in Markdown."""
+    """How to load and call the network, and what it returns, in Markdown."""
     given = make_inputs(example, TRACED)
     by_name = isinstance(given, dict)
     names = [*(given if by_name else inspect.signature(model.forward).parameters)]
-    rows, made, call = [], [], []
+    made, call = [], []
     # forward may have more parameters, with defaults
-    for name, tensor, dynamic in zip(names, tensors(given), dynamic_shapes(example), strict=False):
-        sizes = ["any" if place in dynamic else str(n) for place, n in enumerate(tensor.shape)]
-        rows.append(f"| `{name}` | {tensor.dtype} | ({', '.join(sizes)}) |\n")
+    for name, tensor in zip(names, tensors(given), strict=False):
         made.append(f"{name} = torch.zeros({tuple(tensor.shape)}, dtype={tensor.dtype})\n")
         call.append(f"{name}={name}" if by_name else name)
     with torch.no_grad():
@@ -298,10 +290,7 @@ model = torch.export.load("{MODEL}").module()
 {"".join(made)}outputs = model({", ".join(call)})
 ```
 
-| input | type | shape |
-|---|---|---|
-{"".join(rows)}
-With these inputs it returns {", ".join(returned)}.
+With these {TRACED} examples it returns {", ".join(returned)}.
 
 `{WEIGHTS}` has the weights by name; `{ABOUT}` says where they come from.
 """

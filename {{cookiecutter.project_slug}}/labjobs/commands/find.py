@@ -2,29 +2,24 @@
 
 import json
 import math
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from labjobs import exit_status, machine
 from labjobs.cli.flags import option
 from labjobs.commands import short_jobs
-from labjobs.commands.range_test import Valley, valley
 from labjobs.commands.short_jobs import Target, Trials
-from labjobs.errors import JobError, SettingsError, did_you_mean
-from labjobs.files import PROJECT, shown
+from labjobs.errors import JobError, SettingsError
 from labjobs.job import runtime
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
 from labjobs.job.terminal import Interruption
-from labjobs.results import figure_files, figures, style
 from labjobs.results.groups import ratio_interval
-from labjobs.results.metrics import Measured
-from labjobs.settings import Metric
 
 Row = dict[str, str | int | float | None]
 """A row of the table, by the names of its columns."""
@@ -32,13 +27,12 @@ Row = dict[str, str | int | float | None]
 
 class Answer(NamedTuple):
     """The answer for a setting or flag: its name as a field, the suggested value or None, how that
-    was found or why there is none, a table, and the paths of a figure's images."""
+    was found or why there is none, and a table."""
 
     what: str
     value: float | int | None
     why: str
     rows: Sequence[Row]
-    figure: Sequence[str] = ()
 
 
 def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
@@ -62,7 +56,6 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
             "why": answer.why,
             "rows": answer.rows,
             "jobs": [*trials.jobs],
-            "figure": answer.figure,
             "next": following.command,
         }
         print(json.dumps(content, indent=2))
@@ -70,8 +63,6 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
         _print_table(answer.rows)
         suggestion = f"suggestion: {option(answer.what)} {answer.value} ({answer.why})"
         print(suggestion if found else f"nothing stands out: {answer.why}")
-        for file in answer.figure:
-            print(f"figure: {file}")
         print(f"next: {following.command}")
     return exit_status.DONE if found else exit_status.FAILED
 
@@ -107,26 +98,123 @@ def _find_lr(target: Target, given: Namespace, trials: Trials) -> Answer:
     if "seed" in target.known:
         first = target.settings.seed
         tests = [test.having(seed=first + place) for place in range(given.seeds)]
-    metric = _loss(target.script.metrics, target.settings, given.metric)
+    loss = _loss(target)
     jobs = [trials.measure(each) for each in tests]
-    curves = [_curve(job, name, metric) for job in jobs]
+    curves = [_curve(job, name, loss) for job in jobs]
     longest = max((rates for rates, _ in curves), key=len)
     try:
         found = valley(longest, [losses for _, losses in curves])
     except ValueError as error:
-        said = f"{metric.key} has {error}; see {jobs[0].label}'s log.txt"
+        said = f"{loss} has {error}; see {jobs[0].label}'s log.txt"
         raise JobError(f"find lr: {said}") from None
     rows: list[Row] = []
     for job, (rates, losses) in zip(jobs, curves, strict=True):
         lowest = min(filter(math.isfinite, losses), default=math.nan)
         seed = getattr(job.settings, "seed", None)
         row: Row = {"job": job.id, "seed": seed, "steps": len(losses)}
-        row |= {f"lowest {metric.key}": lowest, f"at {name}": rates[losses.index(lowest)]}
+        row |= {f"lowest {loss}": lowest, f"at {name}": rates[losses.index(lowest)]}
         rows.append(row)
     more = "; give a larger --up-to" if found.stands_out and not found.rises else ""
-    stem = PROJECT / "figures" / f"find-lr-{target.job.id}"
-    figure = _draw(stem, found, curves, metric, [job.id for job in jobs])
-    return Answer(name, found.rate, found.about + more, rows, figure)
+    return Answer(name, found.rate, found.about + more, rows)
+
+
+# Where a loss is low while the learning rate rises, and whether it stands out from the noise.
+
+WINDOW = 7  # points in the running mean
+BEFORE = 0.1  # fraction of the points, at the start, whose rates are too low to change the loss
+SIGMAS = 2.0  # a fall must exceed this many standard deviations of a single point to stand out
+OF_THE_FALL = 0.9  # the loss counts as low once it has fallen by this fraction of its whole fall
+TO_NORMAL = 1.4826  # standard deviation by median absolute deviation, of normal values
+
+Floats = NDArray[np.float64]
+
+
+class Valley(NamedTuple):
+    """The result of range tests, at the `rates` (n,) before training broke down, with the running
+    mean of the loss, over the tests (n,)."""
+
+    rates: Floats
+    smooth: Floats
+    start: float  # the lowest and the highest rate at which the loss is low
+    end: float
+    before: float  # the loss before anything happens, and the lowest running mean
+    low: float
+    noise: float  # the standard deviation of a single point
+    rises: bool  # whether the loss rises after the valley, or is not finite
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether the loss falls by more than its noise."""
+        return self.before - self.low > SIGMAS * self.noise
+
+    @property
+    def rate(self) -> float | None:
+        """The geometric mean of the valley's ends, with two digits; None if it does not stand out
+        or has no end."""
+        if not (self.stands_out and self.rises):
+            return None
+        return float(f"{np.sqrt(self.start * self.end):.1e}")
+
+    @property
+    def about(self) -> str:
+        """How the rate was found, or why there is none, in a few words."""
+        if not self.stands_out:
+            return (
+                f"the loss falls by {self.before - self.low:.3g}, within {SIGMAS:g} standard "
+                f"deviations of its noise, {self.noise:.2g}"
+            )
+        fall = f"from {self.before:.3g} to {self.low:.3g} (noise {self.noise:.2g})"
+        if not self.rises:
+            return f"the loss falls {fall} and has not risen again at {self.rates[-1]:.2g}"
+        return f"the loss falls {fall} and is low from {self.start:.2g} to {self.end:.2g}"
+
+
+def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
+    """Return the valley in the losses of repeated range tests.
+
+    Args:
+        rates: Learning rates, rising (n,).
+        losses: The losses of each test (n,), by rate. A test that ended early has fewer values, and
+            values may be infinite or NaN.
+
+    Everything after a breakdown is cut off: after the first value that is not finite, or after the
+    running mean is as far above its initial level as it had been below it. This works for losses of
+    any scale and sign. Raises ValueError if nothing is left.
+    """
+    every = np.asarray(rates, dtype=float)
+    first = max(3, round(BEFORE * len(every)))
+    count = min(len(np.asarray(each)) for each in losses)
+    values = np.stack([np.asarray(each, dtype=float)[:count] for each in losses])
+    wrong = np.flatnonzero(~np.isfinite(values).all(axis=0))
+    values = values[:, : wrong[0]] if len(wrong) else values
+    smooth = _running_mean(values)
+    before, spread = values[:, :first].mean(), values[:, :first].std()
+    fallen = before - np.minimum.accumulate(smooth)
+    above = np.flatnonzero(smooth > before + np.maximum(fallen, SIGMAS * spread))
+    values = values[:, : above[0]] if len(above) else values
+    if values.shape[1] <= first:
+        raise ValueError(f"only {values.shape[1]} finite values")
+    smooth = _running_mean(values)
+    count, bottom = len(smooth), int(smooth.argmin())
+    low, noise = float(smooth[bottom]), TO_NORMAL * float(np.median(np.abs(values - smooth)))
+    high = np.flatnonzero(smooth > low + (1 - OF_THE_FALL) * (before - low) + SIGMAS * noise)
+    left, right = high[high < bottom], high[high > bottom]
+    return Valley(
+        rates=every[:count],
+        smooth=smooth,
+        start=float(every[left[-1] + 1 if len(left) else 0]),
+        end=float(every[right[0] - 1 if len(right) else count - 1]),
+        before=float(before),
+        low=low,
+        noise=noise,
+        rises=bool(len(right)) or count < len(every),
+    )
+
+
+def _running_mean(values: Floats) -> Floats:
+    """The mean over tests (tests, n), and over WINDOW values around each; fewer at the ends."""
+    half, mean = WINDOW // 2, values.mean(axis=0)
+    return np.array([mean[max(0, i - half) : i + half + 1].mean() for i in range(len(mean))])
 
 
 def _schedule(target: Target) -> str:
@@ -140,28 +228,22 @@ def _schedule(target: Target) -> str:
     )
 
 
-def _loss(declared: Mapping[str, Metric], settings: Any, given: str) -> Measured:
-    """The training loss. Raises SettingsError if it is not known."""
-    monitored = str(getattr(settings, "monitor", "none")).removeprefix("val_")
+def _loss(target: Target) -> str:
+    """The training loss: of the monitored metric if lower is better, or else of the first such
+    metric. Raises SettingsError if there is none."""
+    monitored = str(getattr(target.settings, "monitor", "none")).removeprefix("val_")
+    declared = target.script.metrics
     losses = [name for name, metric in declared.items() if metric.better == "lower"]
-    if given and given not in losses:
-        hint = did_you_mean(given, losses)
-        raise SettingsError(f"--metric {given}: is not one for which lower is better; {hint}")
     if not losses:
         raise SettingsError("find lr: METRICS declares no metric for which lower is better")
-    name = given or (monitored if monitored in losses else losses[0])
-    return Measured(name, declared[name], "train")
+    return f"train_{monitored if monitored in losses else losses[0]}"
 
 
-def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float], list[float]]:
+def _curve(job: JobFolder[Any], name: str, loss: str) -> tuple[list[float], list[float]]:
     """The rates and losses of a job, starting at the step with the lowest rate."""
-    points = short_jobs.points(job, metric.key)
+    points = short_jobs.points(job, loss)
     if not points:
-        logged = {name for line in short_jobs.lines(job) for name in line.get("metrics", ())}
-        known = ", ".join(sorted(logged)) or "nothing"
-        raise JobError(
-            f"find lr: {job.label} logs no {metric.key}, only {known}; choose one with --metric"
-        )
+        raise JobError(f"find lr: {job.label} logs no {loss}")
     logged_as = next((key for key in ("lr", name) if key in points[0]), "")
     if not logged_as:
         raise JobError(
@@ -170,43 +252,7 @@ def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float
         )
     rates = [point[logged_as] for point in points]
     start = rates.index(min(rates))
-    return rates[start:], [point[metric.key] for point in points][start:]
-
-
-def _draw(
-    stem: Path,
-    found: Valley,
-    curves: Sequence[tuple[list[float], list[float]]],
-    metric: Measured,
-    jobs: Sequence[str],
-) -> list[str]:
-    """Draw the tests; return the paths of the images. If they would not print correctly, say why
-    and return none."""
-    venue = style.VENUES[style.DEFAULT]
-    figures.use(venue)
-    fig, ax = figures.figure("column", 2.4)
-    for rates, losses in curves:
-        ax.plot(rates, losses, color=style.GREY, linewidth=0.4, alpha=0.6)
-    ax.plot(found.rates, found.smooth, color=style.COLOURS[0], label="running mean")
-    figures.log_scale(ax.xaxis)
-    ax.set_xlabel("learning rate")
-    figures.value_axis(ax.yaxis, metric.axis)
-    margin = 0.1 * (found.before - found.low) + 4 * found.noise
-    ax.set_ylim(found.low - margin, max(found.before, float(found.smooth.max())) + margin)
-    if found.rate is not None:
-        line = {"color": style.COLOURS[1], "linestyle": style.LINES[1], "linewidth": 0.9}
-        ax.axvline(found.rate, label="suggested rate", **line)
-    figures.legend(fig)
-    caption = (
-        f"{metric.title} in {len(curves)} range {'tests' if len(curves) > 1 else 'test'}, in which "
-        "the learning rate rises with each step, and its running mean until a test breaks down."
-    )
-    about = {"jobs": sorted(jobs), "venue": venue.name}
-    try:
-        return [shown(file.path) for file in figure_files.save(fig, stem, caption, about, venue)]
-    except figure_files.Misprint as error:
-        print(f"{stem.name}: not written: {error}", file=sys.stderr)
-        return []
+    return rates[start:], [point[loss] for point in points][start:]
 
 
 # `find batch-size` and `find workers`: the smallest value with which a job is nearly as fast as it
@@ -275,8 +321,9 @@ def _find_batch_size(target: Target, given: Namespace, trials: Trials) -> Answer
         if size > given.largest:
             end = f"--largest {given.largest} was reached"
             break
-        if not trials.on_gpu and (short := too_large(speeds)):
-            end = f"{size} was not tried: {short}"
+        free = np.inf if trials.on_gpu else USED * machine.available_memory()
+        if speeds and 2 * speeds[-1].memory > free:
+            end = f"{size} was not tried: it could take twice the memory, which is not available"
             break
         try:
             test = target.long().having(**{name: size})
@@ -315,18 +362,6 @@ def _measured(test: Target, name: str, size: int, trials: Trials) -> Speed | str
     if examples < size:
         return f"the training data has {examples:.0f} examples"
     return Speed(size, [point[RATE] for point in points], memory)
-
-
-def too_large(speeds: Sequence[Speed]) -> str:
-    """Return why not to try the next size; empty to try it. Memory grows linearly with it."""
-    if not speeds:
-        return ""
-    last = speeds[-1].memory
-    growth = 2 * (last - speeds[-2].memory) if len(speeds) > 1 else last
-    wanted, free = last + max(growth, 0.0), USED * machine.available_memory()
-    if wanted <= free:
-        return ""
-    return f"it would take {wanted / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
 
 
 def _find_workers(target: Target, given: Namespace, trials: Trials) -> Answer:
@@ -374,24 +409,8 @@ def _rates(long: Target, count: int) -> list[float]:
 # Source: McCandlish et al. 2018, arxiv.org/abs/1812.06162.
 
 PARTS = 8  # of a batch, unless the job already splits it
-SPANS = 4  # of training, with a noise scale each, since it grows as the loss falls
-LEAST = 8  # steps of a span for which an interval can be trusted
+LEAST = 16  # steps for which an interval can be trusted
 WIDEST = 4.0  # the largest factor by which an interval's end may differ from the estimate
-
-
-class Span(NamedTuple):
-    """The noise scale over some steps, with its 95 % interval, in examples."""
-
-    first: int
-    last: int
-    scale: float
-    low: float
-    high: float
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the interval is narrow enough for the estimate to be used."""
-        return 0 < self.scale < WIDEST * self.low and self.high < WIDEST * self.scale
 
 
 def _find_noise_scale(target: Target, given: Namespace, trials: Trials) -> Answer:
@@ -413,38 +432,32 @@ def _find_noise_scale(target: Target, given: Namespace, trials: Trials) -> Answe
     names = ("step", f"train_{NOISE}", f"train_{SIGNAL}")
     measured = [tuple(point[each] for each in names) for point in points]
     finite = [each for each in measured if all(map(math.isfinite, each))]  # fp16 can overflow
-    spans = spans_of([each for each in finite if each[0] <= given.steps])
+    halves = noise_scales([each for each in finite if each[0] <= given.steps])
+    _, scale, low, high = halves[-1]
     suggested = None
     why = "the gradient cannot be told from its noise; use a larger batch or more --steps"
-    if known := [span for span in spans if span.is_known]:
-        last = known[-1]
-        suggested = 2 ** max(0, round(math.log2(last.scale)))
-        why = (
-            f"noise scale {last.scale:.3g}, 95% interval {last.low:.3g} to {last.high:.3g}, over "
-            f"steps {last.first} to {last.last}"
-        )
-        if last is not spans[-1]:
-            why += "; after that, these batches are too small to estimate it"
-    rows: list[Row] = [
-        {"steps": f"{first}–{last}", "noise scale": scale, "low": low, "high": high}
-        for first, last, scale, low, high in spans
-    ]
+    if 0 < scale < WIDEST * low and high < WIDEST * scale:
+        suggested = 2 ** max(0, round(math.log2(scale)))
+        why = f"noise scale {scale:.3g}, 95% interval {low:.3g} to {high:.3g}, at the end"
+    columns = ("steps", "noise scale", "low", "high")
+    rows: list[Row] = [dict(zip(columns, half, strict=True)) for half in halves]
     return Answer(name, suggested, f"{why}; job {job.id}", rows)
 
 
-def spans_of(measured: Sequence[tuple[float, ...]]) -> list[Span]:
-    """Return the noise scale in SPANS spans of equal length, from the step, tr Σ and |G|² of each.
+def noise_scales(measured: Sequence[tuple[float, ...]]) -> list[tuple[str, float, float, float]]:
+    """Return the noise scale in both halves of the steps, since it grows as the loss falls: the
+    steps, the scale and its 95 % interval, in examples; from the step, tr Σ and |G|² of each.
 
-    Raises JobError if they are too short.
+    Raises JobError if they are too few.
     """
-    if len(measured) < SPANS * LEAST:
+    if len(measured) < 2 * LEAST:
         raise JobError(f"only {len(measured)} steps were measured; use more --steps")
-    spans = []
-    for each in np.array_split(np.array(measured), SPANS):
-        steps, noise, signal = each.T
+    halves = []
+    for half in np.array_split(np.array(measured), 2):
+        steps, noise, signal = half.T
         scale, low, high = map(float, ratio_interval(noise, signal))
-        spans.append(Span(int(steps[0]), int(steps[-1]), scale, low, high))
-    return spans
+        halves.append((f"{steps[0]:.0f}–{steps[-1]:.0f}", scale, low, high))
+    return halves
 
 
 FINDERS: dict[str, Callable[[Target, Namespace, Trials], Answer]] = {

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from labjobs import exit_status, layout, locks
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
-from labjobs.errors import JobError, SettingsError, cause, did_you_mean
+from labjobs.errors import JobError, SettingsError, cause
 from labjobs.files import PROJECT, read_record, shown
 from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.folder import JobFolder
@@ -64,15 +64,9 @@ class Attempt:
     cost: dict[str, float] = field(default_factory=dict)
     """Time, memory, disk and energy (labjobs.tracking.costs)."""
 
-    code_copy: str = ""
-    installed: str = ""
-    """The paths of the copies of its code and versions (labjobs.job.provenance)."""
-
-    split: str = ""
-    """The file that lists the examples that it trained, validated and tested on."""
-
-    data_root: str = ""
-    """The folder of its datasets, once it has ended."""
+    files: dict[str, str] = field(default_factory=dict)
+    """The paths of what it refers to: the copies of its code and of the list of its packages, the
+    lists of its examples, and the folder of its datasets."""
 
     folder: Path | None = None
     run_id: str = ""
@@ -81,34 +75,30 @@ class Attempt:
     problem: str = ""
     """The parts that could not be read."""
 
-    def as_plain(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        folder = str(self.folder) if self.folder else None
-        return asdict(self) | {"ended": iso(self.ended), "folder": folder}
-
 
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     """Return the attempt in a folder; `job` is the job with today's settings, if there can be
     one."""
     about = journal.record_of(path, layout.SETTINGS)
     outcome = journal.record_of(path, layout.OUTCOME)
-    split = journal.record_of(path, layout.SPLIT)
     sent = read_record(path / layout.SENT)
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
     problem = ""
     try:
-        with (path / layout.JOURNAL).open("rb") as file:
-            for line in journal.Reader(file).read():
-                tags |= line.get("tags", {})
-                metrics |= _results(line.get("metrics", {}), about.get("metrics", {}))
+        for line in journal.lines_of(path):
+            tags |= line.get("tags", {})
+            metrics |= _results(line.get("metrics", {}), about.get("metrics", {}))
     except (OSError, JobError) as error:
         problem = cause(error)
-
-    def of_runs(name: object) -> str:
-        """The path of a file in the folder of runs, which attempts share."""
-        return shown(path.parent.parent / str(name)) if name else ""
-
+    shared = {
+        "code copy": about.get("code_copy"),
+        "installed": about.get("installed"),
+        "split": journal.record_of(path, layout.SPLIT).get("split"),
+    }
+    files = {what: shown(path.parent.parent / name) for what, name in shared.items() if name}
+    if "data_root" in outcome:
+        files["data root"] = shown(PROJECT / outcome["data_root"])
     running = locks.held(path / layout.LOCK)
     return Attempt(
         state="running" if running else outcome.get("status", "interrupted"),
@@ -119,10 +109,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         tags=tags,
         metrics=metrics,
         cost=costs.totals(path),
-        code_copy=of_runs(about.get("code_copy")),
-        installed=of_runs(about.get("installed")),
-        split=of_runs(split.get("split")),
-        data_root=shown(PROJECT / outcome["data_root"]) if "data_root" in outcome else "",
+        files=files,
         folder=path,
         run_id=str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
         problem=problem,
@@ -193,8 +180,7 @@ class Job:
     """The folders of its attempts on this disk, the latest last."""
 
     stored: list[StoredJob] = field(default_factory=list)
-    """Its attempts in the store that finished or diverged; of a job on this disk only for
-    `Project.one`."""
+    """Its attempts in the store that finished or diverged."""
 
     folder: JobFolder[Any] | None = None
     """Its folder according to today's settings; None if they cannot express the job."""
@@ -263,16 +249,13 @@ class Project:
 
     def all(self) -> list[Job]:
         """Return all jobs."""
-        found = {job.id: job for job in self._on_disk()}
-        if absent := self.view.over - found.keys():
-            self._add_stored(found, lambda job_id: job_id in absent)
+        found = self._named("")
         return [self._restored(job) for job in found.values()]
 
     def one(self, prefix: str) -> Job:
         """Return the job whose id begins with these digits. Raises SettingsError if there is none,
         or several."""
-        found = {job.id: job for job in self._on_disk(prefix)}
-        self._add_stored(found, lambda job_id: job_id.startswith(prefix))
+        found = self._named(prefix)
         if len(found) > 1:
             raise SettingsError(
                 f"{prefix} is the beginning of {len(found)} job ids; give more digits"
@@ -285,8 +268,7 @@ class Project:
     def finished_in_store(self, job: Job) -> StoredJob | None:
         """Return a job's finished attempt in the store whose results count: the last one with the
         present code and data, or else the last one; None if it has none."""
-        stored = job.stored or [each for each in self._stored if each["job_id"] == job.id]
-        found = [each for each in stored if not each["diverged"]]
+        found = [each for each in job.stored if not each["diverged"]]
         fits = [each for each in found if job.folder and _fits(job.folder, each)]
         return next(reversed(fits or found), None)
 
@@ -304,16 +286,14 @@ class Project:
                 if found or not os.access(folder, os.R_OK | os.X_OK):
                     yield Job(name, attempts=found)
 
-    @cached_property
-    def _stored(self) -> list[StoredJob]:
+    def _named(self, prefix: str) -> dict[str, Job]:
+        """The jobs whose ids begin with these digits, on this disk and in the store."""
+        found = {job.id: job for job in self._on_disk(prefix)}
         with suppress(ConnectionError):  # `view` reports it
-            return stored_jobs.jobs(experiment_name())
-        return []
-
-    def _add_stored(self, found: dict[str, Job], wanted: Callable[[str], bool]) -> None:
-        for stored in self._stored:
-            if wanted(job_id := stored["job_id"]):
-                found.setdefault(job_id, Job(job_id)).stored.append(stored)
+            for stored in stored_jobs.jobs(experiment_name()):
+                if (job_id := stored["job_id"]).startswith(prefix):
+                    found.setdefault(job_id, Job(job_id)).stored.append(stored)
+        return found
 
     def _restored(self, job: Job) -> Job:
         """Return the job with its settings and its folder, if they are known."""
@@ -334,7 +314,7 @@ class Project:
             if about := journal.record_of(attempt, layout.SETTINGS):
                 job.script, job.settings = about["script"], about["settings"]
                 return
-        for stored in job.stored or (each for each in self._stored if each["job_id"] == job.id):
+        for stored in job.stored:
             job.script = stored_jobs.script_of(stored)
             job.settings = {name: fresh_value(text) for name, text in stored["params"].items()}
         if not job.settings:
@@ -354,21 +334,6 @@ class Project:
 
 # `python jobs.py list`: a line for each job of the project.
 
-STATES = (
-    "finished",
-    "stale",
-    "unsent",
-    "running",
-    "queued",
-    "paused",
-    "interrupted",
-    "failed",
-    "diverged",
-    "pending",
-    "unreadable",
-)
-"""What a job can be: as in `bash run.sh --list`, and one whose settings cannot be read."""
-
 
 class Row(NamedTuple):
     """The information listed for a job; `ended` is in seconds since 1970, 0 if it is not known."""
@@ -385,15 +350,9 @@ class Row(NamedTuple):
     """The attempt that counts, if it is only in the store."""
 
 
-def print_list(project: Project, state: str, as_json: bool) -> int:
-    """Print the jobs, or only those in one state; returns 0.
-
-    Raises SettingsError if there is no such state.
-    """
-    if state and state not in STATES:
-        raise SettingsError(f"--state {state}: no such state; {did_you_mean(state, STATES)}")
-    found = [_row(project, job) for job in project.all()]
-    rows = [row for row in found if state in ("", row.state)]
+def print_list(project: Project, as_json: bool) -> int:
+    """Print the jobs; returns 0."""
+    rows = [_row(project, job) for job in project.all()]
     rows.sort(key=lambda row: (row.ended, row.job.id))
     if as_json:
         plain = [_as_plain(row) for row in rows]
@@ -410,7 +369,7 @@ def print_list(project: Project, state: str, as_json: bool) -> int:
         said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
         print(f"{counted(len(rows), 'job')}: {said}")
     else:
-        print(f"no job is {state}" if found else "there are no jobs yet")
+        print("there are no jobs yet")
     return exit_status.DONE
 
 
@@ -476,9 +435,9 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
             "settings": job.plain,
             "command": job.command,
             "problem": job.problem,
-            "attempts": [attempt.as_plain() for attempt in found],
+            "attempts": [asdict(attempt) | {"ended": iso(attempt.ended)} for attempt in found],
         }
-        print(json.dumps(content, indent=2))
+        print(json.dumps(content, indent=2, default=str))
         return exit_status.DONE
     print(f"job {job.id}: {state}" + (about and f" ({about})"))
     print(f"command: {job.command or f'none ({job.problem})'}\n")
@@ -491,13 +450,11 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
 
 def _print_settings(job: Job) -> None:
     """A line for each setting, with its default if the value differs from it."""
-    settings = job.plain
     known = flags.of(type(job.folder.settings)) if job.folder else {}
-    defaults = {name: as_plain(flag.default) for name, flag in known.items() if not flag.required}
     print("settings")
-    width = max(map(len, settings), default=0)
-    for name, value in settings.items():
-        default = defaults.get(name, value)
+    width = max(map(len, job.plain), default=0)
+    for name, value in job.plain.items():
+        default = as_plain(known[name].default) if name in known else value
         usual = f"  (default: {as_text(default) or 'empty'})" if value != default else ""
         print(f"  {name:{width}}  {as_text(value)}{usual}".rstrip())
 
@@ -511,26 +468,19 @@ def _print_attempt(attempt: Attempt) -> None:
     commit = tags.get("commit", "")
     if commit not in ("", "none") and tags.get("dirty") == "true":
         commit += ", with changes"
-    tested = {k: v for k, v in attempt.metrics.items() if k.startswith("test_")}
-    best = {k: v for k, v in attempt.metrics.items() if k.startswith("best_")}
-    others = {k: v for k, v in attempt.metrics.items() if k not in tested | best}
+    metrics: dict[str, dict[str, float]] = {"test": {}, "validation": {}, "result": {}}
+    for key, value in attempt.metrics.items():
+        part = {"test": "test", "best": "validation"}.get(key.split("_")[0], "result")
+        metrics[part][key] = value
     lines = {
         "until" if attempt.state == "running" else "ended": local(attempt.ended),
         "said": "" if attempt.state == "finished" else attempt.said,
-        "result": as_line(others),
-        "test": as_line(tested),
-        "validation": as_line(best),
-        "inputs": tags.get("inputs", ""),
+        **{part: as_line(found) for part, found in metrics.items()},
         "cost": as_line(attempt.cost),
-        "host": tags.get("host", ""),
-        "device": tags.get("device", ""),
-        "processes": tags.get("processes", ""),
+        **{key: tags.get(key, "") for key in ("inputs", "host", "device", "processes")},
         "commit": commit,
-        "data root": attempt.data_root,
         "folder": shown(attempt.folder) if attempt.folder else "",
-        "code copy": attempt.code_copy,
-        "installed": attempt.installed,
-        "split": attempt.split,
+        **attempt.files,
         "MLflow run": attempt.run_id,
         "problem": attempt.problem,
     }

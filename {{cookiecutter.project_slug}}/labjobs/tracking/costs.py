@@ -136,20 +136,13 @@ class Gpu:
             with suppress(pynvml.NVMLError):
                 self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
         self._begun = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        self._summed, self._at = 0.0, time.monotonic()
 
     def joules(self) -> float | None:
         """Return the energy that it has used since this was made, by all its users together."""
         counted = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        if counted is not None and self._begun is not None:
-            return float(counted - self._begun) / 1000
-        # GPUs before Volta: the power now, times the seconds since the last call.
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
-        if milliwatts is None:
+        if counted is None or self._begun is None:
             return None
-        before, self._at = self._at, time.monotonic()
-        self._summed += milliwatts / 1000 * (self._at - before)
-        return self._summed
+        return float(counted - self._begun) / 1000
 
     def _ask(self, function: str) -> Any:
         """What a function of NVML returns for it; None if the driver cannot say."""

@@ -24,10 +24,6 @@ VARIABLE = "PARQUET_FOLDER"
 DIGITS = 12
 """Number of digits of the folder's id that identify an attempt."""
 
-UNFINISHED = ".unfinished"
-"""The folder in which files are written before they are moved to their tables, because libraries
-read everything in a table's folder."""
-
 
 def root() -> Path | None:
     """Return the folder that the environment names; relative paths start at the project."""
@@ -95,12 +91,13 @@ def write(attempt: Path, status: str) -> None:
     job = {name: pa.array([text], pa.string()) for name, text in row.items()}
     job["updated"] = pa.array([journal.now()], pa.timestamp("ms", "UTC"))
     project = _project_folder()
-    # The row describes the metrics, so it is written last. Each file is whole or not there.
+    # The row describes the metrics, so it is written last. Each file is made outside its table's
+    # folder, where libraries would read half of it.
     for table, columns in (("metrics", metrics), ("jobs", job)):
         name = f"{job_id}-{owner}.parquet"
-        whole, content = project / UNFINISHED / f"{table}-{name}", pa.table(columns)
-        files.write(whole, partial(write_table, content))
-        whole.replace(project / table / name)
+        part = project / f".{table}-{name}"
+        files.write(part, partial(write_table, pa.table(columns)))
+        part.replace(project / table / name)
 
 
 def _project_folder() -> Path:
@@ -112,7 +109,7 @@ def _project_folder() -> Path:
         folder.mkdir()
     found = sorted(folder.glob(f"*-{digits}"))
     project = found[0] if found else folder / f"{experiment_name()}-{digits}"
-    for each in (project, *(project / name for name in ("metrics", "jobs", UNFINISHED))):
+    for each in (project, *(project / name for name in ("metrics", "jobs"))):
         with suppress(FileExistsError):
             each.mkdir()
             each.chmod(folder.stat().st_mode)  # the same users may write here

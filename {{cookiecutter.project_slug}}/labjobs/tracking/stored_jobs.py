@@ -13,7 +13,7 @@ import math
 import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from labjobs import exit_status
 from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
-from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import CODE, PROJECT
 from labjobs.job import code_evidence, data_evidence, identity
 from labjobs.job.attempts import name_input, present_code
@@ -284,7 +283,9 @@ def settle(experiment: str) -> None:
     if owners.get(experiment, own) not in (own, None):
         raise belongs_to_another(experiment)
     if experiment not in owners and own in owners.values():
-        subprocess.run([sys.executable, "-m", "labjobs.tracking.mlflow_client"], cwd=CODE)
+        subprocess.run(
+            [sys.executable, "-c", f"import {mlflow_client.__name__} as it; it.prepare()"], cwd=CODE
+        )
 
 
 # Curves and files of jobs.
@@ -361,13 +362,10 @@ def chosen(
     found, stale = [], set()
     for _, of_job in groupby(attempts, key=lambda attempt: attempt["job_id"]):
         *_, last = each = list(of_job)
-        if kind:
-            present = _present(last, kind)
-            fresh = [one for one in each if _is_fresh(one["tags"], present)]
-            if not fresh:
-                stale.add(last["run_id"])
-            each = fresh or each
-        found.append(each[-1])
+        fits = [one for one in each if not kind or _fits(one, kind)]
+        if not fits:
+            stale.add(last["run_id"])
+        found.append((fits or each)[-1])
     return found, stale
 
 
@@ -385,28 +383,26 @@ def script_of(job: StoredJob) -> str:
     return job["tags"].get("script", identity.DEFAULT)
 
 
-def _present(job: StoredJob, kind: type[Any]) -> Fingerprint | None:
-    """The present code of a job; None if today's settings cannot express the job."""
-    with suppress(SettingsError):
-        runs_root = folder_of(job["tags"].get("job_folder", "")).parent.parent
-        return present_code(_settings_of(job, kind), script_of(job), runs_root)
-    return None
-
-
 def _settings_of(job: StoredJob, kind: type[Any]) -> Any:
     plain = {name: fresh_value(text) for name, text in job["params"].items()}
     return identity.restore(kind, plain)
 
 
-def _is_fresh(tags: Mapping[str, str], present: Fingerprint | None) -> bool:
-    """Whether an attempt has the present code and data, if they are known."""
-    known = tags.get("code")
-    if known and not (present and code_evidence.fits(known, present)):
-        return False
-    if not tags.get("data"):
-        return True
+def _fits(job: StoredJob, kind: type[Any]) -> bool:
+    """Whether an attempt has the present code and data, as far as they are known. Today's settings
+    may be unable to express the job."""
+    tags = job["tags"]
     folder = folder_of(tags.get("job_folder", ""))
-    return not data_evidence.difference(folder, data_evidence.last_places(folder))
+    if known := tags.get("code"):
+        try:
+            settings = _settings_of(job, kind)
+            present = present_code(settings, script_of(job), folder.parent.parent)
+        except SettingsError:
+            return False
+        if not code_evidence.fits(known, present):
+            return False
+    places = data_evidence.last_places(folder)
+    return not (tags.get("data") and data_evidence.difference(folder, places))
 
 
 def fresh_value(text: str) -> Any:
