@@ -96,7 +96,7 @@ def test_a_fresh_python_with_torch_alone_gives_the_same_outputs(made):
     assert where == f"exported: {made.folder}/model"
     about = json.loads((made.folder / "model" / "job.json").read_text())
     assert (about["job"], about["status"]) == (made.job, "finished")
-    assert about["settings"]["model"] == "convnet" and "test_loss" in about["metrics"]
+    assert about["settings"]["model"] == "convnet" and "val_loss" in about["metrics"]
     assert len(about["spec"]["classes"]) == 10
 
 

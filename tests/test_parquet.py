@@ -123,8 +123,8 @@ def test_sync_writes_what_ran_before_the_folder_was_named(project):
 def test_a_folder_that_cannot_be_is_refused_in_one_line(project, tmp_path):
     (tmp_path / "file").touch()
     wrong = {
-        str(tmp_path / "no" / "tables"): f"there is no folder {tmp_path / 'no'}",
-        str(tmp_path / "file"): "is not a folder",
+        str(tmp_path / "no" / "tables"): "No such file or directory",
+        str(tmp_path / "file"): "File exists",
     }
     for value, said in wrong.items():
         commands = ("run.py", *SHORT, "--note", "wrong"), ("jobs.py", "sync")

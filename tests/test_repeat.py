@@ -97,8 +97,8 @@ def test_a_package_of_another_version_is_named(jobs, tmp_path):
 
 
 def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed(made):
-    listed = made.project.do("python", "jobs.py", "list", "--state", "stale").stdout
-    assert all(each in listed for each in made.ids)
+    listed = made.project.do("python", "jobs.py", "list").stdout
+    assert all(f"{each}  stale " in listed for each in made.ids)
     done = silent(made.do("figures/learning-curves.pdf"))
     lines = [line for line in done.stdout.splitlines() if line.startswith("job ")]
     points = sum(map(len, made.project.journalled(made.ids[0]).values()))

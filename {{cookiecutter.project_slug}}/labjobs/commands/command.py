@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +25,6 @@ from labjobs.tracking.courier import sync
 Arguments = dict[str, dict[str, Any]]
 """The arguments of a command by name, as argparse's add_argument takes them."""
 
-LARGEST = 1_000_000
-"""The default of the largest batch size to try."""
-
 
 class Command(NamedTuple):
     """A command: its help, its arguments, and the function that runs it and returns the exit
@@ -40,35 +36,14 @@ class Command(NamedTuple):
 
 
 def export(project: Project, given: argparse.Namespace) -> int:
-    """Export the network of a job; return the exit status.
-
-    Raises SettingsError for wrong arguments, JobError if it cannot be exported.
-    """
-    job = project.one(given.job)
-    if not job.folder:
-        raise JobError(f"job {job.id}: {job.problem}")
-    if not find_spec("safetensors"):  # the environment is older than this command
-        raise JobError("safetensors is missing; README.md says how to install packages")
-    out: Path = given.out or PROJECT / layout.EXPORTED / job.id
+    """Export the network of a job; return the exit status."""
     from labjobs.commands import export as command  # with torch, which is slow to import
 
-    kind, runs_root = type(job.folder.settings), job.folder.runs_root
-    return command.export(job.id, kind, runs_root, out.expanduser().absolute(), given.json)
+    return command.export(project.one(given.job), given.out, given.json)
 
 
 def find(_: Project, given: argparse.Namespace) -> int:
-    """Run the jobs that measure, print the answer, and return the exit status.
-
-    Raises SettingsError for wrong arguments.
-    """
-    for name, least in {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}.items():
-        value = getattr(given, name, None)
-        if value is not None and value < least:
-            raise SettingsError(f"--{name} {value}: must be at least {least}")
-    if getattr(given, "smallest", 0) > (getattr(given, "largest", None) or LARGEST):
-        raise SettingsError(f"--smallest {given.smallest}: must be at most --largest")
-    if getattr(given, "up_to", 1.0) <= 0:
-        raise SettingsError(f"--up-to {given.up_to:g}: must be above 0")
+    """Run the jobs that measure, print the answer, and return the exit status."""
     from labjobs.commands import find as command  # with NumPy, which is slow to import
 
     return command.find(given, given.words, given.runs_root)
@@ -180,7 +155,7 @@ COMMANDS = {
     runtime.FIND_BATCH_SIZE: Command(
         "find the largest batch size that fits, and the smallest that is nearly as fast as any",
         number("--smallest", "size to start with (default: 8)", 8)
-        | number("--largest", f"size to end with (default: {LARGEST})", LARGEST)
+        | number("--largest", "size to end with (default: 1000000)", 1_000_000)
         | SETTING
         | FIND,
         find,

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from labjobs import exit_status, layout
+from labjobs.commands.inventory import Job
 from labjobs.errors import JobError, SettingsError, cause, first_line
-from labjobs.files import read_json, shown
+from labjobs.files import PROJECT, read_json, shown
 from labjobs.job import attempts, journal
 from labjobs.job.terminal import Interruption, leave
 from labjobs.sources import fault
@@ -50,11 +51,16 @@ Inputs = tuple[Tensor, ...] | dict[str, Tensor]
 """What a network is called with: by position, or by the names of its parameters."""
 
 
-def export(job: str, kind: type, runs_root: Path, out: Path, as_json: bool) -> int:
-    """Write the network of a job with settings of a kind into a new folder; return the exit status.
+def export(found: Job, out: Path | None, as_json: bool) -> int:
+    """Write the network of a job into a new folder, by default in exported/; return the exit
+    status.
 
     Raises SettingsError if the folder exists, JobError if the network cannot be exported.
     """
+    if not found.folder:
+        raise JobError(f"job {found.id}: {found.problem}")
+    job, kind, runs_root = found.id, type(found.folder.settings), found.folder.runs_root
+    out = (out or PROJECT / layout.EXPORTED / job).expanduser().absolute()
     if out.exists():
         raise SettingsError(f"{shown(out)} exists already: remove it, or choose another --out")
     try:

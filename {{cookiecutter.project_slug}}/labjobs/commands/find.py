@@ -41,6 +41,12 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
 
     Raises SettingsError for wrong flags, JobError if a job cannot be measured.
     """
+    for name, least in {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}.items():
+        value = getattr(given, name, None)
+        if value is not None and value < least:
+            raise SettingsError(f"--{name} {value}: must be at least {least}")
+    if getattr(given, "up_to", 1.0) <= 0:
+        raise SettingsError(f"--up-to {given.up_to:g}: must be above 0")
     what = given.command
     target = short_jobs.read_target(words, runs_root)
     Interruption().listen()
@@ -114,8 +120,7 @@ def _find_lr(target: Target, given: Namespace, trials: Trials) -> Answer:
         row: Row = {"job": job.id, "seed": seed, "steps": len(losses)}
         row |= {f"lowest {loss}": lowest, f"at {name}": rates[losses.index(lowest)]}
         rows.append(row)
-    more = "; give a larger --up-to" if found.stands_out and not found.rises else ""
-    return Answer(name, found.rate, found.about + more, rows)
+    return Answer(name, found.rate, found.about, rows)
 
 
 # Where a loss is low while the learning rate rises, and whether it stands out from the noise.
@@ -123,50 +128,17 @@ def _find_lr(target: Target, given: Namespace, trials: Trials) -> Answer:
 WINDOW = 7  # points in the running mean
 BEFORE = 0.1  # fraction of the points, at the start, whose rates are too low to change the loss
 SIGMAS = 2.0  # a fall must exceed this many standard deviations of a single point to stand out
-OF_THE_FALL = 0.9  # the loss counts as low once it has fallen by this fraction of its whole fall
+OF_THE_FALL = 0.9  # the fraction of its whole fall after which the loss counts as low
 TO_NORMAL = 1.4826  # standard deviation by median absolute deviation, of normal values
 
 Floats = NDArray[np.float64]
 
 
 class Valley(NamedTuple):
-    """The result of range tests, at the `rates` (n,) before training broke down, with the running
-    mean of the loss, over the tests (n,)."""
+    """The rate in the middle of where the loss is low, None if there is none; and why."""
 
-    rates: Floats
-    smooth: Floats
-    start: float  # the lowest and the highest rate at which the loss is low
-    end: float
-    before: float  # the loss before anything happens, and the lowest running mean
-    low: float
-    noise: float  # the standard deviation of a single point
-    rises: bool  # whether the loss rises after the valley, or is not finite
-
-    @property
-    def stands_out(self) -> bool:
-        """Whether the loss falls by more than its noise."""
-        return self.before - self.low > SIGMAS * self.noise
-
-    @property
-    def rate(self) -> float | None:
-        """The geometric mean of the valley's ends, with two digits; None if it does not stand out
-        or has no end."""
-        if not (self.stands_out and self.rises):
-            return None
-        return float(f"{np.sqrt(self.start * self.end):.1e}")
-
-    @property
-    def about(self) -> str:
-        """How the rate was found, or why there is none, in a few words."""
-        if not self.stands_out:
-            return (
-                f"the loss falls by {self.before - self.low:.3g}, within {SIGMAS:g} standard "
-                f"deviations of its noise, {self.noise:.2g}"
-            )
-        fall = f"from {self.before:.3g} to {self.low:.3g} (noise {self.noise:.2g})"
-        if not self.rises:
-            return f"the loss falls {fall} and has not risen again at {self.rates[-1]:.2g}"
-        return f"the loss falls {fall} and is low from {self.start:.2g} to {self.end:.2g}"
+    rate: float | None
+    about: str
 
 
 def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
@@ -197,18 +169,22 @@ def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
     smooth = _running_mean(values)
     count, bottom = len(smooth), int(smooth.argmin())
     low, noise = float(smooth[bottom]), TO_NORMAL * float(np.median(np.abs(values - smooth)))
+    if before - low <= SIGMAS * noise:
+        return Valley(
+            None,
+            f"the loss falls by {before - low:.3g}, within {SIGMAS:g} standard deviations of its "
+            f"noise, {noise:.2g}",
+        )
+    fall = f"the loss falls from {before:.3g} to {low:.3g} (noise {noise:.2g})"
     high = np.flatnonzero(smooth > low + (1 - OF_THE_FALL) * (before - low) + SIGMAS * noise)
     left, right = high[high < bottom], high[high > bottom]
-    return Valley(
-        rates=every[:count],
-        smooth=smooth,
-        start=float(every[left[-1] + 1 if len(left) else 0]),
-        end=float(every[right[0] - 1 if len(right) else count - 1]),
-        before=float(before),
-        low=low,
-        noise=noise,
-        rises=bool(len(right)) or count < len(every),
-    )
+    if not len(right) and count == len(every):
+        last = f"has not risen again at {every[-1]:.2g}"
+        return Valley(None, f"{fall} and {last}; give a larger --up-to")
+    start = every[left[-1] + 1 if len(left) else 0]
+    end = every[right[0] - 1 if len(right) else count - 1]
+    rate = float(f"{np.sqrt(start * end):.1e}")  # the geometric mean
+    return Valley(rate, f"{fall} and is low from {start:.2g} to {end:.2g}")
 
 
 def _running_mean(values: Floats) -> Floats:
@@ -313,6 +289,8 @@ def _find_batch_size(target: Target, given: Namespace, trials: Trials) -> Answer
     """Each size is a job in its own process, so there is nothing to clean up if it runs out of
     memory. A machine without a GPU would swap first, so there a size is not tried if it is unlikely
     to fit, judging by the memory that smaller sizes took."""
+    if given.smallest > given.largest:
+        raise SettingsError(f"--smallest {given.smallest}: must be at most --largest")
     name = target.named("batch_size", given.setting)
     speeds: list[Speed] = []
     rows: list[Row] = []

@@ -11,11 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from labjobs import exit_status, layout, locks
 from labjobs.cli import flags
@@ -39,41 +39,10 @@ RESULTS = ("test_", "best_")
 """How the metrics begin that a job logs at its end."""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt at a job; unknown values are empty."""
-
-    state: str
-    change: str
-    """How the code or the data has changed since, in a few words."""
-
-    ended: float
-    """Time when it last logged something, in seconds since 1970."""
-
-    code: str
-    """The digest of its code."""
-
-    said: str = ""
-    """Its last line."""
-
-    tags: dict[str, str] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Test results, validation results of the best evaluation, and measurements of a script that
-    does not train."""
-
-    cost: dict[str, float] = field(default_factory=dict)
-    """Time, memory, disk and energy (labjobs.tracking.costs)."""
-
-    files: dict[str, str] = field(default_factory=dict)
-    """The paths of what it refers to: the copies of its code and of the list of its packages, the
-    lists of its examples, and the folder of its datasets."""
-
-    folder: Path | None = None
-    run_id: str = ""
-    """The id of its run in MLflow."""
-
-    problem: str = ""
-    """The parts that could not be read."""
+Attempt = dict[str, Any]
+"""An attempt at a job, as `show --json` prints it. Unknown values are empty; `ended`, when it last
+logged something, is in seconds since 1970, and `change` says how the code or the data has changed
+since."""
 
 
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
@@ -100,35 +69,39 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     if "data_root" in outcome:
         files["data root"] = shown(PROJECT / outcome["data_root"])
     running = locks.held(path / layout.LOCK)
-    return Attempt(
-        state="running" if running else outcome.get("status", "interrupted"),
-        change=job.change_since(path) if job else "",
-        ended=last_logged(path),
-        code=code_evidence.digest(path),
-        said=str(outcome.get("said", "")),
-        tags=tags,
-        metrics=metrics,
-        cost=costs.totals(path),
-        files=files,
-        folder=path,
-        run_id=str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
-        problem=problem,
-    )
+    return {
+        "state": "running" if running else outcome.get("status", "interrupted"),
+        "change": job.change_since(path) if job else "",
+        "ended": last_logged(path),
+        "code": code_evidence.digest(path),
+        "said": str(outcome.get("said", "")),
+        "tags": tags,
+        "metrics": metrics,
+        "cost": costs.totals(path),
+        "files": files,
+        "folder": str(path),
+        "run_id": str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
+        "problem": problem,
+    }
 
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that is only in the store; `job` is the job with today's settings, if there
     can be one."""
-    return Attempt(
-        state="diverged" if stored["diverged"] else "finished",
-        change="" if job and _fits(job, stored) else "in another folder",
-        ended=stored["ended"] / 1000,
-        code=stored["tags"].get("code", ""),
-        tags=stored["tags"],
-        metrics=results(stored),
-        cost={name: stored["metrics"][name] for name in costs.NAMES if name in stored["metrics"]},
-        run_id=stored["run_id"],
-    )
+    return {
+        "state": "diverged" if stored["diverged"] else "finished",
+        "change": "" if job and _fits(job, stored) else "in another folder",
+        "ended": stored["ended"] / 1000,
+        "code": stored["tags"].get("code", ""),
+        "said": "",
+        "tags": stored["tags"],
+        "metrics": results(stored),
+        "cost": {key: stored["metrics"][key] for key in costs.NAMES if key in stored["metrics"]},
+        "files": {},
+        "folder": None,
+        "run_id": stored["run_id"],
+        "problem": "",
+    }
 
 
 def _fits(job: JobFolder[Any], stored: StoredJob) -> bool:
@@ -335,37 +308,25 @@ class Project:
 # `python jobs.py list`: a line for each job of the project.
 
 
-class Row(NamedTuple):
-    """The information listed for a job; `ended` is in seconds since 1970, 0 if it is not known."""
-
-    job: Job
-    state: str
-    about: str
-    ended: float = 0.0
-    result: str = ""
-    folder: Path | None = None
-    """The folder of the attempt that counts, if it is on this disk."""
-
-    stored: StoredJob | None = None
-    """The attempt that counts, if it is only in the store."""
-
-
 def print_list(project: Project, as_json: bool) -> int:
     """Print the jobs; returns 0."""
-    rows = [_row(project, job) for job in project.all()]
-    rows.sort(key=lambda row: (row.ended, row.job.id))
+    jobs = project.all()
+    rows = [_row(project, job, as_json) for job in jobs]
+    rows.sort(key=lambda row: (row["ended"], row["id"]))
     if as_json:
-        plain = [_as_plain(row) for row in rows]
+        plain = [row | {"ended": iso(row["ended"])} for row in rows]
         print(json.dumps(plain, indent=2), flush=True)
-        for each in plain:
-            if each["problem"]:
-                leave(exit_status.FAILED, f"jobs.py: job {each['id']}: {each['problem']}")
-    elif rows:
-        width = max(len(row.result) for row in rows)
         for row in rows:
-            line = f"{row.job.id}  {row.state:11}  {local(row.ended):16}  {row.result:{width}}"
-            print(f"{line}  {row.job.words}".rstrip() + (row.about and f"  [{row.about}]"))
-        count = Counter(row.state for row in rows)
+            if row["problem"]:
+                leave(exit_status.FAILED, f"jobs.py: job {row['id']}: {row['problem']}")
+    elif rows:
+        words = {job.id: job.words for job in jobs}
+        width = max(len(row["result"]) for row in rows)
+        for row in rows:
+            line = f"{row['id']}  {row['state']:11}  {local(row['ended']):16}  "
+            line = f"{line}{row['result']:{width}}  {words[row['id']]}".rstrip()
+            print(line + (row["about"] and f"  [{row['about']}]"))
+        count = Counter(row["state"] for row in rows)
         said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
         print(f"{counted(len(rows), 'job')}: {said}")
     else:
@@ -373,43 +334,41 @@ def print_list(project: Project, as_json: bool) -> int:
     return exit_status.DONE
 
 
-def _row(project: Project, job: Job) -> Row:
+def _row(project: Project, job: Job, full: bool) -> dict[str, Any]:
+    """What is listed of a job, with `ended` in seconds since 1970; the metrics of the attempt that
+    counts only if it is to be `full`, since reading journals takes long."""
     state, about, _ = job.state(project.view)
+    row: dict[str, Any] = {
+        "id": job.id,
+        "state": state,
+        "about": about,
+        "ended": 0.0,
+        "result": "",
+        "metrics": {},
+        "problem": "",
+        "script": job.script,
+        "settings": job.plain,
+        "folder": None,
+    }
     latest = job.latest
     outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished = outcome.get("status") == "finished"
     if latest and (state != "finished" or (finished and (not job.folder or job.folder.begun))):
-        said = _shortened(str(outcome.get("said", ""))) if finished else ""
-        return Row(job, state, about, last_logged(latest), said, folder=latest)
-    if stored := project.finished_in_store(job):
-        said = _shortened(as_line(results(stored)))
-        return Row(job, state, about, stored["ended"] / 1000, said, stored=stored)
-    return Row(job, state, about)
+        row |= {"ended": last_logged(latest), "folder": str(latest)}
+        row["result"] = _shortened(str(outcome.get("said", ""))) if finished else ""
+        if full:
+            attempt = on_disk(latest, None)
+            row |= {key: attempt[key] for key in ("metrics", "problem")}
+    elif stored := project.finished_in_store(job):
+        row |= {"ended": stored["ended"] / 1000, "metrics": results(stored)}
+        row["result"] = _shortened(as_line(row["metrics"]))
+    return row
 
 
 def _shortened(said: str) -> str:
     """A job's last line, without the results of its best evaluation if it has test results."""
     parts = said.split(", ")
     return ", ".join(part for part in parts if not part.startswith("best_")) or said
-
-
-def _as_plain(row: Row) -> dict[str, Any]:
-    metrics, problem = results(row.stored) if row.stored else {}, ""
-    if row.folder:
-        attempt = on_disk(row.folder, None)
-        metrics, problem = attempt.metrics, attempt.problem
-    return {
-        "id": row.job.id,
-        "state": row.state,
-        "about": row.about,
-        "ended": iso(row.ended),
-        "result": row.result,
-        "metrics": metrics,
-        "problem": problem,
-        "script": row.job.script,
-        "settings": row.job.plain,
-        "folder": str(row.folder) if row.folder else None,
-    }
 
 
 # `python jobs.py show JOB`: all there is to know of one job.
@@ -419,13 +378,13 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
     """Print a job's settings, its attempts, and the command that runs it; returns 0."""
     state, about, _ = job.state(project.view)
     found = [on_disk(path, job.folder) for path in job.attempts]
-    here = {attempt.code for attempt in found}
+    here = {attempt["code"] for attempt in found}
     found += [
         in_store(stored, job.folder)
         for stored in job.stored
         if stored["tags"].get("code", "") not in here
     ]
-    found.sort(key=lambda attempt: attempt.ended)
+    found.sort(key=lambda attempt: attempt["ended"])
     if as_json:
         content = {
             "id": job.id,
@@ -435,9 +394,9 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
             "settings": job.plain,
             "command": job.command,
             "problem": job.problem,
-            "attempts": [asdict(attempt) | {"ended": iso(attempt.ended)} for attempt in found],
+            "attempts": [each | {"ended": iso(each["ended"])} for each in found],
         }
-        print(json.dumps(content, indent=2, default=str))
+        print(json.dumps(content, indent=2))
         return exit_status.DONE
     print(f"job {job.id}: {state}" + (about and f" ({about})"))
     print(f"command: {job.command or f'none ({job.problem})'}\n")
@@ -460,29 +419,29 @@ def _print_settings(job: Job) -> None:
 
 
 def _print_attempt(attempt: Attempt) -> None:
-    name = attempt.folder.name if attempt.folder else attempts.name(attempt.code)
-    other_code = f"with other code or data ({attempt.change})"
-    fits = other_code if attempt.change else "with the present code and data"
-    print(f"\nattempt {name or 'without code'}: {attempt.state}, {fits}")
-    tags = attempt.tags
+    folder, tags = attempt["folder"], attempt["tags"]
+    name = Path(folder).name if folder else attempts.name(attempt["code"])
+    other_code = f"with other code or data ({attempt['change']})"
+    fits = other_code if attempt["change"] else "with the present code and data"
+    print(f"\nattempt {name or 'without code'}: {attempt['state']}, {fits}")
     commit = tags.get("commit", "")
     if commit not in ("", "none") and tags.get("dirty") == "true":
         commit += ", with changes"
     metrics: dict[str, dict[str, float]] = {"test": {}, "validation": {}, "result": {}}
-    for key, value in attempt.metrics.items():
+    for key, value in attempt["metrics"].items():
         part = {"test": "test", "best": "validation"}.get(key.split("_")[0], "result")
         metrics[part][key] = value
     lines = {
-        "until" if attempt.state == "running" else "ended": local(attempt.ended),
-        "said": "" if attempt.state == "finished" else attempt.said,
+        "until" if attempt["state"] == "running" else "ended": local(attempt["ended"]),
+        "said": "" if attempt["state"] == "finished" else attempt["said"],
         **{part: as_line(found) for part, found in metrics.items()},
-        "cost": as_line(attempt.cost),
+        "cost": as_line(attempt["cost"]),
         **{key: tags.get(key, "") for key in ("inputs", "host", "device", "processes")},
         "commit": commit,
-        "folder": shown(attempt.folder) if attempt.folder else "",
-        **attempt.files,
-        "MLflow run": attempt.run_id,
-        "problem": attempt.problem,
+        "folder": shown(Path(folder)) if folder else "",
+        **attempt["files"],
+        "MLflow run": attempt["run_id"],
+        "problem": attempt["problem"],
     }
     for what, text in lines.items():
         if text:

@@ -36,10 +36,6 @@ def check() -> None:
     folder = root()
     if not folder:
         return
-    if not folder.parent.is_dir():
-        raise SettingsError(f"{VARIABLE} {folder}: there is no folder {folder.parent}")
-    if folder.exists() and not folder.is_dir():
-        raise SettingsError(f"{VARIABLE} {folder}: is not a folder")
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
