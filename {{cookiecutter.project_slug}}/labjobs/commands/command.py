@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labjobs import exit_status, installation, layout
+from labjobs import exit_status, installation
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.commands import inventory, pages, repeat, staleness
 from labjobs.commands.inventory import Project
@@ -49,31 +49,25 @@ def find(_: Project, given: argparse.Namespace) -> int:
     return command.find(given, given.words, given.runs_root)
 
 
+def argument(name: str, about: str, **more: Any) -> Arguments:
+    """Return an argument: a flag, or a word that has to be given."""
+    return {name: {"help": about, **more}}
+
+
 def number(flag: str, about: str, default: int | None = None) -> Arguments:
     """Return a flag whose value is a whole number."""
-    return {flag: {"help": about, "metavar": "N", "type": int, "default": default}}
+    return argument(flag, about, metavar="N", type=int, default=default)
 
 
-def name(flag: str, about: str, metavar: str = "NAME") -> Arguments:
-    """Return a flag whose value is a word, by default an empty one."""
-    return {flag: {"help": about, "metavar": metavar, "default": ""}}
-
-
-def switch(flag: str, about: str) -> Arguments:
-    """Return a flag without a value."""
-    return {flag: {"help": about, "action": "store_true"}}
-
-
-def folder(flag: str, about: str, metavar: str) -> Arguments:
-    """Return a flag whose value is a folder, by default none."""
-    return {flag: {"help": about, "metavar": metavar, "type": Path}}
-
-
-JOB: Arguments = {"job": {"help": "a job's id, or the beginning of one", "metavar": "JOB"}}
-JSON = switch("--json", "print it as JSON")
-RUNS_ROOT = folder("--runs-root", "folder with the jobs' folders (default: runs)", "PATH")
-SETTING = name("--setting", "name of the setting to find a value for, if not the usual one")
-FIND = switch("--force", "measure again, even if there are results") | JSON
+JOB = argument("job", "a job's id, or the beginning of one", metavar="JOB")
+JSON = argument("--json", "print it as JSON", action="store_true")
+RUNS_ROOT = argument(
+    "--runs-root", "folder with the jobs' folders (default: runs)", metavar="PATH", type=Path
+)
+SETTING = argument(
+    "--setting", "name of the setting, if not the usual one", metavar="NAME", default=""
+)
+FIND = JSON | argument("--force", "measure again, even if there are results", action="store_true")
 
 COMMANDS = {
     "list": Command(
@@ -93,42 +87,36 @@ COMMANDS = {
     ),
     "stale": Command(
         "print which definitions have changed since jobs used them, and which jobs these are",
-        switch("--diff", "print the changes as a diff") | JSON,
+        JSON | argument("--diff", "print the changes as a diff", action="store_true"),
         lambda project, given: staleness.print_stale(project, given.diff, given.json),
     ),
     "why": Command(
         "print by which way a job's code reaches a definition, such as models.MLP",
-        JOB | {"definition": {"help": "its name in Python, such as models.MLP"}} | JSON,
+        JOB | argument("definition", "its name in Python, such as models.MLP") | JSON,
         lambda project, given: staleness.print_why(
             project.one(given.job), given.definition, given.json
         ),
     ),
     "accept": Command(
         "accept that what has changed in the code changes no results: stale jobs count again",
-        {"--because": {"help": "the reason", "metavar": "REASON", "required": True}}
-        | switch("--verify", "first replay a job for each set of changes, and compare the bits"),
+        argument("--because", "the reason", metavar="REASON", required=True)
+        | argument("--verify", "first replay a job for each change", action="store_true"),
         lambda project, given: staleness.accept(project, given.because, given.verify),
     ),
     "export-model": Command(
         "write a job's network into a folder, for use without the project, and check its outputs",
-        JOB | folder("--out", f"folder to make (default: {layout.EXPORTED}/JOB)", "FOLDER") | JSON,
+        JOB | JSON | argument("--out", "folder to make", metavar="FOLDER", type=Path),
         export,
     ),
     "repeat": Command(
         "run jobs again from their stored code, and print whether they give the same bits",
-        {
-            "what": {
-                "help": "a job's id or the beginning of one, or a figure, for all of its jobs",
-                "metavar": "JOB|FIGURE",
-                "nargs": "+",
-            }
-        }
+        argument("what", "a job, or a figure, for all its jobs", metavar="JOB|FIGURE", nargs="+")
         | JSON,
         repeat.repeat_jobs,
     ),
     "docs": Command(
         "print a page about the engine, or the lines of all pages that have a word in them",
-        {"wanted": {"help": "a page or a word (default: all pages)", "nargs": "?", "default": ""}},
+        argument("wanted", "a page or a word (default: all pages)", nargs="?", default=""),
         lambda _, given: pages.print_docs(given.wanted),
     ),
     "eject": Command(
@@ -138,14 +126,7 @@ COMMANDS = {
     ),
     runtime.FIND_LR: Command(
         "find a learning rate by range tests with the job's flags, which follow --",
-        {
-            "--up-to": {
-                "help": "highest rate to test; the lowest is a millionth of it (default: 10)",
-                "metavar": "RATE",
-                "type": float,
-                "default": 10.0,
-            }
-        }
+        argument("--up-to", "highest rate to test (default: 10)", type=float, default=10.0)
         | number("--steps", "optimizer steps of a test (default: 150)", 150)
         | number("--seeds", "tests, each with its own seed (default: 3)", 3)
         | SETTING

@@ -77,7 +77,9 @@ def export(found: Job, out: Path | None, as_json: bool) -> int:
             _write(folder, model, example)
             about = _about(attempt, loaded.metrics, change)
             (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-            (folder / README).write_text(_readme(job, model, example), encoding="utf-8")
+            (folder / README).write_text(
+                _readme(job, model, make_inputs(example, TRACED)), encoding="utf-8"
+            )
     except (SettingsError, JobError):
         raise
     except OSError as error:
@@ -275,9 +277,8 @@ def _about(attempt: Path, metrics: dict[str, float], change: str) -> dict[str, A
     }
 
 
-def _readme(job: str, model: nn.Module, example: Make) -> str:
-    """How to load and call the network, and what it returns, in Markdown."""
-    given = make_inputs(example, TRACED)
+def _readme(job: str, model: nn.Module, given: Inputs) -> str:
+    """How to load and call the network, in Markdown."""
     by_name = isinstance(given, dict)
     names = [*(given if by_name else inspect.signature(model.forward).parameters)]
     made, call = [], []
@@ -285,8 +286,6 @@ def _readme(job: str, model: nn.Module, example: Make) -> str:
     for name, tensor in zip(names, tensors(given), strict=False):
         made.append(f"{name} = torch.zeros({tuple(tensor.shape)}, dtype={tensor.dtype})\n")
         call.append(f"{name}={name}" if by_name else name)
-    with torch.no_grad():
-        returned = [f"{each.dtype} {tuple(each.shape)}" for each in tensors(_call(model, given))]
     return f"""# The network of job {job}
 
 ```python
@@ -295,8 +294,6 @@ import torch
 model = torch.export.load("{MODEL}").module()
 {"".join(made)}outputs = model({", ".join(call)})
 ```
-
-With these {TRACED} examples it returns {", ".join(returned)}.
 
 `{WEIGHTS}` has the weights by name; `{ABOUT}` says where they come from.
 """

@@ -294,11 +294,8 @@ def _find_batch_size(target: Target, given: Namespace, trials: Trials) -> Answer
     name = target.named("batch_size", given.setting)
     speeds: list[Speed] = []
     rows: list[Row] = []
-    size = given.smallest
-    while True:
-        if size > given.largest:
-            end = f"--largest {given.largest} was reached"
-            break
+    end, size = f"--largest {given.largest} was reached", given.smallest
+    while size <= given.largest:
         free = np.inf if trials.on_gpu else USED * machine.available_memory()
         if speeds and 2 * speeds[-1].memory > free:
             end = f"{size} was not tried: it could take twice the memory, which is not available"
@@ -306,11 +303,8 @@ def _find_batch_size(target: Target, given: Namespace, trials: Trials) -> Answer
         try:
             test = target.long().having(**{name: size})
         except SettingsError as error:  # the setting has a range, or goes with others
-            if speeds or 2 * size > given.largest:
-                end = str(error)
-                break
-            size *= 2
-            continue
+            end = str(error)
+            break
         measured = _measured(test, name, size, trials)
         if isinstance(measured, str):
             end = measured

@@ -60,14 +60,6 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
             metrics |= _results(line.get("metrics", {}), about.get("metrics", {}))
     except (OSError, JobError) as error:
         problem = cause(error)
-    shared = {
-        "code copy": about.get("code_copy"),
-        "installed": about.get("installed"),
-        "split": journal.record_of(path, layout.SPLIT).get("split"),
-    }
-    files = {what: shown(path.parent.parent / name) for what, name in shared.items() if name}
-    if "data_root" in outcome:
-        files["data root"] = shown(PROJECT / outcome["data_root"])
     running = locks.held(path / layout.LOCK)
     return {
         "state": "running" if running else outcome.get("status", "interrupted"),
@@ -78,7 +70,7 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
         "tags": tags,
         "metrics": metrics,
         "cost": costs.totals(path),
-        "files": files,
+        "data_root": str(outcome.get("data_root", "")),
         "folder": str(path),
         "run_id": str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
         "problem": problem,
@@ -97,7 +89,7 @@ def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
         "tags": stored["tags"],
         "metrics": results(stored),
         "cost": {key: stored["metrics"][key] for key in costs.NAMES if key in stored["metrics"]},
-        "files": {},
+        "data_root": "",
         "folder": None,
         "run_id": stored["run_id"],
         "problem": "",
@@ -439,7 +431,7 @@ def _print_attempt(attempt: Attempt) -> None:
         **{key: tags.get(key, "") for key in ("inputs", "host", "device", "processes")},
         "commit": commit,
         "folder": shown(Path(folder)) if folder else "",
-        **attempt["files"],
+        "data root": attempt["data_root"],
         "MLflow run": attempt["run_id"],
         "problem": attempt["problem"],
     }

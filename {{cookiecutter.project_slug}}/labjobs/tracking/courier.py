@@ -305,10 +305,10 @@ class Delivery:
 
     def write_tables(self) -> None:
         """Write the Parquet files, if there is a folder for them. Raises OSError."""
-        if parquet.root():
+        if tables := parquet.root():
             status = self.status or "KILLED"
-            parquet.write(self._folder, status)
-            self._note(status, tables=str(parquet.root()))
+            parquet.write(tables, self._folder, status)
+            self._note(status, str(tables))
 
     def _note(self, status: str, tables: str = "") -> None:
         noted = {

@@ -1,8 +1,8 @@
 """Parquet files, as a second copy of what jobs measure: tables for pandas, DuckDB or polars.
 
-They are written if the environment variable PARQUET_FOLDER names a folder. Each project has its
-own folder there, with a file for each attempt in `metrics/` and one in `jobs/`, written when the
-attempt ends. So many machines can write into one folder, and a reader never sees half a file.
+They are written if the environment variable PARQUET_FOLDER names a folder: a file for each attempt
+in `metrics/` and one in `jobs/`, when the attempt ends. So many projects and machines can write
+into one folder, and a reader never sees half a file.
 """
 
 import json
@@ -15,7 +15,6 @@ from labjobs import files, layout
 from labjobs.errors import SettingsError
 from labjobs.files import PROJECT
 from labjobs.job import journal
-from labjobs.job.identity import project_id
 from labjobs.tracking import costs
 from labjobs.tracking.mlflow_client import experiment_name
 
@@ -34,16 +33,15 @@ def root() -> Path | None:
 def check() -> None:
     """Make the folder, if one is named. Raises SettingsError if that fails."""
     folder = root()
-    if not folder:
-        return
     try:
-        folder.mkdir(exist_ok=True)
+        if folder:
+            folder.mkdir(exist_ok=True)
     except OSError as error:
         raise SettingsError(f"{VARIABLE} {folder}: {error.strerror}") from None
 
 
-def write(attempt: Path, status: str) -> None:
-    """Write both files of an attempt that ended with a status (MLflow's word for it).
+def write(folder: Path, attempt: Path, status: str) -> None:
+    """Write both files of an attempt that ended with a status (MLflow's word) into a folder.
 
     Raises OSError, and Damaged if its journal is.
     """
@@ -72,6 +70,7 @@ def write(attempt: Path, status: str) -> None:
         tags |= line.get("tags", {})
     # Settings differ from job to job, so they are JSON: all files have the same columns.
     row = {
+        "project": experiment_name(),
         "job_id": job_id,
         "attempt": owner,
         "name": about["name"],
@@ -86,27 +85,14 @@ def write(attempt: Path, status: str) -> None:
     }
     job = {name: pa.array([text], pa.string()) for name, text in row.items()}
     job["updated"] = pa.array([journal.now()], pa.timestamp("ms", "UTC"))
-    project = _project_folder()
     # The row describes the metrics, so it is written last. Each file is made outside its table's
     # folder, where libraries would read half of it.
     for table, columns in (("metrics", metrics), ("jobs", job)):
-        name = f"{job_id}-{owner}.parquet"
-        part = project / f".{table}-{name}"
-        files.write(part, partial(write_table, pa.table(columns)))
-        part.replace(project / table / name)
-
-
-def _project_folder() -> Path:
-    """The project's folder, made if it is not there. The id in its name distinguishes projects with
-    the same name, and finds the folder again after a project was renamed."""
-    folder, digits = root(), project_id()[:8]
-    assert folder
-    with suppress(FileExistsError):
-        folder.mkdir()
-    found = sorted(folder.glob(f"*-{digits}"))
-    project = found[0] if found else folder / f"{experiment_name()}-{digits}"
-    for each in (project, *(project / name for name in ("metrics", "jobs"))):
+        place = folder / table
         with suppress(FileExistsError):
-            each.mkdir()
-            each.chmod(folder.stat().st_mode)  # the same users may write here
-    return project
+            place.mkdir()
+            place.chmod(folder.stat().st_mode)  # the same users may write here
+        name = f"{job_id}-{owner}.parquet"
+        part = folder / f".{table}-{name}"
+        files.write(part, partial(write_table, pa.table(columns)))
+        part.replace(place / name)

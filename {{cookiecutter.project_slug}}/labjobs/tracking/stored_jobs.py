@@ -50,8 +50,7 @@ OWNERS = f"""
 SELECT experiments.name, tags.value FROM experiments
 LEFT JOIN experiment_tags AS tags
     ON tags.experiment_id = experiments.experiment_id AND tags.key = '{PROJECT_ID}'
-WHERE experiments.lifecycle_stage = 'active'
-    AND (experiments.name = :experiment OR tags.value = :project)
+WHERE experiments.lifecycle_stage = 'active' ORDER BY experiments.name
 """
 THESE = "run_uuid IN (SELECT value FROM json_each(:runs))"
 TAGS = f"SELECT run_uuid, key, value FROM tags WHERE {THESE}"
@@ -258,13 +257,12 @@ def main(experiment: str) -> None:
 # Which experiments there are, and whose they are.
 
 
-def experiments() -> list[str]:
-    """The names of the store's experiments."""
+def experiments() -> dict[str, str | None]:
+    """Return the ids of the projects that the store's experiments belong to, by name."""
     if path := sqlite_path():
-        query = "SELECT name FROM experiments WHERE lifecycle_stage = 'active' ORDER BY name"
-        return [name for (name,) in select(path, query)]
+        return dict(select(path, OWNERS))
     with asked() as client:
-        return sorted(experiment.name for experiment in client.search_experiments())
+        return {each.name: each.tags.get(PROJECT_ID) for each in client.search_experiments()}
 
 
 def settle(experiment: str) -> None:
@@ -272,20 +270,12 @@ def settle(experiment: str) -> None:
 
     Raises SettingsError if it belongs to another project.
     """
-    own = identity.existing_id() or "none"
-    if path := sqlite_path():
-        owners = dict(select(path, OWNERS, experiment=experiment, project=own))
-    else:
-        with asked() as client:
-            found = client.search_experiments(filter_string=f"tags.{PROJECT_ID} = '{own}'")
-            named = client.get_experiment_by_name(experiment)
-        owners = {each.name: each.tags.get(PROJECT_ID) for each in [*found, named] if each}
+    own, owners = identity.existing_id() or "none", experiments()
     if owners.get(experiment, own) not in (own, None):
         raise belongs_to_another(experiment)
     if experiment not in owners and own in owners.values():
-        subprocess.run(
-            [sys.executable, "-c", f"import {mlflow_client.__name__} as it; it.prepare()"], cwd=CODE
-        )
+        rename = "from labjobs.tracking.mlflow_client import prepare; prepare()"
+        subprocess.run([sys.executable, "-c", rename], cwd=CODE)
 
 
 # Curves and files of jobs.
