@@ -95,7 +95,7 @@ def test_a_fresh_python_with_torch_alone_gives_the_same_outputs(made):
     assert model == "model.pt2: gives the network's outputs for 1, 2, 3 and 8 examples"
     assert where == f"exported: {made.folder}/model"
     about = json.loads((made.folder / "model" / "job.json").read_text())
-    assert (about["job"], about["status"]) == (made.job, "finished")
+    assert (about["id"], about["status"]) == (made.job, "finished")
     assert about["settings"]["model"] == "convnet" and "val_loss" in about["metrics"]
     assert len(about["spec"]["classes"]) == 10
 

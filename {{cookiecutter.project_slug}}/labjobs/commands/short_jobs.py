@@ -256,9 +256,11 @@ class Trials:
         print(line.split("; the same command")[0], file=sys.stderr, flush=True)
         if status in (exit_status.OTHER_CODE, exit_status.ELSEWHERE):
             raise JobError(line)
-        if 0 <= status < exit_status.SIGNALLED:
-            return Ended("", f"{line}; its code was changed meanwhile, so find has to begin again")
-        return Ended("killed", f"job was killed (status {status})")
+        if not 0 <= status < exit_status.SIGNALLED:
+            return Ended("killed", f"job was killed (status {status})")
+        if status == exit_status.DONE:  # but not of the code that this process knows
+            line += "; the code was changed meanwhile, so find has to begin again"
+        return Ended("", line)
 
 
 def points(job: JobFolder[Any], name: str) -> list[dict[str, float]]:
