@@ -141,9 +141,7 @@ class Trainer:
         self._end: int | None = None
         try:
             self._end = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._over = True
-        except (AttributeError, OSError):  # this system has no pidfds
+        except (AttributeError, OSError):  # this system has no pidfds, or it has ended
             self._over = os.getppid() != pid
 
     def has_ended(self, seconds: float) -> bool:
