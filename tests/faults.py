@@ -31,7 +31,7 @@ WHERE tags.key = 'job_id' AND tags.value = ? AND lifecycle_stage = 'active'
 """
 TIMES = (
     *("elapsed_seconds", "examples_per_second", "tokens_per_second", "data_wait_fraction"),
-    *("system/", *costs.NAMES),
+    *costs.NAMES,
 )
 """How metrics begin that are not the same each time."""
 

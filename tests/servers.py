@@ -20,7 +20,7 @@ from faults import wait_until
 POINTS = """
 SELECT metrics.key, step, timestamp, metrics.value FROM metrics JOIN runs USING (run_uuid)
 JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
-WHERE id.value = :job_id AND lifecycle_stage = 'active' AND metrics.key NOT LIKE 'system/%'
+WHERE id.value = :job_id AND lifecycle_stage = 'active'
 """
 RUNS = """
 SELECT status, mark.value FROM runs

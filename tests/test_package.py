@@ -81,7 +81,7 @@ def test_a_sweep_a_figure_and_a_repeated_job_with_an_installed_engine(installed)
     assert "already finished" in installed.run(*SHORT).stdout
     succeeded(installed.do("python", "plot.py"))
     ids = [job.name for job in installed.root.glob("runs/[0-9a-f]*")]
-    done = installed.do("python", "jobs.py", "repeat", ids[0], "--versions", "present")
+    done = installed.do("python", "jobs.py", "repeat", ids[0])
     assert "1 same" in done.stdout, done
     copies = [path.name for path in installed.root.glob("runs/.code/*")]
     assert len([name for name in copies if name.startswith("labjobs-")]) == 1

@@ -1,7 +1,6 @@
 """`python jobs.py repeat`: are the results of jobs still what is stored of them gives?"""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -47,7 +46,7 @@ class Jobs:
         """What is printed as JSON of each job, by its id."""
         done = self.do(*words, "--json", **env)
         assert (done.returncode, done.stderr) == (status, ""), done
-        return {each["job"]: each for each in json.loads(done.stdout)["jobs"]}
+        return {each["job"]: each for each in json.loads(done.stdout)}
 
     def archive(self, job: str) -> Path:
         """The copy of a job's code."""
@@ -90,112 +89,65 @@ def test_a_package_of_another_version_is_named(jobs, tmp_path):
     jobs.project.edit("models.py", layers, f"{layers} * scaling.FACTOR")
     old, new = installed(tmp_path / "old", "1.0", 1.0), installed(tmp_path / "new", "2.0", 1.001)
     job = job_of(succeeded(jobs.project.run(*SHORT, "--seed", "2", **old)))
-    found = jobs.repeated(1, job, "--versions", "present", **new)[job]
+    found = jobs.repeated(1, job, **new)[job]
     assert found["status"] == "different"
-    assert found["conditions"] == {"versions": "scaling 1.0, now 2.0"}
-    first = jobs.project.journalled(job)["train_loss"][0]
-    difference = found["difference"]
-    assert (difference["what"], difference["step"]) == ("train_loss", first[0])
-    assert float(difference["recorded"]) == first[1] != float(difference["repeated"])
+    assert found["conditions"] == ["scaling 1.0, now 2.0"]
+    step, value = jobs.project.journalled(job)["train_loss"][0]
+    assert found["said"].startswith(f"train_loss at step {step} was {value} and is now ")
 
 
-UV = """#!/bin/sh
-echo "$1 $2" >> "$UV_CALLS"
-[ -z "$UV_FAILS" ] || { echo "  \u00d7 No solution found: scaling==1.0 is not there" >&2; exit 1; }
-for last in "$@"; do :; done
-case $1 in
-venv)
-  mkdir -p "$last/bin"
-  printf '#!/bin/sh\\nexec "%s" "$@"\\n' "$REAL_PYTHON" > "$last/bin/python"
-  chmod +x "$last/bin/python" ;;
-pip) cp "$last" "$UV_CALLS.requirements" ;;
-esac
-"""
-"""In place of uv: an environment is the one that there is."""
-
-
-@pytest.fixture
-def uv(tmp_path):
-    """Variables with which the script above is found."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "uv").write_text(UV)
-    (tmp_path / "bin" / "uv").chmod(0o755)
-    return {
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-        "UV_CALLS": str(tmp_path / "calls"),
-        "REAL_PYTHON": sys.executable,
-    }
-
-
-def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed(
-    made, tmp_path, uv
-):
-    listed = made.project.do("python", "jobs.py", "list", "--state", "stale").stdout
-    assert all(each in listed for each in made.ids)
-    done = silent(made.do("figures/learning-curves.pdf", **uv))
+def test_every_job_of_a_figure_gives_the_same_bits_although_the_code_has_changed(made):
+    listed = made.project.do("python", "jobs.py", "list").stdout
+    assert all(f"{each}  stale " in listed for each in made.ids)
+    done = silent(made.do("figures/learning-curves.pdf"))
     lines = [line for line in done.stdout.splitlines() if line.startswith("job ")]
     points = sum(map(len, made.project.journalled(made.ids[0]).values()))
-    same = f"the same bits ({points} points of the curves, 8 arrays in best.pt, 3 arrays in"
+    same = f"same: {points} points of the curves, 8 arrays in best.pt, 3 arrays in"
     assert [line[:18] for line in lines] == sorted(f"job {each}: " for each in made.ids)
     assert all(same in line for line in lines)
-    summed = done.stdout.splitlines()[-1]
-    assert summed == "2 jobs with the recorded versions: 2 same, 0 different, 0 not repeated"
+    assert done.stdout.splitlines()[-1] == "2 jobs: 2 same, 0 different, 0 not repeated"
     about = json.loads((made.project.folder(made.ids[1]) / "settings.json").read_text())
     assert about["runtime"] == {"deterministic": True}
-    # The two have the same versions, and one environment.
-    assert (tmp_path / "calls").read_text() == "venv --quiet\npip install\n"
-    (installed,) = made.folder.glob(".installed/*.txt")
-    wanted = (tmp_path / "calls.requirements").read_text()
-    assert wanted.splitlines()[1:] == installed.read_text().splitlines()[1:]
-
-
-def test_versions_that_cannot_be_installed_are_a_reason_for_each_job(made, uv):
-    found = made.repeated(1, *made.ids, **uv, UV_FAILS="1")
-    reason = "uv cannot install its versions: No solution found: scaling==1.0 is not there"
-    assert [each["reason"] for each in found.values()] == [reason] * 2
-    assert "uv is not installed" in made.do(made.ids[0], PATH="/nowhere").stdout
 
 
 def test_stored_code_that_was_changed_is_refused(jobs, tmp_path):
     job = jobs.ids[0]
-    archive, words = jobs.archive(job), (job, "--versions", "present")
+    archive = jobs.archive(job)
     whole = archive.read_bytes()
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path / "code", filter="data")
     (tmp_path / "code" / "models.py").write_text("# a change\n")
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(tmp_path / "code", "")
-    assert (
-        jobs.repeated(1, *words)[job]["reason"]
-        == "the copy of its code was changed after it was stored"
-    )
+    changed = "the copy of its code was changed after it was stored"
+    assert jobs.repeated(1, job)[job]["said"] == changed
     archive.write_bytes(whole[:-100])
-    assert jobs.repeated(1, *words)[job]["reason"] == "the copy of its code is damaged"
+    assert jobs.repeated(1, job)[job]["said"] == "the copy of its code is damaged"
     archive.unlink()
-    assert jobs.repeated(1, *words)[job]["reason"] == "its code is not in runs/"
+    assert jobs.repeated(1, job)[job]["said"] == "its code is not in runs/"
 
 
 def test_jobs_that_cannot_be_repeated(jobs):
     paused = job_of(jobs.project.run(*SHORT, "--seed", "3", "--pause-after", "2"))
     timed = job_of(jobs.project.run(*SHORT[2:], "--minutes", "0.01"))
-    found = jobs.repeated(1, paused, timed, "--versions", "present")
-    assert found[paused]["reason"] == "it has not finished"
-    assert found[timed]["reason"].startswith("its length is in minutes")
+    found = jobs.repeated(1, paused, timed)
+    assert found[paused]["said"] == "it has not finished"
+    assert found[timed]["said"].startswith("its length is in minutes")
     shutil.rmtree(jobs.folder / jobs.ids[0])
-    figure = jobs.do("figures/confusion.png", "--versions", "present")
+    figure = jobs.do("figures/confusion.png")
     assert figure.returncode == 1
-    line = f"job {jobs.ids[0]}: could not be repeated: it has not run in this folder of runs"
+    line = f"job {jobs.ids[0]}: not repeated: it has not run in this folder of runs"
     assert line in figure.stdout.splitlines()
 
 
 def test_an_interrupted_repeat_leaves_nothing_behind(made):
-    words = (sys.executable, "jobs.py", "repeat", *made.ids, "--versions", "present")
+    words = (sys.executable, "jobs.py", "repeat", *made.ids)
     before = made.state()
     running = made.project.command(*words, **made.env)
     wait_until(lambda: bool([*made.temporary.glob("repeat-*/runs/*/*/metrics.jsonl")]))
     running.send_signal(signal.SIGINT)
     line = one_line(ended(running), 130)
-    assert line == "jobs.py: repeat was interrupted by SIGINT; nothing is left"
+    assert line == "jobs.py: repeat was interrupted by SIGINT"
     assert made.state() == before
 
 
@@ -206,7 +158,6 @@ def test_an_interrupted_repeat_leaves_nothing_behind(made):
         (("none",), "there is no job none; `python jobs.py list` shows all"),
         (("figures/none.pdf",), "figures/none.pdf: there is no such figure"),
         (("run.py",), "run.py does not say which jobs it shows; draw it with plot.py"),
-        (("none", "--versions", "new"), "--versions: invalid choice: 'new'"),
     ],
 )
 def test_mistakes_are_one_line(made, words, said):

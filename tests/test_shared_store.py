@@ -57,19 +57,6 @@ def test_each_has_finished_all_jobs_with_their_own_results(users):
         assert (about["result"] != results(ben)[job]) == is_edited
 
 
-def test_who_takes_over_the_edit_of_another_has_the_results_too(users):
-    ada, ben = users
-    models = ada.root / "models.py"
-    own = models.read_text()
-    models.write_text((ben.root / "models.py").read_text())
-    try:
-        done = ada.run(*SHORT)
-        assert (done.returncode, "already finished" in done.stdout) == (0, True), done
-        assert results(ada)[job_of(done)] == results(ben)[job_of(done)]
-    finally:
-        models.write_text(own)
-
-
 def test_what_another_has_finished_meanwhile_is_listed_with_their_result(users):
     ada, ben = users
     flags = ("--model", "convnet", "--epochs", "2", "--seed", "9", "--quiet")

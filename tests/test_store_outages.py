@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -27,12 +25,6 @@ FOREVER = 1_000_000
 
 SHORT = 300
 """Epochs of a job that ends soon, but not before the store has its first metrics."""
-
-EPOCHS = 3
-"""Epochs at least by which a pace is measured."""
-
-WINDOW = 4.0
-"""Seconds with the store, and then without it, that are compared; at least three times."""
 
 Action = Callable[[], object]
 
@@ -60,13 +52,13 @@ class Trial:
         journal = self.folder / "metrics.jsonl"
         return journal.exists() and "train_loss" in journal.read_text()
 
+    def do(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """A script of the project with this store, to its end."""
+        return self._project.do("python", script, *words, MLFLOW_TRACKING_URI=self._address)
+
     def again(self) -> subprocess.CompletedProcess[str]:
         """The same command, to its end."""
-        return self._project.run(*self._flags, MLFLOW_TRACKING_URI=self._address)
-
-    def sync(self) -> subprocess.CompletedProcess[str]:
-        """`python jobs.py sync`, to its end."""
-        return self._project.do("python", "jobs.py", "sync", MLFLOW_TRACKING_URI=self._address)
+        return self.do("run.py", *self._flags)
 
     def end(self) -> tuple[int, str]:
         """Wait for the job's end; its exit status and what it said on stderr."""
@@ -101,19 +93,6 @@ class Trial:
         wait_until(lambda: self.status() == "KILLED")
         self.check("KILLED")
 
-    def catch_up(self) -> None:
-        """Wait until the store has all that is in the journal now."""
-        size = (self.folder / "metrics.jsonl").stat().st_size
-        wait_until(lambda: _read(self.folder / "sent.json")["bytes"] >= size)
-
-    def epochs(self) -> list[tuple[int, float]]:
-        """When each epoch ended, in milliseconds, and how many seconds it took."""
-        written = [
-            (at, value) for name, _, at, value in self._written() if name == "elapsed_seconds"
-        ]
-        ended = sorted(written)
-        return [(at, value - before) for (_, before), (at, value) in pairwise(ended)]
-
     def status(self) -> str:
         """The status of the job's one run in the store, if it is whole."""
         runs = self._store.runs(self.folder.parent.name)
@@ -126,7 +105,6 @@ class Trial:
         stored = Counter({point: n for point, n in points.items() if journalled(point)})
         written = self._written()
         lost, added = written - stored, stored - written
-        print(f"{written.total()} metrics, {lost.total()} lost, {added.total()} duplicated")
         steps = sorted(step for name, step, _, _ in written if name == "train_loss")
         assert steps == list(range(1, len(steps) + 1))
         assert (lost, added) == (Counter(), Counter())
@@ -210,9 +188,14 @@ def outage(request):
     return float(request.config.getoption("--outage-seconds"))
 
 
-def test_server_killed_and_started_again(train, server, database, outage):
+@pytest.mark.parametrize(
+    ("what", "go", "come"),
+    [("server", "kill", "start"), ("server", "freeze", "thaw"), ("database", "stop", "start")],
+)
+def test_away_while_a_job_trains(train, server, database, outage, what, go, come):
     trial = train(server.uri, database.uri, FOREVER)
-    trial.away(server.kill, server.start, outage)
+    it = {"server": server, "database": database}[what]
+    trial.away(getattr(it, go), getattr(it, come), outage)
 
 
 def test_server_killed_for_good_and_the_rest_sent_later(train, server, database):
@@ -230,18 +213,13 @@ def test_server_killed_for_good_and_the_rest_sent_later(train, server, database)
     server.start()
     wait_until(lambda: outlived.status() == "FINISHED")
     outlived.check("FINISHED")
-    sent = silent(left.sync())
+    sent = silent(left.do("jobs.py", "sync"))
     assert re.fullmatch(rf"job {left.folder.parent.name} \w+\n1 of 1 jobs \w+\n", sent.stdout)
     left.check("FINISHED")
-    second = left.sync()
+    second = left.do("jobs.py", "sync")
     assert second.returncode == 0 and len(second.stdout.splitlines()) == 1
     third = left.again()
     assert third.returncode == 0 and "already finished" in third.stdout
-
-
-def test_database_stopped_under_the_server(train, server, database, outage):
-    trial = train(server.uri, database.uri, FOREVER)
-    trial.away(database.stop, database.start, outage)
 
 
 def test_database_away_from_the_start(train, database):
@@ -258,40 +236,6 @@ def test_sqlite_locked(train, fresh, outage):
     trial = train(f"sqlite:///{path}", f"sqlite:///{path}", FOREVER)
     with lock_of(path) as (lock, unlock):
         trial.away(lock, unlock, 2 * outage)
-
-
-def test_training_is_no_slower_while_the_server_hangs(train, server, database, outage):
-    trial = train(server.uri, database.uri, FOREVER)
-    compare_pace(trial, server.freeze, server.thaw, outage)
-
-
-def compare_pace(trial: Trial, go: Action, come: Action, outage: float) -> None:
-    """One job, the store there and away in turn; then the job is stopped, and nothing is lost."""
-    trial.begin()
-    windows = []
-    for _ in range(max(3, round(outage / WINDOW))):
-        trial.catch_up()
-        there = pace(trial, min(WINDOW, outage / 3))
-        go()
-        windows.append((there, pace(trial, min(WINDOW, outage / 3))))
-        come()
-    trial.stop()
-    ratios = [away / there for there, away in windows]
-    figures = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}, n = {len(ratios)})"
-    print(f"time of an epoch, store away : store there = {figures}")
-    assert median(ratios) < 1.5
-
-
-def pace(trial: Trial, seconds: float) -> float:
-    """Let so many seconds pass and a few epochs; mean seconds of these."""
-    begun = now()
-
-    def whole() -> list[float]:
-        return [took for at, took in trial.epochs() if at - 1000 * took > begun]
-
-    time.sleep(seconds)
-    wait_until(lambda: len(whole()) >= EPOCHS)
-    return mean(whole())
 
 
 @contextmanager

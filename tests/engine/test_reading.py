@@ -1,19 +1,14 @@
 """Datasets that are read one example at a time: by processes, or once onto the device."""
 
 import os
-import subprocess
-import sys
-from multiprocessing import active_children, get_context
-from pathlib import Path
+from multiprocessing import active_children
 
-import labjobs
 import pytest
 import torch
 from labjobs.data import batches as loaders
 from labjobs.job import terminal
 from torch.utils.data import Dataset
 
-ENGINE = str(Path(labjobs.__file__).parents[1])
 CPU = torch.device("cpu")
 
 
@@ -111,71 +106,3 @@ def test_processes_that_are_stuck_are_ended_too(monkeypatch):
     next(begun)
     batches.close()
     assert not active_children()
-
-
-SCRIPT = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-import torch
-from torch.utils.data import Dataset
-from labjobs.data import batches as loaders
-
-class Examples(Dataset):
-    def __len__(self):
-        return 64
-    def __getitem__(self, index):
-        if index == int(sys.argv[1]):
-            raise ValueError("no such file")
-        return torch.zeros(3), index
-
-made = loaders.make(Examples(), torch.device("cpu"), 4, "workers", 2, seed=0)
-evaluated = loaders.make(Examples(), torch.device("cpu"), 4, "workers", 1)
-pool = ThreadPoolExecutor(2)
-evaluations = [pool.submit(lambda: sum(len(labels) for _, labels in evaluated)) for _ in range(2)]
-begun = made.from_position(0, 0)
-next(begun)
-print(*[evaluation.result() for evaluation in evaluations])
-"""
-
-
-def run(*words):
-    """Run the script above in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ENGINE},
-    )
-
-
-def test_reading_in_a_pool_of_threads_ends_without_a_word():
-    done = run("-1")
-    assert (done.stdout.split(), done.stderr) == (["64", "64"], "")
-
-
-def read_for_ever(write):
-    """Read batches by two processes, all of which have `write` for their standard error."""
-    os.dup2(write, 2)
-    os.close(write)
-    sys.stderr = os.fdopen(2, "w")  # not pytest's
-    batches = make(Examples(), workers=2)
-    for epoch in range(1_000_000):
-        order(batches, epoch)
-        os.write(2, b"." if epoch == 3 else b"")
-
-
-def test_processes_of_a_killed_job_end_without_a_trace():
-    jobs = []
-    for _ in range(6):  # one in three would print one, if nothing were done against it
-        read, write = os.pipe()
-        job = get_context("fork").Process(target=read_for_ever, args=(write,))
-        job.start()
-        os.close(write)
-        jobs.append((job, read))
-    for job, read in jobs:
-        assert os.read(read, 1) == b"."
-        job.kill()
-    for job, read in jobs:
-        with os.fdopen(read) as errors:
-            assert errors.read() == ""  # it ends when the last of its processes has
-        job.join()

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from labjobs import files
-from labjobs.commands import repeat
 from labjobs.commands.replay import Recorded, compare_outputs, curve_difference, curve_points
 from labjobs.errors import JobError
 from labjobs.job.journal import Journal
@@ -105,33 +104,6 @@ def test_flags_are_the_settings_and_what_can_change_bits(tmp_path):
 def test_what_cannot_be_repeated(tmp_path, about, said):
     with pytest.raises(JobError, match=said):
         recorded(tmp_path, **about).check()
-
-
-def test_the_project_itself_is_not_installed(tmp_path, monkeypatch):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/uv").write_text("#!/bin/sh\nexit 0\n")
-    (tmp_path / "bin/uv").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "my_project"\n')
-    installed = tmp_path / "installed.txt"
-    installed.write_text("# Python 3.11.7\nmy-project==0.1.0\nnumpy==2.0.0\n")
-    (tmp_path / "made").mkdir()
-    python = repeat.install(installed, tmp_path, tmp_path / "made", {})
-    wanted = (tmp_path / "made/requirements.txt").read_text()
-    assert wanted == "# Python 3.11.7\nnumpy==2.0.0\n"
-    assert python == tmp_path / "made/venv/bin/python"
-
-
-def test_another_environments_packages_are_not_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    job = recorded(tmp_path, installed=".installed/abc.txt")
-    for versions_recorded in (True, False):
-        with repeat.Workplace(versions_recorded) as workplace:
-            env = workplace.env(job)
-            assert ("PYTHONPATH" in env) != versions_recorded
-            assert env["MLFLOW_TRACKING_URI"] == f"sqlite:///{workplace.folder}/mlflow-abc.db"
 
 
 def test_a_job_of_several_processes_is_not_repeated_by_one(tmp_path):

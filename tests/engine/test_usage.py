@@ -115,12 +115,11 @@ def test_hours_add_up_and_memory_is_the_most(tmp_path):
 
 
 class Driver:
-    """NVML with a GPU that uses 300 W; `counts`: whether it counts its energy itself."""
+    """NVML with a GPU that uses 300 W."""
 
     NVMLError = RuntimeError
 
-    def __init__(self, counts):
-        self.counts, self.now = counts, 1000.0
+    now = 1000.0
 
     def nvmlInit(self): ...
 
@@ -130,18 +129,13 @@ class Driver:
         return uuid
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu):
-        if not self.counts:
-            raise RuntimeError
         return int(300_000 * self.now)
 
-    def nvmlDeviceGetPowerUsage(self, gpu):
-        return 300_000
 
-
-@pytest.fixture(params=[True, False], ids=["counted", "from its power"])
-def driver(request, monkeypatch):
+@pytest.fixture
+def driver(monkeypatch):
     """That driver in the place of the real one, and its clock."""
-    made = Driver(request.param)
+    made = Driver()
     monkeypatch.setitem(sys.modules, "pynvml", made)
     monkeypatch.setattr(costs, "time", SimpleNamespace(monotonic=lambda: made.now))
     return made

@@ -21,7 +21,7 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log
 from labjobs.settings import as_plain
 from labjobs.sources import fault
-from labjobs.tracking import courier, mlflow_store, stored_jobs
+from labjobs.tracking import mlflow_store, stored_jobs
 from labjobs.tracking.courier import IMPATIENCE, PATIENCE, Courier
 from labjobs.tracking.mlflow_client import experiment_name
 from labjobs.tracking.mlflow_store import LEASE
@@ -126,7 +126,7 @@ class Attempt(Generic[S]):
         if root != folder.places.data_root:
             line += f" (on --data-root {root})"
         fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
-        if fits and (folder.change or not courier.copies_lack(folder.path)):
+        if fits:
             self._leave(exit_status.DONE, line + self._unchecked())
         self._leave_if_stale(bool(stored))
         diverged = known.diverged.get(folder.id, []) if not folder.latest else []

@@ -23,7 +23,6 @@ OUTPUT = "output.txt"
 LOCK = "lock"
 COURIER_LOCK = "courier.lock"
 SENT = "sent.json"
-SENT_PARQUET = "sent-parquet.json"
 PROFILE = "profile.txt"
 PROFILE_JSON = "profile.json"
 BEFORE = "before"  # where --force puts an attempt aside, until the new one has finished

@@ -10,7 +10,6 @@ made of. What answers for jobs imports no torch, so that it answers at once.
     repeat      `repeat`: jobs once more from their stored code
     pages       `docs`: pages about the engine
     find        `find`: a learning rate, a batch size, a number of loader processes
-    short_jobs  the jobs that it runs; range_test: a learning rate from a curve of such a job
-    export      `export-model`: a folder with the network, as torch.export and ONNX write it, and
-                its page
+    short_jobs  the jobs that it runs
+    export      `export-model`: a folder with the network, as torch.export writes it
 """

@@ -8,26 +8,22 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labjobs import exit_status, installation, layout
+from labjobs import exit_status, installation
 from labjobs.cli.parser import Parser, unknown_flag
 from labjobs.commands import inventory, pages, repeat, staleness
 from labjobs.commands.inventory import Project
 from labjobs.errors import JobError, SettingsError, did_you_mean
 from labjobs.files import PROJECT, shown
 from labjobs.job import runtime, terminal
-from labjobs.job.terminal import Interrupted, Interruption, leave
+from labjobs.job.terminal import Interrupted, leave
 from labjobs.tracking import mlflow_client
 from labjobs.tracking.courier import sync
 
 Arguments = dict[str, dict[str, Any]]
 """The arguments of a command by name, as argparse's add_argument takes them."""
-
-LARGEST = 1_000_000
-"""The default of the largest batch size to try."""
 
 
 class Command(NamedTuple):
@@ -40,80 +36,44 @@ class Command(NamedTuple):
 
 
 def export(project: Project, given: argparse.Namespace) -> int:
-    """Export the network of a job; return the exit status.
+    """Export the network of a job; return the exit status."""
+    from labjobs.commands import export as command  # with torch, which is slow to import
 
-    Raises SettingsError for wrong arguments, JobError if it cannot be exported.
-    """
-    job = project.one(given.job)
-    if not job.folder:
-        raise JobError(f"job {job.id}: {job.problem}")
-    if not find_spec("safetensors"):  # the environment is older than this command
-        raise JobError("safetensors is missing; README.md says how to install packages")
-    out: Path = given.out or PROJECT / layout.EXPORTED / job.id
-    interruption = Interruption()
-    try:
-        interruption.listen()
-        interruption.hold()
-        from labjobs.commands import export as command  # with torch, which is slow to import
-
-        kind, runs_root = type(job.folder.settings), job.folder.runs_root
-        out = out.expanduser().absolute()
-        how = given.onnx, given.json, interruption
-        return command.export(job.id, kind, runs_root, out, *how)
-    except Interrupted as stop:
-        line = f"jobs.py: export-model was interrupted {stop}"
-        return leave(exit_status.SIGNALLED + stop.number, line)
+    return command.export(project.one(given.job), given.out, given.json)
 
 
 def find(_: Project, given: argparse.Namespace) -> int:
-    """Run the jobs that measure, print the answer, and return the exit status.
-
-    Raises SettingsError for wrong arguments.
-    """
-    for name, least in {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}.items():
-        value = getattr(given, name, None)
-        if value is not None and value < least:
-            raise SettingsError(f"--{name} {value}: must be at least {least}")
-    if getattr(given, "smallest", 0) > (getattr(given, "largest", None) or LARGEST):
-        raise SettingsError(f"--smallest {given.smallest}: must be at most --largest")
-    if getattr(given, "up_to", 1.0) <= 0:
-        raise SettingsError(f"--up-to {given.up_to:g}: must be above 0")
+    """Run the jobs that measure, print the answer, and return the exit status."""
     from labjobs.commands import find as command  # with NumPy, which is slow to import
 
     return command.find(given, given.words, given.runs_root)
 
 
+def argument(name: str, about: str, **more: Any) -> Arguments:
+    """Return an argument: a flag, or a word that has to be given."""
+    return {name: {"help": about, **more}}
+
+
 def number(flag: str, about: str, default: int | None = None) -> Arguments:
     """Return a flag whose value is a whole number."""
-    return {flag: {"help": about, "metavar": "N", "type": int, "default": default}}
+    return argument(flag, about, metavar="N", type=int, default=default)
 
 
-def name(flag: str, about: str, metavar: str = "NAME") -> Arguments:
-    """Return a flag whose value is a word, by default an empty one."""
-    return {flag: {"help": about, "metavar": metavar, "default": ""}}
-
-
-def switch(flag: str, about: str) -> Arguments:
-    """Return a flag without a value."""
-    return {flag: {"help": about, "action": "store_true"}}
-
-
-def folder(flag: str, about: str, metavar: str) -> Arguments:
-    """Return a flag whose value is a folder, by default none."""
-    return {flag: {"help": about, "metavar": metavar, "type": Path}}
-
-
-JOB: Arguments = {"job": {"help": "a job's id, or the beginning of one", "metavar": "JOB"}}
-JSON = switch("--json", "print it as JSON")
-RUNS_ROOT = folder("--runs-root", "folder with the jobs' folders (default: runs)", "PATH")
-SETTING = name("--setting", "name of the setting to find a value for, if not the usual one")
-FORCE = switch("--force", "measure again, even if there are results")
+JOB = argument("job", "a job's id, or the beginning of one", metavar="JOB")
+JSON = argument("--json", "print it as JSON", action="store_true")
+RUNS_ROOT = argument(
+    "--runs-root", "folder with the jobs' folders (default: runs)", metavar="PATH", type=Path
+)
+SETTING = argument(
+    "--setting", "name of the setting, if not the usual one", metavar="NAME", default=""
+)
+FIND = JSON | argument("--force", "measure again, even if there are results", action="store_true")
 
 COMMANDS = {
     "list": Command(
         "print each job: id, state, when it ended, its result, settings",
-        name("--state", f"only jobs in this state: {', '.join(inventory.STATES)}", "STATE") | JSON,
-        lambda project, given: inventory.print_list(project, given.state, given.json),
+        JSON,
+        lambda project, given: inventory.print_list(project, given.json),
     ),
     "show": Command(
         "print all there is to know of a job, and the command that runs it again",
@@ -127,54 +87,36 @@ COMMANDS = {
     ),
     "stale": Command(
         "print which definitions have changed since jobs used them, and which jobs these are",
-        switch("--diff", "print the changes as a diff") | JSON,
+        JSON | argument("--diff", "print the changes as a diff", action="store_true"),
         lambda project, given: staleness.print_stale(project, given.diff, given.json),
     ),
     "why": Command(
         "print by which way a job's code reaches a definition, such as models.MLP",
-        JOB | {"definition": {"help": "its name in Python, such as models.MLP"}} | JSON,
+        JOB | argument("definition", "its name in Python, such as models.MLP") | JSON,
         lambda project, given: staleness.print_why(
             project.one(given.job), given.definition, given.json
         ),
     ),
     "accept": Command(
         "accept that what has changed in the code changes no results: stale jobs count again",
-        {"--because": {"help": "the reason", "metavar": "REASON", "required": True}}
-        | switch("--verify", "first replay a job for each set of changes, and compare the bits"),
+        argument("--because", "the reason", metavar="REASON", required=True)
+        | argument("--verify", "first replay a job for each change", action="store_true"),
         lambda project, given: staleness.accept(project, given.because, given.verify),
     ),
     "export-model": Command(
         "write a job's network into a folder, for use without the project, and check its outputs",
-        JOB
-        | folder("--out", f"folder to make (default: {layout.EXPORTED}/JOB)", "FOLDER")
-        | switch("--onnx", "also write the network as ONNX")
-        | JSON,
+        JOB | JSON | argument("--out", "folder to make", metavar="FOLDER", type=Path),
         export,
     ),
     "repeat": Command(
         "run jobs again from their stored code, and print whether they give the same bits",
-        {
-            "what": {
-                "help": "a job's id or the beginning of one, or a figure, for all of its jobs",
-                "metavar": "JOB|FIGURE",
-                "nargs": "+",
-            },
-        }
-        | {
-            "--versions": {
-                "help": "versions of Python and of all packages: recorded (default; uv installs "
-                "them in a temporary environment) or present",
-                "metavar": "WHICH",
-                "choices": repeat.VERSIONS,
-                "default": repeat.VERSIONS[0],
-            }
-        }
+        argument("what", "a job, or a figure, for all its jobs", metavar="JOB|FIGURE", nargs="+")
         | JSON,
         repeat.repeat_jobs,
     ),
     "docs": Command(
         "print a page about the engine, or the lines of all pages that have a word in them",
-        {"wanted": {"help": "a page or a word (default: all pages)", "nargs": "?", "default": ""}},
+        argument("wanted", "a page or a word (default: all pages)", nargs="?", default=""),
         lambda _, given: pages.print_docs(given.wanted),
     ),
     "eject": Command(
@@ -184,46 +126,29 @@ COMMANDS = {
     ),
     runtime.FIND_LR: Command(
         "find a learning rate by range tests with the job's flags, which follow --",
-        {
-            "--up-to": {
-                "help": "highest rate to test; the lowest is a millionth of it (default: 10)",
-                "metavar": "RATE",
-                "type": float,
-                "default": 10.0,
-            }
-        }
+        argument("--up-to", "highest rate to test (default: 10)", type=float, default=10.0)
         | number("--steps", "optimizer steps of a test (default: 150)", 150)
         | number("--seeds", "tests, each with its own seed (default: 3)", 3)
-        | name(
-            "--metric",
-            "the training loss, by its name in METRICS (default: the monitored metric if lower is "
-            "better, or else the first such metric)",
-        )
         | SETTING
-        | FORCE
-        | JSON,
+        | FIND,
         find,
     ),
     runtime.FIND_BATCH_SIZE: Command(
         "find the largest batch size that fits, and the smallest that is nearly as fast as any",
         number("--smallest", "size to start with (default: 8)", 8)
-        | number("--largest", f"size to end with (default: {LARGEST})", LARGEST)
+        | number("--largest", "size to end with (default: 1000000)", 1_000_000)
         | SETTING
-        | FORCE
-        | JSON,
+        | FIND,
         find,
     ),
     runtime.FIND_NOISE_SCALE: Command(
         "find the batch size above which more examples help little (the noise scale)",
-        number("--steps", "optimizer steps to measure (default: 200)", 200)
-        | SETTING
-        | FORCE
-        | JSON,
+        number("--steps", "optimizer steps to measure (default: 200)", 200) | SETTING | FIND,
         find,
     ),
     runtime.FIND_WORKERS: Command(
         "find how many processes should read the data with --loader workers",
-        number("--largest", "most processes to try (default: the number of cores)") | FORCE | JSON,
+        number("--largest", "most processes to try (default: the number of cores)") | FIND,
         find,
     ),
 }
@@ -252,6 +177,9 @@ def jobs_command(**kinds: type) -> int:
         return leave(exit_status.WRONG, f"jobs.py: {error}")
     except (JobError, ConnectionError) as error:
         return leave(exit_status.FAILED, f"jobs.py: {error}")
+    except Interrupted as stop:
+        line = f"jobs.py: {given.command} was interrupted {stop}"
+        return leave(exit_status.SIGNALLED + stop.number, line)
     for problem in project.problems:
         leave(exit_status.FAILED, f"jobs.py: {problem}")
     return status

@@ -2,68 +2,56 @@
 
 import json
 import math
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from labjobs import exit_status, machine
+from labjobs.cli.flags import option
 from labjobs.commands import short_jobs
-from labjobs.commands.range_test import Valley, valley
 from labjobs.commands.short_jobs import Target, Trials
-from labjobs.errors import JobError, SettingsError, did_you_mean
-from labjobs.files import PROJECT, shown
+from labjobs.errors import JobError, SettingsError
 from labjobs.job import runtime
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import identity
 from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
-from labjobs.job.terminal import Interrupted, leave
-from labjobs.results import figure_files, figures, style
-from labjobs.results.groups import mean_interval, ratio_interval
-from labjobs.results.metrics import Measured
-from labjobs.settings import Metric
+from labjobs.job.terminal import Interruption
+from labjobs.results.groups import ratio_interval
 
 Row = dict[str, str | int | float | None]
 """A row of the table, by the names of its columns."""
 
-Drawn = tuple[Any, str]
-"""A figure and its caption."""
-
 
 class Answer(NamedTuple):
     """The answer for a setting or flag: its name as a field, the suggested value or None, how that
-    was found or why there is none, a table, and what draws the figure."""
+    was found or why there is none, and a table."""
 
     what: str
     value: float | int | None
     why: str
     rows: Sequence[Row]
-    draw: Callable[[], Drawn]
 
 
 def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
     """Find what `given.command` names for the job with these flags, and print it; return the exit
     status: 0 if something is suggested, else 1.
 
-    Raises SettingsError for wrong flags.
+    Raises SettingsError for wrong flags, JobError if a job cannot be measured.
     """
+    for name, least in {"steps": 20, "seeds": 1, "smallest": 1, "largest": 0}.items():
+        value = getattr(given, name, None)
+        if value is not None and value < least:
+            raise SettingsError(f"--{name} {value}: must be at least {least}")
+    if getattr(given, "up_to", 1.0) <= 0:
+        raise SettingsError(f"--up-to {given.up_to:g}: must be above 0")
     what = given.command
     target = short_jobs.read_target(words, runs_root)
-    try:
-        with Trials(what, target.runtime.device, given.force) as trials:
-            answer = FINDERS[what](target, given, trials)
-    except Interrupted as stop:
-        line = f"jobs.py: {what} was interrupted {stop}; the same command continues it"
-        return leave(exit_status.SIGNALLED + stop.number, line)
-    except JobError as error:
-        return leave(exit_status.FAILED, f"jobs.py: {error}")
-    jobs = [*trials.jobs.values()]
-    files = _write(f"{what.replace(' ', '-')}-{target.job.id}", answer.draw, jobs)
+    Interruption().listen()
+    trials = Trials(what, target.runtime.device, given.force)
+    answer = FINDERS[what](target, given, trials)
     found, following = answer.value is not None, target
     if found:
         change = target.running if what == runtime.FIND_WORKERS else target.having
@@ -72,19 +60,15 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
         content = {
             "suggestion": {answer.what: answer.value} if found else None,
             "why": answer.why,
-            "rows": list(answer.rows),
-            "jobs": [job.id for job in jobs],
-            "figure": files,
+            "rows": answer.rows,
+            "jobs": [*trials.jobs],
             "next": following.command,
         }
         print(json.dumps(content, indent=2))
     else:
         _print_table(answer.rows)
-        flag = f"--{answer.what.replace('_', '-')}"
-        suggestion = f"suggestion: {flag} {answer.value} ({answer.why})"
+        suggestion = f"suggestion: {option(answer.what)} {answer.value} ({answer.why})"
         print(suggestion if found else f"nothing stands out: {answer.why}")
-        for file in files:
-            print(f"figure: {file}")
         print(f"next: {following.command}")
     return exit_status.DONE if found else exit_status.FAILED
 
@@ -99,45 +83,6 @@ def _print_table(rows: Sequence[Row]) -> None:
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
-
-
-def _write(name: str, draw: Callable[[], Drawn], jobs: Sequence[JobFolder[Any]]) -> list[str]:
-    """Draw a figure into the project's folder of figures; return the paths of its images. If it
-    would not print correctly, say why and return none."""
-    venue = style.VENUES[style.DEFAULT]
-    figures.use(venue)
-    figure, caption = draw()
-    settings = [identity(job.settings) for job in jobs]
-    values = {name: [each.get(name) for each in settings] for name in settings[0]}
-    varied = {name: each for name, each in values.items() if len(set(map(str, each))) > 1}
-    newest = max(job.path.stat().st_mtime for job in jobs)
-    commits = set()
-    for job in jobs:
-        tags = short_jobs.tags(job)
-        changed = " with changes" if tags.get("dirty") == "true" else ""
-        commits.add(f"{tags.get('commit', '')}{changed}")
-    about = {  # as in the figures of plot.py
-        "jobs": sorted(job.id for job in jobs),
-        "commits": sorted(commits),
-        "shared": {name: each[0] for name, each in values.items() if name not in varied},
-        "varied": varied,
-        "newest": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds"),
-        "venue": venue.name,
-    }
-    try:
-        files = figure_files.save(figure, PROJECT / "figures" / name, caption, about, venue)
-    except figure_files.Misprint as error:
-        print(f"{name}: not written: {error}", file=sys.stderr)
-        return []
-    return [shown(file.path) for file in files]
-
-
-def _mark(draw_line: Callable[..., Any], value: float | None, what: str) -> str:
-    """Mark a suggested value; return what the caption says of it."""
-    if value is None:
-        return ""
-    draw_line(value, color=style.COLOURS[1], linestyle=style.LINES[1], linewidth=0.9)
-    return f"; the dashed line is the suggested {what}"
 
 
 # `find lr`: a learning rate, from range tests.
@@ -159,25 +104,93 @@ def _find_lr(target: Target, given: Namespace, trials: Trials) -> Answer:
     if "seed" in target.known:
         first = target.settings.seed
         tests = [test.having(seed=first + place) for place in range(given.seeds)]
-    metric = _loss(target.script.metrics, target.settings, given.metric)
+    loss = _loss(target)
     jobs = [trials.measure(each) for each in tests]
-    curves = [_curve(job, name, metric) for job in jobs]
+    curves = [_curve(job, name, loss) for job in jobs]
     longest = max((rates for rates, _ in curves), key=len)
     try:
         found = valley(longest, [losses for _, losses in curves])
     except ValueError as error:
-        said = f"{metric.key} has {error}; see {jobs[0].label}'s log.txt"
+        said = f"{loss} has {error}; see {jobs[0].label}'s log.txt"
         raise JobError(f"find lr: {said}") from None
     rows: list[Row] = []
     for job, (rates, losses) in zip(jobs, curves, strict=True):
         lowest = min(filter(math.isfinite, losses), default=math.nan)
         seed = getattr(job.settings, "seed", None)
         row: Row = {"job": job.id, "seed": seed, "steps": len(losses)}
-        row |= {f"lowest {metric.key}": lowest, f"at {name}": rates[losses.index(lowest)]}
+        row |= {f"lowest {loss}": lowest, f"at {name}": rates[losses.index(lowest)]}
         rows.append(row)
-    more = "; give a larger --up-to" if found.stands_out and not found.rises else ""
-    draw = partial(_draw_lr, found, curves, metric)
-    return Answer(name, found.rate, found.about + more, rows, draw)
+    return Answer(name, found.rate, found.about, rows)
+
+
+# Where a loss is low while the learning rate rises, and whether it stands out from the noise.
+
+WINDOW = 7  # points in the running mean
+BEFORE = 0.1  # fraction of the points, at the start, whose rates are too low to change the loss
+SIGMAS = 2.0  # a fall must exceed this many standard deviations of a single point to stand out
+OF_THE_FALL = 0.9  # the fraction of its whole fall after which the loss counts as low
+TO_NORMAL = 1.4826  # standard deviation by median absolute deviation, of normal values
+
+Floats = NDArray[np.float64]
+
+
+class Valley(NamedTuple):
+    """The rate in the middle of where the loss is low, None if there is none; and why."""
+
+    rate: float | None
+    about: str
+
+
+def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
+    """Return the valley in the losses of repeated range tests.
+
+    Args:
+        rates: Learning rates, rising (n,).
+        losses: The losses of each test (n,), by rate. A test that ended early has fewer values, and
+            values may be infinite or NaN.
+
+    Everything after a breakdown is cut off: after the first value that is not finite, or after the
+    running mean is as far above its initial level as it had been below it. This works for losses of
+    any scale and sign. Raises ValueError if nothing is left.
+    """
+    every = np.asarray(rates, dtype=float)
+    first = max(3, round(BEFORE * len(every)))
+    count = min(len(np.asarray(each)) for each in losses)
+    values = np.stack([np.asarray(each, dtype=float)[:count] for each in losses])
+    wrong = np.flatnonzero(~np.isfinite(values).all(axis=0))
+    values = values[:, : wrong[0]] if len(wrong) else values
+    smooth = _running_mean(values)
+    before, spread = values[:, :first].mean(), values[:, :first].std()
+    fallen = before - np.minimum.accumulate(smooth)
+    above = np.flatnonzero(smooth > before + np.maximum(fallen, SIGMAS * spread))
+    values = values[:, : above[0]] if len(above) else values
+    if values.shape[1] <= first:
+        raise ValueError(f"only {values.shape[1]} finite values")
+    smooth = _running_mean(values)
+    count, bottom = len(smooth), int(smooth.argmin())
+    low, noise = float(smooth[bottom]), TO_NORMAL * float(np.median(np.abs(values - smooth)))
+    if before - low <= SIGMAS * noise:
+        return Valley(
+            None,
+            f"the loss falls by {before - low:.3g}, within {SIGMAS:g} standard deviations of its "
+            f"noise, {noise:.2g}",
+        )
+    fall = f"the loss falls from {before:.3g} to {low:.3g} (noise {noise:.2g})"
+    high = np.flatnonzero(smooth > low + (1 - OF_THE_FALL) * (before - low) + SIGMAS * noise)
+    left, right = high[high < bottom], high[high > bottom]
+    if not len(right) and count == len(every):
+        last = f"has not risen again at {every[-1]:.2g}"
+        return Valley(None, f"{fall} and {last}; give a larger --up-to")
+    start = every[left[-1] + 1 if len(left) else 0]
+    end = every[right[0] - 1 if len(right) else count - 1]
+    rate = float(f"{np.sqrt(start * end):.1e}")  # the geometric mean
+    return Valley(rate, f"{fall} and is low from {start:.2g} to {end:.2g}")
+
+
+def _running_mean(values: Floats) -> Floats:
+    """The mean over tests (tests, n), and over WINDOW values around each; fewer at the ends."""
+    half, mean = WINDOW // 2, values.mean(axis=0)
+    return np.array([mean[max(0, i - half) : i + half + 1].mean() for i in range(len(mean))])
 
 
 def _schedule(target: Target) -> str:
@@ -191,27 +204,22 @@ def _schedule(target: Target) -> str:
     )
 
 
-def _loss(declared: Mapping[str, Metric], settings: Any, given: str) -> Measured:
-    """The training loss. Raises SettingsError if it is not known."""
-    monitored = str(getattr(settings, "monitor", "none")).removeprefix("val_")
+def _loss(target: Target) -> str:
+    """The training loss: of the monitored metric if lower is better, or else of the first such
+    metric. Raises SettingsError if there is none."""
+    monitored = str(getattr(target.settings, "monitor", "none")).removeprefix("val_")
+    declared = target.script.metrics
     losses = [name for name, metric in declared.items() if metric.better == "lower"]
-    if given and given not in losses:
-        hint = did_you_mean(given, losses)
-        raise SettingsError(f"--metric {given}: is not one for which lower is better; {hint}")
     if not losses:
         raise SettingsError("find lr: METRICS declares no metric for which lower is better")
-    name = given or (monitored if monitored in losses else losses[0])
-    return Measured(name, declared[name], "train")
+    return f"train_{monitored if monitored in losses else losses[0]}"
 
 
-def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float], list[float]]:
+def _curve(job: JobFolder[Any], name: str, loss: str) -> tuple[list[float], list[float]]:
     """The rates and losses of a job, starting at the step with the lowest rate."""
-    points = short_jobs.points(job, metric.key)
+    points = short_jobs.points(job, loss)
     if not points:
-        known = ", ".join(sorted(short_jobs.logged(job))) or "nothing"
-        raise JobError(
-            f"find lr: {job.label} logs no {metric.key}, only {known}; choose one with --metric"
-        )
+        raise JobError(f"find lr: {job.label} logs no {loss}")
     logged_as = next((key for key in ("lr", name) if key in points[0]), "")
     if not logged_as:
         raise JobError(
@@ -220,28 +228,7 @@ def _curve(job: JobFolder[Any], name: str, metric: Measured) -> tuple[list[float
         )
     rates = [point[logged_as] for point in points]
     start = rates.index(min(rates))
-    return rates[start:], [point[metric.key] for point in points][start:]
-
-
-def _draw_lr(
-    found: Valley, curves: Sequence[tuple[list[float], list[float]]], metric: Measured
-) -> Drawn:
-    fig, ax = figures.figure("column", 2.4)
-    for rates, losses in curves:
-        ax.plot(rates, losses, color=style.GREY, linewidth=0.4, alpha=0.6)
-    ax.plot(found.rates, found.smooth, color=style.COLOURS[0], label="running mean")
-    figures.log_scale(ax.xaxis)
-    ax.set_xlabel("learning rate")
-    figures.value_axis(ax.yaxis, metric.axis)
-    margin = 0.1 * (found.before - found.low) + 4 * found.noise
-    ax.set_ylim(found.low - margin, max(found.before, float(found.smooth.max())) + margin)
-    end = _mark(ax.axvline, found.rate, "rate")
-    figures.legend(fig)
-    return fig, (
-        f"{metric.title} in {len(curves)} range {'tests' if len(curves) > 1 else 'test'}, in which "
-        "the learning rate rises with each step, and its running mean until a test breaks "
-        f"down{end}."
-    )
+    return rates[start:], [point[loss] for point in points][start:]
 
 
 # `find batch-size` and `find workers`: the smallest value with which a job is nearly as fast as it
@@ -302,25 +289,22 @@ def _find_batch_size(target: Target, given: Namespace, trials: Trials) -> Answer
     """Each size is a job in its own process, so there is nothing to clean up if it runs out of
     memory. A machine without a GPU would swap first, so there a size is not tried if it is unlikely
     to fit, judging by the memory that smaller sizes took."""
+    if given.smallest > given.largest:
+        raise SettingsError(f"--smallest {given.smallest}: must be at most --largest")
     name = target.named("batch_size", given.setting)
     speeds: list[Speed] = []
     rows: list[Row] = []
-    size = given.smallest
-    while True:
-        if size > given.largest:
-            end = f"--largest {given.largest} was reached"
-            break
-        if not trials.on_gpu and (short := too_large(speeds)):
-            end = f"{size} was not tried: {short}"
+    end, size = f"--largest {given.largest} was reached", given.smallest
+    while size <= given.largest:
+        free = np.inf if trials.on_gpu else USED * machine.available_memory()
+        if speeds and 2 * speeds[-1].memory > free:
+            end = f"{size} was not tried: it could take twice the memory, which is not available"
             break
         try:
             test = target.long().having(**{name: size})
         except SettingsError as error:  # the setting has a range, or goes with others
-            if speeds or 2 * size > given.largest:
-                end = str(error)
-                break
-            size *= 2
-            continue
+            end = str(error)
+            break
         measured = _measured(test, name, size, trials)
         if isinstance(measured, str):
             end = measured
@@ -333,37 +317,23 @@ def _find_batch_size(target: Target, given: Namespace, trials: Trials) -> Answer
         raise JobError(f"find batch-size: {end}")
     good, why = smallest_good(speeds)
     why += f"; {speeds[-1].value} is the largest that fits ({end})"
-    return Answer(name, good, why, rows, partial(_draw_speeds, speeds, name, good))
+    return Answer(name, good, why, rows)
 
 
 def _measured(test: Target, name: str, size: int, trials: Trials) -> Speed | str:
     """The speed with a batch size, or why there is none. Raises JobError for a job that fails for
     another reason than memory or too few examples."""
-    ended = trials.before(test)
-    if not ended.out_of_memory:
-        ended = trials.run(test)
+    ended = trials.run(test)
     if ended.out_of_memory:
         killed = "was killed, probably because memory ran out"
         return f"{size} {killed if ended.how == 'killed' else 'ran out of memory'}"
     points = short_jobs.points(test.job, RATE) if ended.has_measured else []
     if not points:
-        raise JobError(f"find batch-size, --{name.replace('_', '-')} {size}: {ended.said}")
+        raise JobError(f"find batch-size, {option(name)} {size}: {ended.said}")
     examples, memory = (max(point[what] for point in points) for what in (EXAMPLES, MEMORY))
     if examples < size:
         return f"the training data has {examples:.0f} examples"
     return Speed(size, [point[RATE] for point in points], memory)
-
-
-def too_large(speeds: Sequence[Speed]) -> str:
-    """Return why not to try the next size; empty to try it. Memory grows linearly with it."""
-    if not speeds:
-        return ""
-    last = speeds[-1].memory
-    growth = 2 * (last - speeds[-2].memory) if len(speeds) > 1 else last
-    wanted, free = last + max(growth, 0.0), USED * machine.available_memory()
-    if wanted <= free:
-        return ""
-    return f"it would take {wanted / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free"
 
 
 def _find_workers(target: Target, given: Namespace, trials: Trials) -> Answer:
@@ -383,7 +353,8 @@ def _find_workers(target: Target, given: Namespace, trials: Trials) -> Answer:
                 raise JobError(f"find workers, --workers {count}: {ended.said}")
         trials.jobs[long.job.id] = long.job
         again = False
-        if short_jobs.tags(long.job).get(LOADER) != "workers":
+        tags = [line["tags"] for line in short_jobs.lines(long.job) if "tags" in line]
+        if [each[LOADER] for each in tags if LOADER in each][-1] != "workers":
             raise JobError(
                 "find workers: this job does not read its data in the background, but keeps it in "
                 "memory; add -- --loader workers"
@@ -391,8 +362,7 @@ def _find_workers(target: Target, given: Namespace, trials: Trials) -> Answer:
         speeds.append(Speed(count, rates))
     good, why = smallest_good(speeds)
     rows: list[Row] = [{"workers": speed.value, **speed.row} for speed in speeds]
-    draw = partial(_draw_speeds, speeds, "workers", good)
-    return Answer("workers", good, f"{why}; job {long.job.id}", rows, draw)
+    return Answer("workers", good, f"{why}; job {long.job.id}", rows)
 
 
 def _rates(long: Target, count: int) -> list[float]:
@@ -403,25 +373,6 @@ def _rates(long: Target, count: int) -> list[float]:
     return [point[RATE] for point in short_jobs.points(job, RATE) if point.get(WORKERS) == count]
 
 
-def _draw_speeds(speeds: Sequence[Speed], name: str, suggested: int | None) -> Drawn:
-    fig, ax = figures.figure("column", 2.2)
-    intervals = {speed.value: mean_interval(speed.rates) for speed in speeds}
-    for value, (middle, low, high) in intervals.items():
-        ax.plot([value] * 2, [low, high], color=style.COLOURS[0], linewidth=0.9)
-        ax.plot(value, middle, "o", color=style.COLOURS[0])
-    if min(intervals) > 0:
-        ax.set_xscale("log", base=2)
-    ax.set_xlabel(style.setting(name))
-    figures.value_axis(ax.yaxis, "training examples per second")
-    ax.set_ylim(0, 1.1 * max(interval.high for interval in intervals.values()))
-    end = _mark(ax.axvline, suggested, "value")
-    figures.ticks_at(ax, intervals)
-    return fig, (
-        f"Training examples per second: mean of {len(speeds[0].rates)} windows of time with its "
-        f"95% t interval{end}."
-    )
-
-
 # `find noise-scale`: the batch size above which more examples add little to a step.
 #
 # A job's batches are split by --accumulate, and the gradients of the parts show how much of them is
@@ -430,30 +381,8 @@ def _draw_speeds(speeds: Sequence[Speed], name: str, suggested: int | None) -> D
 # Source: McCandlish et al. 2018, arxiv.org/abs/1812.06162.
 
 PARTS = 8  # of a batch, unless the job already splits it
-SPANS = 4  # of training, with a noise scale each, since it grows as the loss falls
-LEAST = 8  # steps of a span for which an interval can be trusted
+LEAST = 16  # steps for which an interval can be trusted
 WIDEST = 4.0  # the largest factor by which an interval's end may differ from the estimate
-
-
-class Span(NamedTuple):
-    """The noise scale over some steps, with its 95 % interval, in examples."""
-
-    first: int
-    last: int
-    scale: float
-    low: float
-    high: float
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether the interval is one of positive numbers."""
-        return self.low > 0 and math.isfinite(self.high)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the interval is narrow enough for the estimate to be used."""
-        wide = WIDEST * self.scale
-        return self.has_interval and self.high < wide and self.scale < WIDEST * self.low
 
 
 def _find_noise_scale(target: Target, given: Namespace, trials: Trials) -> Answer:
@@ -475,60 +404,32 @@ def _find_noise_scale(target: Target, given: Namespace, trials: Trials) -> Answe
     names = ("step", f"train_{NOISE}", f"train_{SIGNAL}")
     measured = [tuple(point[each] for each in names) for point in points]
     finite = [each for each in measured if all(map(math.isfinite, each))]  # fp16 can overflow
-    spans = spans_of([each for each in finite if each[0] <= given.steps])
+    halves = noise_scales([each for each in finite if each[0] <= given.steps])
+    _, scale, low, high = halves[-1]
     suggested = None
     why = "the gradient cannot be told from its noise; use a larger batch or more --steps"
-    if known := [span for span in spans if span.is_known]:
-        last = known[-1]
-        suggested = 2 ** max(0, round(math.log2(last.scale)))
-        why = (
-            f"noise scale {last.scale:.3g}, 95% interval {last.low:.3g} to {last.high:.3g}, over "
-            f"steps {last.first} to {last.last}"
-        )
-        if last is not spans[-1]:
-            why += "; after that, these batches are too small to estimate it"
-    rows: list[Row] = [
-        {"steps": f"{first}–{last}", "noise scale": scale, "low": low, "high": high}
-        for first, last, scale, low, high in spans
-    ]
-    draw = partial(_draw_noise_scales, spans, suggested, test.settings.accumulate)
-    return Answer(name, suggested, f"{why}; job {job.id}", rows, draw)
+    if 0 < scale < WIDEST * low and high < WIDEST * scale:
+        suggested = 2 ** max(0, round(math.log2(scale)))
+        why = f"noise scale {scale:.3g}, 95% interval {low:.3g} to {high:.3g}, at the end"
+    columns = ("steps", "noise scale", "low", "high")
+    rows: list[Row] = [dict(zip(columns, half, strict=True)) for half in halves]
+    return Answer(name, suggested, f"{why}; job {job.id}", rows)
 
 
-def spans_of(measured: Sequence[tuple[float, ...]]) -> list[Span]:
-    """Return the noise scale in SPANS spans of equal length, from the step, tr Σ and |G|² of each.
+def noise_scales(measured: Sequence[tuple[float, ...]]) -> list[tuple[str, float, float, float]]:
+    """Return the noise scale in both halves of the steps, since it grows as the loss falls: the
+    steps, the scale and its 95 % interval, in examples; from the step, tr Σ and |G|² of each.
 
-    Raises JobError if they are too short.
+    Raises JobError if they are too few.
     """
-    if len(measured) < SPANS * LEAST:
+    if len(measured) < 2 * LEAST:
         raise JobError(f"only {len(measured)} steps were measured; use more --steps")
-    spans = []
-    for each in np.array_split(np.array(measured), SPANS):
-        steps, noise, signal = each.T
+    halves = []
+    for half in np.array_split(np.array(measured), 2):
+        steps, noise, signal = half.T
         scale, low, high = map(float, ratio_interval(noise, signal))
-        spans.append(Span(int(steps[0]), int(steps[-1]), scale, low, high))
-    return spans
-
-
-def _draw_noise_scales(spans: Sequence[Span], suggested: int | None, parts: int) -> Drawn:
-    fig, ax = figures.figure("column", 2.2)
-    known = [span for span in spans if span.has_interval]
-    for span in known:
-        steps, colour = [span.first, span.last], style.COLOURS[0]
-        ax.fill_between(steps, span.low, span.high, color=colour, alpha=0.2, lw=0)
-        ax.plot(steps, [span.scale] * 2, color=colour)
-    ax.set_xlabel("optimizer step")
-    if known:
-        figures.log_scale(ax.yaxis)
-    ax.set_ylabel("noise scale (examples)")
-    end = _mark(ax.axhline, suggested, "batch size")
-    caption = (
-        f"Simple noise scale of the gradient, from {parts} parts of each batch, with its 95% "
-        f"interval over steps{end}."
-    )
-    if missing := len(spans) - len(known):
-        caption += f" In {missing} of {len(spans)} spans it cannot be estimated."
-    return fig, caption
+        halves.append((f"{steps[0]:.0f}–{steps[-1]:.0f}", scale, low, high))
+    return halves
 
 
 FINDERS: dict[str, Callable[[Target, Namespace, Trials], Answer]] = {

@@ -9,18 +9,18 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from labjobs import exit_status, layout, locks
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
-from labjobs.errors import JobError, SettingsError, cause, did_you_mean
+from labjobs.errors import JobError, SettingsError, cause
 from labjobs.files import PROJECT, read_record, shown
 from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.folder import JobFolder
@@ -39,52 +39,10 @@ RESULTS = ("test_", "best_")
 """How the metrics begin that a job logs at its end."""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt at a job; unknown values are empty."""
-
-    state: str
-    change: str
-    """How the code or the data has changed since, in a few words."""
-
-    ended: float
-    """Time when it last logged something, in seconds since 1970."""
-
-    code: str
-    """The digest of its code."""
-
-    said: str = ""
-    """Its last line."""
-
-    tags: dict[str, str] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Test results, validation results of the best evaluation, and measurements of a script that
-    does not train."""
-
-    cost: dict[str, float] = field(default_factory=dict)
-    """Time, memory, disk and energy (labjobs.tracking.costs)."""
-
-    code_copy: str = ""
-    installed: str = ""
-    """The paths of the copies of its code and versions (labjobs.job.provenance)."""
-
-    split: str = ""
-    """The file that lists the examples that it trained, validated and tested on."""
-
-    data_root: str = ""
-    """The folder of its datasets, once it has ended."""
-
-    folder: Path | None = None
-    run_id: str = ""
-    """The id of its run in MLflow."""
-
-    problem: str = ""
-    """The parts that could not be read."""
-
-    def as_plain(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        folder = str(self.folder) if self.folder else None
-        return asdict(self) | {"ended": iso(self.ended), "folder": folder}
+Attempt = dict[str, Any]
+"""An attempt at a job, as `show --json` prints it. Unknown values are empty; `ended`, when it last
+logged something, is in seconds since 1970, and `change` says how the code or the data has changed
+since."""
 
 
 def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
@@ -92,56 +50,50 @@ def on_disk(path: Path, job: JobFolder[Any] | None) -> Attempt:
     one."""
     about = journal.record_of(path, layout.SETTINGS)
     outcome = journal.record_of(path, layout.OUTCOME)
-    split = journal.record_of(path, layout.SPLIT)
     sent = read_record(path / layout.SENT)
     tags: dict[str, str] = {}
     metrics: dict[str, float] = {}
     problem = ""
     try:
-        with (path / layout.JOURNAL).open("rb") as file:
-            for line in journal.Reader(file).read():
-                tags |= line.get("tags", {})
-                metrics |= _results(line.get("metrics", {}), about.get("metrics", {}))
+        for line in journal.lines_of(path):
+            tags |= line.get("tags", {})
+            metrics |= _results(line.get("metrics", {}), about.get("metrics", {}))
     except (OSError, JobError) as error:
         problem = cause(error)
-
-    def of_runs(name: object) -> str:
-        """The path of a file in the folder of runs, which attempts share."""
-        return shown(path.parent.parent / str(name)) if name else ""
-
     running = locks.held(path / layout.LOCK)
-    return Attempt(
-        state="running" if running else outcome.get("status", "interrupted"),
-        change=job.change_since(path) if job else "",
-        ended=last_logged(path),
-        code=code_evidence.digest(path),
-        said=str(outcome.get("said", "")),
-        tags=tags,
-        metrics=metrics,
-        cost=costs.totals(path),
-        code_copy=of_runs(about.get("code_copy")),
-        installed=of_runs(about.get("installed")),
-        split=of_runs(split.get("split")),
-        data_root=shown(PROJECT / outcome["data_root"]) if "data_root" in outcome else "",
-        folder=path,
-        run_id=str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
-        problem=problem,
-    )
+    return {
+        "state": "running" if running else outcome.get("status", "interrupted"),
+        "change": job.change_since(path) if job else "",
+        "ended": last_logged(path),
+        "code": code_evidence.digest(path),
+        "said": str(outcome.get("said", "")),
+        "tags": tags,
+        "metrics": metrics,
+        "cost": costs.totals(path),
+        "data_root": str(outcome.get("data_root", "")),
+        "folder": str(path),
+        "run_id": str(sent.get("run", "")) if sent.get("store") == fingerprint() else "",
+        "problem": problem,
+    }
 
 
 def in_store(stored: StoredJob, job: JobFolder[Any] | None) -> Attempt:
     """Return an attempt that is only in the store; `job` is the job with today's settings, if there
     can be one."""
-    return Attempt(
-        state="diverged" if stored["diverged"] else "finished",
-        change="" if job and _fits(job, stored) else "in another folder",
-        ended=stored["ended"] / 1000,
-        code=stored["tags"].get("code", ""),
-        tags=stored["tags"],
-        metrics=results(stored),
-        cost={name: stored["metrics"][name] for name in costs.NAMES if name in stored["metrics"]},
-        run_id=stored["run_id"],
-    )
+    return {
+        "state": "diverged" if stored["diverged"] else "finished",
+        "change": "" if job and _fits(job, stored) else "in another folder",
+        "ended": stored["ended"] / 1000,
+        "code": stored["tags"].get("code", ""),
+        "said": "",
+        "tags": stored["tags"],
+        "metrics": results(stored),
+        "cost": {key: stored["metrics"][key] for key in costs.NAMES if key in stored["metrics"]},
+        "data_root": "",
+        "folder": None,
+        "run_id": stored["run_id"],
+        "problem": "",
+    }
 
 
 def _fits(job: JobFolder[Any], stored: StoredJob) -> bool:
@@ -193,8 +145,7 @@ class Job:
     """The folders of its attempts on this disk, the latest last."""
 
     stored: list[StoredJob] = field(default_factory=list)
-    """Its attempts in the store that finished or diverged; of a job on this disk only for
-    `Project.one`."""
+    """Its attempts in the store that finished or diverged."""
 
     folder: JobFolder[Any] | None = None
     """Its folder according to today's settings; None if they cannot express the job."""
@@ -263,16 +214,13 @@ class Project:
 
     def all(self) -> list[Job]:
         """Return all jobs."""
-        found = {job.id: job for job in self._on_disk()}
-        if absent := self.view.over - found.keys():
-            self._add_stored(found, lambda job_id: job_id in absent)
+        found = self._named("")
         return [self._restored(job) for job in found.values()]
 
     def one(self, prefix: str) -> Job:
         """Return the job whose id begins with these digits. Raises SettingsError if there is none,
         or several."""
-        found = {job.id: job for job in self._on_disk(prefix)}
-        self._add_stored(found, lambda job_id: job_id.startswith(prefix))
+        found = self._named(prefix)
         if len(found) > 1:
             raise SettingsError(
                 f"{prefix} is the beginning of {len(found)} job ids; give more digits"
@@ -285,8 +233,7 @@ class Project:
     def finished_in_store(self, job: Job) -> StoredJob | None:
         """Return a job's finished attempt in the store whose results count: the last one with the
         present code and data, or else the last one; None if it has none."""
-        stored = job.stored or [each for each in self._stored if each["job_id"] == job.id]
-        found = [each for each in stored if not each["diverged"]]
+        found = [each for each in job.stored if not each["diverged"]]
         fits = [each for each in found if job.folder and _fits(job.folder, each)]
         return next(reversed(fits or found), None)
 
@@ -304,16 +251,14 @@ class Project:
                 if found or not os.access(folder, os.R_OK | os.X_OK):
                     yield Job(name, attempts=found)
 
-    @cached_property
-    def _stored(self) -> list[StoredJob]:
+    def _named(self, prefix: str) -> dict[str, Job]:
+        """The jobs whose ids begin with these digits, on this disk and in the store."""
+        found = {job.id: job for job in self._on_disk(prefix)}
         with suppress(ConnectionError):  # `view` reports it
-            return stored_jobs.jobs(experiment_name())
-        return []
-
-    def _add_stored(self, found: dict[str, Job], wanted: Callable[[str], bool]) -> None:
-        for stored in self._stored:
-            if wanted(job_id := stored["job_id"]):
-                found.setdefault(job_id, Job(job_id)).stored.append(stored)
+            for stored in stored_jobs.jobs(experiment_name()):
+                if (job_id := stored["job_id"]).startswith(prefix):
+                    found.setdefault(job_id, Job(job_id)).stored.append(stored)
+        return found
 
     def _restored(self, job: Job) -> Job:
         """Return the job with its settings and its folder, if they are known."""
@@ -334,7 +279,7 @@ class Project:
             if about := journal.record_of(attempt, layout.SETTINGS):
                 job.script, job.settings = about["script"], about["settings"]
                 return
-        for stored in job.stored or (each for each in self._stored if each["job_id"] == job.id):
+        for stored in job.stored:
             job.script = stored_jobs.script_of(stored)
             job.settings = {name: fresh_value(text) for name, text in stored["params"].items()}
         if not job.settings:
@@ -354,103 +299,68 @@ class Project:
 
 # `python jobs.py list`: a line for each job of the project.
 
-STATES = (
-    "finished",
-    "stale",
-    "unsent",
-    "running",
-    "queued",
-    "paused",
-    "interrupted",
-    "failed",
-    "diverged",
-    "pending",
-    "unreadable",
-)
-"""What a job can be: as in `bash run.sh --list`, and one whose settings cannot be read."""
 
-
-class Row(NamedTuple):
-    """The information listed for a job; `ended` is in seconds since 1970, 0 if it is not known."""
-
-    job: Job
-    state: str
-    about: str
-    ended: float = 0.0
-    result: str = ""
-    folder: Path | None = None
-    """The folder of the attempt that counts, if it is on this disk."""
-
-    stored: StoredJob | None = None
-    """The attempt that counts, if it is only in the store."""
-
-
-def print_list(project: Project, state: str, as_json: bool) -> int:
-    """Print the jobs, or only those in one state; returns 0.
-
-    Raises SettingsError if there is no such state.
-    """
-    if state and state not in STATES:
-        raise SettingsError(f"--state {state}: no such state; {did_you_mean(state, STATES)}")
-    found = [_row(project, job) for job in project.all()]
-    rows = [row for row in found if state in ("", row.state)]
-    rows.sort(key=lambda row: (row.ended, row.job.id))
+def print_list(project: Project, as_json: bool) -> int:
+    """Print the jobs; returns 0."""
+    jobs = project.all()
+    rows = [_row(project, job, as_json) for job in jobs]
+    rows.sort(key=lambda row: (row["ended"], row["id"]))
     if as_json:
-        plain = [_as_plain(row) for row in rows]
+        plain = [row | {"ended": iso(row["ended"])} for row in rows]
         print(json.dumps(plain, indent=2), flush=True)
-        for each in plain:
-            if each["problem"]:
-                leave(exit_status.FAILED, f"jobs.py: job {each['id']}: {each['problem']}")
-    elif rows:
-        width = max(len(row.result) for row in rows)
         for row in rows:
-            line = f"{row.job.id}  {row.state:11}  {local(row.ended):16}  {row.result:{width}}"
-            print(f"{line}  {row.job.words}".rstrip() + (row.about and f"  [{row.about}]"))
-        count = Counter(row.state for row in rows)
+            if row["problem"]:
+                leave(exit_status.FAILED, f"jobs.py: job {row['id']}: {row['problem']}")
+    elif rows:
+        words = {job.id: job.words for job in jobs}
+        width = max(len(row["result"]) for row in rows)
+        for row in rows:
+            line = f"{row['id']}  {row['state']:11}  {local(row['ended']):16}  "
+            line = f"{line}{row['result']:{width}}  {words[row['id']]}".rstrip()
+            print(line + (row["about"] and f"  [{row['about']}]"))
+        count = Counter(row["state"] for row in rows)
         said = ", ".join(f"{n} {state}" for state, n in sorted(count.items()))
         print(f"{counted(len(rows), 'job')}: {said}")
     else:
-        print(f"no job is {state}" if found else "there are no jobs yet")
+        print("there are no jobs yet")
     return exit_status.DONE
 
 
-def _row(project: Project, job: Job) -> Row:
+def _row(project: Project, job: Job, full: bool) -> dict[str, Any]:
+    """What is listed of a job, with `ended` in seconds since 1970; the metrics of the attempt that
+    counts only if it is to be `full`, since reading journals takes long."""
     state, about = job.state(project.view)
+    row: dict[str, Any] = {
+        "id": job.id,
+        "state": state,
+        "about": about,
+        "ended": 0.0,
+        "result": "",
+        "metrics": {},
+        "problem": "",
+        "script": job.script,
+        "settings": job.plain,
+        "folder": None,
+    }
     latest = job.latest
     outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished = outcome.get("status") == "finished"
     if latest and (state != "finished" or (finished and (not job.folder or job.folder.begun))):
-        said = _shortened(str(outcome.get("said", ""))) if finished else ""
-        return Row(job, state, about, last_logged(latest), said, folder=latest)
-    if stored := project.finished_in_store(job):
-        said = _shortened(as_line(results(stored)))
-        return Row(job, state, about, stored["ended"] / 1000, said, stored=stored)
-    return Row(job, state, about)
+        row |= {"ended": last_logged(latest), "folder": str(latest)}
+        row["result"] = _shortened(str(outcome.get("said", ""))) if finished else ""
+        if full:
+            attempt = on_disk(latest, None)
+            row |= {key: attempt[key] for key in ("metrics", "problem")}
+    elif stored := project.finished_in_store(job):
+        row |= {"ended": stored["ended"] / 1000, "metrics": results(stored)}
+        row["result"] = _shortened(as_line(row["metrics"]))
+    return row
 
 
 def _shortened(said: str) -> str:
     """A job's last line, without the results of its best evaluation if it has test results."""
     parts = said.split(", ")
     return ", ".join(part for part in parts if not part.startswith("best_")) or said
-
-
-def _as_plain(row: Row) -> dict[str, Any]:
-    metrics, problem = results(row.stored) if row.stored else {}, ""
-    if row.folder:
-        attempt = on_disk(row.folder, None)
-        metrics, problem = attempt.metrics, attempt.problem
-    return {
-        "id": row.job.id,
-        "state": row.state,
-        "about": row.about,
-        "ended": iso(row.ended),
-        "result": row.result,
-        "metrics": metrics,
-        "problem": problem,
-        "script": row.job.script,
-        "settings": row.job.plain,
-        "folder": str(row.folder) if row.folder else None,
-    }
 
 
 # `python jobs.py show JOB`: all there is to know of one job.
@@ -460,13 +370,13 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
     """Print a job's settings, its attempts, and the command that runs it; returns 0."""
     state, about = job.state(project.view)
     found = [on_disk(path, job.folder) for path in job.attempts]
-    here = {attempt.code for attempt in found}
+    here = {attempt["code"] for attempt in found}
     found += [
         in_store(stored, job.folder)
         for stored in job.stored
         if stored["tags"].get("code", "") not in here
     ]
-    found.sort(key=lambda attempt: attempt.ended)
+    found.sort(key=lambda attempt: attempt["ended"])
     if as_json:
         content = {
             "id": job.id,
@@ -476,7 +386,7 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
             "settings": job.plain,
             "command": job.command,
             "problem": job.problem,
-            "attempts": [attempt.as_plain() for attempt in found],
+            "attempts": [each | {"ended": iso(each["ended"])} for each in found],
         }
         print(json.dumps(content, indent=2))
         return exit_status.DONE
@@ -491,48 +401,39 @@ def print_details(project: Project, job: Job, as_json: bool) -> int:
 
 def _print_settings(job: Job) -> None:
     """A line for each setting, with its default if the value differs from it."""
-    settings = job.plain
     known = flags.of(type(job.folder.settings)) if job.folder else {}
-    defaults = {name: as_plain(flag.default) for name, flag in known.items() if not flag.required}
     print("settings")
-    width = max(map(len, settings), default=0)
-    for name, value in settings.items():
-        default = defaults.get(name, value)
+    width = max(map(len, job.plain), default=0)
+    for name, value in job.plain.items():
+        default = as_plain(known[name].default) if name in known else value
         usual = f"  (default: {as_text(default) or 'empty'})" if value != default else ""
         print(f"  {name:{width}}  {as_text(value)}{usual}".rstrip())
 
 
 def _print_attempt(attempt: Attempt) -> None:
-    name = attempt.folder.name if attempt.folder else attempts.name(attempt.code)
-    other_code = f"with other code or data ({attempt.change})"
-    fits = other_code if attempt.change else "with the present code and data"
-    print(f"\nattempt {name or 'without code'}: {attempt.state}, {fits}")
-    tags = attempt.tags
+    folder, tags = attempt["folder"], attempt["tags"]
+    name = Path(folder).name if folder else attempts.name(attempt["code"])
+    other_code = f"with other code or data ({attempt['change']})"
+    fits = other_code if attempt["change"] else "with the present code and data"
+    print(f"\nattempt {name or 'without code'}: {attempt['state']}, {fits}")
     commit = tags.get("commit", "")
     if commit not in ("", "none") and tags.get("dirty") == "true":
         commit += ", with changes"
-    tested = {k: v for k, v in attempt.metrics.items() if k.startswith("test_")}
-    best = {k: v for k, v in attempt.metrics.items() if k.startswith("best_")}
-    others = {k: v for k, v in attempt.metrics.items() if k not in tested | best}
+    metrics: dict[str, dict[str, float]] = {"test": {}, "validation": {}, "result": {}}
+    for key, value in attempt["metrics"].items():
+        part = {"test": "test", "best": "validation"}.get(key.split("_")[0], "result")
+        metrics[part][key] = value
     lines = {
-        "until" if attempt.state == "running" else "ended": local(attempt.ended),
-        "said": "" if attempt.state == "finished" else attempt.said,
-        "result": as_line(others),
-        "test": as_line(tested),
-        "validation": as_line(best),
-        "inputs": tags.get("inputs", ""),
-        "cost": as_line(attempt.cost),
-        "host": tags.get("host", ""),
-        "device": tags.get("device", ""),
-        "processes": tags.get("processes", ""),
+        "until" if attempt["state"] == "running" else "ended": local(attempt["ended"]),
+        "said": "" if attempt["state"] == "finished" else attempt["said"],
+        **{part: as_line(found) for part, found in metrics.items()},
+        "cost": as_line(attempt["cost"]),
+        **{key: tags.get(key, "") for key in ("inputs", "host", "device", "processes")},
         "commit": commit,
-        "data root": attempt.data_root,
-        "folder": shown(attempt.folder) if attempt.folder else "",
-        "code copy": attempt.code_copy,
-        "installed": attempt.installed,
-        "split": attempt.split,
-        "MLflow run": attempt.run_id,
-        "problem": attempt.problem,
+        "folder": shown(Path(folder)) if folder else "",
+        "data root": attempt["data_root"],
+        "MLflow run": attempt["run_id"],
+        "problem": attempt["problem"],
     }
     for what, text in lines.items():
         if text:

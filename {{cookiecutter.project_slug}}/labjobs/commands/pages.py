@@ -11,35 +11,24 @@ from labjobs.files import ENGINE
 def print_docs(wanted: str) -> int:
     """Print a page by its name, the lines of all pages that have a word in them, or, if nothing is
     wanted, the names of the pages. Raises SettingsError for a word that is nowhere."""
-    pages = {path.stem: path for path in sorted((ENGINE / "docs").glob("*.md"))}
+    pages = {path.stem: _lines(path) for path in sorted((ENGINE / "docs").glob("*.md"))}
     if not wanted:
         width = max(map(len, pages))
-        print("\n".join(f"{name:{width}}  {_title(path)}" for name, path in pages.items()))
+        for name, lines in pages.items():
+            print(f"{name:{width}}  {lines[0].removeprefix('# ')}")
     elif wanted in pages:
-        text = _without_pictures(pages[wanted])
         # A pager waits for keys, which a program that reads the page does not press.
-        (pydoc.pager if sys.stdout.isatty() else print)(text)
+        (pydoc.pager if sys.stdout.isatty() else print)("\n".join(pages[wanted]))
     else:
-        print("\n".join(_found(wanted, pages)))
+        every = [(name, line.strip()) for name, lines in pages.items() for line in lines]
+        found = [f"{name}: {line}" for name, line in every if wanted.lower() in line.lower()]
+        if not found:
+            hint = did_you_mean(wanted, pages)
+            raise SettingsError(f"docs {wanted}: no page has this word; {hint}")
+        print("\n".join(found))
     return 0
 
 
-def _title(page: Path) -> str:
-    return page.read_text().partition("\n")[0].removeprefix("# ")
-
-
-def _without_pictures(page: Path) -> str:
-    lines = page.read_text().splitlines()
-    return "\n".join(line for line in lines if not line.startswith("!["))
-
-
-def _found(word: str, pages: dict[str, Path]) -> list[str]:
-    lines = [
-        f"{name}: {line.strip()}"
-        for name, page in pages.items()
-        for line in _without_pictures(page).splitlines()
-        if word.lower() in line.lower()
-    ]
-    if not lines:
-        raise SettingsError(f"docs {word}: no page has this word; {did_you_mean(word, pages)}")
-    return lines
+def _lines(page: Path) -> list[str]:
+    """A page without its pictures."""
+    return [line for line in page.read_text().splitlines() if not line.startswith("![")]

@@ -135,7 +135,6 @@ OTHER_EACH_TIME = (
     "data_wait_fraction",
     "mfu",
     "find_",
-    "system/",
     *costs.NAMES,
 )
 """Beginnings of the names of metrics that measure time or the machine."""

@@ -1,45 +1,40 @@
 """Short jobs of a student's script, run one after another, and what their journals say.
 
-A job takes a GPU as the jobs of a sweep do (labjobs.sweeps.gpus), and runs from a copy of the code
-made when the first job started. What has been measured already is not run again.
+The jobs hold a GPU as those of a sweep do (labjobs.sweeps.gpus). What has been measured already is
+not run again.
 """
 
 import dataclasses
 import os
 import shlex
-import shutil
-import signal
+import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from labjobs import exit_status, layout
+from labjobs import exit_status
 from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text, option
 from labjobs.cli.parser import parse
 from labjobs.errors import JobError, SettingsError, did_you_mean
-from labjobs.files import PROJECT
+from labjobs.files import CODE
 from labjobs.job import identity, journal, runtime
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import LENGTHS, Runtime
-from labjobs.job.terminal import Interrupted, handle_signals
+from labjobs.job.terminal import Interrupted
 from labjobs.settings import Span
-from labjobs.sweeps import gpus, states
+from labjobs.sweeps import gpus
 from labjobs.sweeps.gpus import Gpu
-from labjobs.sweeps.starter import Starter
 
 REFUSED = (
     *("--check", "--continue-anyway", "--force", "--help", "--log-every"),
     *("--pause-after", "--profile", "--quiet", "--scratch"),
 )
 """Flags of the engine that the finder sets itself, or with which nothing is measured."""
-
-PAUSE = 0.05  # seconds between two checks of a job
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,13 @@ class Target:
                 value = value.expanduser().absolute()
             if value != flag.default:
                 words.append(f"{option(name)}={as_text(as_plain(value))}")
-        return (
-            f"{identity.as_command(self.settings, self.script.name)} {shlex.join(words)}".rstrip()
-        )
+        command = identity.as_command(self.settings, self.script.name)
+        return f"{command} {shlex.join(words)}".rstrip()
+
+    @property
+    def words(self) -> list[str]:
+        """The same without `python`."""
+        return shlex.split(self.command)[1:]
 
     def having(self, **settings: Any) -> "Target":
         """Return the job with other values of some settings. Raises SettingsError if they are not
@@ -169,56 +168,46 @@ class Trials:
     Raises SettingsError for a GPU that does not exist.
     """
 
-    def __init__(self, what: str, device: str, again: bool) -> None:
-        self._purpose, self._again = what, again
+    def __init__(self, purpose: str, device: str, again: bool) -> None:
+        self._purpose, self._again = purpose, again
         kind, _, number = device.partition(":")
         named = number or (None if kind == "auto" else "0")
         on_gpus = gpus.on_gpus(named) if kind in ("auto", "cuda") else []
-        self._slots = on_gpus or gpus.on_cpu(1)
-        self._folder = PROJECT / layout.SWEEPS / f"{what.replace(' ', '-')}-{os.getpid()}"
-        self._starter: Starter | None = None
+        self._gpus = on_gpus or gpus.on_cpu(1)
         self._begun: set[str] = set()
-        self._asked = 0
         self.jobs: dict[str, JobFolder[Any]] = {}
         """The jobs that have measured something, by id."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._starter:
-            os.close(self._lock)
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def on_gpu(self) -> bool:
         """Whether the jobs run on a GPU that nvidia-smi knows."""
-        return self._slots[0].device != "cpu"
+        return self._gpus[0].device != "cpu"
 
-    def before(self, target: Target) -> Ended:
-        """Return how a job has ended with the present code and data; empty if it has to be run."""
-        job = target.job
-        outcome = job.outcome()
-        other_pause = outcome.get("pause_after", "") != job.pause_after
-        if self._starts_over(job) or (outcome.get("status") == "paused" and other_pause):
-            return Ended("", "")
-        return Ended(outcome.get("status", ""), outcome.get("said", ""))
+    @cached_property
+    def _gpu(self) -> Gpu:
+        """The first GPU that nobody uses, for all jobs, or the CPU. Raises JobError if all GPUs are
+        in use."""
+        for gpu in self._gpus:
+            if gpu.take():
+                return gpu
+        gpu = self._gpus[0]
+        raise JobError(f"GPU {gpu.device} {gpu.why}; wait, or choose another with -- --device")
 
     def run(self, target: Target, once: bool = True) -> Ended:
-        """Run a job and return how it ended; with `once`, only if it was not run before.
+        """Run a job and return how it ended; with `once`, only if that is not known already.
 
         Raises SettingsError for wrong settings, JobError for a job that cannot be run, and
         Interrupted after a signal has stopped it.
         """
-        job, said = target.job, ""
-        if not (once and self.before(target).has_measured):
-            over = self._starts_over(job)
+        job, ended = target.job, Ended("", "")
+        over = bool(job.change) or (self._again and job.id not in self._begun)
+        if not once or over or not self._is_known(job):
             self._begun.add(job.id)
-            words = [*shlex.split(target.command)[1:], "--quiet", *(["--force"] if over else [])]
-            said = self._run(target, job, words)
-        job = target.job
-        outcome = job.outcome()
-        ended = Ended(outcome.get("status", "killed"), outcome.get("said", said))
+            print(f"job {job.id} started: {job.name}", file=sys.stderr, flush=True)
+            ended = self._process(target, ["--force"] if over else [])
+            job = target.job
+        if outcome := job.outcome():
+            ended = Ended(outcome.get("status", ""), outcome.get("said", ""))
         if ended.has_measured:
             self.jobs[job.id] = job
         return ended
@@ -231,81 +220,47 @@ class Trials:
             raise JobError(ended.said)
         return target.job
 
-    def _starts_over(self, job: JobFolder[Any]) -> bool:
-        return bool(job.change) or (self._again and job.id not in self._begun)
+    def _is_known(self, job: JobFolder[Any]) -> bool:
+        """Whether a job has measured what it should, or has run out of memory."""
+        outcome = job.outcome()
+        ended = Ended(outcome.get("status", ""), outcome.get("said", ""))
+        as_wanted = ended.how != "paused" or outcome.get("pause_after", "") == job.pause_after
+        return (ended.has_measured and as_wanted) or ended.out_of_memory
 
-    def _run(self, target: Target, job: JobFolder[Any], words: list[str]) -> str:
-        """Run a job's process, after waiting for any other that trains it; return its last line."""
-        while True:
-            print(f"job {job.id} started: {job.name}", file=sys.stderr, flush=True)
-            status, line = self._process(target, words)
-            if status == exit_status.WRONG:  # the command reports this error
-                raise SettingsError(line)
-            print(line.split("; the same command")[0], file=sys.stderr, flush=True)
-            if self._asked:
-                raise Interrupted(self._asked)
-            if status == exit_status.OTHER_CODE:
-                raise JobError(f"{line}, or use find with --force")
-            if status != exit_status.ELSEWHERE:
-                return line
-            while states.View().state(job).word == "running":
-                self._rest(gpus.LOOK)
-
-    def _process(self, target: Target, words: list[str]) -> tuple[int, str]:
-        """Run a process to its end; return its exit status and its last line."""
-        starter = self._starter or self._start(target)
-        gpu = self._gpu()
-        if gpu.env:
-            words = [word for word in words if not word.startswith("--device=")]
-        env = {runtime.VARIABLE: self._purpose, **gpu.env}
+    def _process(self, target: Target, flags: list[str]) -> Ended:
+        """Run a job's process to its end; return what is known without the outcome in its
+        folder."""
+        gpu = self._gpu
+        words = [word for word in target.words if not (gpu.env and word.startswith("--device="))]
         with TemporaryFile() as output:
-            process = starter.job(words, output.fileno(), env, gpu.files)
-            gpu.release()  # the job holds it until it ends
-            while (status := process.poll()) is None:
-                if self._asked:  # it ignores further ones
-                    process.send_signal(signal.SIGTERM)
-                time.sleep(PAUSE)
-            if status < 0:
-                status = exit_status.SIGNALLED - status
-            if status > exit_status.SIGNALLED:
-                return status, f"job was killed (status {status})"
+            process = subprocess.Popen(
+                [sys.executable, *words, "--quiet", *flags],
+                cwd=CODE,
+                env=os.environ | {runtime.VARIABLE: self._purpose} | gpu.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=gpu.files,  # it holds the GPU, even if this process is killed
+                start_new_session=True,
+            )
+            try:
+                status = process.wait()
+            except Interrupted:
+                process.terminate()  # so that it can be continued
+                process.wait()
+                raise
             output.seek(0)
-            said = output.read().decode(errors="replace")
-            return status, said.rstrip("\n").rpartition("\n")[2]
-
-    def _start(self, target: Target) -> Starter:
-        """Copy the code, and import once what every job would import."""
-        handle_signals(signal.SIG_IGN)  # in the servers and the jobs that they fork
-        self._folder.mkdir(parents=True)
-        self._lock = states.lock_snapshot(self._folder)
-        states.clear_snapshots(self._folder)
-        states.take_snapshot(self._folder / "code")
-        script = f"{target.script.name}.py"
-        self._starter = Starter(self._folder / "code", [script], at_once=1, keep=[self._lock])
-        handle_signals(self._stop)
-        return self._starter
-
-    def _stop(self, number: int, _frame: object) -> None:
-        self._asked = number
-        signal.signal(number, signal.SIG_DFL)  # a second one ends this process
-
-    def _gpu(self) -> Gpu:
-        """Wait for a GPU that nobody uses, and take and return it; or return the CPU."""
-        every = self._slots
-        waiting = False
-        while True:
-            for gpu in every:
-                if gpu.take():
-                    return gpu
-            if not waiting:
-                print(f"{every[0].device} {every[0].why}; waiting", file=sys.stderr, flush=True)
-            waiting = True
-            self._rest()
-
-    def _rest(self, seconds: float = PAUSE) -> None:
-        time.sleep(seconds)
-        if self._asked:
-            raise Interrupted(self._asked)
+            line = output.read().decode(errors="replace").rstrip("\n").rpartition("\n")[2]
+        if status == exit_status.WRONG:
+            raise SettingsError(line)
+        print(line.split("; the same command")[0], file=sys.stderr, flush=True)
+        if status in (exit_status.OTHER_CODE, exit_status.ELSEWHERE):
+            raise JobError(line)
+        if not 0 <= status < exit_status.SIGNALLED:
+            return Ended("killed", f"job was killed (status {status})")
+        if status == exit_status.DONE:  # but not of the code that this process knows
+            line += "; the code was changed meanwhile, so find has to begin again"
+        return Ended("", line)
 
 
 def points(job: JobFolder[Any], name: str) -> list[dict[str, float]]:
@@ -313,23 +268,13 @@ def points(job: JobFolder[Any], name: str) -> list[dict[str, float]]:
 
     Raises JobError if the journal cannot be read.
     """
-    with_metrics = (line for line in _lines(job) if name in line.get("metrics", {}))
+    with_metrics = (line for line in lines(job) if name in line.get("metrics", {}))
     return [{"step": line["step"], **line["metrics"]} for line in with_metrics]
 
 
-def logged(job: JobFolder[Any]) -> set[str]:
-    """Return the names of all metrics in a job's journal."""
-    return {name for line in _lines(job) for name in line.get("metrics", {})}
-
-
-def tags(job: JobFolder[Any]) -> dict[str, str]:
-    """Return the last value that a job logged of each tag."""
-    return {name: text for line in _lines(job) for name, text in line.get("tags", {}).items()}
-
-
-def _lines(job: JobFolder[Any]) -> list[dict[str, Any]]:
+def lines(job: JobFolder[Any]) -> list[dict[str, Any]]:
+    """Return the lines of a job's journal. Raises JobError if it cannot be read."""
     try:
-        with (Path(job.latest or job.path) / layout.JOURNAL).open("rb") as file:
-            return journal.Reader(file).read()
+        return journal.lines_of(job.latest or job.path)
     except FileNotFoundError:
         raise JobError(f"{job.label} has no journal on this disk; see its run in MLflow") from None

@@ -76,7 +76,7 @@ class View:
         finished = self._known.finished.get(job.id, [])
         counts = any(job.fits(each.code, each.data) for each in finished)
         if counts and not job.runtime.force and not job.redone:
-            return State("unsent" if courier.copies_lack(job.path) else "finished")
+            return State("finished")
         latest = job.latest
         for folder in (job.path, latest or job.path):  # it may have only just begun
             if locks.held(folder / layout.LOCK):
@@ -108,7 +108,7 @@ class View:
         if change:
             return State("pending" if job.starts_over else "stale", change)
         if status == "finished":
-            sent = self.store_is_away and courier.all_have(job.path)
+            sent = self.store_is_away and courier.delivered(job.path)
             return State("finished" if sent else "unsent")
         if status in ("failed", "diverged"):
             return State(status, said)

@@ -6,7 +6,7 @@ of the two numbers counts. Costs are not results: nothing depends on them.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from labjobs import layout, machine
 from labjobs.errors import JobError
 from labjobs.files import write_record
 from labjobs.job import journal
-from labjobs.job.journal import now
 from labjobs.machine import Reading
 
 COSTS: dict[str, tuple[str, float, Callable[[Iterable[float]], float]]] = {
@@ -32,7 +31,7 @@ COSTS: dict[str, tuple[str, float, Callable[[Iterable[float]], float]]] = {
 NAMES = tuple(COSTS)
 
 INTERVAL = 10.0
-"""Seconds between two samples of the machine, and between two writes of cost.json."""
+"""Seconds between two writes of cost.json."""
 
 
 def totals(attempt: Path) -> dict[str, float]:
@@ -74,8 +73,8 @@ def _seen(attempt: Path, journal_id: str) -> dict[str, Reading]:
 
 
 def _lines(attempt: Path) -> list[dict[str, Any]]:
-    with suppress(OSError, JobError), (attempt / layout.JOURNAL).open("rb") as file:
-        return journal.Reader(file).read()
+    with suppress(OSError, JobError):
+        return journal.lines_of(attempt)
     return []
 
 
@@ -84,23 +83,6 @@ def _merge(processes: dict[str, Reading], process: str, used: Reading) -> None:
     before = processes.setdefault(process, {})
     for name, value in used.items():
         before[name] = max(value, before.get(name, 0.0))
-
-
-# What a courier measures: the trainer's processes, its GPU, and the machine.
-#
-# The machine's counters are samples, not results, so they are not in the journal: those that cannot
-# be sent immediately are dropped. Their names are those of MLflow's tab "System metrics"
-# (mlflow.org/docs, system metrics). MLflow's own monitor would list all GPUs of the machine for
-# each job, and stops for good at the first failed call. `gpu_0` is always the job's own GPU.
-
-PREFIX = "system/"
-"""Prefix of the names."""
-
-MEGABYTE = 1e6
-
-STAT, MEMORY = Path("/proc/stat"), Path("/proc/meminfo")
-"""Linux's counters (docs.kernel.org/filesystems/proc.html); elsewhere, the machine is not
-sampled."""
 
 
 class Meter:
@@ -114,8 +96,7 @@ class Meter:
         self._processes = _seen(folder, self._journal)
         self._process = ""
         self._gpu: Gpu | None = None
-        self._times = _core_times()
-        self._next_write, self._next_sample = 0.0, 0.0
+        self._next_write = 0.0
 
     def look(self, gpu: str, ended: bool = False) -> None:
         """Read what the trainer has used, and its `gpu`, if its UUID is known by now; write it down
@@ -139,45 +120,6 @@ class Meter:
                     known["joules"] = joules
                 keep(self._folder, self._journal, self._processes)
 
-    def sample(self, since: int) -> list[dict[str, Any]]:
-        """Return a journal line with the counters of the machine and of the job's GPU, if it is
-        time for one; its step is the seconds since a time in milliseconds."""
-        if time.monotonic() < self._next_sample:
-            return []
-        self._next_sample = time.monotonic() + INTERVAL
-        with suppress(Exception):
-            found = dict(self._cores()) | dict(_memory())
-            found |= dict(self._gpu.counters()) if self._gpu else {}
-            metrics = {f"{PREFIX}{name}": round(value, 1) for name, value in found.items()}
-            step = (now() - since) // 1000
-            return [{"time": now(), "step": step, "metrics": metrics}] if metrics else []
-        return []
-
-    def _cores(self) -> Iterator[tuple[str, float]]:
-        """How busy the machine's cores have been since the last sample."""
-        before, self._times = self._times, _core_times()
-        passed = [new - old for new, old in zip(self._times, before, strict=True)]
-        if sum(passed):
-            idle = sum(passed[3:5])  # idle, and waiting for a disk
-            yield "cpu_utilization_percentage", 100 * (1 - idle / sum(passed))
-
-
-def _core_times() -> list[int]:
-    """How long the machine's cores have been in each state; empty if that is not known."""
-    with suppress(OSError, ValueError):
-        return [int(word) for word in STAT.read_text().split("\n")[0].split()[1:9]]
-    return []
-
-
-def _memory() -> Iterator[tuple[str, float]]:
-    with suppress(OSError, ValueError, LookupError):
-        lines = (line.split() for line in MEMORY.read_text().splitlines())
-        kibibytes = {words[0]: int(words[1]) for words in lines}
-        total = kibibytes["MemTotal:"]
-        used = total - kibibytes["MemAvailable:"]
-        yield "system_memory_usage_megabytes", used * 1024 / MEGABYTE
-        yield "system_memory_usage_percentage", 100 * used / total
-
 
 class Gpu:
     """A GPU, or a part of one (MIG), as NVIDIA's driver sees it (docs.nvidia.com/deploy/nvml-api).
@@ -194,32 +136,13 @@ class Gpu:
             with suppress(pynvml.NVMLError):
                 self._gpu = pynvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
         self._begun = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        self._summed, self._at = 0.0, time.monotonic()
 
     def joules(self) -> float | None:
         """Return the energy that it has used since this was made, by all its users together."""
         counted = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        if counted is not None and self._begun is not None:
-            return float(counted - self._begun) / 1000
-        # GPUs before Volta: the power now, times the seconds since the last call.
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
-        if milliwatts is None:
+        if counted is None or self._begun is None:
             return None
-        before, self._at = self._at, time.monotonic()
-        self._summed += milliwatts / 1000 * (self._at - before)
-        return self._summed
-
-    def counters(self) -> Iterator[tuple[str, float]]:
-        """Yield its memory, utilization and power; a part of a GPU has only memory."""
-        if memory := self._ask("nvmlDeviceGetMemoryInfo"):
-            yield "gpu_0_memory_usage_megabytes", memory.used / MEGABYTE
-            yield "gpu_0_memory_usage_percentage", 100 * memory.used / memory.total
-        if utilization := self._ask("nvmlDeviceGetUtilizationRates"):
-            yield "gpu_0_utilization_percentage", utilization.gpu
-        if (milliwatts := self._ask("nvmlDeviceGetPowerUsage")) is not None:
-            yield "gpu_0_power_usage_watts", milliwatts / 1000
-            if limit := self._ask("nvmlDeviceGetEnforcedPowerLimit"):
-                yield "gpu_0_power_usage_percentage", 100 * milliwatts / limit
+        return float(counted - self._begun) / 1000
 
     def _ask(self, function: str) -> Any:
         """What a function of NVML returns for it; None if the driver cannot say."""

@@ -1,9 +1,10 @@
-"""The courier: a separate process that copies a job's journal to the tracking store and, if there
-is a folder for them, to Parquet files. Only the courier imports MLflow. In the training process,
-MLflow's threads would compete with the loop for the interpreter's lock, and importing it would
-nearly double the time to start. So the job starts the courier before it imports torch, and passes
-it the job's folder through a pipe. While a place is unavailable, the courier keeps trying as long
-as the job runs and for DELIVERY more seconds. The job's next courier sends the rest.
+"""The courier: a separate process that copies a job's journal to the tracking store and, at the end
+of an attempt, to Parquet files if there is a folder for them. Only the courier imports MLflow. In
+the training process, MLflow's threads would compete with the loop for the interpreter's lock, and
+importing it would nearly double the time to start. So the job starts the courier before it imports
+torch, and passes it the job's folder through a pipe. While the store is unavailable, the courier
+keeps trying as long as the job runs and for DELIVERY more seconds. The job's next courier sends the
+rest.
 """
 
 import gc
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -27,9 +28,8 @@ from labjobs.job.journal import Damaged
 from labjobs.job.terminal import leave
 from labjobs.tracking import costs, mlflow_client, parquet
 from labjobs.tracking.costs import Meter
-from labjobs.tracking.mlflow_client import prepare
+from labjobs.tracking.mlflow_client import prepare, reason
 from labjobs.tracking.mlflow_store import AT_THE_END, Elsewhere, Line, Run
-from labjobs.tracking.parquet import ParquetFiles
 
 # The job's side: it starts the process, gives it its work and receives the outcome.
 
@@ -141,9 +141,7 @@ class Trainer:
         self._end: int | None = None
         try:
             self._end = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._over = True
-        except (AttributeError, OSError):  # this system has no pidfds
+        except (AttributeError, OSError):  # this system has no pidfds, or it has ended
             self._over = os.getppid() != pid
 
     def has_ended(self, seconds: float) -> bool:
@@ -178,7 +176,7 @@ INTERVAL = 1.0
 """Seconds between two checks of the journal."""
 
 LONGEST = 10.0
-"""Largest number of seconds between two attempts to reach an unavailable place."""
+"""Largest number of seconds between two attempts to reach an unavailable store."""
 
 DELIVERY = 120.0
 """Seconds that a courier keeps trying after its job has ended."""
@@ -191,16 +189,14 @@ def carry(
     meter: Meter,
 ) -> None:
     """Deliver until the job has ended and everything is sent, or until the job's next courier can
-    take over. Each place gets its lines when it wants them, and none delays the others.
+    take over.
 
     `job_ended` waits up to the given number of seconds for the end. Raises Elsewhere if the job
-    belongs to another process, and Damaged.
+    belongs to another process, Damaged, and OSError if the Parquet files cannot be written.
     """
-    delivery = Delivery(folder, meter)
-    copies = [delivery if kind is Delivery else kind(folder) for kind in in_use()]
-    uploads = [Upload(copy) for copy in copies]
+    delivery = Delivery(folder)
     pause, over, said = 0.0, False, ""
-    while left := [upload for upload in uploads if not upload.done]:
+    while True:
         meter.look(delivery.gpu)
         gone = job_ended(pause)  # asked first, so that everything that the job wrote is read
         delivery.read()
@@ -208,39 +204,22 @@ def carry(
             over = True
             meter.look(delivery.gpu, ended=True)
             signal.setitimer(signal.ITIMER_REAL, DELIVERY)  # ends this process
-        for upload in left:
-            if over or upload.due <= time.monotonic():
-                upload.attempt(over)
-        problem = "; ".join(upload.problem for upload in left if upload.problem)
-        if problem and over and next_waits():
-            return
-        if problem and problem != said:
-            print(problem, file=sys.stderr, flush=True)
-        said = problem
-        pause = max(0.0, min(upload.due for upload in left) - time.monotonic())
-
-
-class Upload:
-    """The attempts to reach one place: when the next one is `due`, and the `problem` of the
-    last."""
-
-    def __init__(self, copy: "Copy") -> None:
-        self._copy = copy
-        self.problem, self.done, self.due = "", False, 0.0
-        self._pause = 0.0
-
-    def attempt(self, over: bool) -> None:
-        """Send what is new; if the job is `over`, also its end. Raises Elsewhere and Damaged."""
         try:
-            self._copy.send(over)
-            self.done = over
-            self._pause, self.problem = self._copy.interval, ""
+            delivery.send(over)
+            problem, pause = "", INTERVAL
+            if over:
+                break
         except (Elsewhere, Damaged):
             raise
-        except Exception as error:  # whatever a store or a disk raises
-            self._pause = INTERVAL if over else min(LONGEST, 2 * self._pause + INTERVAL)
-            self.problem = self._copy.reason(error)
-        self.due = time.monotonic() + self._pause
+        except Exception as error:  # whatever a store raises
+            problem = reason(error)
+            pause = INTERVAL if over else min(LONGEST, 2 * pause + INTERVAL)
+            if over and next_waits():
+                return
+            if problem != said:
+                print(problem, file=sys.stderr, flush=True)
+        said = problem
+    delivery.write_tables()
 
 
 class Delivery:
@@ -252,18 +231,12 @@ class Delivery:
     journal is not sent: the job's next attempt repairs it. Raises Damaged, OSError.
     """
 
-    NAME, NOTED_IN = "the tracking store", layout.SENT
-
-    interval = INTERVAL
-    place = staticmethod(mlflow_client.fingerprint)
-    reason = staticmethod(mlflow_client.reason)
-
-    def __init__(self, folder: Path, meter: Meter | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         about = journal.record_of(folder, layout.SETTINGS)
         if not about:
             line = "settings.json is damaged or missing; the job's own command writes it again"
             raise Damaged(line)
-        self._folder, self._meter = folder, meter
+        self._folder = folder
         self._file = (folder / layout.JOURNAL).open("rb")
         self._reader = journal.Reader(self._file)
         self._unsent: list[Line] = []
@@ -288,8 +261,8 @@ class Delivery:
             self.gpu = line.get("tags", {}).get("gpu", self.gpu)
 
     def send(self, over: bool = False) -> None:
-        """Send what has been read; while the job is running, also the machine's counters, and if it
-        is `over`, its end. Raises whatever the store raises, without losing anything.
+        """Send what has been read and, if the job is `over`, its end. Raises whatever the store
+        raises, without losing anything.
         """
         try:
             if not self._is_open:
@@ -304,8 +277,6 @@ class Delivery:
                 self._note("")
             if over:
                 self._end(self.status or "KILLED")
-            elif self._meter and (counters := self._meter.sample(self._run.begun)):
-                self._run.log(counters)
         except Exception:
             self._is_open = False
             raise
@@ -315,7 +286,7 @@ class Delivery:
         # It can be another run than before. sent.json says how much of the journal this one has.
         self._reader, self._unsent = journal.Reader(self._file), []
         self.read()
-        noted = read_record(self._folder / self.NOTED_IN)
+        noted = read_record(self._folder / layout.SENT)
         if (noted.get("run"), noted.get("journal")) == (self._run.id, self._journal):
             self._unsent = [line for line in self._unsent if line["line"] > noted["lines"]]
         self._is_open = True
@@ -330,9 +301,17 @@ class Delivery:
         self._run.add(self._folder, AT_THE_END)
         self._note(status)
 
-    def _note(self, status: str) -> None:
+    def write_tables(self) -> None:
+        """Write the Parquet files, if there is a folder for them. Raises OSError."""
+        if tables := parquet.root():
+            status = self.status or "KILLED"
+            parquet.write(tables, self._folder, status)
+            self._note(status, str(tables))
+
+    def _note(self, status: str, tables: str = "") -> None:
         noted = {
-            "store": self.place(),
+            "store": mlflow_client.fingerprint(),
+            "tables": tables,
             "run": self._run.id,
             "journal": self._journal,
             "lines": self._reader.line,
@@ -340,19 +319,7 @@ class Delivery:
             "status": status,
         }
         with suppress(OSError):  # a full disk: the next courier sends it again, which adds nothing
-            write_record(self._folder / self.NOTED_IN, noted)
-
-
-Copy = Delivery | ParquetFiles
-"""What brings a journal to one place."""
-
-
-# Which places are in use, and what they have.
-
-
-def in_use() -> list[type[Copy]]:
-    """Return the places that the environment names; the store is always in use, and comes first."""
-    return [Delivery, ParquetFiles] if parquet.root() else [Delivery]
+            write_record(self._folder / layout.SENT, noted)
 
 
 def check_places() -> None:
@@ -361,26 +328,17 @@ def check_places() -> None:
     parquet.check()
 
 
-def delivered(folder: Path, kind: type[Copy]) -> bool:
-    """Whether a place had everything in a job's journal when it was last reached."""
-    noted = read_record(folder / kind.NOTED_IN)
+def delivered(folder: Path) -> bool:
+    """Whether the store and the Parquet folder are known to have all of an attempt's journal."""
+    noted = read_record(folder / layout.SENT)
     start = journal.record_of(folder, layout.SETTINGS).get("journal", {})
     all_of_it = noted.get("store"), noted.get("journal"), bool(noted.get("status"))
-    if all_of_it != (kind.place(), start.get("journal"), True):
+    if all_of_it != (mlflow_client.fingerprint(), start.get("journal"), True):
+        return False
+    if (tables := parquet.root()) and noted.get("tables") != str(tables):
         return False
     # A journal can be shorter than it was: it was damaged since.
     return bool((folder / layout.JOURNAL).stat().st_size <= noted["bytes"])
-
-
-def all_have(folder: Path) -> bool:
-    """Whether each place is known to have everything of an attempt."""
-    return all(delivered(folder, kind) for kind in in_use())
-
-
-def copies_lack(folder: Path) -> bool:
-    """Whether the Parquet files lack a part of a finished attempt on this disk."""
-    finished = parquet.root() and attempts.status_of(folder) == "finished"
-    return bool(finished) and not delivered(folder, ParquetFiles)
 
 
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
@@ -394,32 +352,27 @@ def sync(runs_root: Path) -> int:
     if not runs_root.expanduser().is_dir():
         raise SettingsError(f"--runs-root: there is no folder {runs_root}")
     folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{layout.JOURNAL}"))]
-    return max(_send_all(folders, kind) for kind in in_use())
-
-
-def _send_all(folders: Sequence[Path], kind: type[Copy]) -> int:
-    """Send what one place lacks; return the exit status."""
-    left = [folder for folder in folders if not delivered(folder, kind)]
+    left = [folder for folder in folders if not delivered(folder)]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
-    to = f" to {kind.NAME}" if len(in_use()) > 1 else ""
     sent = 0
     for folder in left:
         try:
-            _send(folder, kind)
+            _send(folder)
         except (JobError, Elsewhere) as error:
             leave(exit_status.FAILED, f"job {folder.parent.name} {error}")
         except Exception as error:
-            line = f"{sent} of {len(left)} jobs sent; {kind.NAME}: {kind.reason(error)}"
+            line = f"{sent} of {len(left)} jobs sent; the tracking store: {reason(error)}"
             return leave(exit_status.NOT_UPLOADED, f"{line}; python jobs.py sync sends the rest")
         else:
             sent += 1
-            print(f"job {folder.parent.name} sent{to}")
-    line = f"{sent} of {len(left)} jobs sent{to}" if left else f"{kind.NAME} has all"
+            print(f"job {folder.parent.name} sent")
+    line = f"{sent} of {len(left)} jobs sent" if left else "the tracking store has all"
     return leave(exit_status.DONE if sent == len(left) else exit_status.FAILED, line)
 
 
-def _send(folder: Path, kind: type[Copy]) -> None:
-    """Raises JobError for what is wrong with the job's files, or what the place raises."""
+def _send(folder: Path) -> None:
+    """Raises JobError for what is wrong with the job's or the Parquet files, or what the store
+    raises."""
     with ExitStack() as held:
         try:
             lock = locks.take(folder / layout.LOCK)
@@ -427,12 +380,15 @@ def _send(folder: Path, kind: type[Copy]) -> None:
                 raise JobError("is running and uploads its results itself")
             held.enter_context(lock)
             held.enter_context(turn(folder))
-            delivery = Delivery(folder)  # checks the journal, for the Parquet files too
+            delivery = Delivery(folder)
         except (OSError, Damaged) as error:
             raise JobError(f"cannot be sent: {cause(error)}") from error
-        copy = delivery if kind is Delivery else kind(folder)
-        copy.send(over=True)
-        if attempts.status_of(folder) == "finished" and all_have(folder):
+        delivery.send(over=True)
+        try:
+            delivery.write_tables()
+        except OSError as error:
+            raise JobError(f"is not in the Parquet folder: {cause(error)}") from error
+        if attempts.status_of(folder) == "finished":
             attempts.drop_checkpoints(folder)
 
 

@@ -61,9 +61,9 @@ def fresh(status: str, heartbeat: str) -> bool:
 
 
 class Run:
-    """The single run of an attempt, new or continued: its `id`, and `begun`, its start in
-    milliseconds since 1970. Other runs of the job with the same code are deleted: unfinished ones
-    immediately, and those that finished with the same data when this run has finished.
+    """The single run of an attempt, new or continued. Other runs of the job with the same code are
+    deleted: unfinished ones immediately, and those that finished with the same data when this run
+    has finished.
 
     Any method may raise any error of MLflow's, which means that the store is unavailable. After
     that, `open` comes first again, and whatever was not acknowledged may be logged a second time:
@@ -75,7 +75,7 @@ class Run:
         self._job, self._code = str(about["id"]), str(about["code"])
         self._owner, self._journal = str(about["owner"]), journal
         self._tags = {"job_folder": str(folder), "host": os.uname().nodename}
-        self.id, self.begun = "", 0
+        self.id = ""
 
     def open(self) -> None:
         """Find the run or make it. Raises Elsewhere if another one is a lease."""
@@ -195,7 +195,6 @@ class Run:
         runs = self._all()
         same = [run for run in runs if run.data.tags.get("journal") == self._journal]
         self.id = str(same[0].info.run_id) if same else ""
-        self.begun = int(same[0].info.start_time) if same else 0
         older = True
         for run in runs:
             tags = run.data.tags

@@ -1,27 +1,20 @@
 """Parquet files, as a second copy of what jobs measure: tables for pandas, DuckDB or polars.
 
-They are written if the environment variable PARQUET_FOLDER names a folder. Each project has its own
-folder there, with a file for each attempt in `metrics/` and one in `jobs/`. Only an attempt's own
-courier writes its files, always as a whole and from the whole journal. So many machines can write
-into one folder, a reader never sees half a file, and nothing is kept from one write to the next.
+They are written if the environment variable PARQUET_FOLDER names a folder: a file for each attempt
+in `metrics/` and one in `jobs/`, when the attempt ends. So many projects and machines can write
+into one folder, and a reader never sees half a file.
 """
 
-import hashlib
 import json
 import os
-import time
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from labjobs import files, layout
-from labjobs.errors import SettingsError, cause
-from labjobs.files import PROJECT, write_record
+from labjobs.errors import SettingsError
+from labjobs.files import PROJECT
 from labjobs.job import journal
-from labjobs.job.identity import project_id
-from labjobs.privacy import scrub
 from labjobs.tracking import costs
 from labjobs.tracking.mlflow_client import experiment_name
 
@@ -29,16 +22,6 @@ VARIABLE = "PARQUET_FOLDER"
 
 DIGITS = 12
 """Number of digits of the folder's id that identify an attempt."""
-
-PAUSE = 60.0
-"""The least seconds between two writes of an attempt's files."""
-
-FRACTION = 0.01
-"""Largest fraction of the time that may be spent writing."""
-
-UNFINISHED = ".unfinished"
-"""The folder in which files are written before they are moved to their tables, because libraries
-read everything in a table's folder."""
 
 
 def root() -> Path | None:
@@ -50,119 +33,66 @@ def root() -> Path | None:
 def check() -> None:
     """Make the folder, if one is named. Raises SettingsError if that fails."""
     folder = root()
-    if not folder:
-        return
-    if not folder.parent.is_dir():
-        raise SettingsError(f"{VARIABLE} {folder}: there is no folder {folder.parent}")
-    if folder.exists() and not folder.is_dir():
-        raise SettingsError(f"{VARIABLE} {folder}: is not a folder")
     try:
-        folder.mkdir(exist_ok=True)
+        if folder:
+            folder.mkdir(exist_ok=True)
     except OSError as error:
         raise SettingsError(f"{VARIABLE} {folder}: {error.strerror}") from None
 
 
-class ParquetFiles:
-    """The two files of an attempt."""
+def write(folder: Path, attempt: Path, status: str) -> None:
+    """Write both files of an attempt that ended with a status (MLflow's word) into a folder.
 
-    NAME, NOTED_IN = "the Parquet folder", layout.SENT_PARQUET
+    Raises OSError, and Damaged if its journal is.
+    """
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.interval = PAUSE
-
-    @staticmethod
-    def place() -> str:
-        """Return a hash of the Parquet folder's path, which distinguishes such folders."""
-        return hashlib.sha256(str(root()).encode()).hexdigest()[:DIGITS]
-
-    @staticmethod
-    def reason(error: BaseException) -> str:
-        """Return why the files cannot be written, in one line."""
-        said = cause(error)
-        return scrub(said if str(root()) in said else f"{root()}: {said}")
-
-    def send(self, over: bool) -> None:
-        """Write both files; if the attempt is `over`, for the last time. Raises OSError, and
-        Damaged if the journal is."""
-        begun = time.monotonic()
-        with (self._folder / layout.JOURNAL).open("rb") as file:
-            reader = journal.Reader(file)
-            lines = reader.read()
-            size = file.tell()
-        status = ""
-        for line in lines:
-            status = line.get("end", "" if "start" in line else status)
-        status = (status or "KILLED") if over else "RUNNING"
-        if over:
-            lines += costs.as_lines(self._folder)
-        self._write(lines, status)
-        self.interval = max(PAUSE, (time.monotonic() - begun) / FRACTION)
-        if over:
-            noted = {"store": self.place(), "journal": reader.start["journal"]}
-            noted |= {"bytes": size, "status": status}
-            with suppress(OSError):  # a full disk: the next courier writes the files again
-                write_record(self._folder / self.NOTED_IN, noted)
-
-    def _write(self, lines: Sequence[dict[str, Any]], status: str) -> None:
-        import pyarrow as pa
-        from pyarrow.parquet import write_table
-
-        about = journal.record_of(self._folder, layout.SETTINGS)
-        job_id, attempt = str(about["id"]), str(about["owner"])[:DIGITS]
-        points = [
-            (line["step"], name, value, line["time"])
-            for line in lines
-            for name, value in line.get("metrics", {}).items()
-        ]
-        steps, names, values, times = zip(*points, strict=True) if points else ((), (), (), ())
-        metrics = {
-            "job_id": pa.array([job_id] * len(points), pa.string()),
-            "attempt": pa.array([attempt] * len(points), pa.string()),
-            "step": pa.array(steps, pa.int64()),
-            "name": pa.array(names, pa.string()),
-            "value": pa.array(values, pa.float64()),
-            "time": pa.array(times, pa.timestamp("ms", "UTC")),
-        }
-        tags: dict[str, str] = {}
-        for line in lines:
-            tags |= line.get("tags", {})
-        # Settings differ from job to job, so they are JSON: all files have the same columns.
-        row = {
-            "job_id": job_id,
-            "attempt": attempt,
-            "name": about["name"],
-            "script": about["script"],
-            "status": status,
-            "code": tags.get("code", about["code"]),
-            "data": tags.get("data", ""),
-            "host": os.uname().nodename,
-            "folder": str(self._folder),
-            "settings": json.dumps(about["settings"]),
-            "tags": json.dumps(tags),
-        }
-        job = {name: pa.array([text], pa.string()) for name, text in row.items()}
-        job["updated"] = pa.array([journal.now()], pa.timestamp("ms", "UTC"))
-        project = _project_folder()
-        # The row describes the metrics, so it is written last. Each file is whole or not there.
-        for table, columns in (("metrics", metrics), ("jobs", job)):
-            name = f"{job_id}-{attempt}.parquet"
-            whole, content = project / UNFINISHED / f"{table}-{name}", pa.table(columns)
-            files.write(whole, partial(write_table, content))
-            whole.replace(project / table / name)
-
-
-def _project_folder() -> Path:
-    """The project's folder, made if it is not there. The id in its name distinguishes projects with
-    the same name, and finds the folder again after a project was renamed."""
-    folder, digits = root(), project_id()[:8]
-    assert folder
-    with suppress(FileExistsError):
-        folder.mkdir()
-    found = sorted(folder.glob(f"*-{digits}"))
-    project = found[0] if found else folder / f"{experiment_name()}-{digits}"
-    for each in (project, *(project / name for name in ("metrics", "jobs", UNFINISHED))):
+    about = journal.record_of(attempt, layout.SETTINGS)
+    job_id, owner = str(about["id"]), str(about["owner"])[:DIGITS]
+    lines = [*journal.lines_of(attempt), *costs.as_lines(attempt)]
+    points = [
+        (line["step"], name, value, line["time"])
+        for line in lines
+        for name, value in line.get("metrics", {}).items()
+    ]
+    steps, names, values, times = zip(*points, strict=True) if points else ((), (), (), ())
+    metrics = {
+        "job_id": pa.array([job_id] * len(points), pa.string()),
+        "attempt": pa.array([owner] * len(points), pa.string()),
+        "step": pa.array(steps, pa.int64()),
+        "name": pa.array(names, pa.string()),
+        "value": pa.array(values, pa.float64()),
+        "time": pa.array(times, pa.timestamp("ms", "UTC")),
+    }
+    tags: dict[str, str] = {}
+    for line in lines:
+        tags |= line.get("tags", {})
+    # Settings differ from job to job, so they are JSON: all files have the same columns.
+    row = {
+        "project": experiment_name(),
+        "job_id": job_id,
+        "attempt": owner,
+        "name": about["name"],
+        "script": about["script"],
+        "status": status,
+        "code": tags.get("code", about["code"]),
+        "data": tags.get("data", ""),
+        "host": os.uname().nodename,
+        "folder": str(attempt),
+        "settings": json.dumps(about["settings"]),
+        "tags": json.dumps(tags),
+    }
+    job = {name: pa.array([text], pa.string()) for name, text in row.items()}
+    job["updated"] = pa.array([journal.now()], pa.timestamp("ms", "UTC"))
+    # The row describes the metrics, so it is written last. Each file is made outside its table's
+    # folder, where libraries would read half of it.
+    for table, columns in (("metrics", metrics), ("jobs", job)):
+        place = folder / table
         with suppress(FileExistsError):
-            each.mkdir()
-            each.chmod(folder.stat().st_mode)  # the same users may write here
-    return project
+            place.mkdir()
+            place.chmod(folder.stat().st_mode)  # the same users may write here
+        name = f"{job_id}-{owner}.parquet"
+        part = folder / f".{table}-{name}"
+        files.write(part, partial(write_table, pa.table(columns)))
+        part.replace(place / name)

@@ -13,7 +13,7 @@ import math
 import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from labjobs import exit_status
 from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
-from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import CODE, PROJECT
 from labjobs.job import code_evidence, data_evidence, identity
 from labjobs.job.attempts import name_input, present_code
@@ -43,38 +42,20 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-ENDED = """
-SELECT runs.run_uuid, id.value, runs.status = 'FAILED', runs.start_time, runs.end_time,
-    code.value, data.value
-FROM runs
-JOIN experiments USING (experiment_id)
-JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
-JOIN tags AS mark ON mark.run_uuid = runs.run_uuid AND mark.value = 'true'
-LEFT JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
-LEFT JOIN tags AS data ON data.run_uuid = runs.run_uuid AND data.key = 'data'
+RUNS = """
+SELECT run_uuid, status, start_time, end_time FROM runs JOIN experiments USING (experiment_id)
 WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
-    AND (runs.status = 'FINISHED' AND mark.key = 'finished'
-        OR runs.status = 'FAILED' AND mark.key = 'diverged')
-"""
-LEASED = """
-SELECT id.value, code.value, owner.value, host.value, beat.value FROM runs
-JOIN experiments USING (experiment_id)
-JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
-JOIN tags AS code ON code.run_uuid = runs.run_uuid AND code.key = 'code'
-JOIN tags AS owner ON owner.run_uuid = runs.run_uuid AND owner.key = 'owner'
-JOIN tags AS host ON host.run_uuid = runs.run_uuid AND host.key = 'host'
-JOIN tags AS beat ON beat.run_uuid = runs.run_uuid AND beat.key = 'heartbeat'
-WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active' AND runs.status = 'RUNNING'
 """
 OWNERS = f"""
 SELECT experiments.name, tags.value FROM experiments
 LEFT JOIN experiment_tags AS tags
     ON tags.experiment_id = experiments.experiment_id AND tags.key = '{PROJECT_ID}'
-WHERE experiments.lifecycle_stage = 'active'
-    AND (experiments.name = :experiment OR tags.value = :project)
+WHERE experiments.lifecycle_stage = 'active' ORDER BY experiments.name
 """
 THESE = "run_uuid IN (SELECT value FROM json_each(:runs))"
 TAGS = f"SELECT run_uuid, key, value FROM tags WHERE {THESE}"
+FEW_TAGS = f"""{TAGS} AND key IN
+('job_id', 'code', 'data', 'owner', 'host', 'heartbeat', 'finished', 'diverged')"""
 PARAMS = f"SELECT run_uuid, key, value FROM params WHERE {THESE}"
 NUMBER = "CASE WHEN NOT is_nan THEN value END"
 METRICS = f"SELECT run_uuid, key, {NUMBER} FROM latest_metrics WHERE {THESE}"
@@ -83,13 +64,6 @@ SELECT run_uuid, step, {NUMBER} FROM metrics
 WHERE {THESE} AND key = :key
 ORDER BY run_uuid, step, timestamp
 """
-
-FINISHED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
-DIVERGED = "attributes.status = 'FAILED' AND tags.diverged = 'true'"
-RUNNING = "attributes.status = 'RUNNING'"
-"""Which runs MLflow's client is asked for."""
-
-Rows = Sequence[Sequence[Any]]
 
 AT_ONCE = 8
 """Number of histories that are requested from a server at a time."""
@@ -103,74 +77,91 @@ class StoredJob(TypedDict):
 
     job_id: str
     run_id: str
+    status: str
+    diverged: bool
     started: int
     ended: int
-    diverged: bool
     params: dict[str, str]
     metrics: dict[str, float]
     """Last values."""
     tags: dict[str, str]
 
 
+def _job(
+    run: str,
+    status: str,
+    started: int,
+    ended: int | None,
+    tags: dict[str, str],
+    params: dict[str, str],
+    metrics: dict[str, float],
+) -> StoredJob:
+    return {
+        "job_id": tags["job_id"],
+        "run_id": run,
+        "status": status,
+        "diverged": status == "FAILED" and tags.get("diverged") == "true",
+        "started": started,
+        "ended": ended or 0,
+        "params": params,
+        "metrics": metrics,
+        "tags": tags,
+    }
+
+
+def _is_over(job: StoredJob) -> bool:
+    """Whether it finished, which takes the mark too, or diverged."""
+    is_finished = job["status"] == "FINISHED" and job["tags"].get("finished") == "true"
+    return is_finished or job["diverged"]
+
+
 def jobs(experiment: str) -> list[StoredJob]:
     """Return the attempts at jobs that finished or diverged, by job id; of several runs with the
     same job id and code, a finished one, or the last to end."""
     path = sqlite_path()
-    found = _by_sql(path, experiment) if path else _by_client(experiment, FINISHED, DIVERGED)
-    found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
-    return list({(job["job_id"], job["tags"].get("code")): job for job in found}.values())
+    every = _by_sql(path, experiment, TAGS) if path else _by_client(experiment)
+    over = [job for job in every if _is_over(job)]
+    if path:
+        by_run = {job["run_id"]: job for job in over}
+        runs = json.dumps(list(by_run))
+        for run, key, value in select(path, PARAMS, runs=runs):
+            by_run[run]["params"][key] = value
+        for run, key, value in select(path, METRICS, runs=runs):
+            by_run[run]["metrics"][key] = _number(value)
+    over.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
+    return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
 
 
-def _by_sql(path: Path, experiment: str) -> list[StoredJob]:
-    found: dict[str, StoredJob] = {
-        run: {
-            "job_id": job_id,
-            "run_id": run,
-            "started": started,
-            "ended": ended or 0,
-            "diverged": bool(diverged),
-            "params": {},
-            "metrics": {},
-            "tags": {},
-        }
-        for run, job_id, diverged, started, ended, *_ in select(path, ENDED, experiment=experiment)
-    }
-    runs = json.dumps(list(found))
-    for run, key, value in select(path, PARAMS, runs=runs):
-        found[run]["params"][key] = value
-    for run, key, value in select(path, METRICS, runs=runs):
-        found[run]["metrics"][key] = _number(value)
-    for run, key, value in select(path, TAGS, runs=runs):
-        found[run]["tags"][key] = value
-    return list(found.values())
+def _by_sql(path: Path, experiment: str, query: str) -> list[StoredJob]:
+    """The runs of all jobs, with the tags that a query asks for, but no params and metrics."""
+    runs = select(path, RUNS, experiment=experiment)
+    tags: dict[str, dict[str, str]] = {run: {} for run, *_ in runs}
+    for run, key, value in select(path, query, runs=json.dumps(list(tags))):
+        tags[run][key] = value
+    return [
+        _job(run, status, started, ended, tags[run], {}, {})
+        for run, status, started, ended in runs
+        if "job_id" in tags[run]
+    ]
 
 
-def _by_client(experiment: str, *queries: str) -> list[StoredJob]:
-    """The jobs that match one of these queries, fetched page by page."""
+def _by_client(experiment: str) -> list[StoredJob]:
+    """The runs of all jobs, fetched page by page."""
     runs: list[Run] = []
     with asked() as client:
         named = client.get_experiment_by_name(experiment)
-        where = [named.experiment_id] if named else []
-        for query in queries if named else ():
-            page = client.search_runs(where, query)
-            runs += page
-            while page.token:
-                page = client.search_runs(where, query, page_token=page.token)
-                runs += page
-    return [
-        {
-            "job_id": run.data.tags["job_id"],
-            "run_id": run.info.run_id,
-            "started": run.info.start_time,
-            "ended": run.info.end_time or 0,
-            "diverged": run.info.status == "FAILED",
-            "params": run.data.params,
-            "metrics": {key: _number(value) for key, value in run.data.metrics.items()},
-            "tags": run.data.tags,
-        }
-        for run in runs
-        if "job_id" in run.data.tags
-    ]
+        token = "" if named else None
+        while named and token is not None:
+            page = client.search_runs([named.experiment_id], page_token=token or None)
+            runs, token = runs + page, page.token or None
+    found = []
+    for run in runs:
+        about, data = run.info, run.data
+        if "job_id" in data.tags:
+            metrics = {key: _number(value) for key, value in data.metrics.items()}
+            times = about.start_time, about.end_time
+            found.append(_job(about.run_id, about.status, *times, data.tags, data.params, metrics))
+    return found
 
 
 @contextmanager
@@ -220,27 +211,26 @@ def known(experiment: str) -> Known:
     another project.
     """
     courier.check_places()
-    ended: Rows
-    leased: Rows
     if path := sqlite_path():
         settle(experiment)
-        ended = select(path, ENDED, experiment=experiment)
-        leased = select(path, LEASED, experiment=experiment)
+        runs = _by_sql(path, experiment, FEW_TAGS)
     else:
-        ended, leased = _by_other_process(experiment)
+        runs = _by_other_process(experiment)
     found = Known({}, {}, {})
-    for _, job_id, diverged, start, end, code, data in ended:
-        jobs = found.diverged if diverged else found.finished
-        attempt = Ended(code or "", data or "", ((end or 0) - start) / 1000)
-        jobs.setdefault(job_id, []).append(attempt)
-    for job_id, code, owner, host, beat in leased:
-        if fresh("RUNNING", beat):
-            found.leases.setdefault(job_id, []).append(Lease(code, owner, host))
+    for job in runs:
+        job_id, tags = job["job_id"], job["tags"]
+        if _is_over(job):
+            jobs = found.diverged if job["diverged"] else found.finished
+            seconds = (job["ended"] - job["started"]) / 1000
+            attempt = Ended(tags.get("code", ""), tags.get("data", ""), seconds)
+            jobs.setdefault(job_id, []).append(attempt)
+        elif fresh(job["status"], tags.get("heartbeat", "")):
+            lease = Lease(*(tags.get(name, "") for name in Lease._fields))
+            found.leases.setdefault(job_id, []).append(lease)
     return found
 
 
-def _by_other_process(experiment: str) -> tuple[Rows, Rows]:
-    """The rows of ENDED and LEASED."""
+def _by_other_process(experiment: str) -> list[StoredJob]:
     command = [sys.executable, "-m", "labjobs.tracking.stored_jobs", experiment]
     try:
         answer = subprocess.run(
@@ -253,36 +243,26 @@ def _by_other_process(experiment: str) -> tuple[Rows, Rows]:
         line = mlflow_client.last_line(answer.stderr)
         wrong = answer.returncode == exit_status.WRONG
         raise SettingsError(line) if wrong else ConnectionError(line)
-    ended, leased = json.loads(answer.stdout)
-    return ended, leased
+    found: list[StoredJob] = json.loads(answer.stdout)
+    return found
 
 
 def main(experiment: str) -> None:
-    """Print these rows, as the other process."""
+    """Print the runs, as the other process."""
     settle(experiment)
-    ended = [
-        [
-            *(job["run_id"], job["job_id"], job["diverged"], job["started"], job["ended"]),
-            *map(job["tags"].get, ("code", "data")),
-        ]
-        for job in _by_client(experiment, FINISHED, DIVERGED)
-    ]
-    keys = ("job_id", "code", "owner", "host", "heartbeat")
-    running = [job["tags"] for job in _by_client(experiment, RUNNING)]
-    leased = [[tags[key] for key in keys] for tags in running if {*keys} <= {*tags}]
-    print(json.dumps([ended, leased]))
+    nothing: dict[str, Any] = {"params": {}, "metrics": {}}
+    print(json.dumps([job | nothing for job in _by_client(experiment)]))
 
 
 # Which experiments there are, and whose they are.
 
 
-def experiments() -> list[str]:
-    """The names of the store's experiments."""
+def experiments() -> dict[str, str | None]:
+    """Return the ids of the projects that the store's experiments belong to, by name."""
     if path := sqlite_path():
-        query = "SELECT name FROM experiments WHERE lifecycle_stage = 'active' ORDER BY name"
-        return [name for (name,) in select(path, query)]
+        return dict(select(path, OWNERS))
     with asked() as client:
-        return sorted(experiment.name for experiment in client.search_experiments())
+        return {each.name: each.tags.get(PROJECT_ID) for each in client.search_experiments()}
 
 
 def settle(experiment: str) -> None:
@@ -290,18 +270,12 @@ def settle(experiment: str) -> None:
 
     Raises SettingsError if it belongs to another project.
     """
-    own = identity.existing_id() or "none"
-    if path := sqlite_path():
-        owners = dict(select(path, OWNERS, experiment=experiment, project=own))
-    else:
-        with asked() as client:
-            found = client.search_experiments(filter_string=f"tags.{PROJECT_ID} = '{own}'")
-            named = client.get_experiment_by_name(experiment)
-        owners = {each.name: each.tags.get(PROJECT_ID) for each in [*found, named] if each}
+    own, owners = identity.existing_id() or "none", experiments()
     if owners.get(experiment, own) not in (own, None):
         raise belongs_to_another(experiment)
     if experiment not in owners and own in owners.values():
-        subprocess.run([sys.executable, "-m", "labjobs.tracking.mlflow_client"], cwd=CODE)
+        rename = "from labjobs.tracking.mlflow_client import prepare; prepare()"
+        subprocess.run([sys.executable, "-c", rename], cwd=CODE)
 
 
 # Curves and files of jobs.
@@ -378,13 +352,10 @@ def chosen(
     found, stale = [], set()
     for _, of_job in groupby(attempts, key=lambda attempt: attempt["job_id"]):
         *_, last = each = list(of_job)
-        if kind:
-            present = _present(last, kind)
-            fresh = [one for one in each if _is_fresh(one["tags"], present)]
-            if not fresh:
-                stale.add(last["run_id"])
-            each = fresh or each
-        found.append(each[-1])
+        fits = [one for one in each if not kind or _fits(one, kind)]
+        if not fits:
+            stale.add(last["run_id"])
+        found.append((fits or each)[-1])
     return found, stale
 
 
@@ -402,28 +373,26 @@ def script_of(job: StoredJob) -> str:
     return job["tags"].get("script", identity.DEFAULT)
 
 
-def _present(job: StoredJob, kind: type[Any]) -> Fingerprint | None:
-    """The present code of a job; None if today's settings cannot express the job."""
-    with suppress(SettingsError):
-        runs_root = folder_of(job["tags"].get("job_folder", "")).parent.parent
-        return present_code(_settings_of(job, kind), script_of(job), runs_root)
-    return None
-
-
 def _settings_of(job: StoredJob, kind: type[Any]) -> Any:
     plain = {name: fresh_value(text) for name, text in job["params"].items()}
     return identity.restore(kind, plain)
 
 
-def _is_fresh(tags: Mapping[str, str], present: Fingerprint | None) -> bool:
-    """Whether an attempt has the present code and data, if they are known."""
-    known = tags.get("code")
-    if known and not (present and code_evidence.fits(known, present)):
-        return False
-    if not tags.get("data"):
-        return True
+def _fits(job: StoredJob, kind: type[Any]) -> bool:
+    """Whether an attempt has the present code and data, as far as they are known. Today's settings
+    may be unable to express the job."""
+    tags = job["tags"]
     folder = folder_of(tags.get("job_folder", ""))
-    return not data_evidence.difference(folder, data_evidence.last_places(folder))
+    if known := tags.get("code"):
+        try:
+            settings = _settings_of(job, kind)
+            present = present_code(settings, script_of(job), folder.parent.parent)
+        except SettingsError:
+            return False
+        if not code_evidence.fits(known, present):
+            return False
+    places = data_evidence.last_places(folder)
+    return not (tags.get("data") and data_evidence.difference(folder, places))
 
 
 def fresh_value(text: str) -> Any:
