@@ -27,7 +27,7 @@ SENT = "sent.json"
 SENT_PARQUET = "sent-parquet.json"
 PROFILE = "profile.txt"
 PROFILE_JSON = "profile.json"
-BEFORE = "before"  # where --force puts an attempt aside, until the new one has finished
+BEFORE = "before"  # what there was until an attempt started over, until the new one has finished
 
 # In the folder of runs, shared by its jobs
 DATA_LISTS = ".data"

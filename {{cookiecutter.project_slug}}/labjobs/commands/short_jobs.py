@@ -199,7 +199,7 @@ class Trials:
         """Return how a job has ended with the present code and data; empty if it has to be run."""
         job = target.job
         outcome = job.outcome()
-        other_pause = outcome.get("pause_after", "") != job.pause_after
+        other_pause = outcome.get("pause_after") != job.runtime.pause_after
         if self._starts_over(job) or (outcome.get("status") == "paused" and other_pause):
             return Ended("", "")
         return Ended(outcome.get("status", ""), outcome.get("said", ""))
