@@ -15,7 +15,7 @@ from functools import cache
 from operator import ge, gt, le, lt
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from labjobs import settings
 from labjobs.cli import registries
@@ -48,13 +48,26 @@ IN_TUPLES = {int, float, JobId, str}
 SUPPORTED = f"{', '.join(kind.__name__ for kind in SCALARS)}, Literal, a tuple, a union or None"
 
 
-@dataclass(frozen=True)
 class Reader:
     """Reads a value of an annotated type from its text: first the `words` that are values, those of
-    a Literal and `none` for None, then the other `types`, in their order."""
+    a Literal and `none` for None, then the other `types`, in the order of SCALARS. Raises TypeError
+    if a type is not supported."""
 
-    words: dict[str, Any]
-    types: tuple[Any, ...]
+    def __init__(self, annotation: Any) -> None:
+        united = get_origin(annotation) in (Union, UnionType)
+        self.words: dict[str, Any] = {}
+        self.types: list[Any] = []
+        for part in get_args(annotation) if united else (annotation,):
+            if get_origin(part) is Literal:
+                self.words |= {as_text(word): word for word in get_args(part)}
+            elif part is NoneType:
+                self.words["none"] = None
+            elif part in SCALARS or _is_tuple(part):
+                self.types.append(part)
+            else:
+                raise TypeError(f"its type must be {SUPPORTED}")
+        order = [*SCALARS]
+        self.types.sort(key=lambda kind: order.index(kind if kind in SCALARS else Path))
 
     def __call__(self, text: str) -> Any:
         """Return the value. Raises ValueError if the text cannot be read."""
@@ -76,25 +89,6 @@ class Reader:
     def metavar(self) -> str:
         """What stands for the value in --help."""
         return "|".join([*self.words, *map(_short, self.types)])
-
-
-def reader(annotation: Any) -> Reader:
-    """Return the reader of an annotated field. Raises TypeError if the type is not supported."""
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    words: dict[str, Any] = {}
-    types = []
-    for part in parts:
-        if get_origin(part) is Literal:
-            words |= {as_text(word): word for word in get_args(part)}
-        elif part is NoneType:
-            words["none"] = None
-        elif part in SCALARS or _is_tuple(part):
-            types.append(part)
-        else:
-            raise TypeError(f"its type must be {SUPPORTED}")
-    order = [*SCALARS]
-    types.sort(key=lambda kind: order.index(kind if kind in SCALARS else Path))
-    return Reader(words, tuple(types))
 
 
 def as_text(value: Any) -> str:
@@ -265,7 +259,7 @@ def _flag(field: Field[Any], annotation: Any) -> Flag:
         names = settings.monitors(declared)
     elif rules.get("names"):
         names = registries.names(rules["names"])
-    flag = Flag(field.name, default, rules, reader(annotation), names)
+    flag = Flag(field.name, default, rules, Reader(annotation), names)
     if not flag.required:
         _check_in_code(flag, "default", default)
     if "neutral" in rules:
@@ -311,21 +305,14 @@ def _check_together(kind: str, flags: Flags) -> None:
 HEADING = re.compile(r"# ([A-Z][\w ,()/&'-]*)")
 
 
-class Doc(NamedTuple):
-    """What the source says about a field."""
-
-    heading: str
-    text: str
-
-
-def of_fields(kind: type) -> dict[str, Doc]:
-    """Return what the source says about each field of a dataclass."""
+def of_fields(kind: type) -> dict[str, tuple[str, str]]:
+    """Return the heading and the text of each field of a dataclass."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
         definition = ast.parse(source).body[0]
     except (OSError, TypeError, SyntaxError):  # made by a function; changed since its import
         return {}
-    found: dict[str, Doc] = {}
+    found: dict[str, tuple[str, str]] = {}
     lines, body = source.splitlines(), definition.body  # type: ignore[attr-defined]
     heading, end = kind.__name__, definition.lineno
     for node, after in zip(body, [*body[1:], None], strict=True):
@@ -338,7 +325,7 @@ def of_fields(kind: type) -> dict[str, Doc]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
                 value=ast.Constant(value=str(text))
             ):
-                found[name] = Doc(heading, " ".join(text.split()))
+                found[name] = heading, " ".join(text.split())
             case ast.AnnAssign(target=ast.Name(id=name)), _:
-                found[name] = Doc(heading, "")
+                found[name] = heading, ""
     return found

@@ -105,7 +105,7 @@ def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
     return known, _parser(known, flags.of_fields(kind) | flags.of_fields(runtime))
 
 
-def _parser(known: Mapping[str, Flag], written: Mapping[str, flags.Doc]) -> Parser:
+def _parser(known: Mapping[str, Flag], written: Mapping[str, tuple[str, str]]) -> Parser:
     parser = Parser(
         usage=f"python {Path(sys.argv[0]).name} [flags]",
         formatter_class=argparse.RawTextHelpFormatter,
@@ -116,20 +116,19 @@ def _parser(known: Mapping[str, Flag], written: Mapping[str, flags.Doc]) -> Pars
     parser._negative_number_matcher = re.compile(r"-\.?\d")
     groups: dict[str, Any] = {}
     for name, flag in known.items():
-        doc = written.get(name, flags.Doc("Settings", ""))
-        group = groups.get(doc.heading) or parser.add_argument_group(doc.heading)
-        groups[doc.heading] = group
+        heading, text = written.get(name, ("Settings", ""))
+        group = groups.get(heading) or parser.add_argument_group(heading)
+        groups[heading] = group
         alone = True if bool in flag.reader.types else flag.rules.get("alone")
         optional: dict[str, Any] = {} if alone is None else {"nargs": "?", "const": as_text(alone)}
         metavar = "NAME" if flag.names else flag.reader.metavar
-        group.add_argument(option(name), metavar=metavar, help=_help(flag, doc.text), **optional)
+        group.add_argument(option(name), metavar=metavar, help=_help(flag, text), **optional)
     return parser
 
 
 def _help(flag: Flag, text: str) -> str:
-    default = as_text(as_plain(flag.default)) or "empty"
-    if isinstance(flag.default, Path):
-        default = shown(flag.default)
+    is_path = isinstance(flag.default, Path)
+    default = shown(flag.default) if is_path else as_text(as_plain(flag.default)) or "empty"
     said = "(required)" if flag.required else f"(default: {default})"
     names, others = flag.names, flag.rules.get("others")
     either = f"One of {', '.join(names)}{f', or {others}' if others else ''}." if names else ""

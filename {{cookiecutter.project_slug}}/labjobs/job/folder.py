@@ -222,7 +222,12 @@ class JobFolder(Generic[S]):
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended, and its last line."""
         self._widen_code()
-        self._data = self._data_read()
+        mixed = self._data == data_evidence.MIXED
+        if not mixed and (change := data_evidence.difference(self.path, self.places)):
+            log.warning("the data has changed while the job ran (%s)", change)
+            self._data = data_evidence.MIXED
+        else:
+            self._data = data_evidence.keep(self.path, self.places, self._data)
         if self._data:
             self.journal.tags({"data": self._data})
         in_mlflow = {"finished": "FINISHED", "interrupted": "KILLED", "paused": "KILLED"}
@@ -284,14 +289,6 @@ class JobFolder(Generic[S]):
             log.warning("added to the job's fingerprint, since it ran: %s", ", ".join(names))
             self._write_settings()
             self.journal.tags({"code": code_evidence.digest(self.path)})
-
-    def _data_read(self) -> str:
-        """The digest of what the attempt has read, now that it ends."""
-        mixed = self._data == data_evidence.MIXED
-        if not mixed and (change := data_evidence.difference(self.path, self.places)):
-            log.warning("the data has changed while the job ran (%s)", change)
-            return data_evidence.MIXED
-        return data_evidence.keep(self.path, self.places, self._data)
 
 
 def owner_of(folder: Path) -> str:
