@@ -1,4 +1,4 @@
-"""Small disks for the fault tests: full, read-only, or someone else's.
+"""Small disks for the fault tests: full or read-only.
 
 They are mounts that only the commands started in them see, which any user may make where there are
 user namespaces.
@@ -12,9 +12,6 @@ from pathlib import Path
 
 PAGE = 4096
 """Bytes of the smallest disk."""
-
-POWERLESS = ("unshare", "--user", "--map-user=65534")
-"""Before a command: it runs as the user that runs the tests, with none of root's rights."""
 
 
 class Disk:

@@ -172,7 +172,7 @@ def test_images_in_folders_are_read_in_their_format(project, tmp_path):
     ("flags", "said"),
     [
         (("--accumulate", "2"), "--accumulate: no such flag"),
-        (("--batch-size", "1"), "--batch-size 1: must be from 2 to 1,000,000"),
+        (("--batch-size", "1"), "--batch-size 1: must be at least 2 and at most 1,000,000"),
         (("--probe-labels", "500"), "--probe-labels 500: the class 0 has 1"),
     ],
 )

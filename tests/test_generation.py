@@ -59,28 +59,11 @@ def test_files(make, inner, license):
             assert text.decode().startswith(wanted[0]) and text.decode().endswith(wanted[1])
 
 
-def test_caches_in_a_template_that_was_worked_on_stay_there(make, template, tmp_path):
-    worked_on = shutil.copytree(template, tmp_path / "template", symlinks=True)
-    inner = worked_on / "{{cookiecutter.project_slug}}"
-    for folder in (
-        "labjobs/data/__pycache__",
-        ".examples/gan/__pycache__",
-        ".mypy_cache",
-        ".cache",
-    ):
-        (inner / folder).mkdir(parents=True, exist_ok=True)
-        (inner / folder / "a.json").write_bytes(b"{{ \x94")
-    words = ("--no-input", "--default-config", "engine=source")
-    succeeded(cookiecutter(worked_on, tmp_path, *words))
-    assert files(tmp_path / "out" / "my_project") == files(make())
-
-
 @pytest.mark.parametrize(
     ("name", "slug"),
     [
         ("Grokking, Slowly", "grokking_slowly"),
         ("Ünï/../cödé", "uni_code"),
-        ("🙂", "my_project"),
         ("x" * 100, "x" * 64),
     ],
 )
@@ -92,7 +75,6 @@ def test_slug_comes_from_the_name(make, name, slug):
     "words",
     [
         "O'Neil's \"quoted\" \\ backslashed \\n name\\",
-        "'''\"\"\"",
         "Zoë 北京 🙂 \N{ZERO WIDTH JOINER} עברית",
         "key: value # no comment, 100 % of {braces}, $HOME, $(id), `id`, {0} and <b>%s</b>",
     ],
@@ -111,20 +93,10 @@ def test_hostile_words_are_carried_as_they_are(make, words):
 def cookiecutter(template, folder, *arguments, typed=None):
     """Run cookiecutter as a user does, with an output folder and a home of its own."""
     (folder / "out").mkdir()
+    words = [sys.executable, "-m", "cookiecutter", template, "--output-dir", folder / "out"]
+    env = os.environ | {"HOME": str(folder)}
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "cookiecutter",
-            template,
-            "--output-dir",
-            folder / "out",
-            *arguments,
-        ],
-        input=typed,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"HOME": str(folder)},
+        [*words, *arguments], input=typed, capture_output=True, text=True, env=env
     )
 
 
@@ -132,18 +104,11 @@ def cookiecutter(template, folder, *arguments, typed=None):
     ("question", "answer", "reason"),
     [
         ("project_slug", "1st", "a letter first"),
-        ("project_slug", "a" * 200, "2 to 64"),
         ("project_slug", "../escape", "a-z"),
-        ("project_slug", 'a"""+exit(0)+"""', "a-z"),
-        ("project_slug", "ünï", "a-z"),
         ("project_slug", "{{ 7*7 }}", "a letter first"),
         ("project_slug", "class", "choose another, such as my_class"),
-        ("project_slug", "torch", "choose another"),
-        ("project_slug", "scikit_learn", "choose another"),
         ("project_name", "  ", "is empty"),
         ("project_name", "a\nb", "line break"),
-        ("project_name", "x" * 200, "100 at most"),
-        ("description", "a\u2028b", "line break"),
         ("author", "\x1b[31mred", "control character"),
         ("author", "{{ '{{ 7*7 }}' }}", "template expression"),
         ("email", "nobody", "is not an e-mail address"),
@@ -156,13 +121,6 @@ def test_bad_answer_is_refused_in_one_line(template, tmp_path, question, answer,
     assert line.startswith(question)
     assert reason in line
     assert not files(tmp_path / "out")
-
-
-def test_all_bad_answers_are_named(template, tmp_path):
-    answers = ["project_slug=1st", "author=", "email=nobody"]
-    done = cookiecutter(template, tmp_path, "--no-input", *answers)
-    named = [line.split()[0] for line in done.stderr.splitlines()]
-    assert named == ["project_slug", "author", "email"]
 
 
 def test_every_package_of_the_project_is_refused_as_its_slug(make, template):
@@ -185,13 +143,6 @@ def test_questions_answered_at_the_keyboard(template, tmp_path):
     next_steps = done.stdout[done.stdout.index("deep_sea is ready. Type next:") :]
     assert f"    cd {project}\n" in next_steps
     assert next_steps.splitlines()[-1].startswith("    python plot.py")
-
-
-def test_template_expression_at_the_keyboard_is_refused(template, tmp_path):
-    done = cookiecutter(template, tmp_path, typed="Deep Sea\n\n\n{{ 7*7 }}\n\n\n\n\n\n")
-    assert done.returncode == 1
-    assert done.stderr.startswith("author holds a brace")
-    assert not files(tmp_path / "out")
 
 
 def git(folder, *words):
@@ -227,26 +178,14 @@ def test_the_version_stands_in_four_places():
     assert newest and newest[1] == version
 
 
-@pytest.mark.parametrize("state", ["packed", "detached"])
-def test_a_project_notes_the_commit_that_made_it(template, tmp_path, state):
+@pytest.mark.parametrize("command", ["pack-refs --all", "checkout --quiet --detach"])
+def test_a_project_notes_the_commit_that_made_it(template, tmp_path, command):
     source = shutil.copytree(template, tmp_path / "template", symlinks=True)
     commit(source)
-    if state == "packed":
-        git(source, "pack-refs", "--all")
-    if state == "detached":
-        git(source, "checkout", "--quiet", "--detach")
+    git(source, *command.split())
     succeeded(cookiecutter(source, tmp_path, "--no-input", "--default-config"))
     with ZipFile(wheel(tmp_path / "out" / "my_project")) as packed:
         assert packed.read("labjobs/commit.txt").decode() == commit_of(source)
-
-
-def test_without_a_clone_the_commit_is_unknown(make):
-    project = make()
-    assert (project / "labjobs" / "commit.txt").read_text() == "\n"
-    done = subprocess.run(
-        [sys.executable, "jobs.py", "--version"], cwd=project, capture_output=True, text=True
-    )
-    assert done.stdout == f"labjobs {labjobs.__version__} (commit unknown)\n", done
 
 
 def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, make, tmp_path):
@@ -276,9 +215,8 @@ def test_an_update_replaces_the_package_and_nothing_else(template, tmp_path):
     cruft("create", source, "--no-input", "--output-dir", tmp_path)
     project = tmp_path / "my_project"
     commit(project)
-    for module in ("files.py", "job/journal.py", "training/loop.py"):
-        file = source / "{{cookiecutter.project_slug}}" / "labjobs" / module
-        file.write_text(file.read_text() + "# a change\n")
+    file = source / "{{cookiecutter.project_slug}}" / "labjobs" / "files.py"
+    file.write_text(file.read_text() + "# a change\n")
     commit(source)
     cruft("update", "--project-dir", project, "--skip-apply-ask")
     command = ["git", "-C", project, "diff", "HEAD", "--name-only"]

@@ -1,81 +1,35 @@
 """Jobs killed at random instants and started again end as if nothing had happened."""
 
-import json
 import random
 import shutil
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from faults import Project, courier_of, ended, kill, same
-from repository import REPOSITORY
 
 pytestmark = pytest.mark.full
 
-EXAMPLES = json.loads((REPOSITORY / "cookiecutter.json").read_text())["example"]
-
-ALL = {
-    **{"--accumulate": "2", "--ema": "0.9", "--clip-norm": "1", "--precision": "bf16"},
-    **{"--warmup": "20", "--log-every": "7", "--checkpoint-minutes": "0.0001"},
-    "--schedule": "constant",  # last.pt stays, to be compared
-}
+FLAGS = (
+    *("--accumulate", "2", "--ema", "0.9", "--clip-norm", "1", "--precision", "bf16"),
+    *("--warmup", "20", "--log-every", "7", "--checkpoint-minutes", "0.0001"),
+    *("--schedule", "constant"),  # last.pt stays, to be compared
+    *("--val-fraction", "0.5", "--augment", "crop-flip", "--epochs", "40"),
+)
 """A checkpoint follows upon the other; means over 7 steps are half full in most of them."""
 
-LACKS = {"contrastive": "--accumulate", "graphs": "--accumulate", "reinforcement": "--precision"}
-"""A flag of these that an example does not have."""
-
-OF_EXAMPLE = {
-    "classification": ("--val-fraction", "0.5", "--augment", "crop-flip", "--epochs", "40"),
-    "regression": ("--steps", "600", "--eval-every", "25"),
-    "gan": ("--steps", "150", "--eval-every", "15"),
-    "segmentation": ("--steps", "60", "--eval-every", "10", "--augment", "crop-flip"),
-    "language": ("--model", "gpt-tiny", "--context", "32", "--steps", "400", "--eval-every", "40"),
-    "graphs": ("--steps", "200", "--eval-every", "20", "--layers", "2"),
-    "reinforcement": ("--steps", "400", "--eval-every", "40"),
-    "finetuning": ("--steps", "200", "--eval-every", "20"),
-    "contrastive": ("--steps", "300", "--eval-every", "30"),
-    "similarity": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
-    "stitching": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
-    "kernels": ("--steps", "400", "--eval-every", "40", "--val-fraction", "0.5"),
-}
-NEVER_RESIDENT = ("finetuning", "graphs")
 LOADERS = {
     "resident": ("--loader", "resident"),
     "workers": ("--loader", "workers", "--workers", "1", "--seed", "1"),
-}
-LOADERS_OF_STREAM = {
-    "resident": ("--workers", "0"),  # in the job's own process: a stream cannot be resident
-    "workers": ("--workers", "2", "--seed", "1"),
 }
 
 START_UP = 8.0
 """Seconds in which a job has surely begun to train, on a quiet machine."""
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
-
-IN_BACKGROUND = """\
-        def evaluated(weights):
-            return evaluate(job, forward, weights, val, "val")
-
-        for metrics, weights in job.in_background(evaluated, ema.model):
-            job.log_epoch(metrics)
-            if stopping.improved(metrics):
-                job.keep_best(metrics, model=weights)
-"""
-"""The recipe of docs/recipes.md, less what ends a job early."""
-
-SYNCHRONOUS = """\
-        metrics = evaluate(job, forward, ema.model, val, "val")
-        if settings.compare_ema:
-            metrics |= evaluate(job, forward, model, val, "val_weights")
-        job.log_epoch(metrics)
-        if stopping.improved(metrics):
-            job.keep_best(metrics, model=ema.model)
-"""
 
 
 class Left:
@@ -86,40 +40,12 @@ class Left:
         self.job = project.finish(*flags)
 
 
-FIRST = "classification"
-"""The example that .ci/run kills; `--check` continues a job of each of the others."""
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        name if name == FIRST else pytest.param(name, marks=pytest.mark.alike) for name in EXAMPLES
-    ],
-)
-def example(request, make):
-    """A project of each example; the classifier is evaluated in the background."""
-    project = Project(make(example=request.param))
-    if request.param == "classification":
-        script = project.root / "run.py"
-        text = script.read_text()
-        assert text.count(SYNCHRONOUS) == 1
-        script.write_text(text.replace(SYNCHRONOUS, IN_BACKGROUND))
-    return request.param, project
-
-
-def everything(name: str) -> list[str]:
-    """The flags of ALL that an example has."""
-    return [word for pair in ALL.items() if pair[0] != LACKS.get(name) for word in pair]
-
-
 @pytest.fixture(
     scope="module", params=[pytest.param("resident", marks=pytest.mark.alike), "workers"]
 )
-def left_alone(request, example):
-    """The job of an example that nobody disturbs."""
-    name, project = example
-    loaders = LOADERS_OF_STREAM if name in NEVER_RESIDENT else LOADERS
-    return Left(project, (*everything(name), *loaders[request.param], *OF_EXAMPLE[name]))
+def left_alone(request, project):
+    """The job that nobody disturbs."""
+    return Left(project, (*FLAGS, *LOADERS[request.param]))
 
 
 def instants(project: Project, job: str, chance: random.Random) -> dict[str, Callable[[], bool]]:
@@ -199,26 +125,3 @@ def test_killed_again_and_again(left_alone, tmp_path, pytestconfig):
     hit = torment(fresh, left_alone, pytestconfig.getoption("kills"))
     print(f"\n{' '.join(left_alone.flags)}:", dict(sorted(hit.items())))
     assert_as_left_alone(fresh, left_alone)
-
-
-def test_two_jobs_at_once_on_one_store(make, tmp_path, pytestconfig):
-    project = Project(make())
-    left = [
-        Left(project, (*everything("classification"), *OF_EXAMPLE["classification"], *flags))
-        for flags in LOADERS.values()
-    ]
-    fresh = project.copy(tmp_path / "copy")
-
-    def kill_one(job: Left) -> "Counter[str]":
-        chance, hit = random.Random(job.job), Counter[str]()
-        over = False
-        while not over and hit.total() < pytestconfig.getoption("kills"):
-            when, over = disturb(fresh, job, signal.SIGKILL, chance)
-            hit[when] += 1
-        return hit
-
-    with ThreadPoolExecutor() as both:
-        hits = [*both.map(kill_one, left)]
-    print("\ntwo at once:", *(dict(sorted(hit.items())) for hit in hits))
-    for job in left:
-        assert_as_left_alone(fresh, job)

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -49,12 +48,10 @@ def test_the_same_wheel_is_packed_each_time_with_all_that_belongs_to_it(make):
     with zipfile.ZipFile(wheel_of(make(engine="package"))) as wheel:
         names = set(wheel.namelist())
         (about,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
-        lines = wheel.read(f"{about}/RECORD").decode().splitlines()
-        hashes = dict(line.split(",")[:2] for line in lines)
-        assert hashes.keys() == names
-        for name in names - {f"{about}/RECORD"}:
-            digest = base64.urlsafe_b64encode(hashlib.sha256(wheel.read(name)).digest())
-            assert hashes[name] == f"sha256={digest.decode().rstrip('=')}"
+        for line in wheel.read(f"{about}/RECORD").decode().splitlines()[:-1]:
+            name, digest, _ = line.split(",")
+            found = base64.urlsafe_b64encode(hashlib.sha256(wheel.read(name)).digest())
+            assert digest == f"sha256={found.decode().rstrip('=')}"
         metadata = wheel.read(f"{about}/METADATA").decode()
         for line in (ENGINE / "requirements.txt").read_text().splitlines():
             assert f"Requires-Dist: {line}\n" in metadata
@@ -106,27 +103,13 @@ def other_version(project):
 
 
 def edited_wheel(project):
-    wheel = wheel_of(project.root)
-    with zipfile.ZipFile(wheel) as packed:
-        files = {name: packed.read(name) for name in packed.namelist()}
-    files["labjobs/launch.py"] += b"# edited\n"
-    with zipfile.ZipFile(wheel, "w") as packed:
-        for name, data in files.items():
-            packed.writestr(name, data)
-
-
-def no_wheel(project):
-    wheel_of(project.root).unlink()
+    with zipfile.ZipFile(wheel_of(project.root), "a") as packed:
+        packed.writestr("labjobs/other.py", "EDITED = 1")
 
 
 def two_wheels(project):
     wheel = wheel_of(project.root)
     shutil.copy(wheel, wheel.with_name("labjobs-0.9.0-py3-none-any.whl"))
-
-
-def half_a_wheel(project):
-    wheel = wheel_of(project.root)
-    wheel.write_bytes(wheel.read_bytes()[:1000])
 
 
 def folder_too(project):
@@ -137,10 +120,8 @@ def folder_too(project):
     ("change", "said"),
     [
         (other_version, "is used, which is not vendor/labjobs-"),
-        (edited_wheel, ".whl is damaged; labjobs "),
-        (half_a_wheel, ".whl is damaged; labjobs "),
-        (no_wheel, "there is no wheel in vendor/; labjobs "),
-        (two_wheels, "keep the one that pyproject.toml names"),
+        (edited_wheel, "if it fails, restore the wheel from version control"),
+        (two_wheels, "restore the one that pyproject.toml names"),
         (folder_too, "labjobs/ in the project is used, not vendor/labjobs-"),
     ],
 )
@@ -173,12 +154,3 @@ def test_pages_are_shown_and_searched(installed):
     assert found and all("torchrun" in line.lower() for line in found)
     wrong = one_line(installed.do("python", "jobs.py", "docs", "recipe5"), 2)
     assert wrong.startswith("jobs.py: docs recipe5: no page has this word; did you mean recipes?")
-
-
-def test_a_hook_that_cannot_write_leaves_no_half_project(template, tmp_path):
-    broken = Path(shutil.copytree(template, tmp_path / "template"))
-    (broken / "{{cookiecutter.project_slug}}" / "labjobs" / "requirements.txt").unlink()
-    command = [sys.executable, "-m", "cookiecutter", str(broken), "--no-input", "--default-config"]
-    done = subprocess.run([*command, "--output-dir", tmp_path / "out"], capture_output=True)
-    assert done.returncode != 0
-    assert not [*(tmp_path / "out").glob("*")]

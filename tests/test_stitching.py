@@ -349,7 +349,7 @@ def test_what_is_left_out_is_found(copy, old, new, guarantee):
         ("--layer layers.9", 2, "--layer layers.9: the network has no such layer; did you mean"),
         ("--back-layer layer.4", 2, "--back-layer layer.4: the network has no such layer; did"),
         ("--layer layers.0 --back-layer layers.9", 2, "--back-layer layers.9: the network has no"),
-        ("--evaluations 1", 2, "stitch.py: --evaluations 1: must be from 2 to 10,000"),
+        ("--evaluations 1", 2, "stitch.py: --evaluations 1: must be at least 2 and at most 10,000"),
         ("--monitor none --patience 3", 2, "--patience 3: needs a --monitor"),
         ("--monitor val_los", 2, "--monitor val_los: "),
     ],

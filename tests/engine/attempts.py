@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 from labjobs import layout
-from labjobs.attempt import Attempt, NoCourier
+from labjobs.attempt import Attempt
 from labjobs.job import journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import Runtime
@@ -54,7 +54,6 @@ class Here(Attempt[Settings]):
     def _begin(self) -> None:
         self._folder.make()
         self._take()
-        self._courier = NoCourier()
 
 
 @dataclass(frozen=True)

@@ -54,14 +54,6 @@ def twice(data: bytearray, chance: random.Random, other: bytes) -> bytes:
     return b"".join(own)
 
 
-def swapped(data: bytearray, chance: random.Random, other: bytes) -> bytes:
-    """Two lines in each other's place."""
-    own = bytes(data).splitlines(keepends=True)
-    one, two = chance.randrange(len(own)), chance.randrange(len(own))
-    own[one], own[two] = own[two], own[one]
-    return b"".join(own)
-
-
 MUTATIONS: Sequence[Callable[[bytearray, random.Random, bytes], bytes]] = (
-    flipped, flipped, zeroed, cut, garbage, typed, foreign, gone, twice, swapped,
+    flipped, flipped, zeroed, cut, garbage, typed, foreign, gone, twice,
 )  # fmt: skip

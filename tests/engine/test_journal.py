@@ -43,18 +43,6 @@ def test_steps_of_a_metric_only_rise(tmp_path):
     assert points[1:] == [(4, {"b": 3.0}), (5, {"b": 3.0}), (6, {"a": 2.0, "b": 3.0})]
 
 
-def test_half_a_line_is_cut_off(tmp_path):
-    first = journal.Journal(tmp_path, 1)
-    first.metrics(1, {"a": 1.0})
-    first.flush()
-    with (tmp_path / layout.JOURNAL).open("a") as file:
-        file.write('{"time": 1, "st')
-    again = journal.Journal(tmp_path, 1)
-    again.metrics(2, {"a": 2.0})
-    again.flush()
-    assert [line["step"] for line in lines(tmp_path) if "step" in line] == [1, 2]
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """A journal's file with a start and ten points."""
@@ -68,10 +56,6 @@ def written(tmp_path: Path) -> Path:
     return tmp_path / layout.JOURNAL
 
 
-def test_a_line_is_plain_json_to_others(written):
-    assert lines(written.parent)[2].keys() == {"line", "time", "step", "metrics", "crc"}
-
-
 def change(whole: list[bytes]) -> list[bytes]:
     return [line.replace(b'"step": 4', b'"step": 5') for line in whole]
 
@@ -81,15 +65,10 @@ def change(whole: list[bytes]) -> list[bytes]:
     [
         (change, "is damaged at line 5"),
         (lambda whole: [b"\0" * len(whole[0]) + b"\n", *whole[1:]], "is damaged at line 1"),
-        (lambda whole: whole[1:], "is damaged at line 1"),
-        (lambda whole: [*whole[:3], whole[4], whole[3], *whole[5:]], "is damaged at line 4"),
-        (lambda whole: [*whole[:5], *whole[3:]], "is damaged at line 6"),
-        (lambda whole: [*whole[:5], b"\xff\0garbage\n", *whole[5:]], "is damaged at line 6"),
-        (lambda whole: [*whole[:5], b"\n", *whole[5:]], "is damaged at line 6"),
         (lambda whole: [], "the beginning of metrics.jsonl is lost"),
         (lambda whole: [b'{"half'], "the beginning of metrics.jsonl is lost"),
     ],
-    ids=["bit", "zeros", "first", "swapped", "twice", "garbage", "empty line", "nothing", "half"],
+    ids=["bit", "zeros", "nothing", "half"],
 )
 def test_a_damaged_journal_is_refused_and_left_as_it_is(written, damage, said):
     written.write_bytes(b"".join(damage(written.read_bytes().splitlines(keepends=True))))
@@ -105,15 +84,7 @@ def test_lines_of_another_journal_are_not_taken(written, tmp_path):
     for step in range(1, 11):
         other.metrics(step, {"a": 0.0}, at=1000 + step)
     other.flush()
-    mixed, foreign = (
-        path.read_bytes().splitlines(keepends=True)
-        for path in (written, tmp_path / "other" / layout.JOURNAL)
-    )
-    mixed[5] = foreign[5]
-    written.write_bytes(b"".join(mixed))
-    with pytest.raises(Damaged, match="line 6"):
-        journal.Journal(written.parent, 1)
-    written.write_bytes(b"".join(foreign))
+    written.write_bytes((tmp_path / "other" / layout.JOURNAL).read_bytes())
     with pytest.raises(Damaged, match="beginning"):
         journal.Journal(written.parent, 1)
 

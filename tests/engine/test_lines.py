@@ -71,12 +71,6 @@ def read(path: Path, *written: bytes) -> list[int]:
         return [each["line"] for each in Reader(file).read()]
 
 
-def test_a_reader_takes_whole_journals(tmp_path: Path) -> None:
-    assert read(tmp_path / "a", *RIGHT) == [1, 2, 3]
-    assert journal.count(tmp_path / "a") == 3
-    assert read(tmp_path / "empty") == [] and journal.count(tmp_path / "empty") == 0
-
-
 @pytest.mark.parametrize(
     ("written", "at"),
     [
@@ -99,18 +93,6 @@ def test_a_reader_stops_at_a_line_that_is_not_right(
         read(tmp_path / "a", *written)
     with pytest.raises(Damaged, match=said):
         journal.count(tmp_path / "a")
-
-
-def test_what_was_read_before_a_damaged_line_is_not_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(START + line(2, step=1) + b"{}\n")
-    with path.open("rb") as file:
-        reader = Reader(file)
-        with pytest.raises(Damaged, match="line 3"):
-            reader.read()
-        assert reader.line == 2
-        path.write_bytes(START + line(2, step=1) + line(3, step=2))
-        assert [each["line"] for each in reader.read()] == [3]
 
 
 def test_a_record_is_that_of_its_job(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attempts import At
 from toy import Loop
 
 
@@ -28,8 +27,6 @@ class Wrong(Loop):
             if self.mistake == "no steps":
                 continue
             for batch in job.steps(batches):
-                if self.mistake == "break" and job.step == 2:
-                    break
                 self.step(job, forward, model, batch, optimizer)
             if self.mistake == "other batches":
                 list(job.steps(val))
@@ -44,11 +41,9 @@ class Wrong(Loop):
     [
         ("no resume", "call job.resume(…) first, with everything that has a state"),
         ("no steps", "job.epochs(): its body must run job.steps(batches) to the end"),
-        ("break", "job.epochs(): its body must run job.steps(batches) to the end"),
         ("other batches", "job.steps(batches): a job can train on one set of batches only"),
         ("two calls", "job.resume: was already called; pass all parts in one call"),
         ("nothing kept", "no best weights of model: call job.keep_best(metrics, model=…)"),
-        ("another name kept", "no best weights of model: call job.keep_best(metrics, model=…)"),
     ],
 )
 def test_a_loop_that_cannot_be_right_is_refused_in_one_line(toy, mistake, said):
@@ -84,43 +79,6 @@ def test_weights_of_each_model_are_finite_in_every_checkpoint(toy, minutes):
         assert kept.get("parts", kept.get("models"))["other"]["weight"].isfinite().all()
 
 
-class NotFinite(Loop):
-    """Validation results are not finite in the second evaluation."""
-
-    def evaluate(self, model, job, *others):
-        metrics = super().evaluate(model, job, *others)
-        return metrics if job.step < 14 else dict.fromkeys(metrics, math.nan)
-
-
-def test_a_monitored_metric_that_is_not_finite_ends_the_job(toy):
-    done = toy.run(loop=NotFinite())
-    assert done.status == 1
-    assert "diverged: val_loss was not finite; lower the learning rate" in done.said
-
-
-class OtherNumbers(Loop):
-    """Logs numbers of other libraries."""
-
-    def step(self, job, forward, model, batch, optimizer):
-        super().step(job, forward, model, batch, optimizer)
-        job.log(beta=np.float32(0.5), rounds=3, norm=torch.tensor(2.0), ok=np.int64(1))
-
-    def evaluate(self, *args):
-        metrics = super().evaluate(*args)
-        return metrics | {"val_other": np.float32(0.25), "val_tensor": torch.tensor(0.5)}
-
-
-def test_numbers_of_other_kinds_are_logged_as_numbers(toy):
-    done = toy.run(loop=OtherNumbers(), epochs=1, runtime={"log_every": 7})
-    assert done.status == 0, done.said
-    curves = done.curves()
-    assert (
-        curves["beta"] == [(7, 0.5)] and curves["rounds"] == [(7, 3)] and curves["ok"] == [(7, 1)]
-    )
-    assert curves["train_norm"] == [(7, 2.0)]
-    assert curves["val_other"] == [(7, 0.25)] and curves["val_tensor"] == [(7, 0.5)]
-
-
 class Clock:
     """A part whose state is a number, first of one kind, then of another."""
 
@@ -148,15 +106,6 @@ class WithState(Loop):
     def step(self, *others):
         super().step(*others)
         self.part.value = self.part.then
-
-
-def test_a_part_may_hold_numpys_numbers(toy):
-    part = Clock(np.float64(1.0), np.float32(0.5))
-    stopped = toy.run(loop=WithState(part=part), stop=At("step", 5))
-    assert stopped.status == 143, stopped.said
-    again = WithState(part=Clock(0.0, 0.0))
-    assert toy.run(loop=again).status == 0
-    assert toy.run(loop=again).checkpoint("last.pt")["parts"]["part"] == {"value": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -187,12 +136,9 @@ class Evaluated(Loop):
     ("more", "said"),
     [
         ({"a/../b": 1.0}, "metric 'a/../b': its name must be letters, digits, '_', '-' and '.'"),
-        ({"x" * 300: 1.0}, "its name must be letters, digits"),
-        ({"x": None}, "metric x: must be a number ("),
-        ({"x": "abc"}, "metric x: must be a number ("),
         ({"x": torch.zeros(3)}, "metric x: must be a number ("),
+        ({"val_loss": math.nan}, "diverged: val_loss was not finite; lower the learning rate"),
         ({"val_accuracy": 2.2}, "val_accuracy is 2.2, which is outside of its range (0, 1)"),
-        ({"val_accuracy": -0.1}, "val_accuracy is -0.1, which is outside of its range (0, 1)"),
     ],
 )
 def test_results_that_cannot_be_logged_are_refused_at_once(toy, more, said):

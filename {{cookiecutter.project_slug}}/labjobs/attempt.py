@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from labjobs import exit_status, installation, layout, locks
 from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause
 from labjobs.files import CODE, PROJECT, shown
-from labjobs.job import attempts, code_evidence, data_evidence, identity, provenance, terminal
-from labjobs.job import runtime as purpose
+from labjobs.job import (
+    attempts,
+    code_evidence,
+    data_evidence,
+    identity,
+    provenance,
+    runtime,
+    terminal,
+)
 from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log
@@ -28,6 +35,7 @@ from labjobs.tracking.mlflow_store import LEASE
 
 if TYPE_CHECKING:
     from labjobs.distributed.collectives import Processes
+    from labjobs.distributed.ranks import First
     from labjobs.training.loop import Job
 
 S = TypeVar("S")
@@ -47,26 +55,36 @@ class Attempt(Generic[S]):
     processes: "Processes | None" = None
     """The processes of a job that has several (launch.py)."""
 
+    _temporary: Path | None = None
+    """A folder that is removed at the end."""
+
+    _courier: Courier | None = None
+    """What uploads the results, unless the job is not stored."""
+
     def __init__(self, folder: JobFolder[S]) -> None:
         self._folder = folder
+        self.label = folder.label
         self._store_is_away = ""
         self._begin()
-
-    @property
-    def label(self) -> str:
-        """The job's name for itself."""
-        return self._folder.label
 
     @property
     def place(self) -> tuple[Path, Places]:
         """Where the attempt and its data are."""
         return self._folder.path, self._folder.places
 
+    @property
+    def _first(self) -> "First | None":
+        return self.processes.first if self.processes else None
+
     def run(self, main: Main, check: Check) -> int:
         """Check the job and do it; returns the exit status, the same in all of its processes."""
-        status = self._run(main, check)
-        if self.processes and self.processes.first:
-            self.processes.first.end(status)
+        try:
+            status = self._run(main, check)
+        finally:
+            if self._temporary:
+                shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._first:
+            self._first.end(status)
         return status
 
     def _leave(self, status: int, line: str) -> NoReturn:
@@ -78,7 +96,11 @@ class Attempt(Generic[S]):
         folder = self._folder
         identity.project_id()
         identity.share_with_group(folder.runtime.runs_root)
-        known = self._ask_store()
+        known = stored_jobs.NOTHING
+        try:
+            known = stored_jobs.known(experiment_name())
+        except ConnectionError as error:
+            self._store_is_away = str(error)
         if not folder.runtime.force:
             self._leave_if_over(known)
         self._begin_with_inputs()
@@ -92,15 +114,8 @@ class Attempt(Generic[S]):
         folder.note_reads()
         self._courier = Courier()
 
-    def _ask_store(self) -> stored_jobs.Known:
-        try:
-            return stored_jobs.known(experiment_name())
-        except ConnectionError as error:
-            self._store_is_away = str(error)
-            return stored_jobs.NOTHING
-
     def _begin_with_inputs(self) -> None:
-        """End the process if a job that this one is derived from has not finished, or is stale."""
+        """End the process if an input of the job has not finished, or is stale."""
         try:
             attempts.begin_with_inputs(self._folder.settings, self._folder.runs_root)
         except JobError as error:
@@ -115,16 +130,12 @@ class Attempt(Generic[S]):
             self._leave(exit_status.FAILED, cause(error))
 
     def _leave_if_over(self, known: stored_jobs.Known) -> None:
-        """End the process if the store and the job's folder show that the job needs no attempt, or
-        may not have one."""
+        """End the process if the job needs no attempt, or may not have one."""
         folder = self._folder
         stored = known.finished.get(folder.id, [])
         last = {} if folder.change else folder.outcome()
         here = last if last.get("status") == "finished" else {}
         line = f"already finished: {here.get('said', 'see MLflow')}"
-        root = PROJECT / here.get("data_root", folder.places.data_root)
-        if root != folder.places.data_root:
-            line += f" (on --data-root {root})"
         fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
         if fits:
             self._leave(exit_status.DONE, line + self._unchecked())
@@ -147,8 +158,7 @@ class Attempt(Generic[S]):
         return f" (its data was not checked: {why})" if why else ""
 
     def _leave_if_stale(self, stored: bool) -> None:
-        """End the process if the job was finished with other code or data (perhaps in another
-        folder), would be continued with other code or data, or is running with them."""
+        """End the process if the job has finished, runs or would go on with other code or data."""
         folder, change, changed = self._folder, self._folder.change, self._folder.changed
         if change and folder.latest and locks.held(folder.latest / layout.LOCK):
             line = f"is running already, with other {changed} ({change})"
@@ -158,9 +168,8 @@ class Attempt(Generic[S]):
         status = folder.outcome().get("status")
         if (change and status == "finished") or (stored and not folder.latest):
             line = f"was finished with other {changed} ({change or 'in another folder'})"
-            self._leave(
-                exit_status.OTHER_CODE, f"{line}; --force runs it again with this {changed}"
-            )
+            line += f"; --force runs it again with this {changed}"
+            self._leave(exit_status.OTHER_CODE, line)
         if change and not folder.runtime.continue_anyway:
             line = f"was begun with other {changed} ({change}); --force starts it over"
             go_on = f"--continue-anyway continues it with this {changed}"
@@ -171,7 +180,9 @@ class Attempt(Generic[S]):
     def _run(self, main: Main, check: Check) -> int:
         failure: Exception | None = None
         try:
-            job = self._job()
+            from labjobs.training.loop import Job  # imports torch, as the script has done by now
+
+            job = Job(self._folder, processes=self.processes, shared=self.place[0])
             check(job)
         except SettingsError as error:
             return self._refused(error)
@@ -186,33 +197,20 @@ class Attempt(Generic[S]):
         except Exception as error:
             # With several processes, torchrun stops all of them once one has ended.
             terminal.handle_signals(signal.SIG_IGN if self.processes else signal.SIG_DFL)
-            return self._failed(self._explained(error))
+            lost = self._first and self.processes and self.processes.lost(error)
+            why = self._first.lost(NOTICE) if self._first and lost else ""
+            return self._failed(PeerLost(why) if why else error)
         except Stopped as stop:
-            first = self.processes.first if self.processes else None
-            if first and first.fault:  # torchrun has stopped the others
-                return self._failed(PeerLost(first.fault))
+            if self._first and self._first.fault:  # torchrun has stopped the others
+                return self._failed(PeerLost(self._first.fault))
             return self._stopped(stop)
         return self._delivered(f"finished: {said}")
-
-    def _job(self) -> "Job[S]":
-        # Imports torch, as the script has done by now.
-        from labjobs.training.loop import Job
-
-        return Job(self._folder, processes=self.processes, shared=self.place[0])
-
-    def _explained(self, error: Exception) -> Exception:
-        """The error or, if another process of the job could not be reached, why that process
-        ended."""
-        first = self.processes.first if self.processes else None
-        if first and self.processes and self.processes.lost(error):
-            line = first.lost(NOTICE)
-            return PeerLost(line) if line else error
-        return error
 
     def _open(self) -> None:
         folder = self._folder
         folder.open()
-        self._courier.carry(folder.path)
+        if self._courier:
+            self._courier.carry(folder.path)
         changes = identity.since(type(folder.settings))
         about = {
             **{name: json.dumps(found) for name, found in changes.items() if found},
@@ -221,7 +219,9 @@ class Attempt(Generic[S]):
             "code": code_evidence.digest(folder.path),
             "diverged": "false",
         }
-        folder.journal.tags(provenance.tags() | mlflow_store.tags(folder) | purpose.tags() | about)
+        if runtime.purpose():
+            about[runtime.TAG] = runtime.purpose()
+        folder.journal.tags(provenance.tags() | mlflow_store.tags(folder) | about)
         folder.journal.flush()
         if self._store_is_away:
             log.warning("%s; results wait in the job's folder", self._store_is_away)
@@ -248,9 +248,9 @@ class Attempt(Generic[S]):
     # How it ends: its last line and its exit status.
 
     def _refused(self, error: SettingsError) -> int:
-        if self.processes and self.processes.first:
-            self.processes.first.ending = True  # the others have found the same
-        self._courier.finish(IMPATIENCE)
+        if self._first:
+            self._first.ending = True  # the others have found the same
+        self._missing(IMPATIENCE)
         self._folder.discard()
         return leave(exit_status.WRONG, f"{self._folder.script}.py: {error}")
 
@@ -261,35 +261,38 @@ class Attempt(Generic[S]):
             if status == "diverged":
                 self._folder.journal.tags({"diverged": "true"})
             self._close(status, why)
-        at, trace = fault(error), f"full trace: {shown(self._folder.path)}/log.txt"
-        places = f"{at}; {trace}" if at else trace
-        return self._ended(failure_status(error), f"{status}: {why} ({places})")
+        at = f"{place}; " if (place := fault(error)) else ""
+        trace = f"{at}full trace: {shown(self._folder.path)}/log.txt"
+        return self._ended(failure_status(error), f"{status}: {why} ({trace})")
 
     def _stopped(self, stop: Stopped) -> int:
         status = "interrupted" if isinstance(stop, Interrupted) else "paused"
         log.info("%s: %s", status, stop, extra={"said_last": True})
         with suppress(OSError, AttributeError):
             self._close(status, str(stop))
-        flag = "" if isinstance(stop, Interrupted) else " without --pause-after"
+        flag = " without --pause-after" if status == "paused" else ""
         line = f"{status}: {stop}; the same command{flag} continues it"
         return self._ended(stop_status(stop), line)
 
     def _ended(self, code: int, line: str) -> int:
-        problem = self._courier.finish(IMPATIENCE)
-        if self._courier.displaced:  # the signal that interrupted it
+        problem = self._missing(IMPATIENCE)
+        if self._courier and self._courier.displaced:  # the signal that interrupted it
             return leave(exit_status.ELSEWHERE, f"{self.label} {problem}")
         return leave(code, f"{self.label} {line}")
+
+    def _missing(self, seconds: float) -> str:
+        return self._courier.finish(seconds) if self._courier else ""
 
     def _delivered(self, line: str) -> int:
         """The exit status of a finished job; prints what the store lacks."""
         self._folder.interruption.listen()
         try:
-            problem = self._courier.finish(IMPATIENCE if self._store_is_away else PATIENCE)
+            problem = self._missing(IMPATIENCE if self._store_is_away else PATIENCE)
         except Interrupted as stop:
             problem = f"interrupted {stop}"
         if problem:
-            line += f"; not everything has been uploaded ({problem})"
-            line += ": python jobs.py sync uploads what is left"
+            line += f"; not everything has been uploaded ({problem}): "
+            line += "python jobs.py sync uploads what is left"
             return leave(exit_status.NOT_UPLOADED, f"{self.label} {line}")
         attempts.drop_checkpoints(self._folder.path)
         return leave(exit_status.DONE, f"{self.label} {line}")
@@ -305,37 +308,16 @@ def stop_status(stop: Stopped) -> int:
     return exit_status.SIGNALLED + stop.number if isinstance(stop, Interrupted) else 0
 
 
-class NoCourier(Courier):
-    """A courier that does nothing, for a job that is not stored."""
-
-    def _start(self) -> None:
-        """Start no process."""
-
-    def carry(self, folder: Path) -> None:
-        """Carry nothing."""
-
-    def finish(self, seconds: float) -> str:
-        """Return that nothing is missing."""
-        return ""
-
-
 class Scratch(Attempt[S]):
     """A trial run for --scratch, in a temporary folder and without a store; nothing is left."""
 
     def _begin(self) -> None:
-        self._folder.label = "scratch"
+        self.label = self._folder.label = "scratch"
         self._begin_with_inputs()
         self._temporary = Path(tempfile.mkdtemp(prefix="scratch-"))
         self._folder.root = self._temporary / self._folder.id
         self._folder.make()
         self._take()
-        self._courier = NoCourier()
-
-    def _run(self, main: Main, check: Check) -> int:
-        try:
-            return super()._run(main, check)
-        finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _failed(self, error: Exception) -> int:
         if not isinstance(error, SettingsError | JobError):

@@ -40,8 +40,7 @@ def write(path: Path, fill: Callable[[BinaryIO], object], own: str = "") -> None
 
 def write_shared(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """Write a file that several processes may write at once, into a folder that is made if it is
-    not there: everyone who may write in the folder around it may write in this folder too. Raises
-    OSError."""
+    not there, for everyone who may write in the folder around it. Raises OSError."""
     with suppress(FileExistsError):
         path.parent.mkdir()
         path.parent.chmod(path.parent.parent.stat().st_mode)
@@ -68,13 +67,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the dictionary in a JSON file; an empty one if the file is missing or holds anything
-    else."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    """Return the dictionary in a JSON file; an empty one if there is none."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        return dict(json.loads(path.read_bytes()))
+    return {}
 
 
 def write_record(path: Path, content: dict[str, Any]) -> None:
@@ -84,10 +80,9 @@ def write_record(path: Path, content: dict[str, Any]) -> None:
 
 def read_record(path: Path) -> dict[str, Any]:
     """Return the dictionary in a sealed file; an empty one if the file is missing or damaged."""
-    try:
+    with suppress(OSError):
         return opened(path.read_bytes().rstrip(b" "))  # lock files are padded with it
-    except OSError:
-        return {}
+    return {}
 
 
 def record(content: dict[str, Any]) -> bytes:
@@ -113,8 +108,7 @@ ENGINE = Path(__file__).resolve().parent
 
 
 def _code() -> Path:
-    """The job script's folder; in other programs, the current folder or the nearest one above it
-    that has a settings.py."""
+    """The script's folder, the current one or the nearest above it, if it has a settings.py."""
     here = Path.cwd()
     script = here / sys.argv[0]  # empty in a notebook or a prompt
     for folder in (script.resolve().parent if sys.argv[0] else here, here, *here.parents):
@@ -131,8 +125,7 @@ PROJECT = Path(os.environ.get("PROJECT_FOLDER", CODE))
 
 
 def portable(path: Path) -> str:
-    """Return an absolute path as a text to be stored: `PROJECT / text` is the path again, even if
-    the project has been moved or copied."""
+    """Return a path as a text to be stored: `PROJECT / text` is the path again after a move."""
     return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 

@@ -2,8 +2,6 @@
 project, which takes precedence because Python looks beside a script first.
 """
 
-import base64
-import hashlib
 import shutil
 import zipfile
 from pathlib import Path
@@ -14,9 +12,6 @@ from labjobs.files import ENGINE, shown
 
 COMMIT = "commit.txt"
 """The file with the template's commit, written when the project was made or updated."""
-
-NOT_COMPARED = (f"labjobs/{COMMIT}",)
-"""The same engine may come with several commits."""
 
 
 def version() -> str:
@@ -43,44 +38,27 @@ def eject(project: Path) -> Path:
 
 
 def problem(project: Path) -> str:
-    """Return, in one line, which engine runs and what to do, if it is not the wheel in `vendor/`,
-    or that wheel is damaged; empty if all is as it should be."""
+    """Return, in one line, which engine runs and what to do, if it is not the only wheel in
+    `vendor/`; empty if all is as it should be."""
     wheels = sorted(project.glob("vendor/labjobs-*.whl"))
+    names = " and ".join(map(shown, wheels)) or "a wheel in vendor/"
     if (project / "labjobs").resolve() == ENGINE:
-        if not wheels:
-            return ""
         cure = "remove the folder to use the wheel"
-        return f"labjobs/ in the project is used, not {shown(wheels[0])}; {cure}"
-    used = f"labjobs {__version__} in {ENGINE.parent} is used"
-    if not wheels:
-        return f"there is no wheel in vendor/; {used}; restore it from version control"
-    if len(wheels) > 1:
-        names = " and ".join(wheel.name for wheel in wheels)
-        return f"vendor/ has {names}; {used}; keep the one that pyproject.toml names"
+        return f"labjobs/ in the project is used, not {names}; {cure}" if wheels else ""
+    used = f"labjobs {__version__} in {ENGINE.parent} is used, which is not {names}"
+    if len(wheels) != 1:
+        return f"{used}; restore the one that pyproject.toml names from version control"
     try:
-        packed = _packed(wheels[0])
-    except (zipfile.BadZipFile, OSError, KeyError, ValueError):
-        return f"{shown(wheels[0])} is damaged; {used}; restore the wheel from version control"
-    if _without_commit(packed) != _without_commit(content()):
-        cure = "`uv sync && source .venv/bin/activate`"
-        return f"{used}, which is not {shown(wheels[0])}; {cure} installs that"
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            packed = {name: wheel.read(name) for name in wheel.namelist() if _compared(name)}
+    except (zipfile.BadZipFile, OSError):
+        packed = {}
+    if packed != {name: data for name, data in content().items() if _compared(name)}:
+        cure = "installs that; if it fails, restore the wheel from version control"
+        return f"{used}; `uv sync && source .venv/bin/activate` {cure}"
     return ""
 
 
-def _packed(wheel: Path) -> dict[str, bytes]:
-    """The files of the engine in a wheel. Raises ValueError if one was changed since the wheel was
-    made, and what zipfile raises."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        (record,) = (name for name in names if name.endswith(".dist-info/RECORD"))
-        hashes = dict(line.split(",")[:2] for line in archive.read(record).decode().splitlines())
-        packed = {name: archive.read(name) for name in names if name.startswith("labjobs/")}
-    for name, data in packed.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-        if hashes.get(name) != f"sha256={digest}":
-            raise ValueError(f"{name} was changed")
-    return packed
-
-
-def _without_commit(files: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: data for name, data in files.items() if name not in NOT_COMPARED}
+def _compared(name: str) -> bool:
+    """Whether a file belongs to the engine; the same engine may come with several commits."""
+    return name.startswith("labjobs/") and name != f"labjobs/{COMMIT}"

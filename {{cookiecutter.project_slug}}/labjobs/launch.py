@@ -1,13 +1,11 @@
 """From a command line to an attempt at a job.
 
 `begin` does what needs no torch: help, wrong settings, finished jobs, and the start of the courier,
-which imports MLflow while the script imports torch. The `run` method of the object that it returns
-does the rest.
+which imports MLflow while the script imports torch. `run` of what it returns does the rest.
 """
 
 import os
 import platform
-import shutil
 import signal
 import sys
 import tempfile
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from labjobs import attempt, exit_status
 from labjobs import settings as declared
-from labjobs.attempt import Attempt, NoCourier, Scratch
+from labjobs.attempt import Attempt, Scratch
 from labjobs.checks.check import Check
 from labjobs.cli.parser import parse
 from labjobs.distributed import ranks
@@ -39,17 +37,11 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-DIFFERENT = (
-    "the processes of this job have different flags; if each task of srun should be a job of its "
-    "own, use an srun for each, or `bash run.sh --slurm`"
-)
-
 
 def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]:
     """Read the command line of a job script; ends the process if there is nothing else to do.
     Returns an object with a method `run(main, check)`: an attempt at the job or, for --check, the
-    test of the guarantees. The grid of run.sh reads from the script's source which settings and
-    metrics it gives here (job/identity.py).
+    test of the guarantees. Sweeps read these arguments from the script's source (job/identity.py).
     """
     terminal.handle_signals(signal.SIG_DFL)
     ranks.translate()
@@ -67,13 +59,11 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]
             return _of_several(folder, script)
         own = folder()
         ranks.check(own.settings, own.runtime, 1)
-        return Check(own) if own.runtime.check else _attempt(own)
+        if own.runtime.check:
+            return Check(own)
+        return Scratch(own) if own.runtime.scratch else Attempt(own)
     except SettingsError as error:
         sys.exit(leave(exit_status.WRONG, f"{script}: {error}"))
-
-
-def _attempt(folder: JobFolder[S]) -> Attempt[S]:
-    return Scratch(folder) if folder.runtime.scratch else Attempt(folder)
 
 
 # A job of several processes, which torchrun or srun has started. Process 0 makes the attempt, as
@@ -82,7 +72,6 @@ def _attempt(folder: JobFolder[S]) -> Attempt[S]:
 
 
 def _of_several(folder: Callable[[], JobFolder[S]], script: str) -> Attempt[S]:
-    """The attempt, once process 0 has made it; ends all processes if process 0 ends."""
     from labjobs.distributed.collectives import Processes  # torch, which one process imports later
 
     try:
@@ -92,7 +81,8 @@ def _of_several(folder: Callable[[], JobFolder[S]], script: str) -> Attempt[S]:
         sys.exit(leave(exit_status.FAILED, f"{script}: {line}"))
     first, words = processes.rank.number == 0, [script, *sys.argv[1:]]
     if any(other != words for other in processes.everyones(words)):
-        sys.exit(leave(exit_status.WRONG, f"{script}: {DIFFERENT}") if first else exit_status.WRONG)
+        line = "the processes of this job have different flags; use an srun for each job"
+        sys.exit(leave(exit_status.WRONG, f"{script}: {line}") if first else exit_status.WRONG)
     made = _leading(folder, processes) if first else _following(folder, processes)
     made.processes, processes.label = processes, made.label
     return made
@@ -104,7 +94,7 @@ def _leading(folder: Callable[[], JobFolder[S]], processes: "Processes") -> Atte
         if own.runtime.check:
             raise SettingsError("--check: works with one process; leave torchrun out")
         ranks.check(own.settings, own.runtime, processes.rank.size)
-        made = _attempt(own)
+        made = Scratch(own) if own.runtime.scratch else Attempt(own)
     except BaseException as error:
         left = error.code if isinstance(error, SystemExit) else attempt.failure_status(error)
         processes.tell((None, left))
@@ -146,21 +136,14 @@ class Following(Attempt[S]):
         assert self.processes
         notes = self._shared / data_evidence.of_process(self.processes.rank.number)
         data_evidence.join((notes, self._places))
-        self._courier = NoCourier()
 
     @property
     def place(self) -> tuple[Path, Places]:
         """Where process 0's attempt is, and its data."""
         return self._shared, self._places
 
-    def _run(self, main: attempt.Main, check: attempt.Check) -> int:
-        try:
-            return super()._run(main, check)
-        finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
     def _open(self) -> None:
-        self._folder.journal = Journal(self._temporary, self._folder.runtime.log_every)
+        self._folder.journal = Journal(self._folder.path, self._folder.runtime.log_every)
 
     def _close(self, status: str, said: str) -> None:
         """Leave it to process 0."""

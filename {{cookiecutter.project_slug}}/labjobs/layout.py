@@ -25,7 +25,7 @@ COURIER_LOCK = "courier.lock"
 SENT = "sent.json"
 PROFILE = "profile.txt"
 PROFILE_JSON = "profile.json"
-BEFORE = "before"  # where --force puts an attempt aside, until the new one has finished
+BEFORE = "before"  # what there was until an attempt started over, until the new one has finished
 
 # In the folder of runs, shared by its jobs
 DATA_LISTS = ".data"

@@ -33,7 +33,7 @@ def opened(
     try:
         file = os.open(path, flags, mode, dir_fd=folder)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):  # FreeBSD's word for it
+        if error.errno == errno.ELOOP:
             raise OSError(errno.EINVAL, NOT_A_LOCK, str(path)) from error
         raise
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -54,8 +54,7 @@ def take(path: Path) -> TextIO | None:
 
 
 def held(path: Path) -> bool:
-    """Whether another process has a file's lock. This does not take the lock, so it does not
-    disturb other processes."""
+    """Whether another process has a file's lock. It is not taken, so that nobody is disturbed."""
     layout, kind = ("qqihh", 3) if sys.platform == "darwin" else ("hhqqi", 0)  # of struct flock
     wanted: list[int] = [0] * 5
     wanted[kind] = fcntl.F_WRLCK
@@ -70,8 +69,7 @@ def held(path: Path) -> bool:
 @contextmanager
 def waiting(path: Path, note: str = "") -> Iterator[TextIO]:
     """The file, locked, once all others that have or wait for the lock are done. In the meantime,
-    the holder can read who is waiting: the note, which is the content of the file.
-    """
+    the holder can read who is waiting: the note, which is the content of the file."""
     with os.fdopen(opened(path), "r+") as file:
         if note:
             os.ftruncate(file.fileno(), 0)

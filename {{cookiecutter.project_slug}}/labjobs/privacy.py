@@ -8,8 +8,8 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import translate
-from functools import cache
 from pathlib import Path
 from urllib.parse import quote, unquote, unquote_plus
 
@@ -38,8 +38,6 @@ SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", "secre
 PUBLIC_FILES = ("*.pub", ".env.example", ".env.sample", ".env.template", ".env.dist")
 """Similar names of files that are meant to be shared."""
 
-OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
-
 _SECRET_FILE = re.compile("|".join(map(translate, SECRET_FILES)))
 _PUBLIC_FILE = re.compile("|".join(map(translate, PUBLIC_FILES)))
 _ADDRESS = re.compile(
@@ -54,8 +52,7 @@ _SECRET_VARIABLE = re.compile(r"(PASSWORD|PASSWD|TOKEN|SECRET|API_?KEY|ACCESS_KE
 
 def printable(address: str) -> str:
     """Return an address without its user, its password and any parameter that may be a secret. If
-    it is not clear which `@` ends the password, more is hidden rather than less.
-    """
+    it is not clear which `@` ends the password, more is hidden rather than less."""
     parts = _parts(address)
     user = f"{HIDDEN}@" if parts["user"] else ""
     host = _NO_PORT.sub(f":{HIDDEN}", parts["host"])
@@ -91,18 +88,12 @@ def is_secret(path: Path) -> bool:
 
 def is_private(path: Path) -> bool:
     """Return whether a file is closed to others who may read this user's new files and this one."""
-    try:
-        return bool(_usual_mode() & ~path.lstat().st_mode & OTHERS_READ)
-    except FileNotFoundError:
-        return False
-
-
-@cache
-def _usual_mode() -> int:
-    """What others may do with a file of this user and of this project."""
     umask = os.umask(0o077)  # which can be read only by setting it
     os.umask(umask)
-    return Path(__file__).stat().st_mode & ~umask
+    with suppress(FileNotFoundError):
+        usual = Path(__file__).stat().st_mode & ~umask
+        return bool(usual & ~path.lstat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    return False
 
 
 def _parts(address: str) -> dict[str, str]:
@@ -112,11 +103,11 @@ def _parts(address: str) -> dict[str, str]:
 
 
 def _shown_parameter(found: re.Match[str]) -> str:
-    mark, key, value = found["mark"], found["key"], found["value"].strip("=")
-    if key.lower() in HARMLESS:
+    if found["key"].lower() in HARMLESS:
         return found[0]
     # A parameter without a value is a secret itself.
-    return f"{mark}{key}={HIDDEN}" if value else f"{mark}{HIDDEN}"
+    key = f"{found['key']}=" if found["value"].strip("=") else ""
+    return f"{found['mark']}{key}{HIDDEN}"
 
 
 def _secrets(address: str) -> Iterator[str]:

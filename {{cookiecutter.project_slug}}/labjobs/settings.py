@@ -4,13 +4,12 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sized
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from labjobs.errors import SettingsError as SettingsError
 from labjobs.errors import did_you_mean
 
 # What a project measures: a declaration for each metric, the only place that says what is better.
-#
 # Metrics are logged as `train_`, `val_` or `test_` followed by their declared name.
 
 PARTS = ("train_", "val_", "test_")
@@ -45,11 +44,8 @@ class Metric:
 
 
 def check(metrics: Mapping[str, Metric]) -> None:
-    """Raise SettingsError for a declaration that cannot be right.
-
-    Declarations are checked here and not when they are made, so that a mistake in settings.py is
-    reported in one line.
-    """
+    """Raise SettingsError for a declaration that cannot be right: not when it is made, so that a
+    mistake in settings.py is reported in one line."""
     if not isinstance(metrics, Mapping):
         raise SettingsError("METRICS: must be a dict of names and Metric(…)")
     for name, metric in metrics.items():
@@ -69,10 +65,7 @@ def monitors(metrics: Mapping[str, Metric]) -> tuple[str, ...]:
 
 def no_monitor(name: str, metrics: Mapping[str, Metric]) -> str:
     """Return why this cannot be the --monitor of a job, and what to do."""
-    known = did_you_mean(name, monitors(metrics))
-    measured = name.removeprefix("val_")
-    if measured == name:
-        return f"must be none or a metric on validation data; {known}"
+    known, measured = did_you_mean(name, monitors(metrics)), name.removeprefix("val_")
     return f"METRICS in settings.py has no {measured} ({known}); add a line if it is measured"
 
 
@@ -84,8 +77,7 @@ def outside(metric: Metric, value: float) -> bool:
 
 
 def value_at_start(metric: Metric, spec: Mapping[str, Any]) -> float | None:
-    """Return the number that `at_start` means, given the spec of a job; None if the spec has no
-    such entry."""
+    """Return the number that `at_start` means, given a job's spec; None if that does not say."""
     found = AT_START.fullmatch(metric.at_start) if isinstance(metric.at_start, str) else None
     if not found:
         return metric.at_start  # type: ignore[return-value]  # check() wants a number then
@@ -102,10 +94,8 @@ def as_plain(metrics: Mapping[str, Metric]) -> dict[str, Any]:
 
 
 def from_plain(plain: Mapping[str, Any]) -> dict[str, Metric]:
-    """Return the declarations that `as_plain` wrote; what a later version added is left out.
-
-    Raises SettingsError if they are not of that form.
-    """
+    """Return the declarations that `as_plain` wrote; what a later version added is left out. Raises
+    SettingsError if they are not of that form."""
     known = {field.name for field in fields(Metric)}
     found = {}
     try:
@@ -121,7 +111,6 @@ def from_plain(plain: Mapping[str, Any]) -> dict[str, Metric]:
 
 
 def _wrong(name: object, metric: object) -> str:
-    """What is wrong with a declaration; empty if nothing is."""
     if not is_name(name):
         return "its name must be letters, digits, '_', '-' and '.'"
     for part in PARTS:
@@ -133,10 +122,7 @@ def _wrong(name: object, metric: object) -> str:
         return f'better={metric.better!r}: must be "lower" or "higher"'
     if metric.scale not in ("linear", "log"):
         return f'scale={metric.scale!r}: must be "linear" or "log"'
-    for name in ("label", "unit"):
-        if not isinstance(getattr(metric, name), str):
-            return f"{name}={getattr(metric, name)!r}: must be text"
-    if not (isinstance(metric.range, tuple) and len(metric.range) == 2 and _rise(metric.range)):
+    if not _rises(metric.range):
         return f"range={metric.range!r}: must be two increasing numbers, with None for no bound"
     if metric.target is not None and not _is_number(metric.target):
         return f"target={metric.target!r}: must be a number"
@@ -147,9 +133,11 @@ def _wrong(name: object, metric: object) -> str:
     return ""
 
 
-def _rise(pair: tuple[Any, Any]) -> bool:
+def _rises(pair: Any) -> bool:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return False
     bounds = [bound for bound in pair if bound is not None]
-    return all(map(_is_number, bounds)) and (len(bounds) < 2 or bounds[0] < bounds[1])
+    return all(map(_is_number, bounds)) and bounds == sorted({*bounds})
 
 
 def _is_number(value: object) -> bool:
@@ -188,9 +176,7 @@ def setting(
         only_with: For flags of the engine: a script has the flag only if it has one of these
             settings.
     """
-    given = locals()  # all of the arguments
-    rules = {name: value for name, value in given.items() if name != "default"}
-    return field(default=default, metadata=rules)
+    return field(default=default, metadata=locals())  # all of the arguments
 
 
 def added(default: Any, *, neutral: Any, **rules: Any) -> Any:
@@ -215,13 +201,13 @@ class Span(str):
     for any other text; a number such as 1e3 is refused, since it looks like epochs.
     """
 
+    WANTED = "a number of steps such as 500, or of epochs such as 2e or 0.5e"
+
     def __new__(cls, text: str) -> "Span":
         """Return the span of a text in canonical form."""
         found = SPAN_PATTERN.fullmatch(text)
         if not found:
-            raise ValueError(
-                "must be a number of steps such as 500, or of epochs such as 2e or 0.5e"
-            )
+            raise ValueError(f"must be {cls.WANTED}")
         steps, epochs, decimals = found.groups(default="")
         fraction = f".{decimals}".rstrip("0").rstrip(".")
         number = f"{epochs}{fraction}"
@@ -236,10 +222,8 @@ class Span(str):
         return float(self.removesuffix("e"))
 
     def steps(self, steps_per_epoch: int | None) -> int:
-        """Return the span in whole optimizer steps.
-
-        Raises SettingsError for epochs of training data without a length (None).
-        """
+        """Return the span in whole optimizer steps. Raises SettingsError for epochs of data without
+        a length (None)."""
         if not self.endswith("e"):
             return int(self)
         if steps_per_epoch is None:
@@ -247,11 +231,7 @@ class Span(str):
         return round(self.number * steps_per_epoch)
 
 
-JOB_ID_PATTERN = re.compile("[0-9a-f]{12}")
-WANTED = "the id of a job, 12 hexadecimal digits"
-
 LAST = ":last"
-WEIGHTS_WANTED = f"{WANTED}, or such an id followed by {LAST}"
 
 
 class JobId(str):
@@ -261,30 +241,27 @@ class JobId(str):
     Raises ValueError for any other text.
     """
 
-    def __new__(cls, text: str) -> "JobId":
+    PATTERN = "[0-9a-f]{12}"
+    WANTED = "the id of a job, 12 hexadecimal digits"
+
+    def __new__(cls, text: str) -> Self:
         """Return the id in a text."""
-        if not JOB_ID_PATTERN.fullmatch(text):
-            raise ValueError(f"must be {WANTED}")
-        return super().__new__(cls, text)
-
-
-class Weights(str):
-    """The weights of another job: "1872aa178ea7" for its best weights, "1872aa178ea7:last" for the
-    whole state at the end of its training. A job with such a setting is derived from that job.
-
-    Raises ValueError for any other text.
-    """
-
-    def __new__(cls, text: str) -> "Weights":
-        """Return the weights that the text names."""
-        if not JOB_ID_PATTERN.fullmatch(text.removesuffix(LAST)):
-            raise ValueError(f"must be {WEIGHTS_WANTED}")
+        if not re.fullmatch(cls.PATTERN, text):
+            raise ValueError(f"must be {cls.WANTED}")
         return super().__new__(cls, text)
 
     @property
-    def job(self) -> JobId:
-        """The job that they come from."""
+    def job(self) -> "JobId":
+        """The job that is named."""
         return JobId(self.removesuffix(LAST))
+
+
+class Weights(JobId):
+    """The weights of another job: "1872aa178ea7" for its best weights, "1872aa178ea7:last" for the
+    whole state at the end of its training."""
+
+    PATTERN = f"{JobId.PATTERN}({LAST})?"
+    WANTED = f"{JobId.WANTED}, or such an id followed by {LAST}"
 
     @property
     def last(self) -> bool:

@@ -22,10 +22,7 @@ from labjobs.cli import registries
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.settings import JobId, Span, Weights
 
-# Values of settings and their texts: values are read by their type annotation, and written in one
-# form.
-
-SWITCH = {"on": True, "off": False}
+# Values of settings are read by their type annotation, and written in one form.
 
 
 def _text(text: str) -> str:
@@ -34,34 +31,43 @@ def _text(text: str) -> str:
 
 
 SCALARS: dict[type, tuple[Callable[[str], Any], str]] = {  # in the order in which a text is tried
-    bool: (SWITCH.__getitem__, "on or off"),
+    bool: ({"on": True, "off": False}.__getitem__, "on or off"),
     int: (int, "a whole number"),
     float: (float, "a number"),
-    Span: (Span, "a number of steps such as 500, or of epochs such as 2e or 0.5e"),
-    JobId: (JobId, settings.WANTED),
-    Weights: (Weights, settings.WEIGHTS_WANTED),
+    Span: (Span, Span.WANTED),
+    JobId: (JobId, JobId.WANTED),
+    Weights: (Weights, Weights.WANTED),
     Path: (lambda text: Path(_text(text)), "a path"),
     str: (_text, "text in UTF-8"),
 }
-"""The types that a setting may have: how a value is read, and what the type is called in
-messages."""
+"""The types that a setting may have: how a value is read, and its name in messages."""
 
-MANY = {int: "whole numbers", float: "numbers", JobId: "ids of jobs", str: "words"}
-"""The types that the elements of a tuple may have, and what several such elements are called."""
+IN_TUPLES = {int, float, JobId, str}
+"""The types that the elements of a tuple may have."""
 
-SUPPORTED = (
-    "bool, int, float, str, Path, Span, JobId, Weights, Literal, tuple[int, ...], a union of these "
-    "or None"
-)
+SUPPORTED = f"{', '.join(kind.__name__ for kind in SCALARS)}, Literal, a tuple, a union or None"
 
 
-@dataclass(frozen=True)
 class Reader:
     """Reads a value of an annotated type from its text: first the `words` that are values, those of
-    a Literal and `none` for None, then the other `types`, in their order."""
+    a Literal and `none` for None, then the other `types`, in the order of SCALARS. Raises TypeError
+    if a type is not supported."""
 
-    words: dict[str, Any]
-    types: tuple[Any, ...]
+    def __init__(self, annotation: Any) -> None:
+        united = get_origin(annotation) in (Union, UnionType)
+        self.words: dict[str, Any] = {}
+        self.types: list[Any] = []
+        for part in get_args(annotation) if united else (annotation,):
+            if get_origin(part) is Literal:
+                self.words |= {as_text(word): word for word in get_args(part)}
+            elif part is NoneType:
+                self.words["none"] = None
+            elif part in SCALARS or _is_tuple(part):
+                self.types.append(part)
+            else:
+                raise TypeError(f"its type must be {SUPPORTED}")
+        order = [*SCALARS]
+        self.types.sort(key=lambda kind: order.index(kind if kind in SCALARS else Path))
 
     def __call__(self, text: str) -> Any:
         """Return the value. Raises ValueError if the text cannot be read."""
@@ -75,32 +81,14 @@ class Reader:
     @property
     def wanted(self) -> str:
         """What the text must be, in words."""
-        *most, last = [*self.words, *map(_called, self.types)]
+        called = (SCALARS[kind][1] if kind in SCALARS else _short(kind) for kind in self.types)
+        *most, last = [*self.words, *called]
         return f"{', '.join(most)} or {last}" if most else last
 
     @property
     def metavar(self) -> str:
         """What stands for the value in --help."""
         return "|".join([*self.words, *map(_short, self.types)])
-
-
-def reader(annotation: Any) -> Reader:
-    """Return the reader of an annotated field. Raises TypeError if the type is not supported."""
-    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    words: dict[str, Any] = {}
-    types = []
-    for part in parts:
-        if get_origin(part) is Literal:
-            words |= {as_text(word): word for word in get_args(part)}
-        elif part is NoneType:
-            words["none"] = None
-        elif part in SCALARS or _is_tuple(part):
-            types.append(part)
-        else:
-            raise TypeError(f"its type must be {SUPPORTED}")
-    order = [*SCALARS]
-    types.sort(key=lambda kind: order.index(kind if kind in SCALARS else Path))
-    return Reader(words, tuple(types))
 
 
 def as_text(value: Any) -> str:
@@ -117,18 +105,16 @@ def as_text(value: Any) -> str:
 
 def as_plain(value: Any) -> Any:
     """Return a value as JSON can hold it, in one form: 1.0 is 1, -0.0 is 0, a path is its text."""
-    if type(value) in (str, int, bool):  # the common case, for thousands of jobs
-        return value
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, tuple | list):
         return [as_plain(element) for element in value]
-    return str(value) if isinstance(value, Path | Span | JobId | Weights) else value
+    return str(value) if isinstance(value, Path | str) else value
 
 
 def _is_tuple(annotation: Any) -> bool:
     elements = {*get_args(annotation)} - {Ellipsis}
-    return get_origin(annotation) is tuple and bool(elements) and elements <= MANY.keys()
+    return get_origin(annotation) is tuple and bool(elements) and elements <= IN_TUPLES
 
 
 def _read(kind: Any, text: str) -> Any:
@@ -141,28 +127,13 @@ def _read(kind: Any, text: str) -> Any:
     return tuple(_read(kind, text) for kind, text in zip(kinds, texts, strict=True))
 
 
-def _called(kind: Any) -> str:
-    if kind in SCALARS:
-        return SCALARS[kind][1]
-    kinds = get_args(kind)
-    many = f"{MANY[kinds[0]]} separated by commas"
-    return many if Ellipsis in kinds else f"{len(kinds)} {many}"
-
-
 def _short(kind: Any) -> str:
     if kind in SCALARS:
         return "on|off" if kind is bool else str(kind.__name__.upper())
     return ",".join("…" if part is Ellipsis else _short(part) for part in get_args(kind))
 
 
-RANGE: dict[str, tuple[str, Callable[[float, float], bool]]] = {
-    "above": ("above", gt),
-    "at_least": ("at least", ge),
-    "below": ("below", lt),
-    "at_most": ("at most", le),
-}
-LARGEST = 2**63 - 1
-"""The largest whole number: neither torch's seeds nor most files take more."""
+RANGE = {"above": gt, "at_least": ge, "below": lt, "at_most": le}
 
 
 def option(name: str) -> str:
@@ -172,8 +143,7 @@ def option(name: str) -> str:
 
 @dataclass(frozen=True)
 class Flag:
-    """A field as a flag. `rules` are those of `setting`; `names` are the allowed values, empty if
-    any text is allowed."""
+    """A field as a flag: `rules` as for `setting`, and all allowed `names`, if not any text."""
 
     name: str
     default: Any
@@ -186,30 +156,23 @@ class Flag:
         """Whether the flag must be given."""
         return self.default is MISSING
 
-    def read(self, text: str) -> Any:
-        """Return the value of a text. Raises SettingsError if it cannot be read, or breaks a
-        rule."""
-        value = self.stored(text)
+    def read(self, text: str, stored: bool = False) -> Any:
+        """Return the value of a text. Raises SettingsError if it cannot be read, or breaks a rule;
+        those of today do not matter for a text that was `stored`."""
         try:
-            self.check(value)
+            value = self.reader(text)
+            if not stored:
+                self.check(value)
         except ValueError as error:
             raise SettingsError(f"{option(self.name)} {text}: {error}") from None
         return value
-
-    def stored(self, text: str) -> Any:
-        """Return the value of a text that was valid when it was stored; today's registries and
-        limits do not matter. Raises SettingsError if it cannot be read."""
-        try:
-            return self.reader(text)
-        except ValueError as error:
-            raise SettingsError(f"{option(self.name)} {text}: {error}") from None
 
     def check(self, value: Any) -> None:
         """Raise ValueError for a value that breaks a rule."""
         for element in value if isinstance(value, tuple) else (value,):
             number = element.number if isinstance(element, Span) else element
             if isinstance(number, int | float) and not isinstance(number, bool):
-                self._check_number(number)
+                _check_number(number, self.rules)
         known = (*self.names, *self.reader.words.values())
         if self.names and value not in known and not self.rules["others"]:
             if self.rules["metric"] is not None:
@@ -217,20 +180,16 @@ class Flag:
             what = self.name.replace("_", " ")
             raise ValueError(f"no such {what}; {did_you_mean(str(value), self.names)}")
 
-    def _check_number(self, number: float) -> None:
-        if not math.isfinite(number):
-            raise ValueError("must be finite")
-        bounds = {rule: bound for rule in RANGE if (bound := self.rules.get(rule)) is not None}
-        if not all(RANGE[rule][1](number, bound) for rule, bound in bounds.items()):
-            if bounds.keys() == {"at_least", "at_most"}:
-                words = f"from {bounds['at_least']:,} to {bounds['at_most']:,}"
-            else:
-                words = " and ".join(
-                    f"{RANGE[rule][0]} {bound:,}" for rule, bound in bounds.items()
-                )
-            raise ValueError(f"must be {words}")
-        if isinstance(number, int) and abs(number) > LARGEST:
-            raise ValueError("must be below 2**63")
+
+def _check_number(number: float, rules: Mapping[str, Any]) -> None:
+    if not math.isfinite(number):
+        raise ValueError("must be finite")
+    bounds = {rule: rules[rule] for rule in RANGE if rules.get(rule) is not None}
+    if not all(RANGE[rule](number, bound) for rule, bound in bounds.items()):
+        words = (f"{rule.replace('_', ' ')} {bound:,}" for rule, bound in bounds.items())
+        raise ValueError(f"must be {' and '.join(words)}")
+    if isinstance(number, int) and abs(number) >= 2**63:  # for torch's seeds and most files
+        raise ValueError("must be below 2**63")
 
 
 class Flags(dict[str, Flag]):
@@ -244,15 +203,12 @@ class Flags(dict[str, Flag]):
     def __init__(self, flags: Mapping[str, Flag], former: Mapping[str, Any]) -> None:
         super().__init__(flags)
         self.former = former
-        self.neutral: dict[str, Any] = {}
-        self.formerly: dict[str, str] = {}
+        rules = [(name, flag.rules) for name, flag in flags.items()]
+        self.neutral = {n: as_plain(each["neutral"]) for n, each in rules if "neutral" in each}
+        self.formerly = {n: each["formerly"] for n, each in rules if each.get("formerly")}
         self.replacing: dict[str, list[str]] = {}
-        for name, flag in flags.items():
-            if "neutral" in flag.rules:
-                self.neutral[name] = as_plain(flag.rules["neutral"])
-            if before := flag.rules.get("formerly"):
-                self.formerly[name] = before
-            if replaced := flag.rules.get("replaces"):
+        for name, each in rules:
+            if replaced := each.get("replaces"):
                 self.replacing.setdefault(replaced, []).append(name)
 
 
@@ -284,11 +240,10 @@ def of(kind: type) -> Flags:
 
 def _without_type(kind: type, hints: Mapping[str, Any]) -> Iterator[str]:
     """Attributes that look like settings, but are not fields because they have no type."""
-    plain = (bool, int, float, str, tuple, Path)
-    for base in kind.__mro__[:-1]:
-        for name, value in vars(base).items():
-            if name not in hints and not name.startswith("_") and isinstance(value, plain):
-                yield name
+    for name, value in vars(kind).items():
+        plain = isinstance(value, bool | int | float | str | tuple | Path)
+        if plain and name not in hints and not name.startswith("_"):
+            yield name
 
 
 def _flag(field: Field[Any], annotation: Any) -> Flag:
@@ -304,7 +259,7 @@ def _flag(field: Field[Any], annotation: Any) -> Flag:
         names = settings.monitors(declared)
     elif rules.get("names"):
         names = registries.names(rules["names"])
-    flag = Flag(field.name, default, rules, reader(annotation), names)
+    flag = Flag(field.name, default, rules, Reader(annotation), names)
     if not flag.required:
         _check_in_code(flag, "default", default)
     if "neutral" in rules:
@@ -326,8 +281,6 @@ def _check_in_code(flag: Flag, what: str, value: object) -> None:
 
 def _check_together(kind: str, flags: Flags) -> None:
     """Raise SettingsError if the rules of several settings contradict each other."""
-    if not isinstance(flags.former, Mapping):
-        raise SettingsError(f"{kind}.FORMER: must be a dict of deleted settings")
     for name in flags.keys() & flags.former.keys():
         raise SettingsError(f"{kind}.{name}: is in FORMER as well, among the deleted settings")
     for name, before in flags.formerly.items():
@@ -352,36 +305,27 @@ def _check_together(kind: str, flags: Flags) -> None:
 HEADING = re.compile(r"# ([A-Z][\w ,()/&'-]*)")
 
 
-@dataclass(frozen=True)
-class Doc:
-    """What the source says about a field."""
-
-    heading: str
-    text: str
-
-
-def of_fields(kind: type) -> dict[str, Doc]:
-    """Return what the source says about each field of a dataclass and of its base classes."""
-    found: dict[str, Doc] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        try:
-            source = textwrap.dedent(inspect.getsource(base))
-            definition = ast.parse(source).body[0]
-        except (OSError, TypeError, SyntaxError):  # made by a function; changed since its import
-            continue
-        lines, body = source.splitlines(), definition.body  # type: ignore[attr-defined]
-        heading, end = base.__name__, definition.lineno
-        for node, after in zip(body, [*body[1:], None], strict=True):
-            # Between two statements there can only be comments.
-            for block in re.split(r"\n\s*\n", "\n".join(lines[end : node.lineno - 1])):
-                if match := HEADING.fullmatch(block.strip()):
-                    heading = match[1]
-            end = node.end_lineno
-            match node, after:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                    value=ast.Constant(value=str(text))
-                ):
-                    found[name] = Doc(heading, " ".join(text.split()))
-                case ast.AnnAssign(target=ast.Name(id=name)), _:
-                    found[name] = Doc(heading, "")
+def of_fields(kind: type) -> dict[str, tuple[str, str]]:
+    """Return the heading and the text of each field of a dataclass."""
+    try:
+        source = textwrap.dedent(inspect.getsource(kind))
+        definition = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError):  # made by a function; changed since its import
+        return {}
+    found: dict[str, tuple[str, str]] = {}
+    lines, body = source.splitlines(), definition.body  # type: ignore[attr-defined]
+    heading, end = kind.__name__, definition.lineno
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        # Between two statements there can only be comments.
+        for block in re.split(r"\n\s*\n", "\n".join(lines[end : node.lineno - 1])):
+            if match := HEADING.fullmatch(block.strip()):
+                heading = match[1]
+        end = node.end_lineno
+        match node, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
+                found[name] = heading, " ".join(text.split())
+            case ast.AnnAssign(target=ast.Name(id=name)), _:
+                found[name] = heading, ""
     return found

@@ -22,17 +22,12 @@ from labjobs.files import shown
 S = TypeVar("S")
 R = TypeVar("R")
 
-NEGATIVE = re.compile(r"-\.?[0-9]")
-
 
 def parse(kind: type[S], runtime: type[R], argv: Sequence[str]) -> tuple[S, R]:
-    """Return the settings and the runtime that the words of a command name.
-
-    `--help` prints the flags by group and ends the process. Raises SettingsError for an unknown
-    flag, for a value that cannot be read or breaks a rule, and for a mistake in either dataclass.
-    """
+    """Return the settings and the runtime that the words of a command name; `--help` ends the
+    process. Raises SettingsError for a wrong flag or value, or a mistake in either dataclass."""
     known, parser = _command(kind, runtime)  # type: ignore[arg-type] # mypy: no Hashable
-    found, unknown = parser.parse_known_args(_joined(argv))
+    found, unknown = parser.parse_known_args(argv)
     if unknown:
         raise SettingsError(_unknown(unknown[0], kind, known))
     if [] in vars(found).values():  # what argparse makes of `--note=--`
@@ -73,8 +68,7 @@ def unknown_flag(word: str, known: Sequence[str]) -> str:
 
 
 def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
-    """The error message for a word that is not a flag, but may have been one in the past."""
-    name = word.split("=")[0]
+    name = word.split("=")[0]  # which may have been a flag in the past
     for now, before in flags.of(kind).formerly.items():
         if name == option(before):
             return f"{name}: is now {option(now)}"
@@ -83,21 +77,8 @@ def _unknown(word: str, kind: type, known: Mapping[str, Flag]) -> str:
     return unknown_flag(word, [*map(option, known)])
 
 
-def _joined(argv: Sequence[str]) -> list[str]:
-    """The words, with `--lr -1e-3` as `--lr=-1e-3`: argparse would read such numbers as flags."""
-    words: list[str] = []
-    for word in argv:
-        if NEGATIVE.match(word) and words and words[-1].startswith("--") and "=" not in words[-1]:
-            words[-1] += f"={word}"
-        else:
-            words.append(word)
-    return words
-
-
 def _choose_length(settings: Flags, values: dict[str, Any]) -> None:
-    """Turn off the settings that would replace a setting named by the command. Raises SettingsError
-    if the command names two settings of which one replaces the other.
-    """
+    """Turn off the settings that would replace a setting named by the command."""
     for replaced, names in settings.replacing.items():
         given = [name for name in (replaced, *names) if values.get(name)]
         if len(given) > 1:
@@ -109,10 +90,7 @@ def _choose_length(settings: Flags, values: dict[str, Any]) -> None:
 
 @cache
 def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
-    """All flags and their parser, made once for the thousands of lines of a sweep.
-
-    Raises SettingsError for a setting with the same name as a flag of the engine.
-    """
+    """All flags and their parser, made once for the thousands of lines of a sweep."""
     own, engines = flags.of(kind), flags.of(runtime)
     for name in own:
         if name in engines or name == "help":
@@ -127,7 +105,7 @@ def _command(kind: type, runtime: type) -> tuple[Mapping[str, Flag], Parser]:
     return known, _parser(known, flags.of_fields(kind) | flags.of_fields(runtime))
 
 
-def _parser(known: Mapping[str, Flag], written: Mapping[str, flags.Doc]) -> Parser:
+def _parser(known: Mapping[str, Flag], written: Mapping[str, tuple[str, str]]) -> Parser:
     script = Path(sys.argv[0])
     parser = Parser(
         usage=f"{'bash' if script.suffix == '.sh' else 'python'} {script.name} [flags]",
@@ -135,23 +113,23 @@ def _parser(known: Mapping[str, Flag], written: Mapping[str, flags.Doc]) -> Pars
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    # As from Python 3.14 on; older ones would read `-1e-3` as a flag.
+    parser._negative_number_matcher = re.compile(r"-\.?\d")
     groups: dict[str, Any] = {}
     for name, flag in known.items():
-        doc = written.get(name, flags.Doc("Settings", ""))
-        group = groups.get(doc.heading) or parser.add_argument_group(doc.heading)
-        groups[doc.heading] = group
+        heading, text = written.get(name, ("Settings", ""))
+        group = groups.get(heading) or parser.add_argument_group(heading)
+        groups[heading] = group
         alone = True if bool in flag.reader.types else flag.rules.get("alone")
         optional: dict[str, Any] = {} if alone is None else {"nargs": "?", "const": as_text(alone)}
         metavar = "NAME" if flag.names else flag.reader.metavar
-        group.add_argument(option(name), metavar=metavar, help=_help(flag, doc.text), **optional)
+        group.add_argument(option(name), metavar=metavar, help=_help(flag, text), **optional)
     return parser
 
 
 def _help(flag: Flag, text: str) -> str:
-    """The help of a flag, in lines that fit the terminal."""
-    default = as_text(as_plain(flag.default)) or "empty"
-    if isinstance(flag.default, Path):
-        default = shown(flag.default)
+    is_path = isinstance(flag.default, Path)
+    default = shown(flag.default) if is_path else as_text(as_plain(flag.default)) or "empty"
     said = "(required)" if flag.required else f"(default: {default})"
     names, others = flag.names, flag.rules.get("others")
     either = f"One of {', '.join(names)}{f', or {others}' if others else ''}." if names else ""

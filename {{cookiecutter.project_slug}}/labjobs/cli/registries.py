@@ -5,7 +5,7 @@ A registry is a dict with literal names, to which more can be added below it:
     MODELS = {"mlp": MLP, **OTHERS}      # OTHERS being another one in the same file
     MODELS["resnet"] = ResNet            # or MODELS |= {"resnet": ResNet}
 
-    @register("vit")                     # or @register(MODELS, "vit"), @MODELS.register("vit")
+    @register("vit")                     # of the project's own, in a module with one registry
     class ViT: ...
 """
 
@@ -25,18 +25,14 @@ def names(registry: str) -> tuple[str, ...]:
     Raises SettingsError if the project has no such module or if the names are not literal.
     """
     module, _, name = registry.rpartition(".")
-    found = tuple(dict.fromkeys(_names(name, parsed(_file(registry, module)), registry)))
+    path = CODE.joinpath(*module.split("."))
+    file = next(filter(Path.is_file, (path.with_suffix(".py"), path / "__init__.py")), None)
+    if not file:
+        raise SettingsError(f"{registry}: there is no {module.replace('.', '/')}.py in the project")
+    found = tuple(dict.fromkeys(_names(name, parsed(file), registry)))
     if not found:
         raise SettingsError(f"{registry}: there is no such dict, or it is empty")
     return found
-
-
-def _file(registry: str, module: str) -> Path:
-    path = CODE.joinpath(*module.split("."))
-    for file in (path.with_suffix(".py"), path / "__init__.py"):
-        if file.is_file():
-            return file
-    raise SettingsError(f"{registry}: there is no {module.replace('.', '/')}.py in the project")
 
 
 @cache
@@ -66,7 +62,7 @@ def _names(name: str, tree: ast.Module, registry: str) -> list[str]:
             ) if target == name:
                 found.append(str(key))
             case ast.FunctionDef(decorator_list=calls) | ast.ClassDef(decorator_list=calls):
-                found += [key for call in calls if (key := _registered(call, name))]
+                found += filter(None, map(_registered, calls))
     return found
 
 
@@ -86,20 +82,8 @@ def _keys(name: str, value: ast.expr, tree: ast.Module, registry: str) -> list[s
     return found
 
 
-def _registered(call: ast.expr, name: str) -> str | None:
-    """The name that a decorator such as `register("vit")` puts into a registry, if it does."""
+def _registered(call: ast.expr) -> str | None:
     match call:
         case ast.Call(func=ast.Name(id="register"), args=[ast.Constant(value=str(key)), *_]):
-            return key
-        case (
-            ast.Call(
-                func=ast.Name(id="register"),
-                args=[ast.Name(id=owner), ast.Constant(value=str(key)), *_],
-            )
-            | ast.Call(
-                func=ast.Attribute(value=ast.Name(id=owner), attr="register"),
-                args=[ast.Constant(value=str(key)), *_],
-            )
-        ) if owner == name:
             return key
     return None

@@ -224,7 +224,7 @@ class Trials:
         """Whether a job has measured what it should, or has run out of memory."""
         outcome = job.outcome()
         ended = Ended(outcome.get("status", ""), outcome.get("said", ""))
-        as_wanted = ended.how != "paused" or outcome.get("pause_after", "") == job.pause_after
+        as_wanted = ended.how != "paused" or outcome.get("pause_after") == job.runtime.pause_after
         return (ended.has_measured and as_wanted) or ended.out_of_memory
 
     def _process(self, target: Target, flags: list[str]) -> Ended:

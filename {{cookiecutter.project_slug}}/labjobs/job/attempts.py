@@ -1,6 +1,5 @@
 """The attempts at jobs: `runs/<job id>/<attempt>/`, one for each version of the code that a job was
-run with, named after the first digits of the code's fingerprint. So going back to older code finds
-its results again.
+run with, named after its fingerprint, so that going back to older code finds its results again.
 """
 
 import os
@@ -22,14 +21,13 @@ DIGITS = 8
 """Digits of a fingerprint in the name of an attempt's folder."""
 
 GOES_ON = "goes_on"
-"""The field of trained.json that says whether a longer job could continue from the last
-checkpoint."""
+"""The field of trained.json for whether a longer job could continue from the last checkpoint."""
 
 BEGUN = (layout.JOURNAL, layout.LAST)
 """An attempt that has begun has one of these files."""
 
 STAY = (layout.LOCK, layout.COURIER_LOCK, layout.OUTPUT, layout.LOG, layout.BEFORE)
-"""What --force leaves where it is, with the notes of what has been read."""
+"""What stays where it is as an attempt starts over, with the notes of what has been read."""
 
 
 def name(digest: str) -> str:
@@ -39,20 +37,19 @@ def name(digest: str) -> str:
 
 def all_of(job: Path) -> list[Path]:
     """Return the folders of a job's attempts that have begun; the last is the one last written."""
+
+    def last_written(attempt: Path) -> int:
+        files = (attempt / file for file in BEGUN)
+        return max(file.stat().st_mtime_ns for file in files if file.exists())
+
     try:
-        found = [path for path in job.iterdir() if begun(path)]
+        return sorted(filter(begun, job.iterdir()), key=last_written)
     except OSError:  # it does not exist, or we may not read it
         return []
-    return sorted(found, key=_last_changed)
-
-
-def _last_changed(attempt: Path) -> int:
-    files = (attempt / file for file in BEGUN)
-    return max(file.stat().st_mtime_ns for file in files if file.exists())
 
 
 def begun(attempt: Path) -> bool:
-    """Return whether an attempt has left results or something to continue from; false if we may not
+    """Return whether an attempt has left results or something to continue from, as far as we may
     read its folder."""
     return any(os.path.exists(attempt / file) for file in BEGUN)
 
@@ -74,33 +71,29 @@ def has_checkpoint(attempt: Path) -> bool:
 
 
 def drop_checkpoints(attempt: Path) -> None:
-    """Remove the checkpoints of a finished attempt whose results are in the store, unless a longer
-    job could continue from them."""
+    """Remove the checkpoints of a finished attempt, unless a longer job could go on from them."""
     if not record_of(attempt, layout.TRAINED).get(GOES_ON, True):
         for file in layout.CHECKPOINTS:
             (attempt / file).unlink(missing_ok=True)
 
 
 def free(own: Path) -> Path:
-    """Return the folder for an attempt with data that differs from that of earlier attempts with
-    the same code: `1f0a3c44`, `1f0a3c44-2`, …"""
+    """Return the folder for an attempt with other data than earlier ones with the same code:
+    `1f0a3c44`, `1f0a3c44-2`, …"""
     numbered = (own.with_name(f"{own.name}-{number}") for number in count(2))
     return own if not begun(own) else next(each for each in numbered if not begun(each))
 
 
 def replace(old: Path, new: Path) -> None:
-    """Let a new attempt begin in the folder of one that left nothing, unless that one is
-    running."""
-    lock = locks.take(old / layout.LOCK)
-    if lock is None:
-        return
-    with lock, suppress(OSError):  # another process was first
-        old.rename(new)
+    """Let a new attempt begin in the folder of one that left nothing and does not run."""
+    if lock := locks.take(old / layout.LOCK):
+        with lock, suppress(OSError):  # another process was first
+            old.rename(new)
 
 
 def put_aside(attempt: Path) -> None:
-    """Move the files of an attempt that starts over into a folder of their own; remove them if it
-    already started over before and has not finished since."""
+    """Move the files of an attempt that starts over into a folder of their own; remove them if that
+    is there, since it has not finished since it last started over."""
     aside = attempt / layout.BEFORE
     left = [p for p in attempt.iterdir() if p.name not in STAY and not data_evidence.are_in(p)]
     if aside.exists():
@@ -116,9 +109,6 @@ def put_aside(attempt: Path) -> None:
 # Weights name. It depends on their code and data as on its own, so it is stale when they are: their
 # code is part of its fingerprint, and the files that they have read count as read by it.
 
-UNKNOWN = "unknown"
-"""Takes the place of a digest if a job does not exist."""
-
 Known = tuple[Any, str]
 """The settings and the script of a job."""
 
@@ -132,8 +122,7 @@ def name_input(job_id: str, settings: Any, script: str) -> None:
 
 
 def begin_with_inputs(settings: Any, runs_root: Path) -> None:
-    """From here on, this process runs the job with these settings; raises the same errors as
-    `check_inputs`."""
+    """From here on, this process runs the job with these settings. Raises as `check_inputs`."""
     global _of_this_job
     check_inputs(settings, runs_root)
     _of_this_job = {*identity.inputs(settings)}, runs_root
@@ -159,14 +148,25 @@ def check_inputs(settings: Any, runs_root: Path, coming: Collection[str] = ()) -
         if job in coming:
             continue
         try:
-            known = settings_of(job, runs_root)
+            if not settings_of(job, runs_root):
+                raise SettingsError("there is no such job; `python jobs.py list` shows all")
         except SettingsError as error:
             raise SettingsError(f"{flag} {job}: {error}") from None
-        if not known:
-            line = "there is no such job; `python jobs.py list` shows all"
-            raise SettingsError(f"{flag} {job}: {line}")
         if problem := _problem(job, runs_root):
             raise JobError(f"cannot start: its input {job} {problem}")
+
+
+def _problem(job: str, runs_root: Path) -> str:
+    """Why a job cannot be an input at the moment, in a few words; empty if it can."""
+    if finished_at(job, runs_root):
+        return ""
+    found = all_of(runs_root / job)
+    if not found:
+        return "has not begun"
+    if change := _change(job, found[-1], runs_root):
+        return f"is stale ({change})"
+    running = locks.held(found[-1] / layout.LOCK)
+    return f"has not finished ({'running' if running else status_of(found[-1]) or 'interrupted'})"
 
 
 def inputs_of(settings: Any, runs_root: Path) -> list[Path]:
@@ -176,17 +176,21 @@ def inputs_of(settings: Any, runs_root: Path) -> list[Path]:
 
 
 def finished_at(job: str, runs_root: Path) -> Path | None:
-    """Return the folder of the last finished attempt at a job with the present code and data; None
-    if there is none."""
-    found = [path for path in _fitting(job, runs_root) if status_of(path) == "finished"]
-    return found[-1] if found else None
+    """Return the folder of the last finished attempt at a job with the present code and data."""
+    finished = (path for path in all_of(runs_root / job)[::-1] if status_of(path) == "finished")
+    return next((path for path in finished if not _change(job, path, runs_root)), None)
+
+
+def _change(job: str, attempt: Path, runs_root: Path) -> str:
+    """How the code or the data has changed since an attempt at a job."""
+    known = settings_of(job, runs_root)
+    code = known and code_evidence.difference(attempt, present_code(*known, runs_root))
+    return code or data_evidence.difference(attempt, data_evidence.last_places(attempt))
 
 
 def settings_of(job: str, runs_root: Path) -> Known | None:
-    """Return the settings and the script of a job; None if it has not begun.
-
-    Raises SettingsError if today's settings cannot say the same.
-    """
+    """Return the settings and the script of a job; None if it has not begun. Raises SettingsError
+    if today's settings cannot say the same."""
     if job in _named:
         return _named[job]
     for attempt in reversed(all_of(runs_root / job)):
@@ -206,40 +210,13 @@ def present_code(settings: Any, script: str, runs_root: Path) -> Fingerprint:
 
 
 def _digest(job: str, runs_root: Path) -> str:
-    """The digest of an input's present code, or of the oldest code that was accepted as the
-    same."""
-    try:
+    """The digest of an input's present code, or of the oldest code accepted as the same."""
+    known = None
+    with suppress(SettingsError):
         known = settings_of(job, runs_root)
-    except SettingsError:
-        known = None
     if not known:
-        return UNKNOWN
+        return "unknown"
     found = present_code(*known, runs_root)
     for attempt in all_of(runs_root / job)[-1:]:
         found = code_evidence.present_as_in(attempt, found)
     return code_evidence.oldest(found.digest)
-
-
-def _problem(job: str, runs_root: Path) -> str:
-    """Why a job cannot be an input at the moment, in a few words; empty if it can."""
-    if finished_at(job, runs_root):
-        return ""
-    if fitting := _fitting(job, runs_root):
-        runs = locks.held(fitting[-1] / layout.LOCK)
-        status = "running" if runs else status_of(fitting[-1]) or "interrupted"
-        return f"has not finished ({status})"
-    found = all_of(runs_root / job)
-    return f"is stale ({_change(job, found[-1], runs_root)})" if found else "has not begun"
-
-
-def _fitting(job: str, runs_root: Path) -> list[Path]:
-    """The attempts at a job with the present code and data; the last one last."""
-    found = all_of(runs_root / job)
-    return [path for path in found if not _change(job, path, runs_root)]
-
-
-def _change(job: str, attempt: Path, runs_root: Path) -> str:
-    """How the code or the data has changed since an attempt at a job."""
-    known = settings_of(job, runs_root)
-    code = known and code_evidence.difference(attempt, present_code(*known, runs_root))
-    return code or data_evidence.difference(attempt, data_evidence.last_places(attempt))

@@ -1,27 +1,18 @@
 """A job on disk: its id, the folder of its attempt and who owns that.
 
-`runs/<id>/<attempt>/` (attempts.py) holds plain files: `settings.json`, `code.json` (the code that
-its results are from), `data.jsonl` (the files that it has read so far), `spec.json` (what the
-network must know of the data), `changes.diff` (of the code, against its commit), `log.txt`,
-`metrics.jsonl` (the journal), `best.pt`, `last.pt` and `previous.pt` (checkpoints), `trained.json`
-(how long it has trained, written at the end of training), `cost.json` (what it has used, as seen by
-its courier), `predictions.npz`, `logged/` (images, texts, tables and files), `profile.txt`,
-`profile.json` and `memory.pickle` (of --profile), `lock`, `sent.json` (how far the courier has
-come), `outcome.json`, which is written last, and after --force `before/`, what there was until
-then.
-
-The lock is held by the process that trains, so an attempt has one owner on this disk, and a dead
-owner is noticed immediately. The `owner` in the lock file tells the tracking store which folder a
-run is from.
+layout.py names the files in `runs/<id>/<attempt>/` (attempts.py). The lock is held by the process
+that trains, so an attempt has one owner on this disk, and a dead owner is noticed immediately. The
+`owner` in the lock file tells the tracking store which folder a run is from.
 """
 
 import logging
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
+from itertools import chain, filterfalse
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 from uuid import uuid4
@@ -44,32 +35,10 @@ S = TypeVar("S")
 WIDTH = 512
 """Bytes of a lock file."""
 
-STATUS = {
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "diverged": "FAILED",
-    "interrupted": "KILLED",
-    "paused": "KILLED",
-}
-"""MLflow's word for each way in which an attempt at a job can end."""
-
-OF_ATTEMPT = (
-    *layout.CHECKPOINTS,
-    layout.BEST,
-    layout.TRAINED,
-    layout.OUTCOME,
-    layout.SETTINGS,
-    layout.JOURNAL,
-)
-"""What is removed of an attempt that starts over: what others depend on goes first, so that nothing
-is continued if the process is killed meanwhile."""
-
 
 class JobFolder(Generic[S]):
-    """A job's folder, `root`, and its attempt's, `path`. `journal` is there once it is open.
-
-    `runs_root` is where other jobs are.
-    """
+    """A job's folder, `root`, beside those of other jobs in `runs_root`, and its attempt's, `path`.
+    `journal` is there once it is open."""
 
     journal: Journal
 
@@ -79,7 +48,7 @@ class JobFolder(Generic[S]):
         self.settings, self.runtime, self.metrics, self.script = settings, runtime, metrics, script
         self.id = identity.job_id(settings, script)
         self.label = f"job {self.id}"
-        self.runs_root = _absolute(runtime.runs_root)
+        self.runs_root = runtime.runs_root.expanduser().resolve()
         self.root = self.runs_root / self.id
         self.interruption = Interruption()
         attempts.name_input(self.id, settings, script)
@@ -90,11 +59,6 @@ class JobFolder(Generic[S]):
         is not run.py."""
         words = identity.as_words(self.settings)
         return words if self.script == DEFAULT else f"{self.script} {words}"
-
-    @property
-    def pause_after(self) -> str:
-        """Where the job should pause; empty if it should not."""
-        return str(self.runtime.pause_after or "")
 
     # Which attempt it is, and what has changed since.
 
@@ -114,15 +78,12 @@ class JobFolder(Generic[S]):
         the same; with --continue-anyway, the folder of the last attempt that was stopped, if there
         is no other."""
         own = self.root / attempts.name(self.code.digest)
-        if not self.root.exists():
-            return own
-        if attempts.begun(own) and not self.change_since(own):
-            return own
         newest_first = attempts.all_of(self.root)[::-1]
-        found = [path for path in newest_first if not self.change_since(path)]
+        own_first = sorted(newest_first, key=lambda path: path != own)  # most jobs have no other
+        found: Iterator[Path] = filterfalse(self.change_since, own_first)
         if self.runtime.continue_anyway:
-            found += filter(attempts.can_go_on, newest_first)
-        return found[0] if found else attempts.free(own)
+            found = chain(found, filter(attempts.can_go_on, newest_first))
+        return next(found, None) or attempts.free(own)
 
     @property
     def begun(self) -> bool:
@@ -132,18 +93,16 @@ class JobFolder(Generic[S]):
     @property
     def latest(self) -> Path | None:
         """The folder of the attempt or, if it has not begun, of the last one."""
-        return self.path if self.begun else next(iter(attempts.all_of(self.root)[::-1]), None)
+        return self.path if self.begun else next(reversed(attempts.all_of(self.root)), None)
 
     def change_since(self, attempt: Path) -> str:
-        """Return how the code, or else the data, has changed since an attempt, in a few words;
-        empty if neither has."""
+        """Return how the code, or else the data, has changed since an attempt, in a few words."""
         code = code_evidence.difference(attempt, self.code)
         return code or data_evidence.difference(attempt, self.places)
 
     @property
     def change(self) -> str:
-        """How the code or the data has changed since the latest attempt began; empty if neither
-        has."""
+        """How the code or the data has changed since the latest attempt began."""
         return self.change_since(self.latest) if self.latest else ""
 
     @property
@@ -153,42 +112,34 @@ class JobFolder(Generic[S]):
         return "code" if code_has else "data"
 
     def fits(self, code_digest: str, data_digest: str) -> bool:
-        """Return whether results of the given code and data count as results of the present code
-        and data."""
+        """Return whether results of the given code and data count as those of the present ones."""
         fits = not data_digest or data_evidence.fits(data_digest, self.places)
         return fits and code_evidence.fits(code_digest, self.code)
 
     @property
     def starts_over(self) -> bool:
-        """Whether the next attempt begins anew because the code or the data has changed: the last
-        one failed or left no checkpoint."""
-        latest = self.latest
-        if latest is None or not self.change:
+        """Whether the code or the data has changed since an attempt that cannot be continued."""
+        if not self.latest or not self.change:
             return False
-        return attempts.status_of(latest) != "finished" and not attempts.can_go_on(latest)
+        return self.outcome().get("status") != "finished" and not attempts.can_go_on(self.latest)
 
     @property
     def redone(self) -> bool:
-        """Whether --force has begun the attempt anew, and it has not finished since."""
+        """Whether the attempt has begun anew, and has not finished since."""
         return (self.path / layout.BEFORE).exists()
 
     def outcome(self) -> dict[str, Any]:
-        """Return how the latest attempt ended; empty if it has not ended, or if the record cannot
-        be read."""
+        """Return how the latest attempt ended; empty if it has not, or the record is damaged."""
         return record_of(self.latest, layout.OUTCOME) if self.latest else {}
 
     def finished(self) -> bool:
-        """Return whether the attempt finished the job, and its journal and records are
-        undamaged."""
-        if not self.begun:
-            return False
-        outcome = self.outcome()
+        """Return whether the attempt finished the job, with undamaged journal and records."""
+        outcome = record_of(self.path, layout.OUTCOME)
         if outcome.get("status") != "finished" or not record_of(self.path, layout.SETTINGS):
             return False
-        try:
+        with suppress(OSError, JobError):
             return journal.count(self.path / layout.JOURNAL) == int(outcome["lines"])
-        except (OSError, JobError):
-            return False
+        return False
 
     # An attempt, from its lock to its outcome, in this order.
 
@@ -216,8 +167,7 @@ class JobFolder(Generic[S]):
         self._since_the_last = self.change, self.changed, self.starts_over
 
     def note_reads(self) -> None:
-        """From now on, record which files this process reads, in addition to those that the attempt
-        has read."""
+        """From now on, record which files this process reads, besides those already recorded."""
         if self.runtime.force or self.starts_over:
             data_evidence.forget(self.path)
         inputs = attempts.inputs_of(self.settings, self.runs_root)
@@ -225,9 +175,9 @@ class JobFolder(Generic[S]):
 
     def discard(self) -> None:
         """Remove the folders again if they are empty."""
-        files = [file for file in self.path.iterdir() if not data_evidence.are_in(file)]
-        if files == [self.path / layout.LOCK]:
-            files[0].unlink()
+        lock = self.path / layout.LOCK
+        if [file for file in self.path.iterdir() if not data_evidence.are_in(file)] == [lock]:
+            lock.unlink()
             data_evidence.forget(self.path)
             self.path.rmdir()
             with suppress(OSError):  # there are other attempts
@@ -235,17 +185,13 @@ class JobFolder(Generic[S]):
 
     def open(self) -> None:
         """Begin, or continue what an earlier attempt left; with --force, start over. Raises Damaged
-        if the journal is not whole; other damaged files are written again, as the log says.
-        """
+        if the journal is not whole; other damaged files are written again, as the log says."""
         self._open_log()
         change, changed, anew = self._since_the_last
-        if self.runtime.force:
+        if self.runtime.force or anew:
             attempts.put_aside(self.path)
-        elif anew:
-            log.info("starting over, since the %s has changed (%s)", changed, change)
         if anew:
-            for name in OF_ATTEMPT:
-                (self.path / name).unlink(missing_ok=True)
+            log.info("starting over, since the %s has changed (%s)", changed, change)
         self._data = data_evidence.digest(self.path)
         begun = self.begun
         if not begun:
@@ -253,8 +199,7 @@ class JobFolder(Generic[S]):
             code_evidence.keep(self.path, self.code)
             for advice in self.code.advice:
                 log.info("%s", advice)
-        log_every = self.runtime.log_every
-        self.journal = Journal(self.path, log_every)
+        self.journal = Journal(self.path, self.runtime.log_every)
         self._warn_of_damage()
         if begun and change and changed == "code":
             code_evidence.keep_mixed(self.path)
@@ -264,7 +209,7 @@ class JobFolder(Generic[S]):
             log.warning("%s was damaged; it is written again", layout.CODE)
             code_evidence.keep(self.path, self.code)
         (self.path / layout.OUTCOME).unlink(missing_ok=True)
-        if log_every not in ("auto", self.journal.log_every):
+        if self.runtime.log_every not in ("auto", self.journal.log_every):
             line = "--log-every stays %s, the value that this job began with"
             log.warning(line, self.journal.log_every)
         self._copies = provenance.keep_copies(self.root.parent)
@@ -275,12 +220,18 @@ class JobFolder(Generic[S]):
         self._watch = fingerprint.begin(CODE)
 
     def close(self, status: str, said: str) -> None:
-        """Write down how the job ended, a word of STATUS, and its last line."""
+        """Write down how the job ended, and its last line."""
         self._widen_code()
-        self._data = self._data_read()
+        mixed = self._data == data_evidence.MIXED
+        if not mixed and (change := data_evidence.difference(self.path, self.places)):
+            log.warning("the data has changed while the job ran (%s)", change)
+            self._data = data_evidence.MIXED
+        else:
+            self._data = data_evidence.keep(self.path, self.places, self._data)
         if self._data:
             self.journal.tags({"data": self._data})
-        self.journal.close(STATUS[status])
+        in_mlflow = {"finished": "FINISHED", "interrupted": "KILLED", "paused": "KILLED"}
+        self.journal.close(in_mlflow.get(status, "FAILED"))
         outcome = {
             "schema": 1,
             "id": self.id,
@@ -288,7 +239,7 @@ class JobFolder(Generic[S]):
             "said": said,
             "data": self._data,
             "data_root": portable(self.places.data_root),
-            "pause_after": self.pause_after,
+            "pause_after": self.runtime.pause_after,
             "journal": self.journal.start["journal"],
             "lines": self.journal.lines,
         }
@@ -333,38 +284,22 @@ class JobFolder(Generic[S]):
         write_record(self.path / layout.SETTINGS, about | self._copies)
 
     def _widen_code(self) -> None:
-        """Add functions to the job's code that have run although its fingerprint lacks them."""
         names = code_evidence.widen(self.path, self.code, self.script, self._watch.ran)
         if names:
             log.warning("added to the job's fingerprint, since it ran: %s", ", ".join(names))
             self._write_settings()
             self.journal.tags({"code": code_evidence.digest(self.path)})
 
-    def _data_read(self) -> str:
-        """The digest of what the attempt has read, now that it ends."""
-        mixed = self._data == data_evidence.MIXED
-        change = "" if mixed else data_evidence.difference(self.path, self.places)
-        if change:
-            log.warning("the data has changed while the job ran (%s)", change)
-            return data_evidence.MIXED
-        return data_evidence.keep(self.path, self.places, self._data)
-
-
-@cache  # thousands of jobs in a sweep have the same one
-def _absolute(runs_root: Path) -> Path:
-    return runs_root.expanduser().resolve()
-
 
 def owner_of(folder: Path) -> str:
-    """Return the word that identifies an attempt's folder whose lock this process does not hold;
-    empty if there is none yet."""
-    records = (record_of(folder, name) for name in (layout.LOCK, layout.SETTINGS))
-    return next((str(each["owner"]) for each in records if each), "")
+    """Return the owner of an attempt whose lock this process does not hold; empty if none yet."""
+    about = record_of(folder, layout.LOCK) or record_of(folder, layout.SETTINGS)
+    return str(about.get("owner", ""))
 
 
 def _owner(lock: TextIO, folder: Path) -> str:
-    """The word that identifies the folder, made once; records in the lock file who holds the lock
-    now. If the lock file is damaged, settings.json has the word too."""
+    """The word that identifies the folder, made once; the lock file says who holds the lock now. If
+    it is damaged, settings.json has the word too."""
     file = lock.fileno()
     held = opened(os.pread(file, WIDTH, 0).rstrip(b" "))
     if held.get("id") != folder.parent.name:
@@ -373,6 +308,5 @@ def _owner(lock: TextIO, folder: Path) -> str:
     now = {"id": folder.parent.name, "owner": owner, "pid": os.getpid(), "host": platform.node()}
     # Replaced as a whole: a reader never sees half of it.
     os.pwrite(file, record(now).ljust(WIDTH), 0)
-    os.ftruncate(file, WIDTH)
     os.fsync(file)
     return owner

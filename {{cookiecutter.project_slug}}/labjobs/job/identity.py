@@ -13,11 +13,10 @@ import shlex
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from labjobs.cli import flags
@@ -25,7 +24,7 @@ from labjobs.cli.flags import as_plain, as_text
 from labjobs.cli.registries import parsed
 from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.files import CODE, PROJECT, shown
-from labjobs.settings import JobId, Metric, Weights
+from labjobs.settings import JobId, Metric
 
 S = TypeVar("S")
 
@@ -35,22 +34,18 @@ LONGEST_NAME = 200
 
 def identity(settings: Any) -> dict[str, Any]:
     """Return the settings that count as plain values, each in one form. A setting does not count if
-    another one that `replaces` it is above 0.
-    """
+    another one that `replaces` it is above 0."""
     known = flags.of(type(settings))
-    plain = {name: as_plain(getattr(settings, name)) for name in known}
-    for replaced, names in known.replacing.items():
-        if any(getattr(settings, name) for name in names):
-            del plain[replaced]
-    return plain
+    replaced = {
+        old for old, new in known.replacing.items() if any(getattr(settings, n) for n in new)
+    }
+    return {name: as_plain(getattr(settings, name)) for name in known if name not in replaced}
 
 
 def job_id(settings: Any, script: str = "run") -> str:
-    """Return 12 hex digits: SHA-256 over the script's name and the identity, as JSON.
-
-    Settings that were added later are left out at their neutral value, renamed ones stand under
-    their former names, deleted ones as FORMER has them.
-    """
+    """Return 12 hex digits: SHA-256 over the script's name and the identity, as JSON. Settings that
+    were added later are left out at their neutral value, renamed ones stand under their former
+    names, deleted ones as FORMER has them."""
     known = flags.of(type(settings))
     hashed = {name: as_plain(value) for name, value in known.former.items()}
     for name, value in identity(settings).items():
@@ -66,32 +61,22 @@ def inputs(settings: Any) -> dict[JobId, str]:
     for name in flags.of(type(settings)):
         value = getattr(settings, name)
         for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, JobId | Weights):
-                job = each.job if isinstance(each, Weights) else each
-                found.setdefault(job, flags.option(name))
+            if isinstance(each, JobId):
+                found.setdefault(each.job, flags.option(name))
     return found
-
-
-def can_have_inputs(kind: type) -> bool:
-    """Return whether jobs with settings of this class can be derived from others."""
-    types = [each for flag in flags.of(kind).values() for each in flag.reader.types]
-    return any({JobId, Weights} & {each, *get_args(each)} for each in types)
 
 
 def since(kind: type) -> dict[str, dict[str, Any]]:
     """Return how settings of this class have changed: `neutral`, the values to assume for settings
-    that a job does not have (an older job, if they were added later, or a newer job, if they were
-    deleted), and `former`, the former names of settings that were renamed, by their present
-    ones."""
+    that an older or newer job does not have, and `former`, the former names of those renamed."""
     known = flags.of(kind)
     return {"neutral": {**known.neutral, **known.former}, "former": known.formerly}
 
 
 def changed(settings: Any) -> dict[str, str]:
     """Return the settings that differ from their defaults, as they are written as flags."""
-    known, plain = flags.of(type(settings)), identity(settings)
-    differ = (name for name, value in plain.items() if value != as_plain(known[name].default))
-    return {name: as_text(plain[name]) for name in differ}
+    known, plain = flags.of(type(settings)), identity(settings).items()
+    return {name: as_text(v) for name, v in plain if v != as_plain(known[name].default)}
 
 
 def as_command(settings: Any, script: str) -> str:
@@ -107,22 +92,18 @@ def as_words(settings: Any) -> str:
     legends of charts cut off long names; then come the settings that differ from their defaults, as
     far as LONGEST_NAME allows.
     """
-    plain, rest = identity(settings), changed(settings)
-    first = [as_text(plain["model"])] if "model" in plain else []
-    first += [f"seed={plain['seed']}"] if "seed" in plain else []
-    words = [f"{key}={value}" for key, value in rest.items() if key not in ("model", "seed")]
-    words = [" ".join(word.split()) for word in (*first, *words)]
+    plain = identity(settings)
+    named = {name: as_text(plain[name]) for name in ("model", "seed") if name in plain}
+    words = [f"{key}={value}" for key, value in (named | changed(settings)).items()]
+    words = [" ".join(word.removeprefix("model=").split()) for word in words]
     while len(name := " ".join(words)) > LONGEST_NAME:
         words.remove(max(words, key=len))
     return name or "defaults"
 
 
 def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
-    """Return the settings of an identity that was stored, perhaps by older code.
-
-    Settings that were added later have their neutral values. Raises SettingsError if today's
-    settings cannot express them.
-    """
+    """Return the settings of an identity that was stored, perhaps by older code; those added later
+    have their neutral values. Raises SettingsError if today's settings cannot express them."""
     known = flags.of(kind)
     left = {name: as_plain(value) for name, value in stored.items()}
     for name, value in known.former.items():
@@ -132,45 +113,52 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
     for name, flag in known.items():
         stored_as = name if name in left else known.formerly.get(name, name)
         if stored_as in left:
-            values[name] = flag.stored(as_text(left.pop(stored_as)))
+            values[name] = flag.read(as_text(left.pop(stored_as)), stored=True)
         elif name in known.neutral:
             values[name] = flag.rules["neutral"]
         elif name not in known.replacing:
-            raise SettingsError(
-                f"the job ran before the setting {name} existed, which has no neutral value"
-            )
+            line = f"the job ran before the setting {name} existed, which has no neutral value"
+            raise SettingsError(line)
     for name, value in left.items():
         raise SettingsError(f"{name}={as_text(value)}: no longer a setting of this project")
     return kind(**values)
 
 
-# A project's identity, independent of its name and its place: an id, made once, in a file that
-# should be committed, so that clones share results. An experiment in a tracking store records it,
-# so two projects that happen to have the same name never mix up their jobs.
+# A project's identity: an id, made once, in a file that should be committed, so that clones share
+# results. An experiment in a store records it, so that projects of one name never mix up jobs.
 
 FILE = PROJECT / ".project-id"
 
 
 @cache
 def project_id() -> str:
-    """Return the project's id, 32 hex digits; the first job of a project makes it.
-
-    Raises SettingsError if the file contains something else or cannot be written.
-    """
-    return existing_id() or _made()
+    """Return the project's id, 32 hex digits; the first job of a project makes it. Raises
+    SettingsError if the file contains something else or cannot be written."""
+    if known := existing_id():
+        return known
+    part = FILE.with_name(f"{FILE.name}.{os.getpid()}")
+    try:
+        part.write_text(f"{uuid4().hex}\n")
+        with suppress(FileExistsError):  # of several jobs at once, all get the id of the first
+            os.link(part, FILE)  # a rename would replace the file of another job
+    except OSError as error:
+        raise SettingsError(cause(error)) from error
+    finally:
+        part.unlink(missing_ok=True)
+    return existing_id()
 
 
 def existing_id() -> str:
-    """Return the project's id; empty if no job has made it yet. Raises the same errors as
-    `project_id`."""
+    """Return the project's id; empty if no job has made it yet. Raises as `project_id` does."""
     try:
-        text = FILE.read_text().strip()
+        text = FILE.read_text(errors="replace").strip()
     except FileNotFoundError:
         return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(cause(error)) from error
+    except OSError as error:
+        raise SettingsError(cause(error)) from error
     if not re.fullmatch("[0-9a-f]{32}", text):
-        raise _wrong("has no project id in it; restore it from version control")
+        line = f"{shown(FILE)}: has no project id in it; restore it from version control"
+        raise SettingsError(line)
     return text
 
 
@@ -180,24 +168,6 @@ def share_with_group(folder: Path) -> None:
     with suppress(OSError):  # a folder that does not exist yet, or cannot exist
         if folder.stat().st_mode & stat.S_IWGRP:
             os.umask(os.umask(0o077) & ~stat.S_IRWXG)
-
-
-def _made() -> str:
-    """Make the file. Of several jobs that do so at once, all get the id of the first."""
-    part = FILE.with_name(f"{FILE.name}.{os.getpid()}")
-    try:
-        part.write_text(f"{uuid4().hex}\n")
-        with suppress(FileExistsError):
-            os.link(part, FILE)  # a rename would replace the file of another job
-    except OSError as error:
-        raise _wrong(cause(error)) from error
-    finally:
-        part.unlink(missing_ok=True)
-    return existing_id()
-
-
-def _wrong(why: str) -> SettingsError:
-    return SettingsError(f"{shown(FILE)}: {why}")
 
 
 # Job scripts, such as run.py: which settings and metrics their jobs have. Both are read from the
@@ -210,26 +180,27 @@ def _wrong(why: str) -> SettingsError:
 DEFAULT = "run"
 """The default script."""
 
+BEGIN = re.compile(
+    r"^ *(?P<command>\w+) = (?:\w+\.)?begin\((?P<settings>\w+), (?P<metrics>\w+)\)$"
+    r".*\b(?P=command)\.run\(\w+, (?P<check>\w+)\)",
+    re.MULTILINE | re.DOTALL,
+)
+"""The two calls in a script, as `ast.unparse` writes them."""
 
-@dataclass(frozen=True)
-class Script:
-    """A job script; `name` is without `.py`."""
+
+class Script(NamedTuple):
+    """A job script, without `.py`, and what its jobs are; `check` says whether one could run."""
 
     name: str
     settings: type[Any]
-    """The class of its jobs' settings."""
-
     metrics: Mapping[str, Metric]
     check: str
-    """The function that says whether a job could run."""
 
 
 @cache
 def read(name: str) -> Script:
-    """Return the script of a name such as `run`.
-
-    Raises SettingsError if the project has no such script, or it does not say what its jobs are.
-    """
+    """Return the script of a name such as `run`. Raises SettingsError if there is none, or it does
+    not say what its jobs are."""
     file = CODE / f"{name}.py"
     if "/" in name or not file.is_file():  # it must be beside run.py
         known = did_you_mean(file.name, sorted(path.name for path in CODE.glob("*.py")))
@@ -241,31 +212,10 @@ def read(name: str) -> Script:
         if isinstance(statement, ast.ImportFrom) and statement.module
         for alias in statement.names
     }
-    found = _declared(tree)
-    if not found or not {*found[:2]} <= imported.keys():
+    begun = BEGIN.search(ast.unparse(tree))
+    if not begun or not {begun["settings"], begun["metrics"]} <= imported.keys():
         wanted = "launch.begin(Settings, METRICS), imported from settings.py, and run(main, check)"
         raise SettingsError(f"{file.name}: is not a job script, which calls {wanted}")
-    settings, metrics = (imported[each] for each in found[:2])
-    kind, measured = (getattr(import_module(module), each) for module, each in (settings, metrics))
-    return Script(name, kind, measured, check=found[2])
-
-
-def _declared(tree: ast.Module) -> tuple[str, str, str] | None:
-    """The names that a script uses for its class of settings, its metrics and its check."""
-    begun: dict[str, tuple[str, str]] = {}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Assign(
-                targets=[ast.Name(id=command)],
-                value=ast.Call(
-                    func=ast.Name(id="begin") | ast.Attribute(attr="begin"),
-                    args=[ast.Name(id=settings), ast.Name(id=metrics)],
-                ),
-            ):
-                begun[command] = settings, metrics
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=command), attr="run"),
-                args=[_, ast.Name(id=check)],
-            ) if command in begun:
-                return *begun[command], check
-    return None
+    homes = (imported[begun[each]] for each in ("settings", "metrics"))
+    settings, metrics = (getattr(import_module(module), each) for module, each in homes)
+    return Script(name, settings, metrics, begun["check"])

@@ -41,6 +41,7 @@ CRC = slice(-len(b'%08x"}\n' % 0), -len(b'"}\n'))
 """Where a line has its checksum."""
 
 WAY_OUT = "--force starts the job over"
+LOST_END = f"the end of {layout.JOURNAL} is lost; {WAY_OUT}"
 
 
 class Damaged(JobError):
@@ -172,11 +173,7 @@ class Journal:
         return bool(self._last_steps)
 
     def metrics(
-        self,
-        step: int,
-        values: Mapping[str, float],
-        at: int | None = None,
-        of: int | None = None,
+        self, step: int, values: Mapping[str, float], at: int | None = None, of: int | None = None
     ) -> None:
         """Add the metrics of an optimizer step, at a time if not now; `of` so many steps in all.
 
@@ -211,13 +208,11 @@ class Journal:
         a checkpoint was made. A process that follows another one has a journal without any."""
         lines, seal = mark
         if len(self._seals) > 1 and [seal] != self._seals[lines : lines + 1]:
-            raise _lost("end")
+            raise Damaged(LOST_END)
 
     def flush(self) -> None:
-        """Pass what was added to the operating system; from then on it outlives this process.
-
-        Raises OSError if the disk is full; the next flush continues where this one stopped.
-        """
+        """Pass what was added to the operating system, so that it outlives this process. Raises
+        OSError if the disk is full; the next flush continues where this one stopped."""
         with self._one_thread:
             while self._unwritten:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
@@ -246,10 +241,6 @@ def _check(folder: Path, reader: Reader) -> None:
     noted = record_of(folder, layout.SETTINGS).get("journal", reader.start)
     continues = any((folder / name).exists() for name in layout.CHECKPOINTS)
     if noted != reader.start or (continues and not reader.line):
-        raise _lost("beginning")
+        raise Damaged(f"the beginning of {layout.JOURNAL} is lost; {WAY_OUT}")
     if reader.line < expected(folder, reader.start.get("journal", "")):
-        raise _lost("end")
-
-
-def _lost(part: str) -> Damaged:
-    return Damaged(f"the {part} of {layout.JOURNAL} is lost; {WAY_OUT}")
+        raise Damaged(LOST_END)

@@ -1,6 +1,4 @@
-"""How a job runs: flags of the engine that do not change results, so they are not part of a job's
-id.
-"""
+"""How a job runs: flags of the engine that do not change results, and so are not in a job's id."""
 
 import os
 from dataclasses import dataclass
@@ -15,12 +13,10 @@ Compile = Literal[
 ]
 
 LENGTHS = ("epochs", "steps", "minutes")
-"""Settings of jobs that train: scripts without any of these do not get the flags of a training
-loop."""
+"""Settings of jobs that train: scripts without any have no flags of a training loop."""
 
 BATCHES = (*LENGTHS, "batch_size")
-"""Settings of jobs that read batches: scripts without any of these do not get the flags of a
-loader."""
+"""Settings of jobs that read batches: scripts without any have no flags of a loader."""
 
 MATTER = ("compile", "deterministic", "loader", "workers")
 """Flags that can change the last bits of a result on some device. settings.json records them, so
@@ -128,8 +124,3 @@ SIGNAL, NOISE = "gradient_squared", "gradient_variance"
 def purpose() -> str:
     """Return the purpose of this job; empty if it is run for its results."""
     return os.environ.get(VARIABLE, "")
-
-
-def tags() -> dict[str, str]:
-    """Return the tag of the job's run, if it has a purpose."""
-    return {TAG: purpose()} if purpose() else {}

@@ -19,10 +19,8 @@ from tqdm import tqdm
 SIGNALS = [
     number
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
-    if signal.getsignal(number) is not signal.SIG_IGN
+    if signal.getsignal(number) is not signal.SIG_IGN  # as Ctrl-C is under run.sh, HUP under nohup
 ]
-"""The signals that are not ignored from the start, as Ctrl-C is under run.sh and HUP under
-nohup."""
 
 
 class Stopped(BaseException):
@@ -42,10 +40,10 @@ class Paused(Stopped):
 
 
 class Interruption:
-    """The signal that asks a job to stop."""
+    """The signal that has `asked` a job to stop; 0 if none has."""
 
     def __init__(self) -> None:
-        self._asked = 0
+        self.asked = 0
         self._held = False
 
     def listen(self) -> None:
@@ -57,27 +55,21 @@ class Interruption:
         self._held = True
 
     def release(self) -> None:
-        """From here on, a signal raises Interrupted again; a recorded signal does so
-        immediately."""
+        """From here on, a signal raises Interrupted again, a recorded one immediately."""
         self._held = False
         self.check()
 
     def check(self) -> None:
         """Raise Interrupted if a signal has asked for it."""
-        if self._asked:
-            raise Interrupted(self._asked)
-
-    @property
-    def asked(self) -> int:
-        """The signal that has asked the job to stop; 0 if none has."""
-        return self._asked
+        if self.asked:
+            raise Interrupted(self.asked)
 
     def _stop(self, number: int, _frame: object) -> None:
         handle_signals(signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's would raise as its loaders end
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends the process at once
-        self._asked = number
+        self.asked = number
         if not self._held:
             raise Interrupted(number)
 
@@ -93,10 +85,6 @@ log.addHandler(logging.NullHandler())  # a job that cannot be opened has nowhere
 log.propagate = False
 
 
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}]"
-"""tqdm's own format without the time left, since tqdm ignores evaluations; report.py has it."""
-
-
 def progress_bar(steps: int | None, quiet: bool, done: int) -> "tqdm[Never]":
     """Return a bar over the optimizer steps of a job, from those done before; it shows nothing
     where the output is not a terminal."""
@@ -109,7 +97,8 @@ def progress_bar(steps: int | None, quiet: bool, done: int) -> "tqdm[Never]":
         leave=False,
         dynamic_ncols=True,
         mininterval=0.5,
-        bar_format=BAR,
+        # tqdm's own without the time left, in which it ignores evaluations: their lines have it.
+        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}]",
     )
 
 

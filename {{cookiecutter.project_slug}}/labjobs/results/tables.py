@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from labjobs import layout
 from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.job import runtime
-from labjobs.job.identity import DEFAULT, can_have_inputs
+from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import DECLARED, Measured, NoResults
 from labjobs.settings import LAST
 from labjobs.tracking import stored_jobs
@@ -47,7 +47,7 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     finished, ConnectionError if the store cannot be read.
     """
     every = [job for job in stored_jobs.jobs(experiment) if runtime.TAG not in job["tags"]]
-    if kind and can_have_inputs(kind):
+    if kind:
         stored_jobs.name_all(every)
     of_script = [job for job in every if stored_jobs.script_of(job) == script]
     found, stale = stored_jobs.chosen(of_script, kind)

@@ -112,7 +112,7 @@ class View:
             return State("finished" if sent else "unsent")
         if status in ("failed", "diverged"):
             return State(status, said)
-        if status == "paused" and outcome.get("pause_after") == job.pause_after:
+        if status == "paused" and outcome.get("pause_after") == job.runtime.pause_after:
             return State("paused", progress(job.path))
         return State("interrupted", progress(job.path))
 
