@@ -594,7 +594,11 @@ class Job(Generic[S]):
     def _begin_batch(self, batches: Batches) -> None:
         """A batch of an evaluation comes next."""
         self._outputs.batch_of = batches
-        if not self._logged:  # a signal ends an evaluation, but not once its results are in use
+        self._check_evaluation()
+
+    def _check_evaluation(self) -> None:
+        """Let a signal end an evaluation, but not once its results are in use."""
+        if not self._logged:
             self._check_signal()
 
     def _check_signal(self) -> None:
