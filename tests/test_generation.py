@@ -209,22 +209,53 @@ def test_cruft_makes_a_project_of_the_chosen_example_and_updates_it(template, ma
     assert not (project / ".examples").exists()
 
 
-def test_an_update_replaces_the_package_and_nothing_else(template, tmp_path):
+def bump(source, version):
+    """Make a version of the template, with changes in its engine."""
+    inner = source / "{{cookiecutter.project_slug}}"
+    for module in ("files.py", "job/journal.py", "training/loop.py"):
+        with (inner / "labjobs" / module).open("a") as file:
+            file.write(f"# {version}\n")
+    for file in (inner / "labjobs" / "__init__.py", source / "cookiecutter.json"):
+        text = file.read_text()
+        file.write_text(re.sub(r'((?:__version__ =|"_labjobs":) )"\S+"', rf'\1"{version}"', text))
+    commit(source)
+
+
+def test_updates_over_two_versions_touch_three_files_and_leave_a_student_s_alone(
+    template, tmp_path
+):
     source = shutil.copytree(template, tmp_path / "template", symlinks=True)
     commit(source)
     cruft("create", source, "--no-input", "--output-dir", tmp_path)
     project = tmp_path / "my_project"
+    for file, old, new in (
+        ("pyproject.toml", '  "torch>=2.8",', '  "einops",\n  "torch>=2.8",'),
+        ("run.py", "losses.mean()", "losses.mean() * 2"),
+        ("settings.py", "setting(1e-3, above=0)", "setting(2e-3, above=0)"),
+    ):
+        text = (project / file).read_text()
+        assert text.count(old) == 1
+        (project / file).write_text(text.replace(old, new))
+    mine = {file: (project / file).read_text() for file in ("run.py", "settings.py")}
     commit(project)
-    file = source / "{{cookiecutter.project_slug}}" / "labjobs" / "files.py"
-    file.write_text(file.read_text() + "# a change\n")
-    commit(source)
-    cruft("update", "--project-dir", project, "--skip-apply-ask")
-    command = ["git", "-C", project, "diff", "HEAD", "--name-only"]
+    before = commit_of(project).strip()
+    for version in ("1.1.0", "2.0.0"):
+        bump(source, version)
+        cruft("update", "--project-dir", project, "--skip-apply-ask")
+        commit(project)
+    command = ["git", "-C", project, "diff", before, "--find-renames", "--name-only"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    assert done.stdout.split() == [".cruft.json", str(wheel(project).relative_to(project))]
+    assert done.stdout.split() == [
+        ".cruft.json",
+        "pyproject.toml",
+        "vendor/labjobs-2.0.0-py3-none-any.whl",
+    ]
+    assert mine == {file: (project / file).read_text() for file in mine}
+    declared = (project / "pyproject.toml").read_text()
+    assert '"einops"' in declared and wheel(project).name in declared
     with ZipFile(wheel(project)) as packed:
         assert packed.testzip() is None
-        assert packed.read("labjobs/files.py").decode().endswith("# a change\n")
+        assert packed.read("labjobs/files.py").decode().endswith("# 1.1.0\n# 2.0.0\n")
 
 
 def test_a_copy_that_lost_its_links_is_refused_in_one_line(template, tmp_path):

@@ -1,6 +1,7 @@
-"""What a job shows while it runs: a bar on a terminal, plain lines elsewhere (tqdm).
+"""A job and whoever started it: what it shows while it runs, and the signals that it heeds.
 
-It shows numbers that the host already has, so it never waits for the device.
+It shows a bar on a terminal, plain lines elsewhere (tqdm), of numbers that the host already has, so
+it never waits for the device. Ctrl-C and other signals are noted, and asked for between steps.
 """
 
 import logging

@@ -3,7 +3,7 @@
 What the steps measure is kept as it is. By time it is summed, many steps in a few operations, and
 copied to the host while training goes on; the means are made there. So a step never waits for the
 device, and a loss that is not finite is found soon, not at once: before a checkpoint is made, which
-holds finite weights only (writer.py).
+holds finite weights only (checkpoints.py).
 """
 
 import math
