@@ -95,13 +95,12 @@ def test_padding_does_not_count(project, model):
 
 def test_metrics_are_those_of_scikit_learn(project):
     job = project.finish("--epochs", "3", "--quiet")
-    kept = project.outputs(job)
+    kept, tested = project.outputs(job), project.tested(job)
     labels, predicted = kept["label"], kept["predicted"]
-    tested = {key: points[-1][1] for key, points in project.stored(job).items() if "test_" in key}
-    assert len({*labels}) == 8 and tested["test_accuracy"] > 0.2
-    assert tested["test_accuracy"] == pytest.approx(accuracy_score(labels, predicted))
+    assert len({*labels}) == 8 and tested["accuracy"] > 0.2
+    assert tested["accuracy"] == pytest.approx(accuracy_score(labels, predicted))
     wanted = f1_score(labels, predicted, average="macro", zero_division=0)
-    assert tested["test_macro_f1"] == pytest.approx(wanted)
+    assert tested["macro_f1"] == pytest.approx(wanted)
 
 
 # Checkpoints
@@ -127,14 +126,13 @@ def test_a_job_starts_from_a_checkpoint_s_weights(project):
 
 
 def test_a_job_is_stale_once_its_checkpoint_is_another(project, tmp_path):
-    flags = CHECKPOINT
     fresh = project.copy(tmp_path / "copy")
-    job = fresh.finish(*flags)
-    assert "already finished" in succeeded(fresh.run(*flags)).stdout
+    job = fresh.finish(*CHECKPOINT)
+    assert "already finished" in succeeded(fresh.run(*CHECKPOINT)).stdout
     path = fresh.root / "data" / "pretrained" / "model.safetensors"
-    tensors = load_file(path)
-    save_file({name: tensor + 1 for name, tensor in tensors.items()}, path, {"format": "pt"})
-    refused = one_line(fresh.run(*flags), 5)
+    other = {name: tensor + 1 for name, tensor in load_file(path).items()}
+    save_file(other, path, {"format": "pt"})
+    refused = one_line(fresh.run(*CHECKPOINT), 5)
     assert f"job {job} was finished with other data" in refused
     assert "data/pretrained/model.safetensors changed" in refused
 
@@ -209,7 +207,7 @@ def test_texts_in_files_are_read(project, tmp_path):
     flags = ("--dataset", "files", "--data-root", str(folder), "--batch-size", "8", "--lr", "3e-3")
     flags += ("--steps", "60", "--eval-every", "20", "--quiet")
     job = project.finish(*flags)
-    assert project.stored(job)["test_macro_f1"][-1][1] == 1
+    assert project.tested(job)["macro_f1"] == 1
 
 
 @pytest.mark.parametrize(
