@@ -109,7 +109,7 @@ class Project:
         """Replace a text wherever a file of the project has it, which is somewhere."""
         path = self.root / file
         text = path.read_text()
-        assert old in text
+        assert old in text, (file, old)
         path.write_text(text.replace(old, new))
 
     def command(self, *words: str, **env: str) -> subprocess.Popen[str]:

@@ -20,7 +20,7 @@ STILL = ("--lr", "1e-30", "--weight-decay", "0", "--optimizer", "sgd")
 @pytest.fixture(scope="module")
 def project(make):
     project = Project(make(example="finetuning"))
-    assert project.do("python", "-c", MADE).returncode == 0
+    project.printed(MADE)
     return project
 
 
@@ -33,21 +33,13 @@ import data
 
 torch.manual_seed(5)
 tokenizer = data.words(data.pydoc(Path()).texts)
-config = BertConfig(
-    vocab_size=tokenizer.get_vocab_size(),
-    max_position_embeddings=48,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-)
+words = {"vocab_size": tokenizer.get_vocab_size()}
+layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+encoder = BertConfig(**words, **layers, max_position_embeddings=48, num_attention_heads=2)
 ends = {"bos_token_id": 2, "eos_token_id": 3}  # and no token for padding
-small = {"n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
-decoder = GPT2Config(vocab_size=tokenizer.get_vocab_size(), **small, **ends)
-for name, model in (
-    ("pretrained", BertForPreTraining(config)),
-    ("decoder", GPT2LMHeadModel(decoder)),
-):
+decoder = GPT2Config(**words, **ends, n_positions=64, n_embd=32, n_layer=1, n_head=2)
+made = {"pretrained": BertForPreTraining(encoder), "decoder": GPT2LMHeadModel(decoder)}
+for name, model in made.items():
     model.save_pretrained(f"data/{name}")
     tokenizer.save(f"data/{name}/tokenizer.json")
 """
