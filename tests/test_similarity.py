@@ -176,6 +176,7 @@ def project(make):
         "b=$(job --epochs 1 --seed 1 --model convnet)",
         'job compare.py --first "$a" --second "$b" --second-layers "layers.[0-4]"',
     )
+    assert "no finished job of compare.py" in one_line(project.do("python", "plot_compare.py"), 1)
     succeeded(project.do("bash", "run.sh"))
     return project
 
