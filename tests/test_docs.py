@@ -53,13 +53,11 @@ def test_the_tutorial_has_the_commands_of_its_script_and_their_pictures():
     assert str(REPOSITORY) not in page
 
 
-def test_the_tutorial_s_edits_fit_the_template(make):
-    project = make()
+def test_the_tutorial_s_edits_fit_the_template(project):
     for step in make_tutorial.STEPS:
         if isinstance(step, make_tutorial.Edit):
-            text = (project / step.file).read_text()
-            assert text.count(step.old) == 1, step
-            (project / step.file).write_text(text.replace(step.old, step.new))
+            assert (project.root / step.file).read_text().count(step.old) == 1, step
+            project.edit(step.file, step.old, step.new)
 
 
 @pytest.mark.full

@@ -1,8 +1,6 @@
 """The example for kernels: its own tests, a changed source, and no compiler."""
 
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 from faults import Project, one_line, succeeded
@@ -49,14 +47,12 @@ def test_without_a_compiler_one_line_says_what_to_do(project, tmp_path):
     shutil.rmtree(fresh.root / ".cache", ignore_errors=True)
     (tmp_path / "bin").mkdir()
     for name in ("env", "nice", "git", "ninja", "sh", "uname"):
-        found = [p for d in os.environ["PATH"].split(":") if (p := Path(d) / name).exists()]
-        if found:
-            (tmp_path / "bin" / name).symlink_to(found[0])
+        if found := shutil.which(name):
+            (tmp_path / "bin" / name).symlink_to(found)
     path = str(tmp_path / "bin")
     line = one_line(fresh.run(*SHORT, PATH=path), 2)
     assert line.startswith("run.py: kernels.cpp cannot be compiled: ")
-    needs = "a C++ compiler, such as g++, and ninja; KERNELS=plain works without them"
-    assert line.endswith(f"({needs})")
+    assert line.endswith(" such as g++, and ninja; KERNELS=plain works without them)")
     assert trained(fresh, PATH=path, KERNELS="plain")
     assert not [*(fresh.root / ".cache" / "kernels").iterdir()]
 

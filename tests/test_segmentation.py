@@ -57,19 +57,16 @@ def test_augmentations_move_masks_with_their_images(project):
 # Datasets in files
 
 
-def photograph(path: Path, mask: np.ndarray) -> None:
-    """Write a photograph in which the classes of a mask differ in brightness."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write(photograph: Path, file: Path, mask: np.ndarray, *, palette: bool = False) -> None:
+    """Write a mask, and a photograph in which its classes differ in brightness."""
+    for path in (photograph, file):
+        path.parent.mkdir(parents=True, exist_ok=True)
     grey = (40 * (mask % 7) + RANDOM.integers(0, 16, mask.shape)).astype(np.uint8)
-    Image.fromarray(np.stack([grey] * 3, 2)).save(path)
-
-
-def write_mask(path: Path, mask: np.ndarray, *, palette: bool = False) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.stack([grey] * 3, 2)).save(photograph)
     image = Image.fromarray(mask)
     if palette:
         image.putpalette(RANDOM.integers(0, 256, 768, dtype=np.uint8).tobytes())
-    image.save(path)
+    image.save(file)
 
 
 def halves(left: int, right: int, edge: int) -> np.ndarray:
@@ -90,8 +87,8 @@ def voc(root: Path) -> np.ndarray:
         listed.parent.mkdir(parents=True, exist_ok=True)
         listed.write_text("".join(f"{name}\n" for name in masks))
         for name, mask in masks.items():
-            photograph(folder / "JPEGImages" / f"{name}.jpg", mask)
-            write_mask(folder / "SegmentationClass" / f"{name}.png", mask, palette=True)
+            file = folder / "SegmentationClass" / f"{name}.png"
+            write(folder / "JPEGImages" / f"{name}.jpg", file, mask, palette=True)
     return np.stack([*masks.values()])
 
 
@@ -104,8 +101,8 @@ def pets(root: Path) -> np.ndarray:
         listed = "".join(f"{name} 1 1 1\n" for name in trimaps)
         (folder / "annotations" / f"{part}.txt").write_text(listed)
         for name, trimap in trimaps.items():
-            photograph(folder / "images" / f"{name}.jpg", trimap)
-            write_mask(folder / "annotations" / "trimaps" / f"{name}.png", trimap)
+            file = folder / "annotations" / "trimaps" / f"{name}.png"
+            write(folder / "images" / f"{name}.jpg", file, trimap)
     return np.stack([np.choose(trimap - 1, [1, 0, NONE]) for trimap in trimaps.values()])
 
 
@@ -113,8 +110,7 @@ def mask_folder(root: Path) -> np.ndarray:
     """Images, masks and the names of classes; no part is set aside to test on."""
     masks = [halves(0, 1, NONE) for _ in range(12)]
     for number, mask in enumerate(masks):
-        photograph(root / "images" / f"{number:02}.jpg", mask)
-        write_mask(root / "masks" / f"{number:02}.png", mask)
+        write(root / "images" / f"{number:02}.jpg", root / "masks" / f"{number:02}.png", mask)
     (root / "classes.txt").write_text("ground\nsky\n")
     return np.stack(masks)
 
@@ -146,7 +142,7 @@ def test_what_is_wrong_with_files_is_said_in_one_line(project, tmp_path):
         (np.zeros((32, 31)), "they do not have the same size"),
         (np.zeros((32, 32, 3)), "the mask has colours (RGB), not a class in each pixel"),
     ):
-        write_mask(tmp_path / "masks" / "05.png", pixels.astype(np.uint8), palette=False)
+        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "masks" / "05.png")
         assert f"05.png cannot be read: {said}" in one_line(project.run(*flags), 1)
 
 
