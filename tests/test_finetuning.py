@@ -179,18 +179,15 @@ def written(folder: Path) -> Path:
     """A folder with texts of two classes, half of them in each kind of file."""
     folder.mkdir()
     words = {"warm": "sun heat summer sand", "cold": "snow ice winter frost"}
+    names = ["text", "label", "group"]
     rows = [
-        {
-            "text": f"{' '.join(text.split()[n % 3 :])} day {n}",
-            "label": label,
-            "group": f"{label} {n % 10}",
-        }
+        [f"{' '.join(text.split()[n % 3 :])} day {n}", label, f"{label} {n % 10}"]
         for n in range(40)
         for label, text in words.items()
     ]
-    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows[:40])]
-    (folder / "some.csv").write_text("\n".join(lines))
-    (folder / "others.jsonl").write_text("\n".join(map(json.dumps, rows[40:])))
+    (folder / "some.csv").write_text("\n".join(map(",".join, [names, *rows[:40]])))
+    others = [json.dumps(dict(zip(names, row, strict=True))) for row in rows[40:]]
+    (folder / "others.jsonl").write_text("\n".join(others))
     return folder
 
 

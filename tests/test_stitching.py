@@ -263,7 +263,6 @@ def test_an_optimizer_that_is_left_out_is_found(copy):
     ("flags", "said"),
     [
         ("--layer layers.9", "--layer layers.9: the network has no such layer; did you mean"),
-        ("--back-layer layer.4", "--back-layer layer.4: the network has no such layer; did"),
         ("--layer layers.0 --back-layer layers.9", "--back-layer layers.9: the network has no"),
         ("--evaluations 1", "stitch.py: --evaluations 1: must be at least 2 and at most 10,000"),
         ("--monitor none --patience 3", "--patience 3: needs a --monitor"),
