@@ -75,6 +75,6 @@ def make(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 
 
 @pytest.fixture(scope="module")
-def project(make: Callable[..., Path]) -> Project:
-    """A generated project of the module's own: no jobs, no store."""
-    return Project(make())
+def project(make: Callable[..., Path], request: pytest.FixtureRequest) -> Project:
+    """A project of the module's own, made from its EXAMPLE: no jobs, no store."""
+    return Project(make(example=getattr(request.module, "EXAMPLE", "classification")))

@@ -16,9 +16,6 @@ class Edit:
     """Those of the job that is then run."""
 
     def make(self, project: Project) -> None:
-        """Change the files; each text must be there once."""
-        for name, old, new in self.changes:
-            path = project.root / name
-            text = path.read_text()
-            assert text.count(old) == 1, (name, old)
-            path.write_text(text.replace(old, new))
+        """Change the files; each text must be there."""
+        for change in self.changes:
+            project.edit(*change)

@@ -97,11 +97,19 @@ class Project:
         assert done.returncode == 0, done
         return done.stdout.splitlines()
 
+    def arrays(self, code: str, *words: str, **env: str) -> dict[str, np.ndarray]:
+        """Return the arrays that some Python code saves as arrays.npz in the project's folder."""
+        succeeded(self.do("python", "-c", code, *words, **env))
+        with np.load(self.root / "arrays.npz") as kept:
+            found = dict(kept)
+        (self.root / "arrays.npz").unlink()
+        return found
+
     def edit(self, file: str, old: str, new: str) -> None:
         """Replace a text wherever a file of the project has it, which is somewhere."""
         path = self.root / file
         text = path.read_text()
-        assert old in text
+        assert old in text, (file, old)
         path.write_text(text.replace(old, new))
 
     def command(self, *words: str, **env: str) -> subprocess.Popen[str]:
@@ -146,6 +154,11 @@ class Project:
     def journalled(self, job_id: str) -> Curves:
         """Return a job's curves as its journal has them."""
         return curves_in(self.folder(job_id))
+
+    def tested(self, job_id: str) -> dict[str, float]:
+        """Return a job's test results by name, as the sqlite store has them."""
+        stored = self.stored(job_id).items()
+        return {key[5:]: float(v[-1][1]) for key, v in stored if key.startswith("test_")}
 
     def outputs(self, job_id: str) -> dict[str, np.ndarray]:
         """Return what a job has kept of its test examples."""
@@ -216,6 +229,16 @@ def one_line(done: subprocess.CompletedProcess[str], status: int) -> str:
     assert "Traceback" not in done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     return line
+
+
+def jobs_of(project: Project, script: str = "run") -> list[str]:
+    """The ids of a script's jobs, by their seed."""
+    found = {}
+    for file in project.root.glob("runs/*/*/settings.json"):
+        about = json.loads(file.read_text())
+        if about["script"] == script:
+            found[about["settings"]["seed"]] = file.parent.parent.name
+    return [job for _, job in sorted(found.items())]
 
 
 def job_of(done: subprocess.CompletedProcess[str]) -> str:

@@ -69,8 +69,7 @@ class Store:
         if found := self.client.get_experiment_by_name(experiment):
             place = found.experiment_id
         else:
-            files = (self.folder / "artifacts").as_uri()
-            place = self.client.create_experiment(experiment, files)
+            place = self.client.create_experiment(experiment, self.folder.as_uri() + "/artifacts")
         about = {
             "job_id": name(settings),
             "commit": "abc",
@@ -105,23 +104,19 @@ class Store:
         models: Iterable[str] = ("mlp", "convnet"),
         lrs: Iterable[float] = (1e-3, 1e-2),
         seeds: int = 3,
-        metrics: Mapping[str, Metric] = CLASSIFIER,
-        evaluations: int = 20,
-        monitor: str = "val_accuracy",
         **more: Iterable[Any],
     ) -> None:
         """Store a grid of classifiers; `more` are further settings, each with its values."""
         for model, lr, *others, seed in product(models, lrs, *more.values(), range(seeds)):
-            settings = {"dataset": "digits", "epochs": 20, "monitor": monitor, "note": ""}
+            settings = {"dataset": "digits", "epochs": 20, "monitor": "val_accuracy", "note": ""}
             settings |= {"model": model, "lr": lr, **dict(zip(more, others, strict=True))}
             settings |= {"seed": seed}
             final = random.Random(name(settings)).uniform(0.9, 0.99)
-            accuracy = [final - 0.6 * math.exp(-(i + 1) / 3) for i in range(evaluations)]
+            accuracy = [final - 0.6 * math.exp(-(i + 1) / 3) for i in range(20)]
             loss = [3 * (1 - value) for value in accuracy]
             self.job(
                 experiment,
                 {"train_loss": loss, "val_loss": loss, "val_accuracy": accuracy},
-                metrics,
                 tests={"test_accuracy": final - 0.01, "test_loss": 3 - 3 * final},
                 seconds=2.0 + seed,
                 **settings,

@@ -184,12 +184,7 @@ class Lab:
 
     def write_lines(self, *lines: str) -> None:
         """Make these lines the grid of run.sh."""
-        self.write_grid("--seed 0")
-        script = self.project.root / "run.sh"
-        text = script.read_text()
-        script.write_text(
-            text.replace("  job --seed 0\n", "".join(f"  {each}\n" for each in lines))
-        )
+        write_lines(self.project.root, *lines)
 
     def write_analysis(self) -> None:
         """Add analyse.py, whose jobs are light too, and derived from others."""
@@ -213,9 +208,14 @@ class Lab:
 
 def write_grid(root: Path, *jobs: str) -> None:
     """Make these jobs, each given as shell words, the grid of a project's run.sh."""
+    write_lines(root, *(f"job {job}" for job in jobs))
+
+
+def write_lines(root: Path, *lines: str) -> None:
+    """Make these lines the grid of a project's run.sh."""
     head, rest = (root / "run.sh").read_text().split("grid() {\n")
     tail = rest.split("\n}\n", 1)[1]
-    body = "".join(f"  job {job}\n" for job in jobs)
+    body = "".join(f"  {line}\n" for line in lines)
     (root / "run.sh").write_text(f"{head}grid() {{\n{body}}}\n{tail}")
 
 

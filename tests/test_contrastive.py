@@ -4,18 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from faults import Project, one_line, same
+from faults import one_line, same
 from PIL import Image
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
+EXAMPLE = "contrastive"
 RANDOM = np.random.default_rng(0)
 SHORT = ("--steps", "60", "--eval-every", "30", "--quiet")
-
-
-@pytest.fixture(scope="module")
-def project(make):
-    return Project(make(example="contrastive"))
 
 
 # What is measured
@@ -35,7 +31,7 @@ random = torch.Generator().manual_seed(0)
 views = data.augmentation(job.settings)((images, labels), random)
 with torch.no_grad():
     np.savez(
-        sys.argv[2],
+        "arrays.npz",
         labels=labels, classes=classes,
         features=job.model.features(images),
         known=torch.stack([job.model.features(each) for each in known]),
@@ -44,19 +40,13 @@ with torch.no_grad():
 """
 
 
-def test_metrics_are_those_of_the_test_images(project, tmp_path):
+def test_metrics_are_those_of_the_test_images(project):
     """All test images are in one batch, so everything can be computed again."""
     job = project.finish(*SHORT, "--batch-size", "359", "--temperature", "0.3")
-    project.printed(OUTPUTS, job, str(tmp_path / "outputs.npz"))
-    with np.load(tmp_path / "outputs.npz") as file:
-        found = {name: values for name, values in file.items()}
+    found = project.arrays(OUTPUTS, job)
     wanted = contrasted(found["points"].astype(float), 0.3)
     wanted |= probed(found["known"], found["classes"], found["features"], found["labels"])
-    tested = {
-        key.removeprefix("test_"): points[-1][1]
-        for key, points in project.stored(job).items()
-        if key.startswith("test_")
-    }
+    tested = project.tested(job)
     assert tested == pytest.approx(wanted, abs=2e-3)
     assert 0.5 < wanted["knn_accuracy"] < 1 and 0.5 < wanted["probe_accuracy"] < 1
     kept = project.outputs(job)
@@ -68,8 +58,7 @@ def test_metrics_are_those_of_the_test_images(project, tmp_path):
 def contrasted(points: np.ndarray, temperature: float) -> dict[str, float]:
     """NT-Xent, alignment and uniformity of the points of two views (2, B, P), one by one."""
     first, second = points / np.linalg.norm(points, axis=2, keepdims=True)
-    both, count, losses, matched = [*first, *second], len(first), [], []
-    kernel = []
+    both, count, losses, matched, kernel = [*first, *second], len(first), [], [], []
     for i, point in enumerate(both):
         partner = (i + count) % (2 * count)
         others = [j for j in range(2 * count) if j != i]
@@ -136,10 +125,7 @@ def test_probes_learn_from_few_training_images_of_each_class(project):
 def test_training_uses_no_labels(project, tmp_path):
     """With the labels of other images, the last weights and the training curve are the same."""
     wrong = project.copy(tmp_path / "wrong")
-    script = wrong.root / "data.py"
-    text = script.read_text()
-    assert text.count("TensorDataset(images, rows[:, -1].long())") == 1
-    script.write_text(text.replace("rows[:, -1].long()", "rows[:, -1].long().roll(500)"))
+    wrong.edit("data.py", "(images, rows[:, -1].long())", "(images, rows[:, -1].long().roll(500))")
     flags = (*SHORT, "--monitor", "none")
     jobs = [(each, each.finish(*flags)) for each in (project, wrong)]
     one, other = (each.tensors(job)["best"]["models"] for each, job in jobs)
@@ -161,8 +147,7 @@ def test_images_in_folders_are_read_in_their_format(project, tmp_path):
     folder = ("--dataset", "image-folder", "--data-root", str(tmp_path), "--image-size", "16")
     flags = (*folder, "--augment", "crop-flip-colour", "--batch-size", "8", *SHORT)
     job = project.finish(*flags, "--val-fraction", "0.2")
-    ((_, accuracy),) = project.stored(job)["test_probe_accuracy"]
-    assert accuracy > 0.8
+    assert project.tested(job)["probe_accuracy"] > 0.8
     (tmp_path / "dark" / "00.png").unlink()
     said = one_line(project.run(*flags, "--probe-labels", "30", "--note", "few"), 2)
     assert "--probe-labels 30: the class " in said and " training images" in said

@@ -1,26 +1,18 @@
 """The README's first command, on a machine that has nothing but Python and bash."""
 
+import json
 import os
-import sqlite3
-import statistics
 import subprocess
 import sys
-from contextlib import closing
+from statistics import mean
 
 import pytest
+from faults import Project, silent, succeeded
 from repository import REPOSITORY
 
-KEPT = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # where the network has its own certificates
+pytestmark = pytest.mark.full
 
-RESULTS = """
-SELECT lr.value, metrics.value FROM runs
-JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key = 'finished'
-JOIN params AS model ON model.run_uuid = runs.run_uuid AND model.key = 'model'
-JOIN params AS lr ON lr.run_uuid = runs.run_uuid AND lr.key = 'lr'
-JOIN latest_metrics AS metrics
-    ON metrics.run_uuid = runs.run_uuid AND metrics.key = 'test_accuracy'
-WHERE runs.status = 'FINISHED' AND model.value = ?
-"""
+KEPT = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # where the network has its own certificates
 
 
 @pytest.fixture(scope="module")
@@ -29,57 +21,48 @@ def demo(template, tmp_path_factory):
     folder, home = tmp_path_factory.mktemp("demo"), tmp_path_factory.mktemp("home")
     env = {name: os.environ[name] for name in KEPT if name in os.environ}
     cache = subprocess.check_output(["uv", "cache", "dir"], text=True).strip()
-    env |= {
+    project = Project(folder / "demo")
+    project.env = env | {
         "HOME": str(home),
         "UV_CACHE_DIR": cache,
         "OMP_NUM_THREADS": "1",  # other tests run beside it
         "PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin",
     }
-    done = subprocess.run(
-        ["bash", "demo.sh", str(folder)], cwd=template, env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder, done.stdout, env
+    how = {"cwd": template, "env": project.env, "capture_output": True, "text": True}
+    done = succeeded(subprocess.run(["bash", "demo.sh", str(folder)], **how))
+    return project, done.stdout
 
 
-@pytest.mark.full
 def test_twelve_jobs_are_finished_and_good(demo):
-    folder, _, _ = demo
-    with closing(sqlite3.connect(folder / "demo" / "mlflow.db")) as store:
-        convnet, mlp = (store.execute(RESULTS, [m]).fetchall() for m in ("convnet", "mlp"))
-    assert len(convnet) == len(mlp) == 6
-    accuracy = {rate: statistics.mean(v for r, v in convnet if r == rate) for rate, _ in convnet}
-    assert len(accuracy) == 2
-    assert max(accuracy.values()) >= 0.985
+    project, _ = demo
+    accuracy = {}
+    for file in project.root.glob("runs/*/*/settings.json"):
+        job, settings = file.parent.parent.name, json.loads(file.read_text())["settings"]
+        found = accuracy.setdefault((settings["model"], settings["lr"]), [])
+        found.append(project.tested(job)["accuracy"])
+        assert project.runs(job)[0][1] == "FINISHED"
+    models = sorted((model, len(found)) for (model, _), found in accuracy.items())
+    assert models == [("convnet", 3), ("convnet", 3), ("mlp", 3), ("mlp", 3)]
+    assert max(mean(found) for (model, _), found in accuracy.items() if model == "convnet") >= 0.985
 
 
-@pytest.mark.full
 def test_figures_are_there_and_everything_is_named(demo):
-    folder, printed, _ = demo
-    figures = folder / "demo" / "figures"
+    project, printed = demo
     pictures = (REPOSITORY / "docs" / "figures").iterdir()
     names = {path.stem for path in pictures if not path.stem.startswith("mlflow-")}
-    assert {path.name for path in figures.iterdir()} == {
+    assert {path.name for path in (project.root / "figures").iterdir()} == {
         f"{name}.{kind}" for name in names for kind in ("pdf", "png", "tex", "json")
     }
     assert len(names) == 7
     end = printed.split("Done.")[1]
-    for place in ("demo", "demo/figures", "demo/runs", "demo/mlflow.db"):
-        assert f"{folder}/{place}" in end
-        assert (folder / place).exists()
-    assert len(list((folder / "demo" / "runs").glob("*/*/best.pt"))) == 12
+    for place in (".", "figures", "runs", "mlflow.db"):
+        assert str(project.root / place) in end
+        assert (project.root / place).exists()
+    assert len(list((project.root / "runs").glob("*/*/best.pt"))) == 12
 
 
-@pytest.mark.full
 def test_the_sweep_again_runs_nothing_and_needs_no_torch(demo, tmp_path):
-    folder, _, env = demo
+    project, _ = demo
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
-    again = subprocess.run(
-        ["bash", "run.sh"],
-        cwd=folder / "demo",
-        env=env | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert (again.returncode, again.stderr) == (0, "")
+    again = silent(project.do("bash", "run.sh", PYTHONPATH=str(tmp_path)))
     assert again.stdout == "12 of 12 jobs finished, 0 of them now\n"

@@ -4,26 +4,22 @@ import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pytest
 from faults import silent
 from repository import REPOSITORY
+from test_prose import listed
 
 sys.path.insert(0, str(REPOSITORY / "docs"))
 import build_site
 import make_tutorial
 
-LISTED = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
-
 
 def pages() -> list[str]:
     """All pages of the repository that are on the site, and both READMEs."""
-    done = subprocess.run(LISTED, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    found = [name for name in done.stdout.splitlines() if (REPOSITORY / name).is_file()]
-    return [name for name in found if build_site.place(name) or name.endswith("README.md")]
+    return [name for name in listed("*.md") if build_site.place(name) or "README.md" in name]
 
 
 def linked(name: str) -> set[str]:
@@ -57,53 +53,22 @@ def test_the_tutorial_has_the_commands_of_its_script_and_their_pictures():
     assert str(REPOSITORY) not in page
 
 
-def test_the_tutorial_s_edits_fit_the_template(make):
-    project = make()
+def test_the_tutorial_s_edits_fit_the_template(project):
     for step in make_tutorial.STEPS:
         if isinstance(step, make_tutorial.Edit):
-            text = (project / step.file).read_text()
-            assert text.count(step.old) == 1, step
-            (project / step.file).write_text(text.replace(step.old, step.new))
-
-
-class Links(HTMLParser):
-    """What a page of the site links to, and the places in it that can be linked to."""
-
-    def __init__(self, page: Path) -> None:
-        super().__init__()
-        self.links: set[str] = set()
-        self.places: set[str] = set()
-        self.feed(page.read_text())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name == "id" and value:
-                self.places.add(value)
-            elif name in ("href", "src") and value and not re.match(r"[a-z]+:|//", value):
-                self.links.add(value)
+            assert (project.root / step.file).read_text().count(step.old) == 1, step
+            project.edit(step.file, step.old, step.new)
 
 
 @pytest.mark.full
-def test_the_site_is_built_without_a_warning_and_no_link_is_broken(tmp_path):
-    command = [sys.executable, "docs/build_site.py", str(tmp_path / "site")]
+def test_the_site_is_built_without_a_warning(tmp_path):
+    """Sphinx warns of a link that leads nowhere, and of a place that a page does not have."""
+    site = tmp_path / "site"
+    command = [sys.executable, "docs/build_site.py", str(site)]
     silent(subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True))
-    read = {page: Links(page) for page in (tmp_path / "site").rglob("*.html")}
-    broken, followed = [], 0
-    for page, parsed in read.items():
-        for link in parsed.links - {"#"}:
-            parts = urlsplit(link)
-            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-            place = unquote(parts.fragment)
-            followed += 1
-            if not target.exists() or (place and place not in read[target].places):
-                broken.append(f"{page.name}: {link}")
-    assert broken == []
     places = {build_site.place(name) for name in pages()} - {None}
-    assert {f"{str(place)[:-3]}.html" for place in places} <= {
-        str(page.relative_to(tmp_path / "site")) for page in read
-    }
-    assert followed > 1000
-    names = (tmp_path / "site" / "interface.html").read_text()
+    assert all((site / str(place)).with_suffix(".html").exists() for place in places)
+    names = (site / "interface.html").read_text()
     assert "Job.in_background" in re.sub("<[^>]*>", "", names)
-    flags = (tmp_path / "site" / "commands.html").read_text()
+    flags = (site / "commands.html").read_text()
     assert "--checkpoint-minutes" in flags and "--redo-stale" in flags

@@ -75,11 +75,8 @@ def project(make):
     """A project in which a cross-validation of two learning rates has run."""
     project = Project(make())
     for name, changes in EDITS.items():
-        path = project.root / name
         for old, new in changes:
-            text = path.read_text()
-            assert text.count(old) == 1, (name, old)
-            path.write_text(text.replace(old, new))
+            project.edit(name, old, new)
     jobs = [f"{QUICK} --lr {lr} --fold {fold}" for lr in (1e-3, 1e-2) for fold in (1, 2, 3)]
     write_grid(project.root, *jobs)
     succeeded(ended(start(project.root, project.env)))
@@ -126,12 +123,10 @@ def test_what_cannot_be_cross_validated_is_refused_in_one_line(project, tmp_path
     line = one_line(project.run("--fold", "4"), 2)
     assert line == "run.py: --fold 4: must be from 0 to 3"
     copy = project.copy(tmp_path / "leak")
-    path = copy.root / "data.py"
-    path.write_text(path.read_text().replace("settings.split_seed, groups=source.patients", "0"))
+    copy.edit("data.py", "settings.split_seed, groups=source.patients", "0")
     line = one_line(copy.run(*QUICK.split()), 2)
     assert line.startswith("run.py: --dataset: a group is in two parts: ")
     few = project.copy(tmp_path / "few")
-    path = few.root / "data.py"
-    path.write_text(path.read_text().replace("row // 7", "row // 600"))
+    few.edit("data.py", "row // 7", "row // 600")
     line = one_line(few.run(*QUICK.split(), "--fold", "1"), 2)
     assert line == "run.py: --dataset: 2 groups are too few for 3 folds"

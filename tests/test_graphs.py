@@ -7,23 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, ended, job_of, kill, learnt, one_line, same, succeeded, wait_until
+from faults import job_of, learnt, one_line, same, succeeded
+from test_streamed_data import OFTEN, killed
 
-OFTEN = ("--checkpoint-minutes", "0.0001")
+EXAMPLE = "graphs"
 SHORT = ("--steps", "40", "--eval-every", "20", "--layers", "2", "--quiet")
 
 
-@pytest.fixture(scope="module")
-def project(make):
-    return Project(make(example="graphs"))
-
-
 # The stream
-
-
-def changed(project: Project) -> list[int]:
-    """When the checkpoints were last changed."""
-    return [path.stat().st_mtime_ns for path in project.root.glob("runs/*/*/last.pt")]
 
 
 @pytest.mark.full
@@ -33,10 +24,7 @@ def test_killed_it_goes_on_with_the_next_graph(project, tmp_path):
     left, whole = project.copy(tmp_path / "killed"), project.copy(tmp_path / "whole")
     job = whole.finish(*flags, "--workers", "0")
     for workers in ("0", "2"):
-        process, before = left.start(*flags, *OFTEN, "--workers", workers), changed(left)
-        wait_until(lambda: process.poll() is not None or changed(left) != before)  # noqa: B023
-        kill(process.pid)
-        assert ended(process).returncode == -9
+        killed(left, *flags, *OFTEN, "--workers", workers)
     succeeded(left.run(*flags))
     assert same(learnt(left, job), learnt(whole, job))
     assert left.journalled(job) == whole.journalled(job) == left.stored(job)
@@ -47,20 +35,16 @@ def test_killed_it_goes_on_with_the_next_graph(project, tmp_path):
 
 def test_metrics_are_those_of_the_kept_outputs(project):
     job = project.finish(*SHORT)
-    outputs, curves = project.outputs(job), project.stored(job)
+    outputs, tested = project.outputs(job), project.tested(job)
     sizes = {False: range(8, 24), True: range(32, 64)}
-    for larger, split in {False: "test", True: "test_larger"}.items():
+    for larger, prefix in {False: "", True: "larger_"}.items():
         of_split = outputs["larger"] == larger
         targets, predicted = outputs["target"][of_split], outputs["predicted"][of_split]
         assert len(targets) == 1000
         assert {*outputs["nodes"][of_split].tolist()} == {*sizes[larger]}
         squared = ((targets - predicted) ** 2).mean()
-        wanted = {
-            "loss": squared,
-            "mae": np.abs(targets - predicted).mean(),
-            "r2": 1 - squared / targets.var(),
-        }
-        found = {name: curves[f"{split}_{name}"][-1][1] for name in wanted}
+        wanted = [squared, np.abs(targets - predicted).mean(), 1 - squared / targets.var()]
+        found = [tested[prefix + name] for name in ("loss", "mae", "r2")]
         assert found == pytest.approx(wanted, rel=1e-4)
 
 
@@ -84,9 +68,8 @@ def write(path: Path, count: int) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def files(make):
-    """A project with graphs in files, four of them to train on."""
-    project = Project(make(example="graphs"))
+def files(project):
+    """The project with graphs in files, four of them to train on."""
     for part, count in {"train": 4, "val": 1, "test": 2}.items():
         for number in range(count):
             write(project.root / "data" / part / f"{number}.jsonl", 30)

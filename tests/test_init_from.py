@@ -4,7 +4,7 @@ import json
 
 import pytest
 from faults import Project, one_line, succeeded
-from sweeps import write_grid
+from sweeps import write_lines
 
 SHORT = "--schedule constant --batch-size 512 --eval-every 3 --log-every 1 --ema 0.9 --steps 6"
 LONG = SHORT.replace("--steps 6", "--steps 12")
@@ -16,11 +16,8 @@ def made(make):
     """A project with a short job, a longer one that continues it, one that begins with its best
     weights, and one as long that does all steps itself; its grid has run them."""
     project = Project(make())
-    write_grid(project.root, LONG)
-    run_sh = project.root / "run.sh"
-    lines = f'  short=$(job {SHORT})\n  job {LONG} --init-from "$short:last"\n'
-    lines += f'  job {BEGUN} --init-from "$short"\n  job {LONG}\n'
-    run_sh.write_text(run_sh.read_text().replace(f"  job {LONG}\n", lines))
+    longer, begun = f'job {LONG} --init-from "$short:last"', f'job {BEGUN} --init-from "$short"'
+    write_lines(project.root, f"short=$(job {SHORT})", longer, begun, f"job {LONG}")
     done = succeeded(project.do("bash", "run.sh"))
     assert done.stdout.splitlines()[-1] == "4 of 4 jobs finished, 4 of them now"
     return project

@@ -20,11 +20,9 @@ STEPS = [2, 4, 6, 8, 10, 12]
 @pytest.fixture(scope="module")
 def finished(project):
     """A job run to its end, with something logged from the loop."""
-    script = project.root / "run.py"
-    text = script.read_text()
-    logged = '        job.log_epoch(metrics)\n        job.log_text("note", f"after {job.step}")\n'
-    assert text.count("        job.log_epoch(metrics)\n") == 1
-    script.write_text(text.replace("        job.log_epoch(metrics)\n", logged))
+    epoch = "        job.log_epoch(metrics)\n"
+    logged = f'{epoch}        job.log_text("note", f"after {{job.step}}")\n'
+    project.edit("run.py", epoch, logged)
     return project.run(*QUICK)
 
 

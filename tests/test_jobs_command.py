@@ -42,10 +42,7 @@ class Jobs:
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Change the project's code."""
-        path = self.project.root / file
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
+        self.project.edit(file, old, new)
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,13 @@
 """The example for language models: its tokens, and what it measures."""
 
 import json
-import math
 import shutil
 import signal
 
 import numpy as np
 import pytest
 from faults import Project, one_line
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 TINY = ("--model", "gpt-tiny", "--steps", "30", "--eval-every", "15", "--context", "32")
 OWN = ("--dataset", "files", "--text", "story.txt", "--tokenizer", "bpe.json")
@@ -31,23 +30,13 @@ def byte_level() -> Tokenizer:
     return made
 
 
-def words() -> Tokenizer:
-    """A tokenizer with too many words for 16 bits, whose tokens do not have the text's bytes."""
-    known = ["[UNK]", *(f"word{number}" for number in range(70_000)), "sea"]
-    vocabulary = {word: number for number, word in enumerate(known)}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.normalizer, made.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
-    return made
-
-
 @pytest.fixture(scope="module")
 def project(make):
-    """A project with a text and two tokenizers in its data folder."""
+    """A project with a text and a tokenizer in its data folder."""
     project = Project(make(example="language"))
     folder = project.root / "data"
     folder.mkdir()
     byte_level().save(str(folder / "bpe.json"))
-    words().save(str(folder / "words.json"))
     (folder / "story.txt").write_text(STORY)
     return project
 
@@ -57,40 +46,7 @@ def told(project: Project, code: str, *words: str) -> object:
     return json.loads(*project.printed(code, *words))
 
 
-def results_of(project: Project, job: str) -> dict[str, float]:
-    """A job's test results, by name."""
-    stored = project.stored(job).items()
-    return {key[5:]: points[-1][1] for key, points in stored if key.startswith("test_")}
-
-
 # What is measured
-
-LENGTH = """
-import data
-from pathlib import Path
-from settings import Settings
-
-print(len(data.pydoc(Settings(), Path())[0]) // 10)
-"""
-
-
-def test_metrics_are_those_of_all_test_tokens(project):
-    job = project.finish(*TINY, "--batch-size", "512")
-    results, losses = results_of(project, job), project.outputs(job)["loss"]
-    assert losses.shape == ((told(project, LENGTH) - 1) // 32, 32)
-    mean = losses.astype(float).mean()
-    assert results["loss"] == pytest.approx(mean, rel=1e-5)
-    assert results["bits_per_byte"] == pytest.approx(mean / math.log(2), rel=1e-5)
-    assert results["perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
-    assert results["bits_per_byte"] < 7
-    logged = sorted(file.name for file in (project.folder(job) / "logged").iterdir())
-    assert len(logged) == 2
-    lines = map(json.loads, (project.folder(job) / "metrics.jsonl").read_text().splitlines())
-    points = [line["metrics"] for line in lines if "examples_per_second" in line.get("metrics", {})]
-    rates = [(each["examples_per_second"], each["tokens_per_second"]) for each in points]
-    assert len(rates) == 2 and all(other == pytest.approx(32 * one) for one, other in rates)
-    assert not any("mfu" in each for each in points)  # a CPU has no known peak
-
 
 PLAIN = """
 import json, math, sys
@@ -102,32 +58,44 @@ import jobs
 job = jobs.load(sys.argv[1])
 text = Path("data/story.txt").read_bytes()
 begin = len(text) - len(text) // 10
-while text[begin] & 0xC0 == 0x80:
+while sys.argv[2:] and text[begin] & 0xC0 == 0x80:
     begin -= 1
-found = Tokenizer.from_file("data/bpe.json").encode(text[begin:].decode())
-sizes = [len(token) for token in found.tokens]  # a letter of a token is a byte
-assert sum(sizes) == len(text) - begin > len(sizes)
+ids, sizes = [*text[begin:]], [1] * (len(text) - begin)  # a token is a byte
+if sys.argv[2:]:
+    found = Tokenizer.from_file(sys.argv[2]).encode(text[begin:].decode())
+    ids, sizes = found.ids, [len(token) for token in found.tokens]  # a letter of a token is a byte
+    assert sum(sizes) == len(text) - begin > len(sizes)
 context, nats, size = job.spec.context, 0.0, 0
 for first in range(0, len(sizes) - context, context):
-    window = torch.tensor([found.ids[first : first + context + 1]])
+    window = torch.tensor([ids[first : first + context + 1]])
     logits = job.model.eval()(window[:, :-1])
     chances = torch.log_softmax(logits.double(), -1)[0]
     nats -= chances[range(context), window[0, 1:]].sum().item()
     size += sum(sizes[first + 1 : first + context + 1])
-print(json.dumps([nats / math.log(2) / size, math.exp(nats / (first + context))]))
+mean = nats / (first + context)
+print(json.dumps([first // context + 1, mean, math.exp(mean), nats / math.log(2) / size]))
 """
 
 
-def test_bits_per_byte_and_perplexity_are_those_of_a_plain_computation(project):
+@pytest.mark.parametrize("tokenizer", [(), ("data/bpe.json",)], ids=["bytes", "tokens"])
+def test_metrics_are_those_of_a_plain_computation_with_all_test_tokens(project, tokenizer):
     """With tokens of several bytes, and characters too."""
-    job = project.finish(*TINY, *OWN)
-    bits, perplexity = told(project, PLAIN, job)
-    results = results_of(project, job)
-    assert results["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
-    assert results["perplexity"] == pytest.approx(perplexity, rel=1e-5)
-    (*_, last) = sorted((project.folder(job) / "logged").iterdir())
+    job = project.finish(*TINY, *(OWN if tokenizer else OWN[:4]))
+    windows, *wanted = told(project, PLAIN, job, *tokenizer)
+    results, losses = project.tested(job), project.outputs(job)["loss"]
+    assert losses.shape == (windows, 32)
+    found = [results[name] for name in ("loss", "perplexity", "bits_per_byte")]
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert losses.astype(float).mean() == pytest.approx(results["loss"], rel=1e-5)
+    assert results["bits_per_byte"] < 7
+    _, last = sorted((project.folder(job) / "logged").iterdir())
     assert len(last.read_text()) > 50 and "Ġ" not in last.read_text()
     assert (project.folder(job) / "spec.json").exists()
+    lines = map(json.loads, (project.folder(job) / "metrics.jsonl").read_text().splitlines())
+    points = [line["metrics"] for line in lines if "examples_per_second" in line.get("metrics", {})]
+    rates = [(each["examples_per_second"], each["tokens_per_second"]) for each in points]
+    assert len(rates) == 2 and all(other == pytest.approx(32 * one) for one, other in rates)
+    assert not any("mfu" in each for each in points)  # a CPU has no known peak
 
 
 CHUNKS = """
@@ -146,14 +114,10 @@ for chunk in (0, 7, 16, 60):
     model.zero_grad()
     loss, measured = run.forward(model, batch, replace(settings, loss_chunk=chunk))
     loss.backward()
-    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
-    bits, sizes = measured["bits_per_byte"]
-    answers.append((loss.detach(), measured["loss"].detach(), bits, sizes, gradients))
-plain, *others = answers
-print(json.dumps([
-    all(torch.allclose(one, other, rtol=1e-9, atol=1e-12) for one, other in zip(plain, each))
-    for each in others
-]))
+    values = [loss, measured["loss"], *measured["bits_per_byte"]]
+    values += [parameter.grad for parameter in model.parameters()]
+    answers.append(torch.cat([value.detach().double().flatten() for value in values]))
+print(json.dumps([torch.allclose(answers[0], each, rtol=1e-9, atol=1e-12) for each in answers[1:]]))
 """
 
 
@@ -192,8 +156,8 @@ def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path, pattern)
     for number, part in enumerate(parts):
         wanted = []
         for text in read:
-            held_out = len(text) // 10
-            ends = (0, len(text) - 2 * held_out, len(text) - held_out, len(text))
+            tenth = len(text) // 10
+            ends = (0, len(text) - 2 * tenth, len(text) - tenth, len(text))
             wanted += text[ends[number] : ends[number + 1]]
         count = (len(wanted) - 1) // 16 * 16
         assert [token for window in part for token in window[:-1]] == wanted[:count]
@@ -209,10 +173,7 @@ def test_each_token_of_a_part_is_once_one_to_predict(project, tmp_path, pattern)
         (("--dataset", "files", "--text", "shelf"), "--text shelf: is a folder; name its files"),
         (("--text", "story.txt"), "--text story.txt: needs --dataset files"),
         (("--dataset", "files", "--text", "../a.txt"), "--text ../a.txt: must name files in "),
-        (
-            ("--tokenizer", "none.json"),
-            "--tokenizer none.json: there is no such tokenizer.json in ",
-        ),
+        (("--tokenizer", "none.json"), "--tokenizer none.json: there is no such tokenizer.json"),
         (("--tokenizer", "story.txt"), "--tokenizer: is not a valid tokenizer.json ("),
         ((*OWN[:2], "--text", "latin", *OWN[4:]), "--tokenizer: the text is not UTF-8; convert it"),
     ],
@@ -261,7 +222,7 @@ def test_a_job_that_is_killed_while_it_writes_tokens_harms_nothing(project, tmp_
     text = STORY.encode()
     assert len(tokens) == len(sizes)
     assert byte_level().decode(tokens.tolist()) == text[-int(sizes.sum()) :].decode()
-    assert results_of(fresh, job) == results_of(project, project.finish(*TINY, *OWN))
+    assert fresh.tested(job) == project.tested(project.finish(*TINY, *OWN))
 
 
 # Networks

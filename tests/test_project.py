@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 from faults import one_line
-from repository import REPOSITORY
+from repository import PROJECT, REPOSITORY
 
-INNER = "{{cookiecutter.project_slug}}"
-WORKFLOW = REPOSITORY / INNER / ".github" / "workflows" / "tests.yml"
-STEPS = [
-    step.get("run", "") for step in yaml.safe_load(WORKFLOW.read_text())["jobs"]["tests"]["steps"]
-]
+INNER = PROJECT.name
+WORKFLOW = yaml.safe_load((PROJECT / ".github" / "workflows" / "tests.yml").read_text())
+STEPS = [step.get("run", "") for step in WORKFLOW["jobs"]["tests"]["steps"]]
 COMMANDS = [step.removeprefix("uv run ") for step in STEPS if step.startswith("uv run ")]
-
 
 CACHES = {"RUFF_NO_CACHE": "true", "MYPY_CACHE_DIR": str(REPOSITORY / ".mypy_cache")}
 """ruff leaves nothing in a folder that cookiecutter copies; mypy checks torch once for all."""
@@ -25,14 +22,8 @@ CACHES = {"RUFF_NO_CACHE": "true", "MYPY_CACHE_DIR": str(REPOSITORY / ".mypy_cac
 def check(command, folder):
     """Run a command in a folder with this environment's tools."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env=os.environ | {"PATH": path} | CACHES,
-        capture_output=True,
-        text=True,
-    )
+    env = os.environ | {"PATH": path} | CACHES
+    done = subprocess.run(command, shell=True, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -40,17 +31,14 @@ LONG = ("mypy", "pytest")
 """Commands that take minutes."""
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in LONG])
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(each, marks=[pytest.mark.full] * (each in LONG)) for each in COMMANDS],
+)
 def test_checks(make, command):
-    check(command, make())
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("command", LONG)
-def test_long_checks(make, command):
     """With odd answers: the project's name is its experiment in the store."""
     odd = "O'Neil's \"quoted\" \\ 北京 🙂"
-    assert command in COMMANDS
+    assert {*LONG} < {*COMMANDS}
     check(command, make(project_name=odd, description=odd, author=odd))
 
 
@@ -60,24 +48,15 @@ def test_run_py_says_in_one_line_what_is_wrong_in_settings_py(project):
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("folder", "command"),
     [
-        "ruff check",
-        "ruff format --check",
-        f"shellcheck *.sh .ci/run '{INNER}'/labjobs/sweeps/*.sh",
-        f"shfmt -i 2 -ci -d *.sh .ci/run '{INNER}'",
+        (".", "ruff check"),
+        (".", "ruff format --check"),
+        (".", f"shellcheck *.sh .ci/run '{INNER}'/labjobs/sweeps/*.sh"),
+        (".", f"shfmt -i 2 -ci -d *.sh .ci/run '{INNER}'"),
+        (INNER, "lint-imports --no-cache ../pyproject.toml"),
+        pytest.param(INNER, "mypy --config-file ../pyproject.toml", marks=pytest.mark.full),
     ],
 )
-def test_template_is_clean(template, command):
-    check(command, template)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "lint-imports --no-cache ../pyproject.toml",
-        pytest.param("mypy --config-file ../pyproject.toml", marks=pytest.mark.full),
-    ],
-)
-def test_the_engine_is_clean(template, command):
-    check(command, template / INNER)
+def test_the_template_is_clean(template, folder, command):
+    check(command, template / folder)

@@ -38,9 +38,8 @@ def prose(page: str) -> str:
 def pages():
     """The sentences of all pages, and of the texts of --help, by file."""
     found = {name: prose((REPOSITORY / name).read_text()) for name in listed("*.md")}
-    help_texts = (f"{INNER}/settings.py", f"{INNER}/labjobs/job/runtime.py")
-    for name in (*help_texts, *listed(f"{INNER}/labjobs/commands/command.py")):
-        found[name] = (REPOSITORY / name).read_text()
+    for name in ("settings.py", "labjobs/job/runtime.py", "labjobs/commands/command.py"):
+        found[f"{INNER}/{name}"] = (REPOSITORY / INNER / name).read_text()
     return found
 
 

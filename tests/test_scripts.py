@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults import Project, one_line, silent
-from sweeps import write_grid
+from sweeps import write_grid, write_lines
 from test_changed_data import image
 
 pytestmark = pytest.mark.full
@@ -54,12 +54,9 @@ def made(make):
         folder.mkdir(parents=True)
         for number in range(20):
             image(number, folder / f"{number}.png")
-    write_grid(project.root, INPUT.format(0))
-    run_sh = project.root / "run.sh"
-    captured = "".join(f"  job{n}=$(job {INPUT.format(n)})\n" for n in range(2))
-    analysis = '  job analyse.py --first "$job0" --second "$job1"'
-    body = f"{captured}{analysis}\n{analysis} --norm 1\n"
-    run_sh.write_text(run_sh.read_text().replace(f"  job {INPUT.format(0)}\n", body))
+    captured = [f"job{n}=$(job {INPUT.format(n)})" for n in range(2)]
+    analysis = 'job analyse.py --first "$job0" --second "$job1"'
+    write_lines(project.root, *captured, analysis, f"{analysis} --norm 1")
     assert sweep(project) == (0, "4 of 4 jobs finished, 4 of them now")
     return project
 

@@ -4,17 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import Project, job_of, one_line, succeeded
+from faults import job_of, one_line, succeeded
 from PIL import Image
 
+EXAMPLE = "segmentation"
 RANDOM = np.random.default_rng(0)
 NONE = 255  # the class of pixels that do not count
 SHORT = ("--epochs", "1", "--image-size", "32", "--batch-size", "64", "--val-fraction", "0.25")
-
-
-@pytest.fixture(scope="module")
-def project(make):
-    return Project(make(example="segmentation"))
 
 
 # What is measured
@@ -23,7 +19,7 @@ def project(make):
 def test_metrics_are_those_of_the_pixels_that_have_a_class(project):
     """All test images are in one batch, so all are kept and everything can be computed again."""
     job = project.finish("--epochs", "3", "--batch-size", "200")
-    outputs, curves = project.outputs(job), project.stored(job)
+    outputs, tested = project.outputs(job), project.tested(job)
     mask, predicted = outputs["mask"], outputs["predicted"]
     assert (mask.shape, outputs["image"].shape) == ((120, 24, 24), (120, 1, 24, 24))
     counts = mask != NONE
@@ -32,11 +28,6 @@ def test_metrics_are_those_of_the_pixels_that_have_a_class(project):
     for number, name in enumerate(["background", *map(str, range(10))]):
         true, found = mask == number, (predicted == number) & counts
         ious[name] = (true & found).sum() / (true | found).sum()
-    tested = {
-        key.removeprefix("test_"): points[-1][1]
-        for key, points in curves.items()
-        if key.startswith("test_")
-    }
     correct = (mask == predicted)[counts].mean()
     wanted = {f"iou_{name}": value for name, value in ious.items()}
     wanted |= {"iou": np.mean([*ious.values()]), "pixel_accuracy": correct}
@@ -59,26 +50,23 @@ for name in data.AUGMENTATIONS:
 
 def test_augmentations_move_masks_with_their_images(project):
     """Each mask is its image, before and after."""
-    done = project.do("python", "-c", AUGMENTED)
-    assert done.stdout.splitlines() == ["none True True", "crop True False", "crop-flip True False"]
+    found = project.printed(AUGMENTED)
+    assert found == ["none True True", "crop True False", "crop-flip True False"]
 
 
 # Datasets in files
 
 
-def photograph(path: Path, mask: np.ndarray) -> None:
-    """Write a photograph in which the classes of a mask differ in brightness."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write(photograph: Path, file: Path, mask: np.ndarray, *, palette: bool = False) -> None:
+    """Write a mask, and a photograph in which its classes differ in brightness."""
+    for path in (photograph, file):
+        path.parent.mkdir(parents=True, exist_ok=True)
     grey = (40 * (mask % 7) + RANDOM.integers(0, 16, mask.shape)).astype(np.uint8)
-    Image.fromarray(np.stack([grey] * 3, 2)).save(path)
-
-
-def write_mask(path: Path, mask: np.ndarray, palette: bool) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.stack([grey] * 3, 2)).save(photograph)
     image = Image.fromarray(mask)
     if palette:
         image.putpalette(RANDOM.integers(0, 256, 768, dtype=np.uint8).tobytes())
-    image.save(path)
+    image.save(file)
 
 
 def halves(left: int, right: int, edge: int) -> np.ndarray:
@@ -92,42 +80,37 @@ def halves(left: int, right: int, edge: int) -> np.ndarray:
 
 def voc(root: Path) -> np.ndarray:
     """Pascal VOC's files: masks with a palette and edges of 255. Returns those to test on."""
-    folder, tested = root / "VOCdevkit" / "VOC2012", []
+    folder = root / "VOCdevkit" / "VOC2012"
     for part, count in (("train", 8), ("val", 4)):
-        names = [f"2007_{part}_{number}" for number in range(count)]
+        masks = {f"2007_{part}_{number}": halves(0, 8, NONE) for number in range(count)}
         listed = folder / "ImageSets" / "Segmentation" / f"{part}.txt"
         listed.parent.mkdir(parents=True, exist_ok=True)
-        listed.write_text("".join(f"{name}\n" for name in names))
-        for name in names:
-            mask = halves(0, 8, NONE)
-            photograph(folder / "JPEGImages" / f"{name}.jpg", mask)
-            write_mask(folder / "SegmentationClass" / f"{name}.png", mask, palette=True)
-            tested += [mask] if part == "val" else []
-    return np.stack(tested)
+        listed.write_text("".join(f"{name}\n" for name in masks))
+        for name, mask in masks.items():
+            file = folder / "SegmentationClass" / f"{name}.png"
+            write(folder / "JPEGImages" / f"{name}.jpg", file, mask, palette=True)
+    return np.stack([*masks.values()])
 
 
 def pets(root: Path) -> np.ndarray:
     """Oxford-IIIT Pet's files: trimaps of 1, 2 and 3. Returns the classes to test on."""
-    folder, tested = root / "oxford-iiit-pet", []
+    folder = root / "oxford-iiit-pet"
     (folder / "annotations").mkdir(parents=True)
     for part, count in (("trainval", 8), ("test", 4)):
-        names = [f"Abyssinian_{part}{number}" for number in range(count)]
-        listed = "".join(f"{name} 1 1 1\n" for name in names)
+        trimaps = {f"Abyssinian_{part}{number}": halves(1, 2, 3) for number in range(count)}
+        listed = "".join(f"{name} 1 1 1\n" for name in trimaps)
         (folder / "annotations" / f"{part}.txt").write_text(listed)
-        for name in names:
-            trimap = halves(1, 2, 3)
-            photograph(folder / "images" / f"{name}.jpg", trimap)
-            write_mask(folder / "annotations" / "trimaps" / f"{name}.png", trimap, palette=False)
-            tested += [np.choose(trimap - 1, [1, 0, NONE])] if part == "test" else []
-    return np.stack(tested)
+        for name, trimap in trimaps.items():
+            file = folder / "annotations" / "trimaps" / f"{name}.png"
+            write(folder / "images" / f"{name}.jpg", file, trimap)
+    return np.stack([np.choose(trimap - 1, [1, 0, NONE]) for trimap in trimaps.values()])
 
 
 def mask_folder(root: Path) -> np.ndarray:
     """Images, masks and the names of classes; no part is set aside to test on."""
     masks = [halves(0, 1, NONE) for _ in range(12)]
     for number, mask in enumerate(masks):
-        photograph(root / "images" / f"{number:02}.jpg", mask)
-        write_mask(root / "masks" / f"{number:02}.png", mask, palette=False)
+        write(root / "images" / f"{number:02}.jpg", root / "masks" / f"{number:02}.png", mask)
     (root / "classes.txt").write_text("ground\nsky\n")
     return np.stack(masks)
 
@@ -159,7 +142,7 @@ def test_what_is_wrong_with_files_is_said_in_one_line(project, tmp_path):
         (np.zeros((32, 31)), "they do not have the same size"),
         (np.zeros((32, 32, 3)), "the mask has colours (RGB), not a class in each pixel"),
     ):
-        write_mask(tmp_path / "masks" / "05.png", pixels.astype(np.uint8), palette=False)
+        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "masks" / "05.png")
         assert f"05.png cannot be read: {said}" in one_line(project.run(*flags), 1)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from faults import Curves, Project, ended, job_of, one_line, same, succeeded
+from sweeps import write_grid
 
 SHORT = ("--steps", "12", "--eval-every", "6", "--log-every", "1", "--batch-size", "63")
 ALIKE = (*SHORT, "--accumulate", "3", "--clip-norm", "1", "--ema", "0.9")
@@ -157,16 +158,13 @@ def test_a_job_whose_processes_are_too_many_or_too_few_is_refused_before_anythin
     done = ended(project.command(sys.executable, *start, "--batch-size", "1"))
     assert one_line(done, 2) == f"run.py: {wrong}"
 
-    script = project.root / "run.sh"
-    before, _, rest = script.read_text().partition("grid() {")
-    grid = "grid() {\n  job --batch-size 1\n  job --batch-size 2"
-    script.write_text(before + grid + rest[rest.index("\n}") :])
+    write_grid(project.root, "--batch-size 1", "--batch-size 2")
     done = project.do("bash", "run.sh", "--gpus-per-job", "2")
     assert done.returncode == 2, done
     named, counted = done.stderr.splitlines()
     assert named == f"job 1, run.py --batch-size 1: {wrong}"
     assert counted == "run.sh: 1 of 2 jobs are wrong; nothing was started"
-    script.write_text(script.read_text().replace("--batch-size 1\n", "--batch-size 2 --shard\n"))
+    write_grid(project.root, "--batch-size 2 --shard", "--batch-size 2")
     done = project.do("bash", "run.sh")
     assert done.returncode == 2, done
     assert done.stderr.startswith(f"job 1, run.py --batch-size 2 --shard: {alone}")
@@ -221,10 +219,7 @@ def begun(project: Project) -> bool:
 @pytest.mark.full
 def test_a_sweep_gives_each_job_several_processes(make):
     project = Project(make())
-    script = project.root / "run.sh"
-    before, _, rest = script.read_text().partition("grid() {")
-    grid = "grid() {\n  job --epochs 300 --seed 1"
-    script.write_text(before + grid + rest[rest.index("\n}") :])
+    write_grid(project.root, "--epochs 300 --seed 1")
     sweep = project.command("bash", "run.sh", "--gpus-per-job", "2")
     while not begun(project):
         time.sleep(0.1)
@@ -232,7 +227,7 @@ def test_a_sweep_gives_each_job_several_processes(make):
     done = ended(sweep)
     assert done.returncode == 143 and "interrupted: by SIGTERM" in done.stdout, done
 
-    script.write_text(script.read_text().replace("--epochs 300", "--epochs 1"))
+    write_grid(project.root, "--epochs 1 --seed 1")
     done = project.do("bash", "run.sh", "--gpus-per-job", "2")
     assert done.returncode == 0 and "1 of 1 jobs finished, 1 of them now" in done.stdout, done
     assert any(

@@ -1,64 +1,188 @@
-"""The example that compares networks: its jobs and its figures."""
+"""The example that compares networks: CKA, the features of layers, its jobs and its figures."""
 
 import csv
-import json
-import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchvision
-from faults import Project, job_of, one_line, succeeded
-from sweeps import write_grid
-from test_cka import reference
+from faults import Project, job_of, jobs_of, one_line, succeeded
+from numpy.typing import NDArray
+from repository import imported
+from sweeps import write_lines
 from torch import Tensor, nn
 
-SHORT = "--epochs 1 --seed {}"
+Array = NDArray[np.float64]
+
+similarity = imported("similarity", "similarity")
+
+
+# CKA, compared with NumPy
+
+
+def u_centred(features: Array) -> Array:
+    """The Gram matrix of features (n, p), U-centred as by Székely and Rizzo 2014
+    (doi.org/10.1214/14-AOS1255)."""
+    gram, n = features @ features.T, len(features)
+    np.fill_diagonal(gram, 0)
+    rows = gram.sum(1, keepdims=True) / (n - 2)
+    centred = gram - rows - rows.T + gram.sum() / ((n - 1) * (n - 2))
+    np.fill_diagonal(centred, 0)
+    return centred
+
+
+def reference(one: Array, other: Array) -> float:
+    """The debiased CKA of features (n, p) and (n, q): the cosine of their U-centred matrices."""
+    a, b = u_centred(one), u_centred(other)
+    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
+
+
+def cka(*layers: Array, block: int) -> Array:
+    """The CKA that the example computes, with `block` examples at a time."""
+    tensors = [torch.from_numpy(np.ascontiguousarray(layer)).double() for layer in layers]
+    parts = [*zip(*(layer.split(block) for layer in tensors), strict=True)]
+    found: Array = similarity.debiased_cka(parts.__getitem__, len(parts)).numpy()
+    return found
+
+
+def draw(seed: int, n: int, p: int) -> Array:
+    return np.random.default_rng(seed).standard_normal((n, p))
+
+
+def layers(n: int = 37) -> list[Array]:
+    """Features of four layers, more and fewer than examples, that have something in common."""
+    common = draw(0, n, 5)
+    rectified = np.maximum(common @ draw(1, 5, 200), 0)
+    return [common, rectified, common[:, :2] + draw(2, n, 2), draw(3, n, 60) + 3]
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 36, 37])
+def test_it_is_the_cosine_of_u_centred_gram_matrices(block):
+    """Of all examples: a mean over minibatches, as by Nguyen et al. 2021, would differ."""
+    each = layers()
+    wanted = [[reference(one, other) for other in each] for one in each]
+    assert cka(*each, block=block) == pytest.approx(np.array(wanted), rel=1e-11, abs=1e-12)
+
+
+@pytest.mark.parametrize("other", [0, 20, 36])
+def test_a_layer_in_which_at_most_one_example_differs_has_none(other):
+    """Whichever it is: no rounding error passes for a value."""
+    each, constant = layers(), np.full((37, 4), 0.1)  # which no floating-point number is
+    lonely = constant.copy()
+    lonely[other] = draw(9, 1, 4)
+    found = cka(*each, constant, lonely, np.eye(37), block=10)
+    assert np.isnan(found[-3:]).all() and np.isnan(found[:, -3:]).all()
+    assert found[:-3, :-3] == pytest.approx(cka(*each, block=37))
+
+
+# The features of layers
+
+
+class Gives(nn.Module):
+    """A layer that gives what a function makes of its tokens."""
+
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, tokens: Tensor) -> object:
+        return self.function(tokens)
+
+
+class Odd(nn.Module):
+    """A network with all that layers may do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.twice = nn.Identity()
+        self.never = nn.Identity()
+        self.lengths = Gives(lambda tokens: {"length": tokens.shape[1]})
+        self.sums = Gives(lambda tokens: tokens.sum(0))
+        self.infinite = Gives(lambda tokens: tokens / 0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.stem(images).flatten(2).transpose(1, 2)
+        tokens, _ = self.attention(tokens, tokens, tokens)
+        for layer in (self.lengths, self.sums, self.infinite):
+            layer(tokens)
+        pooled: Tensor = self.twice(self.twice(tokens.mean(1)))
+        return pooled
 
 
 @pytest.fixture(scope="module")
-def made(make):
-    """A project that has trained two networks of different kinds, and has compared them."""
+def odd():
+    torch.manual_seed(0)
+    return Odd().eval()
+
+
+IMAGES = torch.rand(5, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def features(network: nn.Module, *names: str, spatial: str = "flatten") -> list[Tensor]:
+    chosen = similarity.layers(network, names, "--layers")
+    with torch.no_grad():
+        found: list[Tensor] = similarity.features(network, chosen, IMAGES, spatial)
+    return found
+
+
+def test_features_are_what_layers_give(odd):
+    """Of attention the first of two; of a layer before one that works in place its own."""
+    convolved, rectified, attended = features(odd, "attention", "stem.*")
+    with torch.no_grad():
+        wanted = odd.stem[0](IMAGES)
+        tokens = wanted.relu().flatten(2).transpose(1, 2)
+        outputs, _ = odd.attention(tokens, tokens, tokens)
+    assert torch.equal(convolved, wanted.flatten(1).double()) and (convolved < 0).any()
+    assert torch.equal(rectified, wanted.relu().flatten(1).double())
+    assert torch.allclose(attended, outputs.flatten(1).double())
+    assert {each.dtype for each in (convolved, rectified, attended)} == {torch.float64}
+    averaged, _, over_tokens = features(odd, "attention", "stem.*", spatial="average")
+    assert torch.allclose(averaged, wanted.double().mean((2, 3)))
+    assert torch.allclose(over_tokens, outputs.double().mean(1))
+    assert not odd.stem[0]._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("twice", "layer twice is run more than once; name the layer that it is part of"),
+        ("never", "layer never is not run; leave it out"),
+        ("lengths", "layer lengths gives dict, not a tensor with a row for each image"),
+        ("sums", "layer sums gives (16, 4), not a tensor with a row for each image"),
+        ("infinite", "layer infinite gives numbers that are not finite"),
+    ],
+)
+def test_a_layer_without_features_is_refused(odd, name, said):
+    with pytest.raises(similarity.JobError) as caught:
+        features(odd, name)
+    assert str(caught.value) == said
+
+
+# The jobs
+
+
+@pytest.fixture(scope="module")
+def project(make):
+    """A project whose grid has trained two networks of different kinds, and has compared them."""
     project = Project(make(example="similarity"))
-    grid(project, 'job compare.py --first "$a" --second "$b" --second-layers "layers.[0-4]"')
+    write_lines(
+        project.root,
+        "a=$(job --epochs 1 --seed 0)",
+        "b=$(job --epochs 1 --seed 1 --model convnet)",
+        'job compare.py --first "$a" --second "$b" --second-layers "layers.[0-4]"',
+    )
+    assert "no finished job of compare.py" in one_line(project.do("python", "plot_compare.py"), 1)
     succeeded(project.do("bash", "run.sh"))
     return project
 
 
-@pytest.fixture(scope="module")
-def project(made, tmp_path_factory):
-    """That project with its jobs and their store, for further comparisons."""
-    folder = tmp_path_factory.mktemp("further") / "project"
-    return Project(Path(shutil.copytree(made.root, folder)))
-
-
-def grid(project: Project, comparison: str) -> None:
-    """Write a grid of two networks and a comparison of them."""
-    run_sh = project.root / "run.sh"
-    write_grid(project.root, SHORT.format(0))
-    jobs = f"  a=$(job {SHORT.format(0)})\n  b=$(job {SHORT.format(1)} --model convnet)\n"
-    text = run_sh.read_text().replace(f"  job {SHORT.format(0)}\n", f"{jobs}  {comparison}\n")
-    assert comparison in text
-    run_sh.write_text(text)
-
-
-def trained(project: Project) -> list[str]:
-    """The ids of the jobs of run.py, by their seed."""
-    folders = [path.parent for path in project.root.glob("runs/*/*/settings.json")]
-    found = [json.loads((folder / "settings.json").read_text()) for folder in folders]
-    jobs = zip(found, folders, strict=True)
-    seeds = {
-        about["settings"]["seed"]: folder.parent.name
-        for about, folder in jobs
-        if about["script"] == "run"
-    }
-    return [job for _, job in sorted(seeds.items())]
-
-
 def compare(project: Project, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-    first, _ = trained(project)
+    first, _ = jobs_of(project)
     return project.do("python", "compare.py", "--first", first, "--quiet", *flags, **env)
 
 
@@ -66,17 +190,14 @@ def logged(project: Project, job: str) -> dict[tuple[str, str], float]:
     """The CKA that a job has logged, by the names of the layers."""
     (file,) = project.folder(job).glob("logged/cka-*.csv")
     with file.open(newline="") as rows:
-        return {
-            (row["first_layer"], row["second_layer"]): float(row["cka"])
-            for row in csv.DictReader(rows)
-        }
+        found = [*csv.DictReader(rows)]
+    return {(row["first_layer"], row["second_layer"]): float(row["cka"]) for row in found}
 
 
 OUTPUTS = """
 import sys
 from pathlib import Path
 import numpy as np
-import torch
 import data, jobs
 
 both = [jobs.load(job).model for job in sys.argv[1:3]]
@@ -87,65 +208,60 @@ for part, model in zip("ab", both):
     for number, layer in enumerate(model.network.layers):
         value = layer(value)
         found[f"{part}{number}"] = value.detach().flatten(1).double().numpy()
-np.savez("outputs.npz", **found)
+np.savez("arrays.npz", **found)
 """
 
 
-def test_a_job_s_values_are_those_of_its_layers(project):
+def test_a_job_s_values_are_those_of_its_layers_and_are_drawn(project):
     """Computed again, layer by layer, on all 359 test images, in NumPy."""
-    script = project.root / "outputs.py"
-    script.write_text(OUTPUTS)
-    succeeded(project.do("python", "outputs.py", *trained(project)))
-    with np.load(project.root / "outputs.npz") as kept:
-        outputs = dict(kept)
-    script.unlink()
-    (project.root / "outputs.npz").unlink()
+    first, second = jobs_of(project)
+    outputs = project.arrays(OUTPUTS, first, second)
     assert len(outputs["a0"]) == 359
-    done = compare(project, "--second", trained(project)[1], "--batch-size", "100")
+    done = compare(project, "--second", second, "--batch-size", "100")
     values = logged(project, job_of(done))
     assert len(values) == 6 * 8
     for (one, other), value in values.items():
         wanted = reference(outputs[f"a{one[-1]}"], outputs[f"b{other[-1]}"])
         assert value == pytest.approx(wanted, abs=1e-5)
-    assert f"finished: last_cka {values['layers.5', 'layers.7']:.4g}" in done.stdout
-    averaged = compare(project, "--second", trained(project)[1], "--spatial", "average")
-    assert (
-        logged(project, job_of(averaged))["layers.5", "layers.0"] != values["layers.5", "layers.0"]
-    )
+    last = values["layers.5", "layers.7"]
+    assert f"finished: last_cka {last:.4g}" in done.stdout
+    averaged = logged(project, job_of(compare(project, "--second", second, "--spatial", "average")))
+    assert averaged["layers.5", "layers.0"] != values["layers.5", "layers.0"]
+    drawn = project.do("python", "plot_compare.py", "--format", "png")
+    assert one_line(drawn, 0).startswith("left out corresponding-layers: none of the compared")
+    assert (project.root / "figures" / "layer-maps.png").exists()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("flags", "status", "said"),
+    ("flags", "said"),
     [
-        ("", 2, "compare.py: --second, --model: give one of them"),
-        ("--model mlp --second {}", 2, "compare.py: --second, --model: give one of them"),
-        ("--second {} --pretrained", 2, "compare.py: --pretrained, --image-size: are for --model"),
-        ("--model resnet81", 2, "--model resnet81: no such model; did you mean resnet18?"),
-        ("--model mlp --pretrained", 2, "--pretrained: no weights are published for this project"),
+        ("", "compare.py: --second, --model: give one of them"),
+        ("--model mlp --second {}", "compare.py: --second, --model: give one of them"),
+        ("--second {} --pretrained", "compare.py: --pretrained, --image-size: are for --model"),
+        ("--model resnet81", "--model resnet81: no such model; did you mean resnet18?"),
+        ("--model mlp --pretrained", "--pretrained: no weights are published for this project"),
         (
             "--second {} --layers layer.*",
-            2,
             "--layers layer.*: the network has no such layer; did you mean layers.5?",
         ),
         (
             "--model resnet18 --second-layers layer1,fcc",
-            2,
             "--second-layers fcc: the network has no such layer; did you mean fc?",
         ),
-        ("--second {} --examples 3", 2, "compare.py: --examples 3: must be at least 4"),
+        ("--second {} --examples 3", "compare.py: --examples 3: must be at least 4"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(project, flags, status, said):
-    words = flags.format(trained(project)[1]).split()
-    assert said in one_line(compare(project, *words), status)
+def test_what_is_wrong_is_said_in_one_line(project, flags, said):
+    words = flags.format(jobs_of(project)[1]).split()
+    assert said in one_line(compare(project, *words), 2)
 
 
 # Networks of torchvision
 
 
-def write_weights(home: Path, name: str) -> dict[str, Tensor]:
-    """Write weights as torchvision publishes them where torch looks for them; returns them."""
+def write_weights(home: Path, name: str) -> None:
+    """Write weights as torchvision publishes them where torch looks for them."""
     torch.manual_seed(7)
     network = torchvision.models.get_model(name)
     for module in network.modules():
@@ -156,7 +272,6 @@ def write_weights(home: Path, name: str) -> dict[str, Tensor]:
     file = home / "hub" / "checkpoints" / url.split("/")[-1]
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save(network.state_dict(), file)
-    return dict(network.state_dict())
 
 
 PUBLISHED = """
@@ -178,7 +293,7 @@ for name in ("bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4", "
     value = getattr(network, name)(value)
     kept[name] = value
 kept["fc"] = network.fc(value.flatten(1))
-np.savez("outputs.npz", **{k: v.detach().flatten(1).double().numpy() for k, v in kept.items()})
+np.savez("arrays.npz", **{k: v.detach().flatten(1).double().numpy() for k, v in kept.items()})
 """
 
 
@@ -194,40 +309,7 @@ def test_published_weights_are_compared_to_their_last_layer(project, tmp_path):
     write_weights(tmp_path / "torch", "resnet18")
     done = succeeded(compare(project, *flags, **env))
     values = logged(project, job_of(done))
-    (project.root / "outputs.py").write_text(PUBLISHED)
-    succeeded(project.do("python", "outputs.py", trained(project)[0], **env))
-    with np.load(project.root / "outputs.npz") as kept:
-        wanted = {name: reference(kept["a"], kept[name]) for name in kept}
-    (project.root / "outputs.py").unlink()
-    (project.root / "outputs.npz").unlink()
+    kept = project.arrays(PUBLISHED, jobs_of(project)[0], **env)
     assert [name for _, name in values] == ["layer1", "layer2", "layer3", "layer4", "fc"]
     for (_, name), value in values.items():
-        assert value == pytest.approx(wanted[name], abs=1e-4)
-
-
-# The figures
-
-
-MAPS = """
-import numpy as np
-import plot_compare
-from labjobs.results import figures, tables
-from labjobs.results.style import DEFAULT, VENUES
-from labjobs.tracking.mlflow_client import experiment_name
-from settings import CompareSettings
-
-figures.use(VENUES[DEFAULT])
-jobs = tables.jobs(experiment_name(), CompareSettings, "compare")
-fig, caption = plot_compare.layer_maps(jobs)
-ax = fig.axes[0]
-(image,) = ax.images
-labels = [text.get_text() for text in ax.get_yticklabels()]
-print(image.origin, image.get_clim(), labels[0], labels[-1], len(fig.axes))
-np.save("map.npy", np.asarray(image.get_array()))
-"""
-
-
-@pytest.mark.full
-def test_jobs_without_a_comparison_are_said_in_one_line(make):
-    drawn = Project(make(example="similarity")).do("python", "plot_compare.py")
-    assert "no finished job of compare.py" in one_line(drawn, 1)
+        assert value == pytest.approx(reference(kept["a"], kept[name]), abs=1e-4)

@@ -1,52 +1,23 @@
 """The example that stitches networks: its parts, its fit by L-BFGS, its jobs, and its figures."""
 
-import importlib.util
-import json
 import shutil
 import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torchvision
-from faults import Project, job_of, one_line, silent, succeeded
+from faults import Project, job_of, jobs_of, one_line, silent, succeeded
 from numpy.typing import NDArray
-from repository import REPOSITORY
-from sweeps import write_grid
+from repository import imported
+from sweeps import write_lines
 from torch import Tensor, nn
-
-INNER = REPOSITORY / "{{cookiecutter.project_slug}}"
-EXAMPLE = REPOSITORY / "examples" / "stitching"
 
 Array = NDArray[np.float64]
 
-
-def imported(name: str) -> ModuleType:
-    """A module of the example, with its own settings and the template's other modules."""
-    mine = {"settings": EXAMPLE / "settings.py", name: EXAMPLE / f"{name}.py"}
-    others = ("models", "jobs")
-    kept = {module: sys.modules.pop(module, None) for module in ("settings", *others)}
-    sys.path.insert(0, str(INNER))
-    try:
-        for module, file in mine.items():
-            spec = importlib.util.spec_from_file_location(module, file)
-            assert spec and spec.loader
-            sys.modules[module] = made = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(made)
-        return made
-    finally:
-        sys.path.remove(str(INNER))
-        for module in kept:
-            sys.modules.pop(module, None)
-        sys.modules.update({module: old for module, old in kept.items() if old})
-
-
-stitching = imported("stitching")
+stitching = imported("stitching", "stitching")
 
 
 # The ridge regression, compared with NumPy
@@ -73,9 +44,8 @@ SHAPES = {"features": (), "tokens": (3,), "images": (3, 2)}
 @pytest.mark.parametrize("strength", [1e-3, 1.0])
 def test_the_start_is_a_ridge_regression_over_all_examples_and_places(kind, strength):
     x, y = draw(0, 20, *SHAPES[kind], 7) + 5, draw(1, 20, *SHAPES[kind], 4) - 3
-    wanted = reference(
-        x.double().flatten(0, -2).numpy(), y.double().flatten(0, -2).numpy(), strength
-    )
+    flat = [each.double().flatten(0, -2).numpy() for each in (x, y)]
+    wanted = reference(*flat, strength)
     if kind == "images":  # as layers give them
         x, y = x.movedim(-1, 1), y.movedim(-1, 1)
     batches = [*zip(x.split(6), y.split(6), strict=True)]
@@ -91,9 +61,8 @@ def test_the_start_is_a_ridge_regression_over_all_examples_and_places(kind, stre
 
 
 def test_a_constant_layer_is_refused():
-    with pytest.raises(
-        stitching.JobError, match="--layer: its output is the same for all examples"
-    ):
+    said = "--layer: its output is the same for all examples"
+    with pytest.raises(stitching.JobError, match=said):
         stitching.ridge([(torch.ones(9, 3), draw(0, 9, 2))], 1e-3)
 
 
@@ -117,15 +86,10 @@ class Odd(nn.Module):
 
 
 class Choosy(nn.Module):
-    """A network that has no graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
+    """A layer that makes no graph."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(inputs)
-        return outputs if outputs.sum() > 0 else -outputs
+        return inputs if inputs.sum() > 0 else -inputs
 
 
 def transformer() -> nn.Module:
@@ -176,8 +140,8 @@ def test_a_network_is_cut_only_where_all_goes_through(layer, said):
 
 def test_a_network_without_a_graph_is_refused_in_one_line():
     with pytest.raises(stitching.JobError) as caught:
-        stitching.halves(Choosy(), "layer", "--layer")
-    assert str(caught.value).startswith("--layer layer: torch.fx cannot follow this network (")
+        stitching.halves(nn.Sequential(nn.Linear(4, 4), Choosy()), "0", "--layer")
+    assert str(caught.value).startswith("--layer 0: torch.fx cannot follow this network (")
     assert "\n" not in str(caught.value)
 
 
@@ -197,20 +161,9 @@ def test_layers_that_do_not_fit_are_refused(front, back, said):
 # The jobs
 
 
-def stitch(project: Project, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-    first, second = trained(project)
-    words = ("--front", first, "--back", second, "--quiet", *flags)
-    return project.do("python", "stitch.py", *words, **env)
-
-
-def trained(project: Project) -> list[str]:
-    """The ids of the first two jobs of run.py, by their seed."""
-    found = {}
-    for file in project.root.glob("runs/*/*/settings.json"):
-        about = json.loads(file.read_text())
-        if about["script"] == "run":
-            found[about["settings"]["seed"]] = file.parent.parent.name
-    return [found[0], found[1]]
+def stitch(project: Project, *flags: str) -> subprocess.CompletedProcess[str]:
+    first, second = jobs_of(project)
+    return project.do("python", "stitch.py", "--front", first, "--back", second, "--quiet", *flags)
 
 
 SHORT = "--val-fraction 0.7 --epochs 10"
@@ -224,26 +177,13 @@ LAST = ("--layer", "layers.4")
 def made(make):
     """A project whose grid has trained two networks and stitched them."""
     project = Project(make(example="stitching"))
-    write_grid(project.root, f"{SHORT} --seed 0")
-    run_sh = project.root / "run.sh"
-    lines = [f"  {half}=$(job {SHORT} --seed {seed})" for seed, half in enumerate("ab")]
-    lines.append('  job stitch.py --front "$a" --back "$b" --layer layers.4 --steps 12')
-    text = run_sh.read_text()
-    old = f"  job {SHORT} --seed 0\n"
-    assert text.count(old) == 1
-    run_sh.write_text(text.replace(old, "\n".join(lines) + "\n"))
+    write_lines(
+        project.root,
+        *(f"{half}=$(job {SHORT} --seed {seed})" for seed, half in enumerate("ab")),
+        'job stitch.py --front "$a" --back "$b" --layer layers.4 --steps 12',
+    )
     succeeded(project.do("bash", "run.sh"))
     return project
-
-
-@pytest.fixture(scope="module")
-def fitted(made):
-    """The id of the job that stitched them."""
-    files = made.root.glob("runs/*/*/settings.json")
-    found = {file.parent.parent.name: json.loads(file.read_text()) for file in files}
-    wanted = {"steps": 12, "optimizer": "lbfgs"}  # other tests add further jobs
-    (job,) = (job for job, about in found.items() if wanted.items() <= about["settings"].items())
-    return job
 
 
 @pytest.fixture
@@ -274,25 +214,8 @@ kept |= {"last_weight": last.weight.detach().double(), "last_bias": last.bias.de
 model = stitching.load(sys.argv[3])
 kept["loaded"] = model(images).detach().double().numpy()
 kept |= {"weight": model.stitch.weight.detach(), "bias": model.stitch.bias.detach()}
-np.savez("again.npz", **kept)
+np.savez("arrays.npz", **kept)
 """
-
-
-@pytest.fixture(scope="module")
-def again(made, fitted):
-    """Features of the job's networks, computed layer by layer, and its classifier, loaded."""
-    made.printed(AGAIN, *trained(made), fitted)
-    with np.load(made.root / "again.npz") as kept:
-        found = dict(kept)
-    (made.root / "again.npz").unlink()
-    return found
-
-
-def logits_of(again: dict[str, Any], part: str, weight: Array, bias: Array) -> Array:
-    """What the second network's last layer makes of mapped features of the first."""
-    mapped = again[f"{part}_a"] @ weight.T + bias
-    logits: Array = mapped @ again["last_weight"].T + again["last_bias"]
-    return logits
 
 
 def loss_of(logits: Array, labels: NDArray[np.int64]) -> float:
@@ -301,66 +224,58 @@ def loss_of(logits: Array, labels: NDArray[np.int64]) -> float:
     return float(-chances[np.arange(len(labels)), labels].mean())
 
 
-def test_results_are_those_of_the_halves_and_the_map(made, fitted, again):
+def test_results_are_those_of_the_halves_and_the_map(made):
     """Computed again in NumPy, from the layers' features."""
-    tested, labels = made.stored(fitted), again["test_labels"]
-    ridge = reference(again["train_a"], again["train_b"], 1e-3)
-    logits = {
-        "": logits_of(again, "test", again["weight"], again["bias"]),
-        "ridge_": logits_of(again, "test", *ridge),
-        "back_": again["test_whole"],
-    }
-    for name, each in logits.items():
-        ((_, accuracy),) = tested[f"test_{name}accuracy"]
-        ((_, loss),) = tested[f"test_{name}loss"]
-        assert accuracy == pytest.approx(float((each.argmax(1) == labels).mean()))
-        assert loss == pytest.approx(loss_of(each, labels), rel=1e-3)
-    assert again["loaded"] == pytest.approx(logits[""], abs=1e-3)
-    kept = made.outputs(fitted)
-    assert np.array_equal(kept["predicted"], logits[""].argmax(1))
-    ((_, penalty),) = tested["test_penalty"]
-    ((_, back),), ((_, own),) = tested["test_back_accuracy"], tested["test_accuracy"]
-    assert penalty == pytest.approx(back - own)
-    curve = [value for _, value in tested["objective"]]
+    (fitted,) = jobs_of(made, "stitch")
+    again, tested = made.arrays(AGAIN, *jobs_of(made), fitted), made.tested(fitted)
+
+    def logits_of(part: str, weight: Array, bias: Array) -> Array:
+        """What the second network's last layer makes of mapped features of the first."""
+        mapped = again[f"{part}_a"] @ weight.T + bias
+        logits: Array = mapped @ again["last_weight"].T + again["last_bias"]
+        return logits
+
+    labels, ridge = again["test_labels"], reference(again["train_a"], again["train_b"], 1e-3)
+    own, of_ridge = logits_of("test", again["weight"], again["bias"]), logits_of("test", *ridge)
+    for name, each in {"": own, "ridge_": of_ridge, "back_": again["test_whole"]}.items():
+        accuracy = float((each.argmax(1) == labels).mean())
+        assert tested[f"{name}accuracy"] == pytest.approx(accuracy)
+        assert tested[f"{name}loss"] == pytest.approx(loss_of(each, labels), rel=1e-3)
+    assert again["loaded"] == pytest.approx(own, abs=1e-3)
+    assert np.array_equal(made.outputs(fitted)["predicted"], own.argmax(1))
+    assert tested["penalty"] == pytest.approx(tested["back_accuracy"] - tested["accuracy"])
+    curves = made.stored(fitted)
+    curve = [value for _, value in curves["objective"]]
     assert curve == sorted(curve, reverse=True), "a line search never takes a larger loss"
-    (_, start), *_ = tested["val_loss"]
-    wanted = loss_of(logits_of(again, "val", *ridge), again["val_labels"])
-    assert start == pytest.approx(wanted, rel=1e-3)
+    wanted = loss_of(logits_of("val", *ridge), again["val_labels"])
+    assert curves["val_loss"][0][1] == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("old", "new", "guarantee"),
-    [
-        ("optimizer=optimizer, ", "", "exact resume: stitch.py:"),
-    ],
-)
-def test_what_is_left_out_is_found(copy, old, new, guarantee):
-    copy.edit("stitch.py", old, new)
+def test_an_optimizer_that_is_left_out_is_found(copy):
+    copy.edit("stitch.py", "optimizer=optimizer, ", "")
     done = stitch(copy, "--check")
-    assert done.returncode == 1
-    assert any(line.startswith(guarantee) for line in done.stdout.splitlines()), done
+    assert done.returncode == 1 and "\nexact resume: stitch.py:" in f"\n{done.stdout}", done
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("flags", "status", "said"),
+    ("flags", "said"),
     [
-        ("--layer layers.9", 2, "--layer layers.9: the network has no such layer; did you mean"),
-        ("--back-layer layer.4", 2, "--back-layer layer.4: the network has no such layer; did"),
-        ("--layer layers.0 --back-layer layers.9", 2, "--back-layer layers.9: the network has no"),
-        ("--evaluations 1", 2, "stitch.py: --evaluations 1: must be at least 2 and at most 10,000"),
-        ("--monitor none --patience 3", 2, "--patience 3: needs a --monitor"),
-        ("--monitor val_los", 2, "--monitor val_los: "),
+        ("--layer layers.9", "--layer layers.9: the network has no such layer; did you mean"),
+        ("--layer layers.0 --back-layer layers.9", "--back-layer layers.9: the network has no"),
+        ("--evaluations 1", "stitch.py: --evaluations 1: must be at least 2 and at most 10,000"),
+        ("--monitor none --patience 3", "--patience 3: needs a --monitor"),
+        ("--monitor val_los", "--monitor val_los: "),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(made, flags, status, said):
-    assert said in one_line(stitch(made, *flags.split()), status)
+def test_what_is_wrong_is_said_in_one_line(made, flags, said):
+    assert said in one_line(stitch(made, *flags.split()), 2)
 
 
 @pytest.mark.full
 def test_networks_of_other_splits_and_shapes_are_refused(copy):
-    first, _ = trained(copy)
+    first, _ = jobs_of(copy)
     others = {
         "--split-seed 1": "split_seed is 0 and 1",
         "--model convnet": "give (256,) and (32, 4",
@@ -374,10 +289,9 @@ def test_networks_of_other_splits_and_shapes_are_refused(copy):
 @pytest.mark.full
 def test_networks_of_different_kinds_are_stitched_and_drawn(copy):
     """From the hidden layer of a perceptron to the pooled channels of a convolutional network."""
-    first, _ = trained(copy)
+    first, _ = jobs_of(copy)
     other = job_of(copy.run("--model", "convnet", *SHORT.split(), "--quiet"))
     words = ("--front", first, "--back", other, *LAST, "--back-layer", "layers.6", "--steps", "8")
     done = succeeded(copy.do("python", "stitch.py", *words, "--quiet"))
-    ((_, accuracy),) = copy.stored(job_of(done))["test_accuracy"]
-    assert accuracy > 0.9
+    assert copy.tested(job_of(done))["accuracy"] > 0.9
     silent(copy.do("python", "plot_stitch.py", "--format", "png"))

@@ -126,7 +126,7 @@ def checkpoints(project: Project) -> dict[Path, int]:
 
 def killed(project: Project, *flags: str) -> None:
     """Kill a job once it has made a checkpoint."""
-    before, job = checkpoints(project), project.start(*FLAGS, *flags)
+    before, job = checkpoints(project), project.start(*flags)
     wait_until(lambda: job.poll() is not None or checkpoints(project) != before)
     kill(job.pid)
     done = ended(job)
@@ -143,8 +143,8 @@ def test_killed_it_goes_on_where_it_was_with_any_number_of_processes(
     parts = streamed(Project(make()), shards, has_state)
     whole = parts.copy(tmp_path / "whole")
     undisturbed = whole.start(*FLAGS)
-    killed(parts, *OFTEN, "--workers", "0")
-    killed(parts, *OFTEN, "--workers", "2")
+    killed(parts, *FLAGS, *OFTEN, "--workers", "0")
+    killed(parts, *FLAGS, *OFTEN, "--workers", "2")
     done, again = ended(undisturbed), parts.run(*FLAGS)
     assert (done.returncode, again.returncode) == (0, 0), (done, again)
     job = job_of(done)
