@@ -121,7 +121,7 @@ def test_outputs_are_a_table_from_the_folder_and_from_the_store(project):
 
 def test_what_cannot_be_cross_validated_is_refused_in_one_line(project, tmp_path):
     line = one_line(project.run("--fold", "4"), 2)
-    assert line == "run.py: --fold 4: must be from 0 to 3"
+    assert line == "run.py: --fold 4: must be at least 0 and at most 3"
     copy = project.copy(tmp_path / "leak")
     copy.edit("data.py", "settings.split_seed, groups=source.patients", "0")
     line = one_line(copy.run(*QUICK.split()), 2)
