@@ -24,7 +24,7 @@ from labjobs.job.folder import owner_of
 from labjobs.job.terminal import Interrupted
 from labjobs.sweeps import states
 from labjobs.tracking import courier
-from labjobs.tracking.courier import Delivery, delivered
+from labjobs.tracking.courier import delivered
 from replayed import EVERY, TOTAL, Courier, Killed, Store, Training
 
 RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json", "code.json")
@@ -153,7 +153,7 @@ class Damages:
         if owner_of(self._folder) not in ("", state.owner):
             return f"owner {owner_of(self._folder)}"
         open_still = (self._states[name] for name in ("killed", "sent", "unsent"))
-        if delivered(self._folder, Delivery) and state in open_still:
+        if delivered(self._folder) and state in open_still:
             return "delivered"
         return ""
 
