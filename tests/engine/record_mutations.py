@@ -24,7 +24,7 @@ from labjobs.job.folder import owner_of
 from labjobs.job.terminal import Interrupted
 from labjobs.sweeps import states
 from labjobs.tracking import courier
-from labjobs.tracking.courier import delivered
+from labjobs.tracking.courier import Delivery, delivered
 from replayed import EVERY, TOTAL, Courier, Killed, Store, Training
 
 RECORDS = ("metrics.jsonl", "settings.json", "outcome.json", "lock", "sent.json", "code.json")
