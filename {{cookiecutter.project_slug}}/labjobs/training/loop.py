@@ -37,7 +37,7 @@ from labjobs.job.terminal import Interrupted, Paused, log
 from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.background import Background
-from labjobs.training.compilation import Forward, Prepared
+from labjobs.training.compilation import Forward, Prepared, UsualShapes
 from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers, warn_of_unmeasured
 from labjobs.training.optim import Count, SharedGradients, parts_of
@@ -102,6 +102,7 @@ class Job(Generic[S]):
         self._watcher = Watcher()
         self._background = Background(self.device, self._check_signal)
         self._place = Place()
+        self._shapes = UsualShapes(self._processes)
         self._all_batches: list[Batches] = []
         self._at: dict[str, Any] | None = None  # of the background result that is being looked at
         self._spec: dict[str, Any] = {}
@@ -199,7 +200,7 @@ class Job(Generic[S]):
         choice = self.runtime.compile
         wanted = compilation.wanted(choice, self.device, steps)
         self._background.compiles |= wanted
-        return Prepared(forward, chosen, choice if wanted else "off")
+        return Prepared(forward, chosen, choice if wanted else "off", self._shapes.of_next())
 
     def init(self, **models: nn.Module) -> None:
         """Give models the best weights of the job that --init-from names, if it names one: before
@@ -277,6 +278,7 @@ class Job(Generic[S]):
             "meter": self._meter,
             "stopwatch": self._watch,
             "background": self._background,
+            "shapes": self._shapes,
         }
         if any(batches.steps_per_epoch is None for batches in self._all_batches):
             own["stream"] = self._place
