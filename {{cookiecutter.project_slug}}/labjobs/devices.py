@@ -35,12 +35,16 @@ ALLOCATIONS = 100_000
 def choose(name: str) -> torch.device:
     """Return the device of a name, an accelerator with its index; `auto` is one if there is one.
 
-    Raises SettingsError for a device that is not there. Takes no memory on it.
+    Raises SettingsError for a device that is not there, and with `auto` if the job was given a GPU
+    that torch cannot use. Takes no memory on it.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's; read as CUDA starts
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
-        return torch.device(found.type, 0) if found and found.type in KINDS else torch.device("cpu")
+        if found and found.type in KINDS:
+            return torch.device(found.type, 0)
+        _refuse_unusable(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -50,6 +54,21 @@ def choose(name: str) -> torch.device:
     if index >= count:
         raise SettingsError(f"--device {name}: torch sees no such device; try --device auto")
     return torch.device("cpu") if cpu else torch.device(device.type, index)
+
+
+def _refuse_unusable(given: str) -> None:
+    """Raise SettingsError if a sweep, Slurm or a user gave this process GPUs, and torch has none:
+    it would train on the CPU for days."""
+    if given.strip() in ("", "-1", "NoDevFiles"):  # CUDA's and old Slurm's words for none
+        return
+    built = torch.version.cuda
+    why = "is made without CUDA"
+    if built:
+        why = f"is made for CUDA {built}; the driver may be too old, or there is no such GPU"
+    raise SettingsError(
+        f"--device auto: CUDA_VISIBLE_DEVICES gives this job GPU {given}, which torch cannot use: "
+        f"torch {torch.__version__} {why}; --device cpu trains on the CPU"
+    )
 
 
 def choose_for(name: str, rank: Rank) -> torch.device:
