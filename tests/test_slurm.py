@@ -82,8 +82,8 @@ def test_jobs_that_train(
     end all is as after `bash run.sh`."""
     here = project.copy(tmp_path / "here")
     count = int(pytestconfig.getoption("--slurm-jobs")) - 1
-    grid = [f"--epochs 10 --batch-size 256 --seed {seed}" for seed in range(count)]
-    write_grid(here.root, *grid, "--note fails")
+    grid = [f"--device cpu --epochs 10 --batch-size 256 --seed {seed}" for seed in range(count)]
+    write_grid(here.root, *grid, "--device cpu --note fails")
     script = here.root / "run.py"
     text = script.read_text().replace("        model.train()\n", HELD)
     script.write_text(text.replace("import sys\n", "import os\nimport sys\nimport time\n", 1))
@@ -199,7 +199,7 @@ def test_how_jobs_end(lab: Lab, cluster: Cluster) -> None:
 def test_a_job_with_two_gpus(project, cluster, tmp_path):
     """It is preempted once, and comes back with its two processes."""
     project = project.copy(tmp_path / "project")
-    write_grid(project.root, "--epochs 20 --log-every 1 --batch-size 64")
+    write_grid(project.root, "--device cpu --epochs 20 --log-every 1 --batch-size 64")
     env = project.env | cluster.env
     (array,) = arrays(run(project.root, env, "--slurm", "--gpus-per-job", "2"), 1)
     (job,) = listed(run(project.root, env, "--list"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from attempts import At
 from labjobs.devices import Precision
 from labjobs.training import compilation
 from labjobs.training.compilation import Prepared
@@ -51,6 +52,23 @@ def test_network_loss_and_measurements_are_one_region(toy, graphs, background):
         assert "linear" in text and "cross_entropy" in text and "argmax" in text
     assert compilation.events == []
     assert done.curves() == toy.run("plain", **settings).curves()
+
+
+def test_a_job_that_goes_on_at_a_smaller_last_batch_compiles_the_usual_shape(toy, compile_by):
+    """It would compile that batch, and run all others as they are, with other bits."""
+    rows = []
+
+    def note(graph, inputs):
+        labels = [each for each in inputs if (each.ndim, each.dtype) == (1, torch.int64)]
+        rows.append({len(each) for each in labels})
+        return graph.forward
+
+    compile_by(note)
+    toy.run("paused", stop=At("step", STEPS - 1), runtime=COMPILED)
+    torch._dynamo.reset()  # as in another process
+    rows.clear()
+    assert toy.run("paused", runtime=COMPILED).status == 0
+    assert rows[0] == {8}
 
 
 @dataclass

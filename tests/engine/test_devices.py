@@ -4,7 +4,7 @@ import pytest
 import torch
 from labjobs import devices
 from labjobs.distributed.ranks import Rank
-from labjobs.errors import SettingsError
+from labjobs.errors import SettingsError, cause
 
 CPU = torch.device("cpu")
 no_gpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without")
@@ -23,6 +23,21 @@ def test_without_a_gpu_it_is_the_cpu(name):
 def test_any_other_device_is_refused_in_one_line(name):
     with pytest.raises(SettingsError, match=rf"^--device {name}: [^\n]+$"):
         devices.choose(name)
+
+
+@no_gpu
+def test_a_gpu_that_was_given_and_cannot_be_used_is_no_cpu(monkeypatch):
+    for none in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", none)
+        assert devices.choose("auto") == CPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1111")
+    said = "^--device auto: CUDA_VISIBLE_DEVICES gives this job GPU GPU-1111, which torch cannot"
+    with pytest.raises(SettingsError, match=said):
+        devices.choose("auto")
+    assert devices.choose("cpu") == CPU
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(SettingsError, match=r"is made without CUDA; --device cpu trains on"):
+        devices.choose("auto")
 
 
 # Several processes on a machine
@@ -49,3 +64,16 @@ def test_processes_without_a_gpu_of_their_own_are_refused(two_gpus):
     devices.check_each_has_its_own(["", ""])
     with pytest.raises(SettingsError, match="each of the 3 processes needs a GPU of its own"):
         devices.check_each_has_its_own(["GPU-1", "GPU-2", "GPU-1"])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "GET was unable to find an engine to execute this computation",
+    ],
+)
+def test_a_gpu_without_memory_says_so_in_words_that_sweeps_know(said):
+    assert cause(RuntimeError(said)).startswith("out of memory; try a smaller --batch-size (")

@@ -1,6 +1,7 @@
 """The GPUs of a job that needs several: all are held, or none."""
 
 import pytest
+from labjobs.sweeps import gpus
 from labjobs.sweeps.gpus import Gpu
 
 
@@ -25,3 +26,14 @@ def test_several_gpus_are_held_together_or_not_at_all(locks):
     assert third.files == []
     first.release()
     assert third.take()
+
+
+def test_nvidia_smi_that_hangs_does_not_stop_a_sweep(tmp_path, monkeypatch, capfd):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpus, "HANGS", 0.5)
+    assert gpus.nvidia_smi("-L") == ""
+    assert capfd.readouterr().err == (
+        "nvidia-smi -L: no answer within 0.5 s; a GPU may be broken\n"
+    )

@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,12 +35,16 @@ ALLOCATIONS = 100_000
 def choose(name: str) -> torch.device:
     """Return the device of a name, an accelerator with its index; `auto` is one if there is one.
 
-    Raises SettingsError for a device that is not there. Takes no memory on it.
+    Raises SettingsError for a device that is not there, and with `auto` if the job was given a GPU
+    that torch cannot use. Takes no memory on it.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's; read as CUDA starts
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
-        return torch.device(found.type, 0) if found and found.type in KINDS else torch.device("cpu")
+        if found and found.type in KINDS:
+            return torch.device(found.type, 0)
+        _refuse_unusable(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -50,6 +54,21 @@ def choose(name: str) -> torch.device:
     if index >= count:
         raise SettingsError(f"--device {name}: torch sees no such device; try --device auto")
     return torch.device("cpu") if cpu else torch.device(device.type, index)
+
+
+def _refuse_unusable(given: str) -> None:
+    """Raise SettingsError if a sweep, Slurm or a user gave this process GPUs, and torch has none:
+    it would train on the CPU for days."""
+    if given.strip() in ("", "-1", "NoDevFiles"):  # CUDA's and old Slurm's words for none
+        return
+    built = torch.version.cuda
+    why = "is made without CUDA"
+    if built:
+        why = f"is made for CUDA {built}; the driver may be too old, or there is no such GPU"
+    raise SettingsError(
+        f"--device auto: CUDA_VISIBLE_DEVICES gives this job GPU {given}, which torch cannot use: "
+        f"torch {torch.__version__} {why}; --device cpu trains on the CPU"
+    )
 
 
 def choose_for(name: str, rank: Rank) -> torch.device:
@@ -85,7 +104,16 @@ def use(device: torch.device, deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
         torch.use_deterministic_algorithms(True)
+    if device.type == "cuda":
+        set_tf32(False)  # torch's own default is TF32 for convolutions
     in_thread(device)
+
+
+def set_tf32(on: bool) -> None:
+    """Have CUDA GPUs compute what is in 32 bits in TF32, or not: of the whole process, in the
+    backward pass and outside of forward functions too."""
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
 
 
 def in_thread(device: torch.device) -> None:
@@ -258,6 +286,20 @@ def _module(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
+@cache
+def computes_in_bf16(device: torch.device) -> bool:
+    """Return whether a CUDA GPU computes in bf16, and so in TF32; older ones emulate bf16. Asking
+    takes no memory on the GPU."""
+    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def is_slow_in_fp32(device: torch.device) -> bool:
+    """Return whether a GPU has tensor cores for fp16 at most, as V100 and T4: no bf16, no TF32."""
+    return device.type == "cuda" and not computes_in_bf16(device)
+
+
+FORMATS = ("auto", "fp32", "tf32", "bf16", "fp16")
+
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -266,7 +308,8 @@ class Precision:
     it, else fp32.
 
     fp32: everything in 32 bits. tf32: matrix products of 19-bit inputs on the tensor cores. bf16,
-    fp16: autocast to 16 bits, weights and optimizer in 32; fp16 needs its loss scaled. Source:
+    fp16: autocast to 16 bits, weights and optimizer in 32, and what is left in 32 bits is exact;
+    fp16 needs its loss scaled. Source:
     docs.pytorch.org/docs/stable/amp.html, .../notes/cuda.html#tf32-on-ampere.
 
     With `keep_weights`, weights in 16 bits are kept until the end of the forward pass. Raises
@@ -284,21 +327,22 @@ class Precision:
 
     @cached_property
     def name(self) -> str:
-        """The format, with `auto` resolved."""
+        """The format, with `auto` resolved. Raises SettingsError for one that this GPU emulates, or
+        silently replaces."""
+        if self._asked in ("bf16", "tf32") and is_slow_in_fp32(self._device):
+            raise SettingsError(
+                f"--precision {self._asked}: {describe(self._device)} does not compute in it; "
+                "fp16 is fast there, and fp32 exact"
+            )
         if self._asked != "auto":
             return self._asked
         if self._device.type != "cuda":
             return "fp32"
-        # Older GPUs emulate it. Asking takes no memory on the GPU.
-        has = bool(torch.version.hip) or torch.cuda.get_device_capability(self._device) >= (8, 0)
-        return "bf16" if has else "fp32"
+        return "bf16" if computes_in_bf16(self._device) else "fp32"
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context for the forward pass: operations run in 16 bits where that is safe, if
-        asked for. What is left in 32 bits goes by the format too, backward pass included."""
-        if self._device.type == "cuda":
-            torch.set_float32_matmul_precision("highest" if self.name == "fp32" else "high")
-            torch.backends.cudnn.allow_tf32 = self.name != "fp32"
+        asked for."""
         half = HALF.get(self.name)
         if not half:
             return nullcontext()

@@ -55,6 +55,13 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
+OUT_OF_MEMORY = (
+    "out of memory|can't allocate memory|(CUBLAS|CUDNN|CUSOLVER)_STATUS_ALLOC_FAILED|"
+    "unable to find an engine to execute this computation"
+)
+"""How an error says that memory is missing. A GPU that is nearly full fails in its libraries."""
+
+
 def cause(error: BaseException) -> str:
     """Return an error in one line; one from a loader's process comes with its trace before it."""
     # Libraries that are not in Python say it in words alone.
@@ -66,7 +73,7 @@ def cause(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     traced = lines[0].startswith("Caught ")
     line = lines[-1] if traced else lines[0]
-    if isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", line):
+    if isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, line):
         return f"out of memory; try a smaller --batch-size ({line})"
     if isinstance(error, SettingsError | JobError):
         return line.split("JobError: ")[-1]

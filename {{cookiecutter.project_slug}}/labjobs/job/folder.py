@@ -216,7 +216,6 @@ class JobFolder(Generic[S]):
         self._write_settings()
         changes, diff = self.path / "changes.diff", provenance.version()["changes"]
         write_text(changes, diff) if diff else changes.unlink(missing_ok=True)
-        log.info("%s: %s", self.label, self.name)
         self._watch = fingerprint.begin(CODE)
 
     def close(self, status: str, said: str) -> None:

@@ -34,6 +34,9 @@ MEMORY = 2 * 2**30
 LOOK = 2.0
 """Seconds between two looks at a GPU that is in use, or at a job that runs elsewhere."""
 
+HANGS = 20
+"""Seconds after which nvidia-smi will not answer any more."""
+
 BUSY = 20
 """Percent of its time for which a display may use a GPU."""
 
@@ -189,9 +192,14 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def nvidia_smi(*words: str) -> str:
-    """Return what nvidia-smi prints; empty if it fails or is not installed."""
+    """Return what nvidia-smi prints; empty if it fails or is not installed, or hangs, as it does
+    once a GPU has fallen off the bus. Then a line says so, and TERM ends the sweep in time."""
     try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True)
+        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=HANGS)
+    except subprocess.TimeoutExpired:
+        line = f"nvidia-smi {' '.join(words)}: no answer within {HANGS} s; a GPU may be broken"
+        print(line, file=sys.stderr, flush=True)
+        return ""
     except OSError:
         return ""
     return "" if done.returncode else done.stdout

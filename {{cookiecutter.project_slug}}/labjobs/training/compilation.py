@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from labjobs import layout
 from labjobs.data import trees
 from labjobs.devices import Precision
+from labjobs.distributed.collectives import Alone
 from labjobs.files import PROJECT
 from labjobs.job.terminal import log
 from labjobs.training.meters import Measured, Sum, summed, sums_of
@@ -188,6 +189,40 @@ ONE_THREAD = threading.RLock()
 another thread compiles, as background evaluation would."""
 
 
+Shape = tuple[int, ...]
+Shapes = dict[str, list[Shape]]
+"""The shapes of the first batch, to "train" and to "evaluate"."""
+
+
+class UsualShapes:
+    """Those of each prepared function, in the order in which they were prepared. Checkpoints hold
+    them, since a process may begin with an epoch's smaller last batch. Several processes have
+    slices of their own."""
+
+    def __init__(self, processes: Alone) -> None:
+        self._processes = processes
+        self._prepared: list[Shapes] = []
+        self._before: list[Shapes] = []
+
+    def of_next(self) -> Shapes:
+        """Return those of the function that is prepared next."""
+        self._prepared.append(dict(next(iter(self._before[len(self._prepared) :]), {})))
+        return self._prepared[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known in each process."""
+        mine = [dict(shapes) for shapes in self._prepared]
+        return {"processes": self._processes.everyones(mine)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, if there are as many processes as there were."""
+        everyones, rank = state["processes"], self._processes.rank
+        if len(everyones) == rank.size:
+            self._before = everyones[rank.number]
+            for shapes, before in zip(self._prepared, self._before, strict=False):
+                shapes.update(before)
+
+
 class Prepared:
     """A forward function under autocast and compiled as `compile` says, if it is not `off`; `plain`
     without both.
@@ -199,7 +234,9 @@ class Prepared:
     weights, and evaluation in the background records nothing while training goes on.
     """
 
-    def __init__(self, forward: Forward, precision: Precision, compile: str) -> None:
+    def __init__(
+        self, forward: Forward, precision: Precision, compile: str, usual: Shapes | None = None
+    ) -> None:
         self._precision = precision
         self.plain = forward
         self.compiled = compile != "off"
@@ -208,8 +245,7 @@ class Prepared:
             self._to_train = compiled(region(forward), compile)
             self._to_evaluate = compiled(region(forward), without)
             self._for_any = compiled(region(forward), without, dynamic=True)
-        self._usual: dict[bool, list[Size]] = {}
-        """The shapes of the first batch, in training and in evaluation."""
+        self._usual: Shapes = {} if usual is None else usual
 
     @property
     def precision(self) -> str:
@@ -221,7 +257,7 @@ class Prepared:
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return the loss () and what was measured; with its sums, if that was compiled."""
         with self._precision.autocast():
-            compiled = self._compiled_for(model.training, batch) if self.compiled else None
+            compiled = self._compiled_for(model.training, batch)
             if not compiled:
                 return self.plain(model, batch, settings)
             with ONE_THREAD:
@@ -230,14 +266,19 @@ class Prepared:
 
     def _compiled_for(self, training: bool, batch: Any) -> Region | None:
         """The compiled function for a batch; None for one that is only smaller than the first."""
-        shapes = [leaf.shape for leaf in trees.leaves(batch) if isinstance(leaf, Tensor)]
-        usual = self._usual.setdefault(training, shapes)
+        kind = "train" if training else "evaluate"
+        if not self.compiled and kind in self._usual:
+            return None
+        shapes = [tuple(leaf.shape) for leaf in trees.leaves(batch) if isinstance(leaf, Tensor)]
+        usual = self._usual.setdefault(kind, shapes)
+        if not self.compiled:  # noted all the same: it may be compiled when the job goes on
+            return None
         if shapes == usual:
             return self._to_train if training else self._to_evaluate
         return None if _differ_in_rows_alone(shapes, usual) else self._for_any
 
 
-def _differ_in_rows_alone(shapes: Sequence[Size], others: Sequence[Size]) -> bool:
+def _differ_in_rows_alone(shapes: Sequence[Shape], others: Sequence[Shape]) -> bool:
     """Whether two batches have the same shapes but for one number of examples in each."""
     rows = [{shape[:1] for shape in each} for each in (shapes, others)]
     one_each = all(len(found) == 1 for found in rows)

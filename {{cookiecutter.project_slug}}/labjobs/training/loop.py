@@ -26,7 +26,7 @@ from labjobs.data import batches as loaders
 from labjobs.data.batches import Batches
 from labjobs.data.order import Collate
 from labjobs.data.streams import Place
-from labjobs.devices import GlobalStreams, Precision
+from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Alone, Processes, is_divided
 from labjobs.errors import JobError, SettingsError
 from labjobs.job import attempts, data_evidence
@@ -37,7 +37,7 @@ from labjobs.job.terminal import Interrupted, Paused, log
 from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.background import Background
-from labjobs.training.compilation import Forward, Prepared
+from labjobs.training.compilation import Forward, Prepared, UsualShapes
 from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers, warn_of_unmeasured
 from labjobs.training.optim import Count, SharedGradients, parts_of
@@ -66,6 +66,8 @@ class Job(Generic[S]):
     """Whether steps are recorded as CUDA graphs."""
     _logged = False
     """Whether this interval's evaluation was logged."""
+    _said = ""
+    """The number format of the job's first line."""
     _begins = True
     """Whether the job begins in this process."""
     _peak = 0
@@ -102,6 +104,9 @@ class Job(Generic[S]):
         self._watcher = Watcher()
         self._background = Background(self.device, self._check_signal)
         self._place = Place()
+        self._shapes = UsualShapes(self._processes)
+        self._precisions: dict[str, None] = {}
+        """Those of what has been prepared, in order."""
         self._all_batches: list[Batches] = []
         self._at: dict[str, Any] | None = None  # of the background result that is being looked at
         self._spec: dict[str, Any] = {}
@@ -118,10 +123,12 @@ class Job(Generic[S]):
         self._processes.use(self.device)
         self._random = GlobalStreams(self._seed, self.device, self._processes)
         self._whole = torch.ones((), device=self.device)  # the fraction of a batch in one part
+        self._say_where()
         journal = self._folder.journal
         threads = str(torch.get_num_threads())  # on a CPU they change the last digits
         journal.tags(devices.tags(self.device) | {"threads": threads})
         self._note_processes()
+        self._warn_of_other_gpu()
         running = purpose.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
             from labjobs.training.profile import Profile  # slow to import
@@ -186,20 +193,21 @@ class Job(Generic[S]):
         """Return a forward function as it is to be called: in this number format (`auto`: bf16 on a
         GPU that has it, else fp32), and compiled where that pays.
 
-        Raises SettingsError for a precision that the device or --shard does not have.
+        Raises SettingsError for a precision that the device or --shard does not have, and for tf32
+        beside others, as it is the whole process's. Raises JobError for another one than the job
+        began with.
         """
         if self.runtime.shard and precision == "fp16":
             raise SettingsError("--shard: not with --precision fp16; use bf16")
         chosen = Precision(precision, self.device, keep_weights=not self.runtime.shard)
         if hasattr(self._folder, "journal"):  # a sweep that only checks the job asks no GPU
-            self._folder.journal.tags({"precision": chosen.name})
-            self._watch.peak = probes.peak(devices.describe(self.device), chosen.name)
+            self._note_precision(precision, chosen.name)
         known = not self._length.in_epochs or self._length.steps_per_epoch is not None
         steps = self._length.total if known else None
         choice = self.runtime.compile
         wanted = compilation.wanted(choice, self.device, steps)
         self._background.compiles |= wanted
-        return Prepared(forward, chosen, choice if wanted else "off")
+        return Prepared(forward, chosen, choice if wanted else "off", self._shapes.of_next())
 
     def init(self, **models: nn.Module) -> None:
         """Give models the best weights of the job that --init-from names, if it names one: before
@@ -277,6 +285,7 @@ class Job(Generic[S]):
             "meter": self._meter,
             "stopwatch": self._watch,
             "background": self._background,
+            "shapes": self._shapes,
         }
         if any(batches.steps_per_epoch is None for batches in self._all_batches):
             own["stream"] = self._place
@@ -693,6 +702,52 @@ class Job(Generic[S]):
             )
         if size != "1" or "processes" in journal.tags_before:
             journal.tags({"processes": size})
+
+    def _say_where(self) -> None:
+        """Log the job's first line. Raises SettingsError for a precision that the GPU lacks."""
+        asked = str(getattr(self.settings, "precision", "fp32"))
+        self._said = Precision(asked if asked in FORMATS else "fp32", self.device).name
+        device, size = devices.describe(self.device), self._processes.rank.size
+        of = device if size == 1 else f"{size} × {device}"
+        log.info("%s: %s on %s in %s", self._folder.label, self._folder.name, of, self._said)
+        if asked == "auto" and devices.is_slow_in_fp32(self.device):
+            log.info("%s has no bf16: --precision fp16 is several times faster there", device)
+
+    def _warn_of_other_gpu(self) -> None:
+        before = self._folder.journal.tags_before.get("device", "")
+        now = devices.describe(self.device)
+        other = before not in ("", now) and "cpu" not in (before, now)  # that the checkpoint says
+        if other and self._has_begun:
+            line = "begun on %s and continued on %s: the same bits cannot be expected"
+            log.warning(line, before, now)
+
+    def _note_precision(self, asked: str, name: str) -> None:
+        """Set the number format of a prepared function, and say it if the first line did not.
+
+        Raises JobError for one that the job was not begun in, as `auto` is on another GPU."""
+        journal, before = self._folder.journal, self._precisions
+        begun = journal.tags_before.get("precision")
+        if asked == "auto" and begun and name not in begun.split(", ") and self._has_begun:
+            raise JobError(
+                f"it was begun in {begun}, and on {devices.describe(self.device)} it would go on "
+                f"in {name}; continue it on a GPU like the first, or start over with --force"
+            )
+        if "tf32" in {name, *before} and {name, *before} != {"tf32"}:
+            raise SettingsError("--precision tf32: job.prepare was given others too")
+        if self.device.type == "cuda":
+            devices.set_tf32(name == "tf32")
+        if name not in (self._said, *before):
+            log.info("a function that was prepared computes in %s", name)
+        self._precisions = {**before, name: None}
+        journal.tags({"precision": ", ".join(self._precisions)})
+        peak = probes.peak(devices.describe(self.device), name)
+        self._watch.peak = peak and peak * self._processes.rank.size
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the attempt has points of a curve, or a checkpoint, of an earlier process."""
+        journal = self._folder.journal
+        return journal.has_points or attempts.has_checkpoint(self._folder.path)
 
     def _note_cost(self) -> None:
         """Note what this process has used so far of the machine and of the device."""

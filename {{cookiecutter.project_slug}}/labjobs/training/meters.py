@@ -8,7 +8,7 @@ holds finite weights only (checkpoints.py).
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,15 +33,21 @@ PARTS = ("train_", "val_", "test_")
 
 
 class Sum(NamedTuple):
-    """A measurement as a numerator, still to be summed, and its weight: the number of values."""
+    """A measurement as a numerator, still to be summed, and its weight: the number of values. What
+    is no tensor, the host knows."""
 
-    numerator: Tensor
+    numerator: Tensor | float
     weight: Tensor | int
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The parts that are on the device."""
+        """The parts that are tensors."""
         return [part for part in self if isinstance(part, Tensor)]
+
+    def read(self, values: Iterator[float]) -> tuple[float, float]:
+        """Return both parts as numbers; `values` are those of the tensors."""
+        top, count = (next(values) if isinstance(part, Tensor) else part for part in self)
+        return top, count
 
 
 class Measured(dict[str, Any]):
@@ -69,7 +75,7 @@ def sum_of(value: Any) -> Sum:
     if isinstance(value, Tensor):
         return Sum(value.detach() if value.requires_grad else value, value.numel())
     if isinstance(value, int | float):
-        return Sum(torch.tensor(float(value)), 1)
+        return Sum(float(value), 1)
     if isinstance(value, tuple | list) and len(value) == 2:  # torch 2.8 cannot compile `match`
         numerator, denominator = value
         if isinstance(numerator, Tensor) and isinstance(denominator, Tensor):
@@ -87,7 +93,9 @@ def summed(measurement: Sum) -> Sum:
     numerator, weight = measurement
     if isinstance(weight, Tensor):
         weight = weight.sum(dtype=wide(weight.device))
-    return Sum(numerator.sum(dtype=wide(numerator.device)), weight)
+    if isinstance(numerator, Tensor):
+        numerator = numerator.sum(dtype=wide(numerator.device))
+    return Sum(numerator, weight)
 
 
 def wide(device: torch.device) -> torch.dtype:
@@ -95,21 +103,15 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def totals(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the sum of each tensor, (N,): those of one shape together, in two operations."""
-    listed = list(tensors)
+def totals(tensors: Sequence[Tensor]) -> Iterator[tuple[list[int], Tensor]]:
+    """Yield the sums of tensors (N,), of those together that are alike, with their places. Some may
+    be on the device and some on the CPU."""
     groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, each in enumerate(listed):
-        groups.setdefault((each.shape, each.dtype), []).append(index)
-    made, order = [], list[int]()
-    for (shape, _), indices in groups.items():
-        stacked = torch.stack([listed[index] for index in indices])
-        kind = wide(stacked.device)
-        made.append(stacked.flatten(1).sum(1, dtype=kind) if len(shape) else stacked.to(kind))
-        order += indices
-    back = sorted(range(len(order)), key=order.__getitem__)
-    together = torch.cat(made)
-    return together if len(groups) == 1 else together[back]
+    for index, each in enumerate(tensors):
+        groups.setdefault((each.shape, each.dtype, each.device), []).append(index)
+    for (shape, _, device), indices in groups.items():
+        stacked, kind = torch.stack([tensors[index] for index in indices]), wide(device)
+        yield indices, stacked.flatten(1).sum(1, dtype=kind) if len(shape) else stacked.to(kind)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -181,11 +183,12 @@ class Means:
         """Return the means, over the batches of all processes of the job. Waits for the device,
         once."""
         tensors = [tensor for each in self._sums.values() for tensor in each.tensors]
-        values = iter(torch.stack(tensors).tolist() if tensors else ())
-        read = {
-            name: (next(values), each.weight if isinstance(each.weight, int) else next(values))
-            for name, each in self._sums.items()
-        }
+        found = [0.0] * len(tensors)
+        for indices, made in totals(tensors):
+            for index, value in zip(indices, made.tolist(), strict=True):
+                found[index] = value
+        values = iter(found)
+        read = {name: each.read(values) for name, each in self._sums.items()}
         return {
             name: top / count if count else float("nan")
             for name, (top, count) in collectives.added(read).items()
@@ -275,7 +278,7 @@ class TrainMeter:
             if isinstance(value, Tensor | tuple):  # all else is a number that the host knows
                 each = made.get(name) or sum_of(value)
                 self._of_step.append((name, each))
-                self._values += each.numerator.numel()
+                self._values += sum(part.numel() for part in each.tensors)
             else:
                 self._numbers[name] = float(value)
 
@@ -355,13 +358,7 @@ class TrainMeter:
 
     def _read(self, steps: list[Step], values: Iterator[float]) -> Iterator[list[NamedSum]]:
         """The sums of each step of all processes, of what has been copied to the host."""
-        mine = [
-            [
-                (name, next(values), count if isinstance(count, int) else next(values))
-                for name, (_, count) in step.sums
-            ]
-            for step in steps
-        ]
+        mine = [[(name, *each.read(values)) for name, each in step.sums] for step in steps]
         everyones = self._processes.everyones(mine) if steps else [mine]
         for of_step in zip(*everyones, strict=True):
             yield [each for sums in of_step for each in sums]
@@ -397,7 +394,8 @@ class _Copies:
         self._host = devices.pinned((1024,), wide(device), device)
         self._copied = devices.event(device)
         self._steps: list[Step] = []
-        self._size = 0
+        self._order: list[int] = []
+        """The place that each value on the host is to have."""
 
     def take(self, wait: bool) -> tuple[list[Step], Iterator[float]] | None:
         """Return the steps that have arrived and their sums; None while they are under way."""
@@ -406,15 +404,20 @@ class _Copies:
                 self._copied.synchronize()
             elif not self._copied.query():
                 return None
-        return self._steps, iter(self._host[: self._size].tolist())
+        arrived = self._host[: len(self._order)].tolist()
+        in_order = dict(zip(self._order, arrived, strict=True))
+        return self._steps, map(in_order.__getitem__, range(len(arrived)))
 
     def send(self, steps: list[Step]) -> None:
         """Sum what the steps measured and have it copied; nothing may be under way."""
         tensors = [tensor for step in steps for _, each in step.sums for tensor in each.tensors]
-        self._steps, self._size = steps, len(tensors)
-        if not tensors:
-            return
-        if self._size > len(self._host):
-            self._host = devices.pinned((2 * self._size,), self._host.dtype, self._device)
-        self._host[: self._size].copy_(totals(tensors), non_blocking=self._ahead)
-        self._copied.record()
+        self._steps, self._order = steps, []
+        if len(tensors) > len(self._host):
+            self._host = devices.pinned((2 * len(tensors),), self._host.dtype, self._device)
+        # Put in order on the host: a list as an index would make the host wait for the device.
+        for indices, made in totals(tensors):
+            places = slice(len(self._order), len(self._order) + len(indices))
+            self._host[places].copy_(made, non_blocking=self._ahead)
+            self._order += indices
+        if tensors:
+            self._copied.record()

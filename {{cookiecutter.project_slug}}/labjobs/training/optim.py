@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from labjobs import devices
 from labjobs.data import trees
 from labjobs.data.order import slice_of
 from labjobs.distributed.collectives import Processes, copied, is_divided, norm_of_all, own
@@ -83,7 +84,8 @@ class Muon(Optimizer):
 
     def _adamw(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         for weight in weights:
-            self.state[weight].setdefault("step", torch.zeros((), device=weight.device))
+            if "step" not in self.state[weight]:
+                self.state[weight]["step"] = torch.zeros((), device=weight.device)
         adamw(
             weights,
             _gradients(weights),
@@ -112,12 +114,12 @@ class Muon(Optimizer):
 def orthogonalized(matrices: Tensor) -> Tensor:
     """Return matrices (N, R, C) with their singular vectors and singular values near 1.
 
-    By Newton–Schulz iterations; on a GPU in bf16, which is precise enough for an update.
+    By Newton–Schulz iterations; on a GPU that has it in bf16, precise enough for an update.
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     made: Tensor = matrices.mT if tall else matrices
-    if matrices.device.type != "cpu":
+    if not (matrices.device.type == "cpu" or devices.is_slow_in_fp32(matrices.device)):
         made = made.bfloat16()
     made = made / made.norm(dim=(-2, -1), keepdim=True).clamp_min(EPS)
     for _ in range(STEPS):
