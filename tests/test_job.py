@@ -211,6 +211,22 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(project, tmp_pa
     assert best.stat().st_mtime_ns == written  # nothing was trained again
 
 
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [
+        ((), {"ENABLE_ASYNC_LOGGING": "true", "ASYNC_LOGGING_BUFFERING_SECONDS": "600"}),
+        (("--note", "long " * 1400), {"TRUNCATE_LONG_VALUES": "false"}),
+        ((), {"REGISTRY_URI": "nonsense", "ENABLE_WORKSPACES": "true", "WORKSPACE": "other"}),
+    ],
+)
+def test_mlflows_variables_do_not_change_what_is_stored(project, tmp_path, flags, variables):
+    fresh = project.copy(tmp_path / "fresh")
+    done = fresh.run(*QUICK, "--quiet", *flags, **{f"MLFLOW_{k}": v for k, v in variables.items()})
+    job = job_of(silent(done))
+    assert fresh.runs(job)[0][1] == "FINISHED"
+    assert fresh.stored(job) == fresh.journalled(job)
+
+
 def test_on_windows_it_says_what_is_needed(project):
     program = "import sys; sys.platform = 'win32'; import labjobs"
     done = ended(project.command(sys.executable, "-c", program))

@@ -124,6 +124,14 @@ ENVIRONMENT = {
 }
 """Defaults of variables that MLflow reads, some of them when it is imported."""
 
+PINNED = {
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",  # calls would return before anything is stored
+    "MLFLOW_TRUNCATE_LONG_VALUES": "true",  # a long note would be refused, for ever
+    "MLFLOW_ENABLE_WORKSPACES": "false",  # a database's runs would not be where we read them
+    "MLFLOW_SQLALCHEMYSTORE_ECHO": "false",  # the last line on stderr is the problem's
+}
+"""Variables that change what a call means or prints, whatever the user's environment says."""
+
 LONGEST_QUERY = 20.0
 """Seconds after which a store that does not answer counts as unavailable."""
 
@@ -135,11 +143,13 @@ def client(uri: str = "") -> "MlflowClient":
     themselves."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ.update(PINNED)
     from mlflow import MlflowClient
     from mlflow.store.db import utils
 
     utils.MAX_RETRY_COUNT = ATTEMPTS
-    return MlflowClient(uri or store_uri())
+    uri = uri or store_uri()
+    return MlflowClient(uri, registry_uri=uri)  # else MLFLOW_REGISTRY_URI, which may be wrong
 
 
 def select(path: Path, query: str, **values: str) -> list[tuple[Any, ...]]:
