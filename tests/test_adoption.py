@@ -62,8 +62,10 @@ def test_the_first_step_makes_it_a_job_that_runs_once(package, tmp_path):
     adopter = adopted(tmp_path / "digits", package, patched(PLAIN, FIRST))
     words = ("python", "train.py", "--epochs", "1")
     first, again = (succeeded(adopter.do(*words)).stdout for _ in range(2))
-    assert re.search(r"^job (\w+) finished: test_accuracy", first, re.MULTILINE)
-    assert re.fullmatch(r"job (\w+) already finished: test_accuracy .*\n", again)
+    assert re.search(
+        r"^job (\w+) finished: python jobs.py show \1 prints its test results", first, re.MULTILINE
+    )
+    assert re.fullmatch(r"job (\w+) already finished: python jobs.py show \1 prints .*\n", again)
     one_line(adopter.do(*words, "--lr", "fast"), 2)
 
 

@@ -30,7 +30,7 @@ def test_its_last_line_is_the_result_and_its_files_are_plain(project, finished):
     assert finished.returncode == 0, finished.stderr
     *_, second, last = finished.stdout.splitlines()
     assert second.startswith("epoch 2/2: train_loss ") and " examples/s" in second
-    assert last.startswith("job ") and " finished: test_loss " in last
+    assert last.startswith("job ") and " finished: best_val_loss " in last and "test_" not in last
     folder = project.folder(job_of(finished))
     assert {file.name for file in folder.iterdir()} == {
         *("settings.json", "code.json", "spec.json", "split.json", "log.txt", "metrics.jsonl"),
@@ -42,7 +42,8 @@ def test_its_last_line_is_the_result_and_its_files_are_plain(project, finished):
     with np.load(folder / "predictions.npz") as kept:
         right = (kept["label"] == kept["predicted"]).mean()
         assert len(kept["label"]) == 359
-    assert f"test_accuracy {right:.4g}" in last
+    shown = silent(project.do("python", "jobs.py", "show", job_of(finished))).stdout
+    assert f"test_accuracy {right:.4g}" in shown
     assert second in (folder / "log.txt").read_text()
 
 
@@ -107,12 +108,22 @@ def test_wrong_settings_are_one_line_and_leave_nothing(project, flags, said):
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("foo://x", "must begin with one of"), ("sqlite:////nowhere/x.db", "no folder /nowhere")],
+    [
+        ("foo://x", "must begin with one of"),
+        ("sqlite:////nowhere/x.db", "no folder /nowhere"),
+        ("sqlite://", "must be sqlite:///"),
+        ("sqlite:/tmp/x.db", "must be sqlite:///"),
+        ("sqlite:////tmp", "is a folder"),
+        ("sqlite:////tmp/:memory:", "is lost when a process ends"),
+        ("sqlite:////tmp/x.db?mode=ro", "may have ?timeout=SECONDS"),
+        ("sqlite:////tmp/x.db ", "a space at its end"),
+        ("http://127.0.0.1:9\t", "has a line break"),
+    ],
 )
 def test_an_address_of_no_store_is_refused(project, address, said):
     for command in (("run.py", *QUICK, "--note", "nowhere"), ("jobs.py", "sync")):
         line = one_line(project.do("python", *command, MLFLOW_TRACKING_URI=address), 2)
-        assert line.startswith(f"{command[0]}: MLFLOW_TRACKING_URI {address}: ") and said in line
+        assert line.startswith(f"{command[0]}: MLFLOW_TRACKING_URI ") and said in line
 
 
 def test_another_python_is_told_what_it_lacks(project):
@@ -188,7 +199,7 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(project, tmp_pa
     address = "http://127.0.0.1:9"
     away = fresh.run(*QUICK, "--quiet", MLFLOW_TRACKING_URI=address)
     line = one_line(away, 3)
-    assert "finished: test_loss" in line
+    assert "finished: best_val_loss" in line
     missing = f"not everything has been uploaded ({address}: Connection refused)"
     assert line.endswith(f"{missing}: python jobs.py sync uploads what is left")
     best = fresh.folder(job_of(away)) / "best.pt"
@@ -207,6 +218,50 @@ def test_with_the_store_away_results_are_safe_and_uploaded_later(project, tmp_pa
     assert back.returncode == 0 and "already finished" in back.stdout
     assert [status for _, status in fresh.runs(job_of(away))] == ["FINISHED"]
     assert best.stat().st_mtime_ns == written  # nothing was trained again
+
+
+def test_a_sqlite_store_may_be_anywhere(project, tmp_path):
+    """Its path is read by the rules of SQLAlchemy, which decodes it and takes options after it."""
+    fresh = project.copy(tmp_path / "q?x=1" / "feature%2Fx")
+    job = job_of(silent(fresh.run(*QUICK, "--quiet")))
+    assert fresh.stored(job) == fresh.journalled(job)
+    assert {path.name for path in tmp_path.iterdir()} == {"q?x=1"}
+    path = str(fresh.root / "a b.db").replace("%", "%25").replace("?", "%3F")
+    address = f"sqlite:///{path.replace(' ', '%20')}?timeout=60"
+    silent(fresh.do("python", "jobs.py", "sync", MLFLOW_TRACKING_URI=address))
+    listed = silent(fresh.do("python", "jobs.py", "list", MLFLOW_TRACKING_URI=address))
+    assert f"{job}  finished" in listed.stdout and (fresh.root / "a b.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables"),
+    [
+        ((), {"ENABLE_ASYNC_LOGGING": "true", "ASYNC_LOGGING_BUFFERING_SECONDS": "600"}),
+        (("--note", "long " * 1400), {"TRUNCATE_LONG_VALUES": "false"}),
+        ((), {"REGISTRY_URI": "nonsense", "ENABLE_WORKSPACES": "true", "WORKSPACE": "other"}),
+    ],
+)
+def test_mlflows_variables_do_not_change_what_is_stored(project, tmp_path, flags, variables):
+    fresh = project.copy(tmp_path / "fresh")
+    done = fresh.run(*QUICK, "--quiet", *flags, **{f"MLFLOW_{k}": v for k, v in variables.items()})
+    job = job_of(silent(done))
+    assert fresh.runs(job)[0][1] == "FINISHED"
+    assert fresh.stored(job) == fresh.journalled(job)
+
+
+@pytest.mark.full
+def test_a_read_only_project_reaches_its_server(project, tmp_path):
+    """The lock that jobs hold while they prepare a store is in the folder of runs then."""
+    fresh = project.copy(tmp_path / "fresh")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    read_only = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    within = fresh.behind("unshare", "-rm", "sh", "-c", read_only, str(fresh.root))
+    where = ("--runs-root", str(runs), "--data-root", str(tmp_path))
+    store = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PYTHONDONTWRITEBYTECODE": "1"}
+    line = one_line(within.run(*QUICK, "--quiet", *where, **store), 3)
+    assert "not everything has been uploaded (http://127.0.0.1:9: Connection refused)" in line
+    assert list(runs.glob("mlflow-*.lock"))
 
 
 def test_on_windows_it_says_what_is_needed(project):

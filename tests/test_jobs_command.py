@@ -63,11 +63,22 @@ def jobs(made, tmp_path):
 def test_list_has_a_line_for_each_job_the_newest_last(made):
     mlp, convnet, both = made.lines("list")
     assert mlp.startswith(f"{made.mlp}  finished  ")
-    assert "  test_loss " in mlp and "best_" not in mlp
+    assert "  best_val_loss " in mlp and "test_" not in mlp
     assert all(f" {text}" in mlp for text in ("epochs=1", "lr=0.01", "note=it's a try"))
     assert convnet.startswith(f"{made.convnet}  paused  ")
     assert "convnet" in convnet and "epochs=2" in convnet and "  [step 21/42, " in convnet
     assert both == "2 jobs: 1 finished, 1 paused"
+
+
+def test_test_results_are_printed_on_demand(made):
+    """Whoever chooses in a list or by last lines chooses by validation results."""
+    again = made.project.run(*MLP)
+    assert " already finished: best_val_loss " in again.stdout and "test_" not in again.stdout
+    mlp, *_ = made.lines("list", "--test")
+    assert "  test_loss " in mlp and "best_" not in mlp
+    (row, _), (tested, _) = made.json("list"), made.json("list", "--test")
+    assert "best_val_loss" in row["metrics"] and not {"test_loss"} & row["metrics"].keys()
+    assert tested["metrics"]["test_loss"] > 0
 
 
 def test_list_without_jobs_is_one_line(made, tmp_path):
@@ -143,6 +154,26 @@ def test_sync_uploads_what_the_store_lacks(jobs):
     assert jobs.states()[jobs.mlp] == "unsent"
     assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"
     assert jobs.states()[jobs.mlp] == "finished"
+    assert jobs.lines("sync") == ["the tracking store has all"]
+
+
+@pytest.mark.parametrize("loss", ["store", "runs", "backup"])
+def test_sync_asks_the_store(jobs, loss):
+    """It was lost, someone has deleted runs in it, or it is a backup from before their ends."""
+    assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"  # to the copy
+    if loss == "store":
+        (jobs.project.root / "mlflow.db").unlink()
+    elif loss == "runs":
+        jobs.project.write("UPDATE runs SET lifecycle_stage = 'deleted'")
+    else:
+        jobs.project.write("UPDATE runs SET status = 'RUNNING'")
+        jobs.project.write("DELETE FROM tags WHERE key = 'finished'")
+        jobs.project.write("DELETE FROM metrics")
+    assert jobs.states()[jobs.mlp] == "unsent"
+    assert jobs.lines("sync")[-1] == "2 of 2 jobs sent"
+    assert jobs.states()[jobs.mlp] == "finished"
+    for job in (jobs.mlp, jobs.convnet):
+        assert jobs.project.stored(job) == jobs.project.journalled(job)
     assert jobs.lines("sync") == ["the tracking store has all"]
 
 

@@ -54,6 +54,20 @@ def test_another_project_of_the_same_name_is_refused_and_renamed_it_runs(project
     assert sorted(project.ask(NAMES)) == [("alpha",), ("gamma",)]
 
 
+def test_a_deleted_experiment_is_named_with_the_ways_out(project):
+    ran(project)
+    project.write("UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'alpha'")
+    project.write("UPDATE runs SET lifecycle_stage = 'deleted'")
+    for words in (("run.py", *SHORT), ("jobs.py", "sync")):
+        said = one_line(project.do("python", *words), 2)
+        assert "the experiment 'alpha' in the tracking store was deleted" in said
+        assert "change the name in pyproject.toml" in said
+    assert "was deleted" in one_line(project.do("python", "plot.py"), 2)
+    command = said.split("`")[1].split()
+    succeeded(project.do("python", "-m", *command))
+    assert "already finished" in ran(project)
+
+
 def test_renamed_it_still_has_its_results(project):
     ran(project)
     rename(project, "alpha", "beta")

@@ -25,7 +25,7 @@ from labjobs.job import (
 )
 from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
-from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log
+from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log, parts_of
 from labjobs.settings import as_plain
 from labjobs.sources import fault
 from labjobs.tracking import mlflow_store, stored_jobs
@@ -135,7 +135,8 @@ class Attempt(Generic[S]):
         stored = known.finished.get(folder.id, [])
         last = {} if folder.change else folder.outcome()
         here = last if last.get("status") == "finished" else {}
-        line = f"already finished: {here.get('said', 'see MLflow')}"
+        said = self._results(here["said"]) if "said" in here else "see MLflow"
+        line = f"already finished: {said}"
         fits = any(folder.fits(each.code, each.data) for each in stored) and not folder.redone
         if fits:
             self._leave(exit_status.DONE, line + self._unchecked())
@@ -204,7 +205,7 @@ class Attempt(Generic[S]):
             if self._first and self._first.fault:  # torchrun has stopped the others
                 return self._failed(PeerLost(self._first.fault))
             return self._stopped(stop)
-        return self._delivered(f"finished: {said}")
+        return self._delivered(f"finished: {self._results(said)}")
 
     def _open(self) -> None:
         folder = self._folder
@@ -241,6 +242,10 @@ class Attempt(Generic[S]):
             job.close()
         self._close("finished", said)
         return said
+
+    def _results(self, said: str) -> str:
+        tested = f"python jobs.py show {self._folder.id} prints its test results"
+        return parts_of(said) or tested
 
     def _close(self, status: str, said: str) -> None:
         self._folder.close(status, said)

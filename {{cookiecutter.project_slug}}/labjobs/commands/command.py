@@ -20,7 +20,6 @@ from labjobs.files import PROJECT, shown
 from labjobs.job import runtime, terminal
 from labjobs.job.terminal import Interrupted, leave
 from labjobs.tracking import mlflow_client
-from labjobs.tracking.courier import sync
 
 Arguments = dict[str, dict[str, Any]]
 """The arguments of a command by name, as argparse's add_argument takes them."""
@@ -71,9 +70,10 @@ FIND = JSON | argument("--force", "measure again, even if there are results", ac
 
 COMMANDS = {
     "list": Command(
-        "print each job: id, state, when it ended, its result, settings",
-        JSON,
-        lambda project, given: inventory.print_list(project, given.json),
+        "print each job: id, state, when it ended, its validation results, settings",
+        JSON
+        | argument("--test", "print test results, by which nothing is chosen", action="store_true"),
+        lambda project, given: inventory.print_list(project, given.json, given.test),
     ),
     "show": Command(
         "print all there is to know of a job, and the command that runs it again",
@@ -83,7 +83,7 @@ COMMANDS = {
     "sync": Command(
         "upload the results of all jobs that the tracking store or the Parquet files lack",
         {},
-        lambda project, _: sync(project.runs_root),
+        lambda project, _: inventory.sync(project.runs_root),
     ),
     "stale": Command(
         "print which definitions have changed since jobs used them, and which jobs these are",

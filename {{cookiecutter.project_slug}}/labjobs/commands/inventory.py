@@ -26,10 +26,10 @@ from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, restore
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import as_line, counted, leave
+from labjobs.job.terminal import as_line, counted, leave, parts_of
 from labjobs.settings import Span
 from labjobs.sweeps.states import State, View
-from labjobs.tracking import costs, stored_jobs
+from labjobs.tracking import costs, courier, stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name, fingerprint
 from labjobs.tracking.stored_jobs import StoredJob, fresh_value
 
@@ -300,10 +300,15 @@ class Project:
 # `python jobs.py list`: a line for each job of the project.
 
 
-def print_list(project: Project, as_json: bool) -> int:
-    """Print the jobs; returns 0."""
+def print_list(project: Project, as_json: bool, test: bool = False) -> int:
+    """Print the jobs, with their validation results or their `test` results; returns 0."""
     jobs = project.all()
     rows = [_row(project, job, as_json) for job in jobs]
+    for row in rows:
+        row["result"] = parts_of(row["result"], test)
+        if not test:
+            kept = {k: v for k, v in row["metrics"].items() if not k.startswith("test_")}
+            row["metrics"] = kept
     rows.sort(key=lambda row: (row["ended"], row["id"]))
     if as_json:
         plain = [row | {"ended": iso(row["ended"])} for row in rows]
@@ -347,20 +352,14 @@ def _row(project: Project, job: Job, full: bool) -> dict[str, Any]:
     finished = outcome.get("status") == "finished"
     if latest and (state != "finished" or (finished and (not job.folder or job.folder.begun))):
         row |= {"ended": last_logged(latest), "folder": str(latest)}
-        row["result"] = _shortened(str(outcome.get("said", ""))) if finished else ""
+        row["result"] = str(outcome.get("said", "")) if finished else ""
         if full:
             attempt = on_disk(latest, None)
             row |= {key: attempt[key] for key in ("metrics", "problem")}
     elif stored := project.finished_in_store(job):
         row |= {"ended": stored["ended"] / 1000, "metrics": results(stored)}
-        row["result"] = _shortened(as_line(row["metrics"]))
+        row["result"] = as_line(row["metrics"])
     return row
-
-
-def _shortened(said: str) -> str:
-    """A job's last line, without the results of its best evaluation if it has test results."""
-    parts = said.split(", ")
-    return ", ".join(part for part in parts if not part.startswith("best_")) or said
 
 
 # `python jobs.py show JOB`: all there is to know of one job.
@@ -438,3 +437,16 @@ def _print_attempt(attempt: Attempt) -> None:
     for what, text in lines.items():
         if text:
             print(f"  {what:10}  {text}")
+
+
+# `python jobs.py sync`: send what the store lacks.
+
+
+def sync(runs_root: Path) -> int:
+    """Send the results of the jobs on this disk that the store lacks, whatever was sent before: it
+    may be another one by now, a backup, or someone has deleted runs. Returns the exit status."""
+    try:
+        stored = stored_jobs.delivered(experiment_name())
+    except ConnectionError as error:
+        return leave(exit_status.NOT_UPLOADED, f"{error}; python jobs.py sync sends what is left")
+    return courier.sync(runs_root, stored)

@@ -127,6 +127,14 @@ def as_line(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
+def parts_of(said: str, test: bool = False) -> str:
+    """Return those parts of a job's results in one line that lists show: all but the test results,
+    by which nothing is chosen; or, if asked for, the `test` results in the place of the best
+    evaluation's."""
+    left_out = "best_" if test else "test_"
+    return ", ".join(part for part in said.split(", ") if not part.startswith(left_out))
+
+
 def counted(number: int, thing: str) -> str:
     """Return a number of things: `1 job`, `3 jobs`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

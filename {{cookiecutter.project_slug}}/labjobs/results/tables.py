@@ -166,6 +166,7 @@ def _why_none(experiment: str, script: str, diverged: int) -> str:
         return f"all {diverged} {job}s in the experiment {experiment!r} diverged; see their log.txt"
     if experiment in known or not known:
         return f"no finished {job} in the experiment {experiment!r} yet"
+    stored_jobs.refuse_deleted(experiment)
     return f"no experiment {experiment!r} in the tracking store; it has {', '.join(known)}"
 
 

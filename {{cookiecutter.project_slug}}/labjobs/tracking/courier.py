@@ -8,6 +8,7 @@ rest.
 """
 
 import gc
+import json
 import os
 import platform
 import select
@@ -63,7 +64,7 @@ class Courier:
         """Begin to deliver the journal in a job's folder."""
         self._folder = folder
         with suppress(BrokenPipeError):  # it has ended already; `finish` sees to that
-            print(folder, file=self._words, flush=True)
+            print(json.dumps(str(folder)), file=self._words, flush=True)  # it may be any path
 
     def finish(self, seconds: float) -> str:
         """Wait until everything is delivered; return the problem in one line, empty if there is
@@ -113,9 +114,10 @@ def main() -> None:
     with suppress(Exception):  # an unavailable store is reported later, if it still is
         prepare()
     gc.freeze()  # skips a last garbage collection, which took a second
-    folder = Path(sys.stdin.readline().rstrip("\n"))
-    if folder == Path():
+    line = sys.stdin.readline()
+    if not line:
         return  # the job ended before it began
+    folder = Path(json.loads(line))
     try:
         with turn(folder) as next_waits:
             carry(folder, trainer.has_ended, next_waits, Meter(folder, trainer.pid))
@@ -287,7 +289,9 @@ class Delivery:
         self._reader, self._unsent = journal.Reader(self._file), []
         self.read()
         noted = read_record(self._folder / layout.SENT)
-        if (noted.get("run"), noted.get("journal")) == (self._run.id, self._journal):
+        lost = noted.get("status") and not self._run.had_ended  # the store is an older backup
+        same = (noted.get("run"), noted.get("journal")) == (self._run.id, self._journal)
+        if same and not lost:
             self._unsent = [line for line in self._unsent if line["line"] > noted["lines"]]
         self._is_open = True
 
@@ -344,15 +348,16 @@ def delivered(folder: Path) -> bool:
 # `python jobs.py sync`: send the results of jobs on this disk that are missing there.
 
 
-def sync(runs_root: Path) -> int:
-    """Send the missing results of every job that is not running; return the exit status. Raises
-    SettingsError if there is no such folder, or a place cannot be used.
+def sync(runs_root: Path, stored: Callable[[Path], bool] = lambda attempt: True) -> int:
+    """Send the missing results of every job that is not running; return the exit status. `stored`
+    says whether the store still has an attempt that was sent. Raises SettingsError if there is no
+    such folder, or a place cannot be used.
     """
     check_places()
     if not runs_root.expanduser().is_dir():
         raise SettingsError(f"--runs-root: there is no folder {runs_root}")
     folders = [file.parent for file in sorted(runs_root.expanduser().glob(f"*/*/{layout.JOURNAL}"))]
-    left = [folder for folder in folders if not delivered(folder)]
+    left = [folder for folder in folders if not (delivered(folder) and stored(folder))]
     left = [folder for folder in left if not locks.held(folder / layout.LOCK)]
     sent = 0
     for folder in left:

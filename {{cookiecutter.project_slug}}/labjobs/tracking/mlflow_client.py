@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from labjobs import locks
 from labjobs.errors import SettingsError
@@ -43,9 +44,10 @@ SERVER = re.compile(
 def store_uri() -> str:
     """Return the address for MLflow: absolute, since MLflow's default depends on the current
     folder, and with `%40` for each `@` except the last one, which databases would misread."""
-    given = os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{PROJECT / 'mlflow.db'}"
+    given = os.environ.get("MLFLOW_TRACKING_URI") or _sqlite_uri(PROJECT / "mlflow.db")
     if given.startswith(SQLITE):
-        return f"{SQLITE}{Path(given.removeprefix(SQLITE)).absolute()}"
+        path, mark, options = given.removeprefix(SQLITE).partition("?")
+        return f"{_sqlite_uri(Path(unquote(path)).absolute())}{mark}{options}"
     server = SERVER.fullmatch(given)
     if not server or not server["user"]:
         return given
@@ -53,28 +55,52 @@ def store_uri() -> str:
     return f"{server['scheme']}{user}@{server['host']}{server['rest']}"
 
 
+def _sqlite_uri(path: Path) -> str:
+    """The address of a sqlite store: a question mark would begin its options, and SQLAlchemy
+    decodes what looks encoded (docs.sqlalchemy.org, database URLs)."""
+    return SQLITE + str(path).replace("%", "%25").replace("?", "%3F")
+
+
 def sqlite_path() -> Path | None:
     """Return the file of a sqlite store, None for any other kind."""
-    uri = store_uri()
-    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
+    path = store_uri().partition("?")[0]
+    return Path(unquote(path.removeprefix(SQLITE))) if path.startswith(SQLITE) else None
 
 
 def check() -> None:
     """Raise SettingsError if the address is not a valid one for a store."""
-    path, server = sqlite_path(), SERVER.fullmatch(store_uri())
+    uri = store_uri()
+    path, server = sqlite_path(), SERVER.fullmatch(uri)
     wrong = ""
     if path and "'" in f"{path}{PROJECT}":
         wrong = "MLflow cannot work in a folder with a ' in its path; rename the folder"
-    elif path and not path.parent.is_dir():
-        wrong = f"there is no folder {path.parent}"
-    elif re.split("[:+]", store_uri())[0] not in KINDS:
+    elif not f"{uri}{PROJECT}".isprintable() or uri != uri.strip():
+        wrong = "has a line break or a space at its end, or the project's folder a line break"
+    elif path:
+        wrong = _problem(path, uri.partition("?")[2])
+    elif uri.startswith("sqlite"):
+        wrong = f"must be {SQLITE} and the path of a file"
+    elif re.split("[:+]", uri)[0] not in KINDS:
         wrong = f"must begin with one of {', '.join(KINDS)}, and ://"
-    elif not path and server and "@" in server["rest"]:
+    elif server and "@" in server["rest"]:
         wrong = "must have %40, %2F, %3F and %23 for @, /, ? and # in a password or after it"
-    elif not path and server and not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", server["host"]):
+    elif server and not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", server["host"]):
         wrong = "must have a number, the port, after the last : before the path"
     if wrong:
         raise SettingsError(f"MLFLOW_TRACKING_URI {shown()}: {scrub(wrong)}")
+
+
+def _problem(path: Path, options: str) -> str:
+    """What is wrong with a sqlite store; empty if nothing is."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if path.is_dir():
+        return "is a folder; give the path of a file in it"
+    if path.name == ":memory:":
+        return "is lost when a process ends; give the path of a file"
+    if options and not re.fullmatch(r"timeout=\d+(\.\d+)?", options):
+        return "may have ?timeout=SECONDS after the path, and nothing else; write %3F for a ? in it"
+    return ""
 
 
 def shown() -> str:
@@ -124,6 +150,14 @@ ENVIRONMENT = {
 }
 """Defaults of variables that MLflow reads, some of them when it is imported."""
 
+PINNED = {
+    "MLFLOW_ENABLE_ASYNC_LOGGING": "false",  # calls would return before anything is stored
+    "MLFLOW_TRUNCATE_LONG_VALUES": "true",  # a long note would be refused, for ever
+    "MLFLOW_ENABLE_WORKSPACES": "false",  # a database's runs would not be where we read them
+    "MLFLOW_SQLALCHEMYSTORE_ECHO": "false",  # the last line on stderr is the problem's
+}
+"""Variables that change what a call means or prints, whatever the user's environment says."""
+
 LONGEST_QUERY = 20.0
 """Seconds after which a store that does not answer counts as unavailable."""
 
@@ -135,11 +169,13 @@ def client(uri: str = "") -> "MlflowClient":
     themselves."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ.update(PINNED)
     from mlflow import MlflowClient
     from mlflow.store.db import utils
 
     utils.MAX_RETRY_COUNT = ATTEMPTS
-    return MlflowClient(uri or store_uri())
+    uri = uri or store_uri()
+    return MlflowClient(uri, registry_uri=uri)  # else MLFLOW_REGISTRY_URI, which may be wrong
 
 
 def select(path: Path, query: str, **values: str) -> list[tuple[Any, ...]]:
@@ -183,13 +219,15 @@ def experiment_name() -> str:
         raise SettingsError(f"{line}; write [project] and below it name = …") from error
 
 
-def prepare() -> str:
-    """Return the id of the project's experiment, which is made or renamed if necessary.
+def prepare(runs_root: Path = PROJECT) -> str:
+    """Return the id of the project's experiment, which is made or renamed if necessary. Where the
+    project is read-only, the lock of a store that is not a file is in the folder of runs.
 
-    Raises SettingsError if an experiment of this name belongs to another project.
+    Raises SettingsError if an experiment of this name was deleted or belongs to another project.
     """
     path = sqlite_path()
-    file = path or PROJECT / f"mlflow-{fingerprint()}"
+    folder = PROJECT if os.access(PROJECT, os.W_OK) else runs_root
+    file = path or folder / f"mlflow-{fingerprint()}"
     with locks.waiting(file.with_name(file.name + ".lock")):
         if path and not path.exists():
             _make(path)
@@ -198,6 +236,8 @@ def prepare() -> str:
             root = None if store_uri().startswith("http") else ARTIFACTS.as_uri()
             tags = {PROJECT_ID: project_id()}
             return str(client().create_experiment(experiment_name(), root, tags))
+        if found.lifecycle_stage == "deleted":
+            raise was_deleted(experiment_name(), found.experiment_id)
         owner = found.tags.get(PROJECT_ID)
         if not owner:
             client().set_experiment_tag(found.experiment_id, PROJECT_ID, project_id())
@@ -217,12 +257,21 @@ def belongs_to_another(experiment: str) -> SettingsError:
     )
 
 
+def was_deleted(experiment: str, number: str) -> SettingsError:
+    """Return the message for a project whose experiment has been deleted in the store, which keeps
+    its name."""
+    return SettingsError(
+        f"the experiment {experiment!r} in the tracking store was deleted; `mlflow experiments "
+        f"restore -x {number}` brings it back with its runs, or change the name in pyproject.toml"
+    )
+
+
 def _make(path: Path) -> None:
     """Make a sqlite store next to its final place, because MLflow leaves a broken store if it is
     killed in the meantime."""
     with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as folder:
         part = Path(folder) / path.name
-        client(f"{SQLITE}{part}").search_experiments(max_results=1)
+        client(_sqlite_uri(part)).search_experiments(max_results=1)
         part.replace(path)
 
 

@@ -67,19 +67,21 @@ class Run:
 
     Any method may raise any error of MLflow's, which means that the store is unavailable. After
     that, `open` comes first again, and whatever was not acknowledged may be logged a second time:
-    the store keeps it once.
+    the store keeps it once. `had_ended` says whether it had ended when it was opened.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], journal: str) -> None:
         self._about = about
         self._job, self._code = str(about["id"]), str(about["code"])
         self._owner, self._journal = str(about["owner"]), journal
+        self._runs_root = folder.parent.parent
         self._tags = {"job_folder": str(folder), "host": os.uname().nodename}
         self.id = ""
+        self.had_ended = False
 
     def open(self) -> None:
         """Find the run or make it. Raises Elsewhere if another one is a lease."""
-        self._experiment = prepare()
+        self._experiment = prepare(self._runs_root)
         self._client = client()
         self._beaten = 0.0
         self._artifacts = ""
@@ -216,11 +218,12 @@ class Run:
         from mlflow.entities import Param, RunTag
 
         run = self._client.get_run(self.id)
+        self.had_ended = run.info.status != "RUNNING"
         self._artifacts, settings = str(run.info.artifact_uri), self._about["settings"]
         params = [Param(k, str(v)) for k, v in settings.items() if k not in run.data.params]
         tags = [RunTag(k, v) for k, v in self._tags.items()]
         self._client.log_batch(self.id, params=params, tags=tags)
-        if run.info.status != "RUNNING":
+        if self.had_ended:
             self._client.update_run(self.id, status="RUNNING")
 
 

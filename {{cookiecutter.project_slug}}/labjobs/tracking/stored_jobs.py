@@ -13,19 +13,18 @@ import math
 import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from labjobs import exit_status
+from labjobs import exit_status, layout
 from labjobs.cli.flags import as_text
 from labjobs.errors import SettingsError
-from labjobs.files import CODE, PROJECT
-from labjobs.job import code_evidence, data_evidence, identity
-from labjobs.job.attempts import name_input, present_code
+from labjobs.files import CODE, PROJECT, read_record
+from labjobs.job import attempts, code_evidence, data_evidence, identity
 from labjobs.tracking import courier, mlflow_client
 from labjobs.tracking.mlflow_client import (
     AWAY,
@@ -35,6 +34,7 @@ from labjobs.tracking.mlflow_client import (
     client,
     select,
     sqlite_path,
+    was_deleted,
 )
 from labjobs.tracking.mlflow_store import fresh
 
@@ -51,6 +51,9 @@ SELECT experiments.name, tags.value FROM experiments
 LEFT JOIN experiment_tags AS tags
     ON tags.experiment_id = experiments.experiment_id AND tags.key = '{PROJECT_ID}'
 WHERE experiments.lifecycle_stage = 'active' ORDER BY experiments.name
+"""
+DELETED = """
+SELECT experiment_id FROM experiments WHERE name = :experiment AND lifecycle_stage = 'deleted'
 """
 THESE = "run_uuid IN (SELECT value FROM json_each(:runs))"
 TAGS = f"SELECT run_uuid, key, value FROM tags WHERE {THESE}"
@@ -210,14 +213,8 @@ def known(experiment: str) -> Known:
     train. Raises SettingsError if the store's address is not valid, or if the experiment belongs to
     another project.
     """
-    courier.check_places()
-    if path := sqlite_path():
-        settle(experiment)
-        runs = _by_sql(path, experiment, FEW_TAGS)
-    else:
-        runs = _by_other_process(experiment)
     found = Known({}, {}, {})
-    for job in runs:
+    for job in _runs(experiment):
         job_id, tags = job["job_id"], job["tags"]
         if _is_over(job):
             jobs = found.diverged if job["diverged"] else found.finished
@@ -228,6 +225,35 @@ def known(experiment: str) -> Known:
             lease = Lease(*(tags.get(name, "") for name in Lease._fields))
             found.leases.setdefault(job_id, []).append(lease)
     return found
+
+
+def delivered(experiment: str) -> Callable[[Path], bool]:
+    """Return a function that says whether the store has an attempt: its own run or, if there are
+    several folders of runs, another one of the same job that stands for it. Raises like `known`."""
+    runs = _runs(experiment)
+    ids = {run["run_id"] for run in runs if run["status"] != "RUNNING"}
+    over = {_evidence(run["job_id"], run["tags"]) for run in runs if _is_over(run)}
+    codes = {evidence[:2] for evidence in over}
+
+    def has(attempt: Path) -> bool:
+        job_id, code = attempt.parent.name, code_evidence.digest(attempt)
+        if attempts.status_of(attempt) in ("finished", "diverged"):
+            return (job_id, code, data_evidence.digest(attempt)) in over
+        return read_record(attempt / layout.SENT).get("run") in ids or (job_id, code) in codes
+
+    return has
+
+
+def _evidence(job_id: str, tags: dict[str, str]) -> tuple[str, str, str]:
+    return job_id, tags.get("code", ""), tags.get("data", "")
+
+
+def _runs(experiment: str) -> list[StoredJob]:
+    courier.check_places()
+    if path := sqlite_path():
+        settle(experiment)
+        return _by_sql(path, experiment, FEW_TAGS)
+    return _by_other_process(experiment)
 
 
 def _by_other_process(experiment: str) -> list[StoredJob]:
@@ -265,14 +291,28 @@ def experiments() -> dict[str, str | None]:
         return {each.name: each.tags.get(PROJECT_ID) for each in client.search_experiments()}
 
 
+def refuse_deleted(experiment: str) -> None:
+    """Raise SettingsError if the experiment has been deleted in the store."""
+    if path := sqlite_path():
+        found = [str(number) for (number,) in select(path, DELETED, experiment=experiment)]
+    else:
+        with asked() as client:
+            named = client.get_experiment_by_name(experiment)
+        found = [named.experiment_id] if named and named.lifecycle_stage == "deleted" else []
+    for number in found:
+        raise was_deleted(experiment, number)
+
+
 def settle(experiment: str) -> None:
     """Make sure that the experiment belongs to the project and has its present name.
 
-    Raises SettingsError if it belongs to another project.
+    Raises SettingsError if it was deleted or belongs to another project.
     """
     own, owners = identity.existing_id() or "none", experiments()
     if owners.get(experiment, own) not in (own, None):
         raise belongs_to_another(experiment)
+    if experiment not in owners:
+        refuse_deleted(experiment)
     if experiment not in owners and own in owners.values():
         rename = "from labjobs.tracking.mlflow_client import prepare; prepare()"
         subprocess.run([sys.executable, "-c", rename], cwd=CODE)
@@ -359,13 +399,13 @@ def chosen(
     return found, stale
 
 
-def name_all(attempts: Iterable[StoredJob]) -> None:
+def name_all(stored: Iterable[StoredJob]) -> None:
     """Register all jobs, since any of them may be an input of others, even if it is not on this
     disk."""
-    for job_id, job in {attempt["job_id"]: attempt for attempt in attempts}.items():
+    for job_id, job in {attempt["job_id"]: attempt for attempt in stored}.items():
         with suppress(SettingsError, ValueError):  # settings of older code; a rule in __post_init__
             kind = identity.read(script_of(job)).settings
-            name_input(job_id, _settings_of(job, kind), script_of(job))
+            attempts.name_input(job_id, _settings_of(job, kind), script_of(job))
 
 
 def script_of(job: StoredJob) -> str:
@@ -386,7 +426,7 @@ def _fits(job: StoredJob, kind: type[Any]) -> bool:
     if known := tags.get("code"):
         try:
             settings = _settings_of(job, kind)
-            present = present_code(settings, script_of(job), folder.parent.parent)
+            present = attempts.present_code(settings, script_of(job), folder.parent.parent)
         except SettingsError:
             return False
         if not code_evidence.fits(known, present):
