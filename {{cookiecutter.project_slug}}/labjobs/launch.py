@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
+data_evidence.listen()  # before the script imports settings.py
+
 
 def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]:
     """Read the command line of a job script; ends the process if there is nothing else to do.
@@ -52,6 +54,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]
     def folder() -> JobFolder[S]:
         declared.check(metrics)
         settings, runtime = parse(kind, Runtime, sys.argv[1:])
+        data_evidence.listen(False)  # what the engine reads from here on is not for the job
         return JobFolder(settings, runtime, metrics, Path(script).stem)
 
     try:
