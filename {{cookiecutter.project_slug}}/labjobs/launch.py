@@ -4,6 +4,7 @@
 which imports MLflow while the script imports torch. `run` of what it returns does the rest.
 """
 
+import multiprocessing
 import os
 import platform
 import signal
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-data_evidence.listen()  # before the script imports settings.py
+if not multiprocessing.parent_process():  # one that a job starts imports the script again
+    data_evidence.listen()  # before the script imports settings.py
 
 
 def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]:

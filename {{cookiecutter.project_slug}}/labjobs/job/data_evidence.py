@@ -129,7 +129,9 @@ def _spellings(root: Path) -> tuple[str, str]:
 
 
 def _holds_code(below: str, folder: str) -> bool:
-    return not below or any(name.endswith(".py") for name in os.listdir(folder))
+    with suppress(OSError):  # it is not there
+        return not below or any(name.endswith(".py") for name in os.listdir(folder))
+    return False
 
 
 @cache
