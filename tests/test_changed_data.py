@@ -54,7 +54,7 @@ def read_by(project: Project) -> set[str]:
 
 def test_all_that_a_job_reads_and_lists_is_known_and_mlflow_shows_it(made):
     images = {f"data/{name}/{number}.png" for name in ("cat", "dog") for number in range(20)}
-    assert read_by(made) == {"data/", "data/cat/", "data/dog/", *images}
+    assert read_by(made) == {"data/", "data/train", "data/cat/", "data/dog/", *images}
     client = MlflowClient(f"sqlite:///{made.root / 'mlflow.db'}")
     (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
     (read,) = run.inputs.dataset_inputs
@@ -178,11 +178,85 @@ def test_what_changes_while_a_job_runs_is_noticed_at_its_end(made, tmp_path):
     with (project.root / "run.py").open() as file:
         text = file.read().replace(
             "    job.load_best(model=model)\n",
-            '    (job.runtime.data_root / "cat/3.png").write_bytes(b"")\n'
+            '    os.system(f"truncate -s 0 {job.runtime.data_root}/cat/3.png")\n'
             "    job.load_best(model=model)\n",
         )
-    (project.root / "run.py").write_text(text)
+    (project.root / "run.py").write_text(f"import os\n{text}")
     assert project.run(*BY_WORKERS).returncode == 0
     (log,) = project.root.glob("runs/*/*/log.txt")
     assert "the data has changed while the job ran (data/cat/3.png changed)" in log.read_text()
-    assert "it was continued with changed data" in one_line(project.run(*BY_WORKERS), 5)
+    assert "its data changed while it ran" in one_line(project.run(*BY_WORKERS), 5)
+
+
+QUICK = ("--epochs", "1", "--quiet")
+BEFORE_THE_JOB = """
+from pathlib import Path
+CLASSES = (Path(__file__).parent / "data" / "classes.txt").read_text()
+"""
+LOOKS = """
+import ctypes
+C = ctypes.CDLL(None)
+C.fopen.restype = ctypes.c_void_p
+HANDLE = C.fopen(str(Path(__file__).parent / "data/c.bin").encode(), b"r")
+import csv, json, os, sys
+ROOT = Path(__file__).parent / "data"
+SKIPPED = (ROOT / "excluded.txt").exists()
+try:
+    ORDER = (ROOT / "order.txt").read_text()
+except FileNotFoundError:
+    ORDER = ""
+SOURCES = [(ROOT / name).read_text() for name in sorted(os.listdir(ROOT)) if name.endswith(".py")]
+RESULTS = Path(__file__).with_name("results.csv")
+RESULTS.write_text((RESULTS.read_text() if RESULTS.exists() else "") + "one more\\n")
+(ROOT / "index.json").write_text(json.dumps(os.listdir(ROOT)))
+"""
+
+
+@pytest.fixture(scope="module")
+def looking(make):
+    """A project with a job that looks for files, reads code as data and keeps results in a file."""
+    project = Project(make())
+    (project.root / "data").mkdir()
+    (project.root / "data/classes.txt").write_text("cat dog")
+    (project.root / "data/a.py").write_text("pass")
+    (project.root / "data/c.bin").write_text("read by a C library")
+    (project.root / "results.csv").write_text("first\\n")
+    for file, text in (("settings.py", BEFORE_THE_JOB), ("data.py", LOOKS)):
+        with (project.root / file).open("a") as opened:
+            opened.write(text)
+    assert project.run(*QUICK).returncode == 0
+    return project
+
+
+def test_what_a_job_writes_is_not_what_it_read(looking):
+    """Results that are read, extended and written back, and an index beside the data."""
+    (log,) = looking.root.glob("runs/*/*/log.txt")
+    assert "since the job has changed it itself: project/results.csv" in log.read_text()
+    assert "already finished" in looking.run(*QUICK).stdout
+    (looking.root / "results.csv").write_text("other")
+    assert "already finished" in looking.run(*QUICK).stdout
+
+
+def test_a_file_that_pyproject_toml_exempts_does_not_count(looking):
+    file = looking.root / "data/c.bin"
+    about, before = (looking.root / "pyproject.toml").read_text(), file.read_text()
+    file.write_text("grows while jobs run")
+    for names, status in (('["data/*.bin"]', 0), ('"data/c.bin"', 2), ('["data/d.bin"]', 5)):
+        text = f"{about}\n[tool.labjobs]\nnot-data = {names}\n"
+        (looking.root / "pyproject.toml").write_text(text)
+        done = looking.run(*QUICK)
+        assert done.returncode == status
+        assert status != 2 or "tool.labjobs.not-data: a list of names" in one_line(done, 2)
+    (looking.root / "pyproject.toml").write_text(about)
+    file.write_text(before)
+
+
+@pytest.mark.parametrize("name", ["excluded.txt", "order.txt", "a.py", "classes.txt", "c.bin"])
+def test_what_is_not_there_or_code_or_read_early_or_in_c_counts(looking, name):
+    file = looking.root / "data" / name
+    before = file.read_text() if file.exists() else None
+    file.write_text("other")
+    # a file that comes changes the listing as well
+    assert f"data/{name}" in one_line(looking.run(*QUICK), 5)
+    file.unlink() if before is None else file.write_text(before)
+    assert "already finished" in looking.run(*QUICK).stdout

@@ -159,3 +159,23 @@ def test_what_is_verified_gives_the_same_bits_and_what_does_not_is_not_accepted(
     assert "accepted: models.MLP, of 1 job (replayed with the same bits)" in accepted.stdout
     done = project.run(*SHORT)
     assert (done.returncode, "already finished" in done.stdout) == (0, True)
+
+
+def test_jobs_are_replayed_for_each_value_that_a_change_reads_and_with_their_test_results(project):
+    accept = ("python", "jobs.py", "accept", "--verify", "--because", "it is the same")
+    assert project.run(*SHORT, "--label-smoothing", "0.3").returncode == 0
+    smoothing = "smoothing = settings.label_smoothing if"
+    doubled = smoothing.replace("= ", "= 2 * ")  # the same for the jobs that have 0
+    project.edit("run.py", smoothing, doubled)
+    refused = project.do(*accept)
+    assert "not accepted for 2 jobs: " in refused.stderr  # both have the same code
+    assert "train_loss at step 1" in refused.stderr
+    convnet = "accepted: run.forward, of 1 job (replayed with the same bits)"
+    assert convnet in refused.stdout and "(run.forward changed)" in one_line(project.run(*SHORT), 5)
+    project.edit("run.py", doubled, smoothing)
+    project.edit(
+        "run.py", "value for name, value in means", "scale * value for name, value in means"
+    )
+    project.edit("run.py", "means = Means()", 'means, scale = Means(), 2 if split == "test" else 1')
+    refused = project.do(*accept)
+    assert "test_loss at step " in refused.stderr and "accepted: " not in refused.stdout

@@ -7,7 +7,7 @@ from labjobs.job.code_evidence import Accepted, accept, accepted, oldest, same
 
 
 def change(old: str, new: str) -> Accepted:
-    return Accepted(old, new, {"run.train": ["1", "2"]}, "a refactor", "Ada", "2026-11-22", True)
+    return Accepted(old, new, {"run.train": ["1", "2"]}, "a refactor", "Ada", "2026-11-22", {})
 
 
 def test_all_codes_that_followed_one_another_count_as_one(tmp_path):

@@ -1,7 +1,9 @@
 """Lists of what jobs have read, with random damage: none is believed, and none ends in a trace."""
 
 import random
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from byte_damage import MUTATIONS
@@ -22,7 +24,7 @@ def attempt(root: Path, job: str, contents: str) -> Path:
     for name in contents:
         path = root / "data" / name
         path.write_text(name)
-        notes.note("open", (str(path), "r", 0))
+        notes.note(str(path), data_evidence.READ)
     write_record(
         folder / "outcome.json", {"id": job, "data": data_evidence.keep(folder, places, "")}
     )
@@ -69,3 +71,15 @@ def test_a_damaged_line_of_a_killed_job_is_said(tmp_path):
     assert not data_evidence.damaged(notes) and len(data_evidence.read(notes)) == 2
     notes.write_bytes(notes.read_bytes().replace(b"data/a", b"data/e"))
     assert data_evidence.damaged(notes)
+
+
+def test_what_has_the_same_stamp_is_the_same_file():
+    """Images and old file systems have whole seconds, and the times of what they were made of."""
+    same = {"st_dev": 1, "st_ino": 2, "st_mtime_ns": 3_000_000_004, "st_ctime_ns": 5_000_000_006}
+    for field in same:
+        one, other = SimpleNamespace(**same), SimpleNamespace(**same | {field: 7_000_000_008})
+        assert data_evidence._stamp(one) and data_evidence._stamp(one) != data_evidence._stamp(
+            other
+        )
+    for untrusted in (5_000_000_000, time.time_ns()):
+        assert not data_evidence._stamp(SimpleNamespace(**same | {"st_ctime_ns": untrusted}))

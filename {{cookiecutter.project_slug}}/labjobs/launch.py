@@ -4,6 +4,7 @@
 which imports MLflow while the script imports torch. `run` of what it returns does the rest.
 """
 
+import multiprocessing
 import os
 import platform
 import signal
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
+if not multiprocessing.parent_process():  # one that a job starts imports the script again
+    data_evidence.listen()  # before the script imports settings.py
+
 
 def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]:
     """Read the command line of a job script; ends the process if there is nothing else to do.
@@ -52,6 +56,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]
     def folder() -> JobFolder[S]:
         declared.check(metrics)
         settings, runtime = parse(kind, Runtime, sys.argv[1:])
+        data_evidence.listen(False)  # what the engine reads from here on is not for the job
         return JobFolder(settings, runtime, metrics, Path(script).stem)
 
     try:

@@ -6,9 +6,9 @@ import difflib
 import getpass
 import json
 import os
+import re
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -21,10 +21,10 @@ from labjobs.commands.inventory import Job, Project
 from labjobs.commands.replay import Recorded, curve_difference, curve_points, run
 from labjobs.errors import JobError, SettingsError, few
 from labjobs.files import CODE
-from labjobs.job import code_evidence, data_evidence, provenance
+from labjobs.job import attempts, code_evidence, data_evidence, provenance
 from labjobs.job.code_evidence import Accepted
 from labjobs.job.folder import JobFolder
-from labjobs.job.identity import inputs
+from labjobs.job.identity import identity, inputs
 from labjobs.job.terminal import counted, leave
 from labjobs.privacy import scrub
 from labjobs.tracking.mlflow_client import last_line
@@ -148,8 +148,9 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
 
 def accept(project: Project, because: str, verify: bool) -> int:
     """Accept that the changes in the code of stale jobs do not change results; return the exit
-    status. With `verify`, one job for each set of changes is replayed first. Changes that give
-    different bits are not accepted, and the status is 1. Raises SettingsError without a reason.
+    status. With `verify`, one job is replayed first of all with the same changes and the same
+    values of the settings that these read. Changes that give different bits are not accepted, and
+    the status is 1. Raises SettingsError without a reason.
     """
     if not because.strip():
         raise SettingsError("--because: say why results do not change")
@@ -163,16 +164,23 @@ def accept(project: Project, because: str, verify: bool) -> int:
     if unknown:
         why = "the data has changed, or it is not known what has"
         leave(exit_status.FAILED, f"{counted(unknown, 'job')} left out: {why}")
-    alike: dict[str, list[JobFolder[Any]]] = {}
-    for job in known:
-        alike.setdefault(repr(own[job.id]), []).append(job)
-    fine = [job for jobs in alike.values() if not verify or _is_verified(jobs) for job in jobs]
-    accepted = [job for job in _inputs_first(fine) if _accept(job, because, verify)]
+    replayed = _replayed(known) if verify else {}
+    refused = {_codes(job) for job in known if replayed.get(job.id) == ""}
+    fine = [job for job in known if _codes(job) not in refused]
+    proof: dict[Codes, dict[str, str]] = {}
+    for job in fine:
+        proof.setdefault(_codes(job), {}).update(
+            {job.id: replayed[job.id]} if job.id in replayed else {}
+        )
+    pairs = {job.id: _codes(job) for job in fine}
+    accepted = [job for job in _inputs_first(fine) if _accept(job, because, proof[pairs[job.id]])]
     if accepted:
-        how = "replayed with the same bits" if verify else "not verified"
-        count_of = Counter(name for job in accepted for name in own[job.id] or {})
-        for name, n in sorted(count_of.items()):
-            print(f"accepted: {code_evidence.in_python(name)}, of {counted(n, 'job')} ({how})")
+        for name in sorted({name for job in accepted for name in own[job.id] or {}}):
+            of = [job.id for job in accepted if name in (own[job.id] or {})]
+            how = _how([replayed[job] for job in of if job in replayed], len(of))
+            print(
+                f"accepted: {code_evidence.in_python(name)}, of {counted(len(of), 'job')} ({how})"
+            )
         count = counted(len(accepted), "job")
         print(f"no longer stale: {count}; commit {layout.ACCEPTED} with the change")
     return exit_status.DONE if len(accepted) == len(known) + unknown else exit_status.FAILED
@@ -202,7 +210,17 @@ def _inputs_first(jobs: Sequence[JobFolder[Any]]) -> list[JobFolder[Any]]:
     return sorted(jobs, key=depth)
 
 
-def _accept(job: JobFolder[Any], because: str, verified: bool) -> bool:
+Codes = tuple[str, str]
+
+
+def _codes(job: JobFolder[Any]) -> Codes:
+    """The digests of a job's code, then and now."""
+    assert job.latest
+    present = code_evidence.present_as_in(job.latest, job.code)
+    return code_evidence.digest(job.latest), present.digest
+
+
+def _accept(job: JobFolder[Any], because: str, replayed: Mapping[str, str]) -> bool:
     """Accept the changes in a job's code, unless an input of it is stale still."""
     assert job.latest
     vars(job).pop("code", None)  # its inputs may have been accepted since
@@ -211,12 +229,11 @@ def _accept(job: JobFolder[Any], because: str, verified: bool) -> bool:
         names = ", ".join(map(code_evidence.in_python, still))
         leave(exit_status.FAILED, f"{job.label} left out: {names} is stale")
         return False
-    old = code_evidence.digest(job.latest)
-    new = code_evidence.present_as_in(job.latest, job.code).digest
+    old, new = _codes(job)
     if old not in code_evidence.same(new):
         named = {code_evidence.in_python(part): hashes for part, hashes in found.items()}
         today = datetime.now(UTC).date().isoformat()
-        change = Accepted(old, new, named, because, _user(), today, verified)
+        change = Accepted(old, new, named, because, _user(), today, replayed)
         code_evidence.accept([change])
     return True
 
@@ -227,49 +244,106 @@ def _user() -> str:
     return provenance.git("config", "user.name").decode().strip() or getpass.getuser()
 
 
-# `accept --verify` replays the first steps and the first evaluation of a job with the present code:
-# are they the same, bit for bit?
+# `accept --verify` replays jobs with the present code: are the results the same, bit for bit? One
+# of each group that agrees in what has changed and in the settings that this reads.
 
 FIRST = 100
-"""The number of steps to replay, unless the job is evaluated earlier."""
+"""The number of steps to replay of a long job, unless it is evaluated earlier."""
+
+SHORT = 300.0
+"""Seconds of training up to which a job is replayed to its end, test results included."""
+
+TO_THE_END = "to its end"
+
+COMPARED = ("train_", "val_", "test_", "best_", "lr")
+"""Beginnings of the names of metrics that are compared."""
+
+INDIRECT = {"vars", "getattr", "asdict", "astuple", "fields", "replace", "__dict__"}
+"""Words in code that may read any setting."""
 
 
-def _is_verified(alike: Sequence[JobFolder[Any]]) -> bool:
-    """Whether the present code gives the same bits, judging by one of the jobs whose code has
-    changed in the same way."""
-    replayed = next((job for job in alike if not inputs(job.settings)), alike[0])
-    print(f"replaying the first steps of job {replayed.id}: {replayed.name}", flush=True)
+def _replayed(jobs: Sequence[JobFolder[Any]]) -> dict[str, str]:
+    """How far those jobs were replayed, by their ids; empty if the bits were others."""
+    alike: dict[str, list[JobFolder[Any]]] = {}
+    for job in jobs:
+        alike.setdefault(repr((_codes(job), _settings_read(job))), []).append(job)
+    found = {}
+    for group in alike.values():
+        job = next((job for job in group if not inputs(job.settings)), group[0])
+        found[job.id] = _verified(job, sum(_codes(each) == _codes(job) for each in jobs))
+    return found
+
+
+def _settings_read(job: JobFolder[Any]) -> dict[str, Any]:
+    """The settings that the changed definitions of a job may read, as they were or are now: those
+    that their text names; all, if it is not known or may read any."""
+    assert job.latest
+    kept = code_evidence.parts(job.latest)
+    now = code_evidence.present_as_in(job.latest, job.code)
+    settings = identity(job.settings)
+    words = set[str]()
+    for part in code_evidence.changes(job.latest, job.code):
+        texts = [kept[part].get("source")] if part in kept else []
+        texts += [now.source(part)] if part in now.parts and not part.startswith("file:") else []
+        if not texts or None in texts:
+            return settings
+        words.update(word for text in texts for word in re.findall(r"\w+", text or ""))
+    return settings if words & INDIRECT else {k: v for k, v in settings.items() if k in words}
+
+
+def _how(replayed: Sequence[str], of: int) -> str:
+    """How jobs were verified, of which these were replayed."""
+    if not replayed:
+        return "not verified"
+    count = "" if len(replayed) == of else f"{len(replayed)} "
+    short = [how for how in replayed if how != TO_THE_END]
+    rest = f"; {counted(len(short), 'job')} without test results: {short[0]}" if short else ""
+    return f"{count}replayed with the same bits{rest}"
+
+
+def _verified(job: JobFolder[Any], alike: int) -> str:
+    """How far a job was replayed with the same bits; empty if they are others, or if it cannot be
+    replayed: then nothing is accepted of the jobs, as many as are `alike`, that have its code."""
+    how = ""
     try:
-        problem = _first_difference(replayed)
+        assert job.latest
+        before = Recorded(job.latest)
+        evaluated = [
+            (line["step"], line["metrics"]["elapsed_seconds"])
+            for line in before.lines
+            if "elapsed_seconds" in line.get("metrics", {})
+        ]
+        short = all(seconds <= SHORT for _, seconds in evaluated)
+        whole = short and attempts.status_of(job.latest) == "finished"
+        until = None if whole else evaluated[0][0] if evaluated else FIRST
+        how = TO_THE_END if whole else f"up to step {until}"
+        print(f"replaying job {job.id} {how}: {job.name}", flush=True)
+        problem = _first_difference(job, before, until)
     except (JobError, OSError) as error:
         problem = f"cannot be replayed: {error}"
     if problem:
-        line = f"not accepted for {counted(len(alike), 'job')}: job {replayed.id}: {problem}"
+        line = f"not accepted for {counted(alike, 'job')}: job {job.id}: {problem}"
         leave(exit_status.FAILED, line)
-    return not problem
+    return "" if problem else how
 
 
-def _first_difference(job: JobFolder[Any]) -> str:
-    """How the present code's first steps differ from those that a job's journal has, in a few
-    words; empty if all bits are the same. Raises JobError if they cannot be compared."""
-    assert job.latest
+def _first_difference(job: JobFolder[Any], before: Recorded, until: int | None) -> str:
+    """How the present code's results differ from those that a job's journal has, up to a step or to
+    the end, in a few words; empty if all bits are the same. Raises JobError if they cannot be
+    compared."""
     if inputs(job.settings):
         raise JobError("it is derived from another job, whose results a replay does not have")
-    before = Recorded(job.latest)
-    evaluated = (
-        line["step"] for line in before.lines if "elapsed_seconds" in line.get("metrics", {})
-    )
-    until = next(evaluated, FIRST)
     points = {
         (step, name): value
         for (step, name), value in curve_points(before).items()
-        if step <= until and name.startswith(("train_", "val_", "lr"))
+        if (until is None or step <= until) and name.startswith(COMPARED)
     }
     if not points:
         raise JobError("its journal has nothing to compare with")
     with TemporaryDirectory() as folder:
         words = [sys.executable, str(CODE / f"{job.script}.py"), *before.flags(job)]
-        words += [f"--pause-after={until}", "--quiet", f"--runs-root={folder}"]
+        words += ["--quiet", f"--runs-root={folder}"]
+        words += [f"--pause-after={until}"] if until else []
         env = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
         status, said = run(words, CODE, env)
         if status:

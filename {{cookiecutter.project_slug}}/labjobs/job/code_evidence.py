@@ -39,8 +39,8 @@ NAMED = 3
 @dataclass(frozen=True)
 class Accepted:
     """A change of the code of jobs, from one digest to another: which definitions it changes, with
-    their hashes then and now; the reason, by whom and when; whether such a job was replayed and
-    gave the same bits."""
+    their hashes then and now; the reason, by whom and when; and the jobs that were replayed with
+    the same bits, each with how far: "to its end", "up to step 40"."""
 
     old: str
     new: str
@@ -48,7 +48,7 @@ class Accepted:
     because: str
     by: str
     on: str
-    verified: bool
+    replayed: Mapping[str, str]
 
 
 @cache

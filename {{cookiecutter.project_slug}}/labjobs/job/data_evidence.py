@@ -2,8 +2,9 @@
 
 Python reports each file that it opens and each folder that it lists to a function, in the job and
 in the processes that read its batches (docs.python.org, sys.addaudithook). A file's content is
-hashed when it is first opened, just before it is read. What libraries open without Python, such as
-HDF5, LMDB and torchvision.io, is not reported.
+hashed when it is first opened, just before it is read. A file that is looked for and not there
+counts too. What libraries open without Python, such as HDF5 and LMDB, is not reported; what they
+still hold open or mapped after the first evaluation is found there.
 
 `data.jsonl` in the attempt's folder has a line for each file, added at once, so that what a killed
 job had read is known. Each further process of a job, perhaps on another machine, has a file of its
@@ -19,21 +20,30 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+import time
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from labjobs import layout
-from labjobs.errors import few
+from labjobs.errors import SettingsError, few
 from labjobs.files import CODE, PROJECT, opened, sealed, shown, write_shared
 from labjobs.job.journal import SEAL, record_of
 
-MIXED = "mixed"
-"""Takes the place of a digest if a job was continued with changed data."""
+MIXED, CHANGED = "mixed", "changed"
+"""Take the place of a digest if a job was continued with changed data, or if others have changed
+its data while it ran."""
+
+UNFIT = {MIXED: "it was continued with changed data", CHANGED: "its data changed while it ran"}
+
+ABSENT, MADE, WRITTEN = "absent", "made", "written"
+"""Take the place of a file's hash: it was looked for and not there; the job has made it, or has
+written a file that was there."""
 
 NAMED = 2
 """The largest number of changed files that a message names."""
@@ -44,14 +54,19 @@ DIGITS = 32
 DATA, PROJECTS = "data", "project"
 """The beginnings of names: of what is below --data-root, and of what is in the project's folder."""
 
+SETTLED = 20_000_000
+"""Nanoseconds after which a further change certainly gives a file another time: kernels count in
+steps of up to 10 ms."""
+
 NOT_DATA = (layout.ACCEPTED, "labjobs/", "mlflow.db", "mlruns/", "runs/", "vendor/")
 """What the engine has in the project's folder."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of a job's data, and what is ignored in them: Python files, which are code
-    (labjobs.evidence), hidden files, installed packages and files that jobs write.
+    """The folders of a job's data, and what is ignored in them: the project's Python files, which
+    are code (labjobs.evidence), hidden files, installed packages, what jobs write, and what
+    pyproject.toml exempts.
 
     Names such as `data/train/cat/1.png` and `project/words.txt` stay the same wherever the data is
     copied to.
@@ -73,16 +88,27 @@ class Places:
     def name(self, path: str) -> str:
         """Return the name of a file, or of a folder if its absolute path ends with a slash; empty
         if it is not data."""
-        if path.startswith(self._not_data) or path.endswith((".py", ".pyc")):
+        if path.startswith(self._not_data) or path.endswith(".pyc"):
             return ""
         for root, word in self._roots:
             if path.startswith(root):
+                if path.endswith(".py") and (word == PROJECTS or f"{CODE}/".startswith(root)):
+                    return ""
                 below = path.removeprefix(root)
                 hidden = any(p.startswith(".") or p == "__pycache__" for p in below.split("/"))
                 # Importing a module lists the folder of the project that it is in.
                 imported = word == PROJECTS and path.endswith("/") and _holds_code(below, path)
-                return "" if hidden or imported else f"{word}/{below}"
+                ignored = hidden or imported or is_exempt(f"{word}/{below}")
+                return "" if ignored else f"{word}/{below}"
         return ""
+
+    def name_of_absent(self, path: str) -> str:
+        """Return the name of a file or folder that is not there; empty if it could not be data, or
+        is --data-root or above: data that is not at hand is not compared."""
+        folder = f"{path.rstrip('/')}/"
+        above = any(root.startswith(folder) for root, word in self._roots if word == DATA)
+        no_data = above or folder.startswith(self._not_data)
+        return "" if no_data else self.name(path.rstrip("/"))
 
     def path(self, name: str) -> Path:
         """Return the path at which a file or folder with this name is, or would be."""
@@ -103,7 +129,29 @@ def _spellings(root: Path) -> tuple[str, str]:
 
 
 def _holds_code(below: str, folder: str) -> bool:
-    return not below or any(name.endswith(".py") for name in os.listdir(folder))
+    with suppress(OSError):  # it is not there
+        return not below or any(name.endswith(".py") for name in os.listdir(folder))
+    return False
+
+
+@cache
+def exempt() -> tuple[str, ...]:
+    """Return the names that pyproject.toml says are no data: `not-data = ["project/results.csv"]`
+    in `[tool.labjobs]`. Raises SettingsError if it says something else."""
+    try:
+        about = tomllib.loads((CODE / "pyproject.toml").read_text("utf-8"))
+        names = about.get("tool", {}).get("labjobs", {}).get("not-data", [])
+    except (OSError, ValueError):  # others say what is wrong with it
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        line = 'a list of names, such as not-data = ["project/results.csv"]'
+        raise SettingsError(f"pyproject.toml: tool.labjobs.not-data: {line}")
+    return tuple(names)
+
+
+def is_exempt(name: str) -> bool:
+    """Return whether pyproject.toml says that a file or folder is no data."""
+    return any(fnmatch(name.rstrip("/"), pattern.rstrip("/")) for pattern in exempt())
 
 
 # An entry for each file, and files of entries, a line for each.
@@ -116,11 +164,11 @@ class Entry(NamedTuple):
     size: int
     """Bytes."""
 
-    time: int
-    """When the file system last recorded a change (st_ctime), in nanoseconds since 1970."""
+    stamp: str
+    """Device, inode, and when content and file last changed; empty if this cannot be trusted."""
 
     hash: str
-    """Hash of the content; for a folder, of the names in it except hidden ones."""
+    """Hash of the content; for a folder, of the names in it except hidden ones; or ABSENT."""
 
 
 Entries = Mapping[str, Entry]
@@ -128,25 +176,44 @@ Entries = Mapping[str, Entry]
 
 
 def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
-    """Return the entry of a file, or of a folder if the name ends with a slash; None if there is no
-    such file or folder that can be read.
+    """Return the entry of a file, or of a folder if the name ends with a slash; None if it is
+    neither, or cannot be read.
 
-    If size and time are the same as in the known entry, the file is not read again.
+    If size and stamp are the same as in the known entry, the file is not read again.
     """
     try:
         about = path.stat()
-        size, time = about.st_size, about.st_ctime_ns
-        if known and known[1:3] == (size, time):
+        if known and known.stamp and known[1:3] == (about.st_size, _stamp(about)):
             return known
         if name.endswith("/"):
-            names = sorted(each for each in os.listdir(path) if not each.startswith("."))
-            return Entry(name, size, time, of_text("\0".join(names)))
+            return Entry(name, about.st_size, _stamp(about), of_names(path, name))
         if not stat.S_ISREG(about.st_mode):
             return None
         with path.open("rb") as file:
-            return Entry(name, size, time, hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS])
+            about = os.fstat(file.fileno())
+            found = hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+            return Entry(name, about.st_size, _stamp(about), found)
+    except (FileNotFoundError, NotADirectoryError):
+        return Entry(name, 0, "", ABSENT)
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return None
+
+
+def _stamp(about: os.stat_result) -> str:
+    """What is different once a file has changed; empty if it may be the same. Read-only images and
+    old file systems have whole seconds, and images the times of the files that they were made of.
+    """
+    changed = about.st_ctime_ns
+    if changed % 1_000_000_000 == 0 or time.time_ns() - changed < SETTLED:
+        return ""
+    return f"{about.st_dev} {about.st_ino} {about.st_mtime_ns} {changed}"
+
+
+def of_names(folder: Path, name: str, without: Collection[str] = ()) -> str:
+    """Return the hash of the names in a folder, but for hidden and exempt ones, and some others."""
+    names = (each for each in os.listdir(folder) if not each.startswith("."))
+    counted = (n for n in names if f"{name}{n}" not in without and not is_exempt(f"{name}{n}"))
+    return of_text("\0".join(sorted(counted)))
 
 
 def of_text(text: str) -> str:
@@ -165,12 +232,15 @@ def encoded(entry: Entry) -> bytes:
     return sealed(json.dumps(entry._asdict())[:-1].encode(), SEAL)
 
 
-def read(file: Path) -> dict[str, Entry]:
-    """Return the entries in a file, by name, without damaged lines."""
+def _lines(file: Path) -> Iterator[Entry]:
     with suppress(OSError), file.open("rb") as lines:
-        found = [opened(line, SEAL) for line in lines]
-        return {each["name"]: Entry(*(each[f] for f in Entry._fields)) for each in found if each}
-    return {}
+        for each in filter(None, (opened(line, SEAL) for line in lines)):
+            yield Entry(each["name"], each["size"], each.get("stamp", ""), each["hash"])
+
+
+def read(file: Path) -> dict[str, Entry]:
+    """Return the entries of what was read, by name, without damaged lines."""
+    return {each.name: each for each in _lines(file) if each.hash not in (MADE, WRITTEN)}
 
 
 def damaged(file: Path) -> bool:
@@ -182,42 +252,123 @@ def damaged(file: Path) -> bool:
 
 # While an attempt runs: what its processes read is noted.
 
-LISTED, MOVED = ("os.listdir", "os.scandir"), "os.rename"
-EVENTS = {"open", *LISTED, MOVED}
+LISTED, MOVED, CONNECTED = ("os.listdir", "os.scandir"), "os.rename", "sqlite3.connect"
+EVENTS = {"open", *LISTED, MOVED, CONNECTED, "os.mkdir"}
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
+LOOKS = ("stat", "lstat", "access")
+"""Functions of `os` by which Python finds out whether a file is there. They are no events."""
+
+READ, UPDATED = "read", "updated"
+"""What a process does with a file, beside WRITTEN and ABSENT; UPDATED: it may read it, too."""
+
+Use = tuple[str, str]
+"""An absolute path, with a slash at its end if it is listed, and what a process does with it."""
+
 _thread = threading.local()
 _notes: "Reads | None" = None
+_early: list[Use] = []
+_listening = False
+
+
+def _use(event: str, args: tuple[Any, ...]) -> Use:
+    given = args[1] if event == MOVED else "." if args[0] is None else args[0]
+    path = os.path.abspath(os.fsdecode(given))
+    if event == CONNECTED:
+        return path.removeprefix("file:").partition("?")[0], UPDATED
+    if event in LISTED:
+        return f"{path}/", READ
+    flags = args[2] if event == "open" else os.O_WRONLY
+    if not flags & WRITES:
+        return path, READ
+    return path, UPDATED if flags & os.O_RDWR and not flags & os.O_TRUNC else WRITTEN
 
 
 class Reads:
     """Records the files that a process reads, and those that read its batches. A file with the size
-    and the time of a known entry is not hashed again.
+    and the stamp of a known entry is not hashed again.
     """
 
     def __init__(self, file: Path, places: Places, known: Entries | None = None) -> None:
         self.joined_by = file, places
         self._places, self._known = places, known or {}
-        self._seen, self._made = set[str](), set[str]()
+        self._seen, self._made, self._recorded = set[str](), set[str](), set[str]()
         self.file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o664)
 
-    def note(self, event: str, args: tuple[Any, ...]) -> None:
-        """Record what Python reports. Raises OSError if it cannot be written."""
-        path = os.path.abspath(os.fsdecode(args[1] if event == MOVED else args[0]))
-        path += "/" if event in LISTED else ""
-        if event == MOVED or (event == "open" and args[2] & WRITES):
-            self._made.add(path)
-            return
+    def note(self, path: str, use: str) -> None:
+        """Record what a process does with a file. Raises OSError if it cannot be written."""
+        if use == READ:
+            self._note_read(path)
+        elif use == ABSENT:
+            self._note_absent(path)
+        else:
+            self._note_written(path, use)
+
+    def _note_read(self, path: str) -> None:
         if path in self._seen:
             return
         self._seen.add(path)
         name = self._places.name(path)
-        if path in self._made and not name.startswith(f"{DATA}/"):
-            return  # a cache in the project; downloaded files are still data
+        if path in self._made and (not name.startswith(f"{DATA}/") or name in self._recorded):
+            return  # a cache in the project, or results; downloaded files are still data
         entry = look(Path(path), name, self._known.get(name)) if name else None
-        if entry:
-            os.write(self.file, encoded(entry))
+        if entry and entry.hash == ABSENT:
+            self._seen.discard(path)  # it may be there later
+            self._note_absent(path)
+        elif entry:
+            self._record(entry)
+
+    def _note_absent(self, path: str) -> None:
+        if (name := self._places.name_of_absent(path)) and name not in self._recorded:
+            self._record(Entry(name, 0, "", ABSENT))
+
+    def _note_written(self, path: str, use: str) -> None:
+        new = not os.path.lexists(path)
+        if use == UPDATED and not new:
+            self._note_read(path)
+        self._seen.discard(path)
+        if path not in self._made and (name := self._places.name(path)):
+            os.write(self.file, encoded(Entry(name, 0, "", MADE if new else WRITTEN)))
+        self._made.add(path)
+
+    def _record(self, entry: Entry) -> None:
+        os.write(self.file, encoded(entry))
+        self._recorded.add(entry.name)
+
+    def note_open(self) -> list[str]:
+        """Record the files that this process and those below it have open or mapped without Python
+        having reported it; returns their names."""
+        before = {*self._recorded}
+        for path, use in _held_by(str(os.getpid())):
+            if path not in self._made and self._places.name(path) not in before:
+                self.note(path, use)
+        return sorted(map(_printable, self._recorded - before))
+
+
+def _held_by(pid: str) -> Iterator[Use]:
+    """The files that a process and those below it have open or mapped (man7.org, proc(5)); none
+    where there is no such file system."""
+    process = Path("/proc", pid)
+    with suppress(OSError):  # it has ended
+        for line in (process / "maps").read_text(errors="surrogateescape").splitlines():
+            _, rights, _, _, inode, *path = line.split(maxsplit=5)
+            if inode != "0" and path:
+                yield path[0], UPDATED if rights[1:4:2] == "ws" else READ
+        for each in (process / "fd").iterdir():
+            flags = (process / "fdinfo" / each.name).read_text().split("flags:")[1].split()[0]
+            if os.path.isfile(file := os.readlink(each)):
+                yield file, UPDATED if int(flags, 8) & WRITES else READ
+        for child in (process / "task" / pid / "children").read_text().split():
+            yield from _held_by(child)
+
+
+def listen(on: bool = True) -> None:
+    """Remember from now on what this process reads, for the job that may begin, or no longer:
+    settings.py reads files, too."""
+    global _listening
+    _listening = on
+    _hook()
 
 
 def begin(attempt: Path, places: Places, inputs: Iterable[Path]) -> None:
@@ -234,16 +385,61 @@ def begin(attempt: Path, places: Places, inputs: Iterable[Path]) -> None:
 
 def _note_in(notes: Reads) -> None:
     global _notes
-    if _notes is None:
-        sys.addaudithook(_noted)  # for good: it cannot be removed
+    _hook()
     _notes = notes
+    with aside():
+        while _early:
+            notes.note(*_early.pop(0))
+
+
+@cache
+def _hook() -> None:
+    sys.addaudithook(_noted)  # for good: it cannot be removed
+    for name in LOOKS:
+        _replace_look(name)
 
 
 def _noted(event: str, args: tuple[Any, ...]) -> None:
     # In this order: while Python ends, both become None.
-    if _notes and event in EVENTS and not getattr(_thread, "aside", False):
+    if (_notes or _listening) and event in EVENTS and not getattr(_thread, "aside", False):
         with aside(), suppress(TypeError, ValueError):  # not the name of a file
-            _notes.note(event, args)
+            _note(*_use(event, args))
+
+
+def _note(path: str, use: str) -> None:
+    if _notes:
+        _notes.note(path, use)
+    elif _listening:
+        _early.append((path, use))
+
+
+def _replace_look(name: str) -> None:
+    """Let a function of `os` record what it does not find."""
+    original = getattr(os, name)
+
+    @wraps(original)
+    def look(path: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = original(path, *args, **kwargs)
+        except (FileNotFoundError, NotADirectoryError):
+            _note_missed(path)
+            raise
+        if found is False:
+            _note_missed(path)
+        return found
+
+    setattr(os, name, look)
+    for able in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
+        if original in able:
+            able.add(look)
+
+
+def _note_missed(path: Any) -> None:
+    if (_notes or _listening) and not getattr(_thread, "aside", False):
+        with aside(), suppress(TypeError, ValueError):
+            absolute = os.path.abspath(os.fsdecode(path))
+            if not os.path.lexists(absolute):  # os.access: no permission
+                _note(absolute, ABSENT)
 
 
 def of_job() -> tuple[Path, Places] | None:
@@ -256,6 +452,12 @@ def join(of_job: tuple[Path, Places] | None) -> None:
     """Record what this process reads for a job; a forked process does so already."""
     if of_job and not _notes:
         _note_in(Reads(*of_job))
+
+
+def note_open() -> list[str]:
+    """Record what libraries have open without Python having reported it; returns the names."""
+    with aside():
+        return _notes.note_open() if _notes else []
 
 
 def sync() -> None:
@@ -291,8 +493,19 @@ def of_attempt(attempt: Path) -> dict[str, Entry]:
     """Return what all processes of an attempt have recorded, by name, without damaged lines."""
     found: dict[str, Entry] = {}
     for file in attempt.glob(layout.DATA_FILES):
-        found |= read(file)
+        entries = read(file)
+        # What one process did not find, another may have read later.
+        found |= {
+            n: entry for n, entry in entries.items() if entry.hash != ABSENT or n not in found
+        }
     return found
+
+
+def _written_by(attempt: Path) -> dict[str, str]:
+    """The files that the processes of an attempt have written, by name: MADE or WRITTEN."""
+    lines = (each for file in attempt.glob(layout.DATA_FILES) for each in _lines(file))
+    found = [each for each in lines if each.hash in (MADE, WRITTEN)]
+    return {each.name: each.hash for each in sorted(found, key=lambda each: each.hash == MADE)}
 
 
 def forget(attempt: Path) -> None:
@@ -306,18 +519,44 @@ def forget(attempt: Path) -> None:
 
 
 def keep(attempt: Path, places: Places, before: str) -> str:
-    """Write the list of files that an attempt has read, including those read `before`; returns its
-    digest, or an empty text if there are none."""
-    found = {**_listed(before, places), **of_attempt(attempt)}
+    """Write the list of files that an attempt has read, including those read `before`, without
+    those that it has written; returns its digest, or an empty text if there are none."""
+    found, _, _ = _since(attempt, places, before)
     new = content_digest(found.values())
-    if not new or before == MIXED:
-        return before
+    if not new or before in UNFIT:
+        return before if before in UNFIT else new
     try:
         _write(_list(new, places), found.values())
     except OSError:
         if not _listed(new, places):  # another user may own it
             raise
     return new
+
+
+def _since(attempt: Path, places: Places, before: str) -> tuple[Entries, set[str], set[str]]:
+    """What an attempt has read, as it is to be kept; the names of those that others have changed
+    since, and of those that it has changed itself."""
+    noted, written = {**_listed(before, places), **of_attempt(attempt)}, _written_by(attempt)
+    changed, now = _compared(noted, places)
+    made = {name for name, how in written.items() if how == MADE}
+
+    def is_own(name: str) -> bool:
+        if name.endswith("/") and noted[name].hash != ABSENT:  # the job has added files to it
+            with suppress(OSError), aside():
+                return of_names(places.path(name), name, made) == noted[name].hash
+        return noted[name].hash == ABSENT or name in written
+
+    own = set(filter(is_own, changed))
+    gone = {name for name in own if not name.endswith("/")}
+    kept = {n: now[n] if n in own else entry for n, entry in noted.items() if n not in gone}
+    return kept, changed - own, own
+
+
+def written_itself(attempt: Path, places: Places) -> str:
+    """Return which of the files that an attempt has read it has changed itself, in a few words;
+    empty if there are none."""
+    own = _since(attempt, places, digest(attempt))[2]
+    return few(sorted(_printable(name) for name in own if not name.endswith("/")), NAMED)
 
 
 def digest(attempt: Path) -> str:
@@ -353,7 +592,8 @@ class Summary(NamedTuple):
 def summary(attempt: Path) -> Summary | None:
     """Return the files that an attempt had read when it last ended; None if there are none, or if
     they are not known."""
-    if not (found := read_by(attempt)):
+    found = {n: entry for n, entry in read_by(attempt).items() if entry.hash != ABSENT}
+    if not found:
         return None
     name = os.path.commonpath(found)
     sizes = [entry.size for entry in found.values() if not entry.name.endswith("/")]
@@ -365,22 +605,23 @@ def difference(attempt: Path, places: Places) -> str:
     """Return which of the files that an attempt has read are different now, in a few words:
     `data/train/cat changed`. Empty if none is different, or if they cannot be checked."""
     known = digest(attempt)
-    if known == MIXED:
-        return "it was continued with changed data"
-    changed = sorted(_changed(known, places) | _compared(of_attempt(attempt), places)[0])
+    if known in UNFIT:
+        return UNFIT[known]
+    ended = not any(attempt.glob(layout.DATA_FILES))
+    changed = sorted(_changed(known, places) if ended else _since(attempt, places, known)[1])
     return f"{few(map(_printable, changed), NAMED)} changed" if changed else ""
 
 
 def fits(digest: str, places: Places) -> bool:
     """Return whether the data is the same as the data with a digest; if this cannot be checked, it
     counts as the same."""
-    return digest != MIXED and not _changed(digest, places)
+    return digest not in UNFIT and not _changed(digest, places)
 
 
 def unchecked(attempt: Path, places: Places) -> str:
     """Return why the data of an attempt cannot be checked; empty if it can."""
     known = digest(attempt)
-    if known in ("", MIXED):
+    if not known or known in UNFIT:
         return ""
     if not (listed := _listed(known, places)):
         return f"{shown(_list(known, places))} is missing or damaged"
@@ -390,7 +631,7 @@ def unchecked(attempt: Path, places: Places) -> str:
 def conflict(attempts: Iterable[Path]) -> bool:
     """Return whether attempts have read a file with different contents."""
     entries = (entry for attempt in attempts for entry in read_by(attempt).values())
-    contents = {(entry.name, entry.hash) for entry in entries}
+    contents = {(entry.name, entry.hash) for entry in entries if not is_exempt(entry.name)}
     return len({name for name, _ in contents}) < len(contents)
 
 
@@ -431,7 +672,7 @@ def _compared(before: Entries, places: Places) -> tuple[set[str], Entries]:
     """The names of files whose content has changed, and the entries of all files as they are now;
     what is not at hand is as before."""
     with aside():
-        names = filter(places.at_hand, before)
+        names = (n for n in before if places.at_hand(n) and not is_exempt(n))
         now = {name: look(places.path(name), name, before[name]) for name in names}
     changed = {name for name, entry in now.items() if not entry or entry.hash != before[name].hash}
     return changed, {**before, **{name: entry for name, entry in now.items() if entry}}

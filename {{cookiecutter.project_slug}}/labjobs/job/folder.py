@@ -221,11 +221,13 @@ class JobFolder(Generic[S]):
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended, and its last line."""
         self._widen_code()
-        mixed = self._data == data_evidence.MIXED
+        mixed = self._data in data_evidence.UNFIT
         if not mixed and (change := data_evidence.difference(self.path, self.places)):
             log.warning("the data has changed while the job ran (%s)", change)
-            self._data = data_evidence.MIXED
+            self._data = data_evidence.CHANGED
         else:
+            if own := data_evidence.written_itself(self.path, self.places):
+                log.info("not counted as data, since the job has changed it itself: %s", own)
             self._data = data_evidence.keep(self.path, self.places, self._data)
         if self._data:
             self.journal.tags({"data": self._data})

@@ -28,7 +28,7 @@ from labjobs.data.order import Collate
 from labjobs.data.streams import Place
 from labjobs.devices import FORMATS, GlobalStreams, Precision
 from labjobs.distributed.collectives import Alone, Processes, is_divided
-from labjobs.errors import JobError, SettingsError
+from labjobs.errors import JobError, SettingsError, few
 from labjobs.job import attempts, data_evidence
 from labjobs.job import runtime as purpose
 from labjobs.job.folder import JobFolder
@@ -403,6 +403,11 @@ class Job(Generic[S]):
         at = self._at or self._now()
         values = numbers(metrics)
         self._check_same(values)
+        if not self._logged and (found := data_evidence.note_open()):
+            line = (
+                "read without Python, counts as it is now: %s; what was closed again is not known"
+            )
+            log.info(line, few(found, data_evidence.NAMED))
         self._logged = True
         training, rates = self._trained.pop(at["step"], ({}, {}))
         check_ranges(values, self._folder.metrics)
