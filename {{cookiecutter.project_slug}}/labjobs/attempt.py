@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from labjobs import exit_status, installation, layout, locks
-from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause
+from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause, first_line
 from labjobs.files import CODE, PROJECT, shown
 from labjobs.job import (
     attempts,
@@ -236,6 +236,8 @@ class Attempt(Generic[S]):
             terminal.handle_signals(signal.SIG_IGN)
         except BaseException as error:
             job.stop(save=isinstance(error, Stopped))
+            if isinstance(error, Exception) and not isinstance(error, SettingsError | PeerLost):
+                _check_finite(job, error)
             raise
         finally:
             job.close()
@@ -296,6 +298,17 @@ class Attempt(Generic[S]):
             return leave(exit_status.NOT_UPLOADED, f"{self.label} {line}")
         attempts.drop_checkpoints(self._folder.path)
         return leave(exit_status.DONE, f"{self.label} {line}")
+
+
+def _check_finite(job: "Job[Any]", error: Exception) -> None:
+    """Raise Diverged if what a job depends on was not finite when this error was raised."""
+    try:
+        job.check_finite()
+    except Diverged as diverged:
+        if not isinstance(error, Diverged):
+            raise Diverged(f"{diverged}; it led to {cause(error)}") from error
+    except Exception as second:  # such as a GPU that answers no more: the first error counts
+        log.info("the weights could not be looked at: %s", first_line(second))
 
 
 def failure_status(error: BaseException) -> int:
