@@ -94,7 +94,6 @@ class Attempt(Generic[S]):
 
     def _begin(self) -> None:
         folder = self._folder
-        identity.project_id()
         identity.share_with_group(folder.runtime.runs_root)
         known = stored_jobs.NOTHING
         try:
@@ -105,6 +104,7 @@ class Attempt(Generic[S]):
             self._leave_if_over(known)
         self._begin_with_inputs()
         folder.make()
+        identity.project_id()  # makes it, unless the job has been refused by now
         self._take()
         for lease in known.leases.get(folder.id, []):
             if code_evidence.fits(lease.code, folder.code) and lease.owner != folder.owner:

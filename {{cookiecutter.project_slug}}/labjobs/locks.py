@@ -44,7 +44,7 @@ def opened(
 
 def take(path: Path) -> TextIO | None:
     """The file, open and locked for as long as it stays open; None if another process has it."""
-    file = os.fdopen(opened(path), "r+")
+    file = os.fdopen(opened(path), "r+", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # which of the two depends on the system
@@ -59,7 +59,7 @@ def held(path: Path) -> bool:
     wanted: list[int] = [0] * 5
     wanted[kind] = fcntl.F_WRLCK
     try:
-        with os.fdopen(opened(path, os.O_RDONLY)) as file:
+        with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
             found = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *wanted))
     except OSError:  # it does not exist, or we may not read it
         return False
@@ -70,7 +70,7 @@ def held(path: Path) -> bool:
 def waiting(path: Path, note: str = "") -> Iterator[TextIO]:
     """The file, locked, once all others that have or wait for the lock are done. In the meantime,
     the holder can read who is waiting: the note, which is the content of the file."""
-    with os.fdopen(opened(path), "r+") as file:
+    with os.fdopen(opened(path), "r+", encoding="utf-8") as file:
         if note:
             os.ftruncate(file.fileno(), 0)
             os.pwrite(file.fileno(), note.encode(), 0)

@@ -37,7 +37,7 @@ def memory() -> int:
 def available_memory() -> int:
     """Return about how many bytes of memory are available before the machine has to swap."""
     with suppress(OSError, StopIteration):  # Linux's number counts caches as free
-        text = MEMORY.read_text().splitlines()
+        text = _text(MEMORY).splitlines()
         free = next(line for line in text if line.startswith("MemAvailable:"))
         return min(1024 * int(free.split()[1]), memory())
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
@@ -47,12 +47,16 @@ def available_memory() -> int:
 def _limits(name: str) -> Iterator[list[int]]:
     """The numbers in a file of this process's control group, and of the groups that it lies in."""
     with suppress(OSError):  # this system has no control groups
-        lines = OWN_GROUP.read_text().splitlines()
+        lines = _text(OWN_GROUP).splitlines()
         for own in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
             group = GROUPS / own
             for folder in (group, *group.parents):
                 with suppress(OSError, ValueError):  # no limit there, or `max`
-                    yield [int(word) for word in (folder / name).read_text().split()]
+                    yield [int(word) for word in _text(folder / name).split()]
+
+
+def _text(file: Path) -> str:
+    return file.read_text("utf-8", "replace")  # a process may have any name
 
 
 # What a process and its children have used, according to Linux's counters.
@@ -98,24 +102,24 @@ def of(process: int) -> tuple[str, Reading]:
             if stat[3] == root[3]:
                 for name, amount in _used(child, stat).items():
                     used[name] = used.get(name, 0) + amount
-    used["seconds"] = float((PROC / "uptime").read_text().split()[0]) - int(root[19]) / TICKS
+    used["seconds"] = float(_text(PROC / "uptime").split()[0]) - int(root[19]) / TICKS
     return f"{platform.node()}:{process}:{root[19]}", used
 
 
 def _stat(process: int) -> list[str]:
     """The fields of a process's `stat` from the third one on; the name before them may contain
     spaces."""
-    return (PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
+    return _text(PROC / str(process) / "stat").rpartition(")")[2].split()
 
 
 def _used(process: int, stat: list[str]) -> Reading:
     """What a process has used, with the CPU time of its children that have ended."""
     folder = PROC / str(process)
-    lines = (folder / "status").read_text().splitlines()
+    lines = _text(folder / "status").splitlines()
     peak = (1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     used = {"cpu_seconds": sum(map(int, stat[11:15])) / TICKS, "host_bytes": next(peak, 0)}
     with suppress(OSError, ValueError):  # we may not read the counters of disks
-        counted = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
+        counted = dict(line.split(": ") for line in _text(folder / "io").splitlines())
         used["read_bytes"] = int(counted["read_bytes"])
         used["written_bytes"] = int(counted["write_bytes"])
     return used
@@ -125,6 +129,6 @@ def _children(process: int) -> Iterator[int]:
     """Yield the children of a process, and their children."""
     for path in (PROC / str(process) / "task").glob("*/children"):
         with suppress(OSError):
-            for child in map(int, path.read_text().split()):
+            for child in map(int, _text(path).split()):
                 yield child
                 yield from _children(child)

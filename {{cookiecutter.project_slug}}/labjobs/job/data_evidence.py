@@ -151,7 +151,7 @@ def look(path: Path, name: str, known: Entry | None = None) -> Entry | None:
 
 def of_text(text: str) -> str:
     """Return the hash of a text, which may contain bytes that are not text, as file names can."""
-    return hashlib.sha256(os.fsencode(text)).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:DIGITS]
 
 
 def content_digest(entries: Iterable[Entry]) -> str:

@@ -51,7 +51,7 @@ def version() -> dict[str, str]:
     included, as a diff."""
     frozen = CODE / FROZEN
     if frozen.exists():
-        return dict(json.loads(frozen.read_text()))
+        return dict(json.loads(frozen.read_bytes()))
     known = git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace").split("\n")
     commit, branch = known[:2] if len(known) > 2 else ("", "")
     return {"commit": commit, "branch": branch, "changes": _changes() if commit else ""}

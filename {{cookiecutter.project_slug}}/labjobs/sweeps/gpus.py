@@ -191,7 +191,9 @@ def _opened(folder: Path) -> Iterator[int]:
 def nvidia_smi(*words: str) -> str:
     """Return what nvidia-smi prints; empty if it fails or is not installed."""
     try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True)
+        done = subprocess.run(
+            ["nvidia-smi", *words], capture_output=True, encoding="utf-8", errors="replace"
+        )
     except OSError:
         return ""
     return "" if done.returncode else done.stdout

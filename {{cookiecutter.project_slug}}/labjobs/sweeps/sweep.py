@@ -172,6 +172,7 @@ def _leave_early(status: int, *_: object) -> NoReturn:
 
 def main(folder: Path, words: list[str]) -> int:
     """Run a sweep; returns the exit status."""
+    terminal.prepare_streams()
     terminal.handle_signals(signal.SIG_DFL)
     ranks.forget()
     sys.argv[0] = "run.sh"
