@@ -180,7 +180,7 @@ def _word(pipe: BinaryIO) -> str:
         if not byte:
             sys.exit(1)
         found += byte
-    return os.fsdecode(found)
+    return os.fsdecode(bytes(found))
 
 
 def ended(folder: Path, since: int) -> int | None:
