@@ -20,6 +20,23 @@ from typing import TextIO
 NOT_A_LOCK = "something other than a plain file is in the place of a lock; remove it"
 
 
+NO_LOCKS = (
+    "this file system has no locks (NFS mounted with nolock, Lustre without flock); use a folder "
+    "on another disk: --runs-root for runs, MLFLOW_TRACKING_URI for the store"
+)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Say in the OSError of a file system that cannot lock this file what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise OSError(error.errno, NO_LOCKS, str(path)) from error
+        raise
+
+
 def opened(
     path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o664, folder: int | None = None
 ) -> int:
@@ -46,7 +63,8 @@ def take(path: Path) -> TextIO | None:
     """The file, open and locked for as long as it stays open; None if another process has it."""
     file = os.fdopen(opened(path), "r+", encoding="utf-8")
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with explained(path):
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # which of the two depends on the system
         file.close()
         return None
@@ -74,5 +92,6 @@ def waiting(path: Path, note: str = "") -> Iterator[TextIO]:
         if note:
             os.ftruncate(file.fileno(), 0)
             os.pwrite(file.fileno(), note.encode(), 0)
-        fcntl.lockf(file, fcntl.LOCK_EX)
+        with explained(path):
+            fcntl.lockf(file, fcntl.LOCK_EX)
         yield file

@@ -1,7 +1,8 @@
 """The cores and the memory that a process may use, and what it has used.
 
 Affinity limits the cores (taskset, Slurm), a control group both (containers, systemd). Sources:
-docs.kernel.org/admin-guide/cgroup-v2.html, docs.kernel.org/filesystems/proc.html,
+docs.kernel.org/admin-guide/cgroup-v2.html, docs.kernel.org/admin-guide/cgroup-v1/memory.html,
+docs.kernel.org/filesystems/proc.html,
 man7.org/linux/man-pages/man5/proc_pid_stat.5.html.
 """
 
@@ -17,21 +18,23 @@ from pathlib import Path
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
+QUOTA = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 
 
 def cores() -> int:
     """Return how many cores this process may use; a sweep divides them among its jobs at once."""
     affinity = hasattr(os, "sched_getaffinity")
     found = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
-    for quota, period in _limits("cpu.max"):
-        found = min(found, quota // period)
+    for quota, period in (*_limits("cpu", "cpu.max"), *_limits("cpu", *QUOTA)):
+        found = min(found, quota // period) if quota > 0 else found  # -1 is no limit
     return max(1, found // int(os.environ.get("JOBS_AT_ONCE", 1)))
 
 
 def memory() -> int:
     """Return how many bytes of memory this process may use, with all others in its group."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([found, *(limit for (limit,) in _limits("memory.max"))])
+    limits = *_limits("memory", "memory.max"), *_limits("memory", "memory.limit_in_bytes")
+    return min([found, *(limit for (limit,) in limits)])
 
 
 def available_memory() -> int:
@@ -44,15 +47,18 @@ def available_memory() -> int:
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _limits(name: str) -> Iterator[list[int]]:
-    """The numbers in a file of this process's control group, and of the groups that it lies in."""
+def _limits(controller: str, *names: str) -> Iterator[list[int]]:
+    """The numbers in files of this process's control group, and of the groups that it lies in."""
     with suppress(OSError):  # this system has no control groups
-        lines = _text(OWN_GROUP).splitlines()
-        for own in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
-            group = GROUPS / own
+        for line in _text(OWN_GROUP).splitlines():
+            number, controllers, own = line.split(":", 2)
+            if number != "0" and controller not in controllers.split(","):
+                continue
+            # Version 1 has a tree for each controller; in a container the whole tree is its own.
+            group = GROUPS / ("" if number == "0" else controller) / own.lstrip("/")
             for folder in (group, *group.parents):
                 with suppress(OSError, ValueError):  # no limit there, or `max`
-                    yield [int(word) for word in _text(folder / name).split()]
+                    yield [int(word) for name in names for word in _text(folder / name).split()]
 
 
 def _text(file: Path) -> str:

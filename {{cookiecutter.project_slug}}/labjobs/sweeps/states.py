@@ -228,7 +228,8 @@ def lock_snapshot(folder: Path) -> int:
     """Return the lock of a sweep's folder, which all processes of the sweep inherit: once nobody
     holds the lock, another sweep removes the folder."""
     file = locks.opened(folder / layout.LOCK, mode=0o600)
-    fcntl.flock(file, fcntl.LOCK_EX)
+    with locks.explained(folder / layout.LOCK):
+        fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 
