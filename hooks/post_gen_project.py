@@ -34,13 +34,13 @@ def checked_out(folder):
     """The commit that a clone has checked out, read without git; empty if that is not known."""
     git = folder / ".git"
     try:
-        head = (git / "HEAD").read_text().strip()
+        head = (git / "HEAD").read_text("utf-8").strip()
         if not head.startswith("ref: "):
             return head
         branch = head.removeprefix("ref: ")
         if (git / branch).exists():
-            return (git / branch).read_text().strip()
-        packed = (git / "packed-refs").read_text().splitlines()
+            return (git / branch).read_text("utf-8").strip()
+        packed = (git / "packed-refs").read_text("utf-8").splitlines()
         return next((line.split()[0] for line in packed if line.endswith(f" {branch}")), "")
     except OSError:
         return ""
@@ -52,9 +52,9 @@ def pack(engine, vendor):
     Nothing is compressed: compressed bytes differ between versions of zlib, and git stores the
     changes between two wheels well if they are plain.
     """
-    version = re.search(r'__version__ = "(.+)"', (engine / "__init__.py").read_text())[1]
+    version = re.search(r'__version__ = "(.+)"', (engine / "__init__.py").read_text("utf-8"))[1]
     about = f"labjobs-{version}.dist-info"
-    needs = (engine / "requirements.txt").read_text().splitlines()
+    needs = (engine / "requirements.txt").read_text("utf-8").splitlines()
     metadata = METADATA.format(version=version) + "".join(f"Requires-Dist: {n}\n" for n in needs)
     files = {
         f"labjobs/{path.relative_to(engine).as_posix()}": path.read_bytes()
@@ -89,7 +89,7 @@ if chosen.is_dir():  # classification is what the template itself has
     about = shutil.ignore_patterns("README.md", ".without")  # the project has a README
     shutil.copytree(chosen, project, dirs_exist_ok=True, ignore=about)
     without = chosen / ".without"  # names files that the example does without
-    for name in without.read_text().split() if without.exists() else ():
+    for name in without.read_text("utf-8").split() if without.exists() else ():
         (project / name).unlink()
     (project / "docs").mkdir(exist_ok=True)
     shutil.copyfile(chosen / "README.md", project / "docs" / "example.md")
@@ -102,7 +102,7 @@ for cache in [*project.rglob("__pycache__"), *project.glob(".*cache")]:
 engine = project / "labjobs"
 started = Path(os.environ.get("PWD", ""))  # where cookiecutter was typed
 commit = ANSWERS.get("_commit") or checked_out(started / ANSWERS.get("_repo_dir", ""))
-(engine / "commit.txt").write_text(f"{commit}\n")
+(engine / "commit.txt").write_text(f"{commit}\n", "utf-8")
 if "{{ cookiecutter.engine }}" == "package":
     pack(engine, project / "vendor")
     shutil.rmtree(engine)

@@ -102,6 +102,36 @@ def test_jobs_that_start_together_make_one_id(project):
     assert not [*project.root.glob(".project-id.*")]
 
 
+def test_git_may_take_the_id_away(project):
+    """By an older commit, or `stash -u`; another folder of the same repository has no runs/."""
+
+    def git(*words):
+        return succeeded(project.do("git", "-c", "user.name=A", "-c", "user.email=a@b.c", *words))
+
+    (project.root / ".project-id").unlink()
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    ran(project)
+    for away, back in (
+        (("stash", "-u"), ("stash", "pop")),
+        (("checkout", "-q", "HEAD~1"), ("checkout", "-q", "-")),
+    ):
+        git(*away)
+        assert not (project.root / ".project-id").exists()
+        assert "already finished" in ran(project)
+        assert "finished" in succeeded(project.do("python", "jobs.py", "list")).stdout
+        git(*back)
+        known = (project.root / ".project-id").read_text().strip()
+        git("add", ".project-id")
+        git("commit", "-qm", "two", "--allow-empty")
+    git("worktree", "add", "-q", "../older", "HEAD~2")
+    older = Project(project.root.parent / "older")
+    said = one_line(older.run(*SHORT, MLFLOW_TRACKING_URI=f"sqlite:///{project.root}/mlflow.db"), 2)
+    assert "if git has taken it away" in said and f"`echo {known} > .project-id`" in said
+    assert not (older.root / ".project-id").exists() and not (older.root / "runs").exists()
+
+
 def test_an_id_that_is_damaged_is_said_in_one_line(project):
     (project.root / ".project-id").write_bytes(b"\xff\x00")
     assert ".project-id: " in one_line(project.run(*SHORT), 2)

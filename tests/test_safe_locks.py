@@ -1,5 +1,6 @@
 """Locks of GPUs, which the users of a machine share and must not misuse, of jobs and of stores."""
 
+import errno
 import fcntl
 import os
 import shlex
@@ -156,3 +157,26 @@ def test_locks_of_jobs_and_stores_lead_nowhere_else(project, home):
     assert str(job) in line and "other than a plain file" in line
     assert (home / "precious").read_text() == "precious"
     assert [path.name for path in home.iterdir()] == ["precious"]
+
+
+NO_LOCKS = """
+import fcntl, os
+
+def refused(*given):
+    raise OSError({number}, os.strerror({number}))
+
+fcntl.lockf = fcntl.flock = refused
+"""
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named_with_the_way_out(project, number):
+    site = project.root / "sitecustomize.py"
+    site.write_text(NO_LOCKS.format(number=number))
+    try:
+        write_grid(project.root, shlex.join(QUICK))
+        for words in (("python", "run.py", *QUICK), ("bash", "run.sh")):
+            said = one_line(project.do(*words, PYTHONPATH=str(project.root)), 1)
+            assert "this file system has no locks" in said and "--runs-root" in said
+    finally:
+        site.unlink()

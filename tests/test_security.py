@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import one_line
+from faults import Project, one_line, succeeded
 from sweeps import start, write_grid
 
 QUICK = ("--epochs", "1", "--batch-size", "256")
@@ -118,6 +119,49 @@ def files_with(text: str, root: Path) -> Iterator[Path]:
 
 
 ADDRESS = f"postgresql://ada:{SECRET}%40%2F@127.0.0.1:1/x?sslpassword={SECRET}&sslmode=disable"
+
+
+CONFIGURATION = """
+[diff]
+noprefix = true
+context = 0
+interHunkContext = 5
+mnemonicPrefix = true
+submodule = log
+renames = copies
+[color]
+ui = always
+"""
+
+
+def test_the_recorded_changes_apply_whatever_git_is_configured_to_show(make, tmp_path):
+    """Also those of a binary file and of a text of other letters; large ones are named."""
+    project = Project(make())
+    root = project.root
+    files = {"weights.bin": bytes(range(256)), "latin.txt": "é\n".encode("latin-1") * 9}
+    files |= {"text.txt": b"".join(b"%d\n" % n for n in range(40)), "large.bin": b"\0"}
+    for name, content in files.items():
+        (root / name).write_bytes(content)
+    git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "All"]):
+        subprocess.run([*git, *command], cwd=root, check=True)
+    clean = shutil.copytree(root, tmp_path / "clean")
+    changed = {name: content * 2 + content[:7] for name, content in files.items()}
+    changed["text.txt"] = files["text.txt"].replace(b"20\n", b"changed\n")
+    for name, content in changed.items():
+        (root / name).write_bytes(content)
+    (root / "large.bin").write_bytes(os.urandom(1_200_000))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".gitconfig").write_text(CONFIGURATION)
+    code = "import sys; from pathlib import Path; from labjobs import files\n"
+    code += "from labjobs.job.provenance import version\n"
+    code += "files.write_text(Path(sys.argv[1]), version()['changes'])"
+    diff = tmp_path / "changes.diff"
+    succeeded(project.do("python", "-c", code, str(diff), HOME=str(tmp_path / "home")))
+    subprocess.run(["git", "apply", str(diff)], cwd=clean, check=True)
+    assert b'# left out (above 1000000 bytes): "large.bin"' in diff.read_bytes()
+    for name in ("weights.bin", "latin.txt", "text.txt"):
+        assert (clean / name).read_bytes() == changed[name]
 
 
 @pytest.mark.full

@@ -219,7 +219,7 @@ def pets(root: Path, size: int | None) -> Source:
     def part(name: str) -> MaskedImages:
         """Return the images and masks of one of the dataset's own lists."""
         OxfordIIITPet(root, split=name, download=True)
-        lines = (folder / "annotations" / f"{name}.txt").read_text().splitlines()
+        lines = (folder / "annotations" / f"{name}.txt").read_text("utf-8").splitlines()
         names = [line.split()[0] for line in lines]
         images = [folder / "images" / f"{name}.jpg" for name in names]
         masks = [folder / "annotations" / "trimaps" / f"{name}.png" for name in names]
@@ -244,7 +244,7 @@ def mask_folder(root: Path, size: int | None) -> Source:
     for name in sorted({*images} ^ {*masks}):
         lacks = "mask" if name in images else "image"
         raise SettingsError(f"--data-root: there is no {lacks} {name} in {root / lacks}s")
-    classes = listed.read_text().splitlines()
+    classes = listed.read_text("utf-8").splitlines()
     files = [images[name] for name in images], [masks[name] for name in images]
     return Source(MaskedImages(*files, range(len(classes)), size), classes)
 

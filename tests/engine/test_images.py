@@ -84,6 +84,27 @@ def one_class(root):
     write_folder(root, classes=["cat"])
 
 
+def test_hidden_files_and_folders_are_neither_classes_nor_images(tmp_path):
+    """Those of notebooks, of archives made on a Mac, and of its file system."""
+    write_folder(tmp_path)
+    expected = everything(ImageFolder(tmp_path, 16))
+    image = (tmp_path / "cat" / "1.png").read_bytes()
+    for name in (
+        *(".ipynb_checkpoints/1.png", "__MACOSX/._1.png", "__MACOSX/cat/1.png", "dog/._1.png"),
+        "cat/.ipynb_checkpoints/1-checkpoint.png",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(image)
+    (tmp_path / ".empty").mkdir()
+    found = ImageFolder(tmp_path, 16)
+    assert found.classes == ["cat", "dog"] and len(found) == 6
+    assert everything(found)[1] == expected[1] and (everything(found)[0] == expected[0]).all()
+
+
+def only_hidden(root):
+    write_image(root / ".cat" / "1.png", pixels(1, 16, 16, 3)[0])
+
+
 def no_image(root):
     write_folder(root)
     for image in (root / "dog").iterdir():
@@ -99,6 +120,7 @@ def other_classes(root):
     [
         (str, "there is no folder"),
         (Path.mkdir, "any class folder"),
+        (only_hidden, "any class folder"),
         (one_class, "has only one class, cat"),
         (no_image, "no valid file for the classes dog"),
         (other_classes, "does not have the same classes as train"),

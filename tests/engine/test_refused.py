@@ -1,5 +1,6 @@
 """What a loop cannot be right with: said in one line, and in no checkpoint."""
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,41 @@ def test_weights_of_each_model_are_finite_in_every_checkpoint(toy, minutes):
     for file in done.folder.glob("*.pt"):
         kept = torch.load(file, weights_only=True)
         assert kept.get("parts", kept.get("models"))["other"]["weight"].isfinite().all()
+
+
+class Raising(Loop):
+    """A loop with a loss like binary_cross_entropy, which raises an error for NaN; what is not
+    finite is spoiled in the fifth step."""
+
+    def __init__(self, spoiled):
+        super().__init__()
+        self.spoiled = spoiled
+
+    def step(self, job, forward, model, batch, optimizer):
+        super().step(job, forward, model, batch, optimizer)
+        if job.step == 4:
+            weight = next(model.parameters())
+            if self.spoiled == "weights":
+                weight.data.fill_(math.nan)
+            elif self.spoiled == "gradients":
+                weight.grad = torch.full_like(weight, math.inf)
+            elif self.spoiled == "loss":
+                job.log({"loss": torch.tensor(math.nan)})
+            raise RuntimeError("all elements of input should be between 0 and 1")
+
+
+@pytest.mark.parametrize("spoiled", ["weights", "gradients", "loss", "nothing"])
+def test_an_error_of_what_is_not_finite_is_a_divergence(toy, spoiled):
+    done = toy.run(loop=Raising(spoiled), runtime={"log_every": 1})
+    assert done.status == 1
+    last = done.said.splitlines()[-1]
+    assert "RuntimeError: all elements of input should be between 0 and 1" in last
+    assert ("failed: " if spoiled == "nothing" else "diverged: ") in last
+    assert spoiled == "nothing" or spoiled in last
+    outcome = json.loads((done.folder / "outcome.json").read_bytes())
+    assert outcome["status"] == ("failed" if spoiled == "nothing" else "diverged")
+    points = [json.loads(line) for line in (done.folder / "metrics.jsonl").open(encoding="utf-8")]
+    assert 4 in [point.get("step") for point in points]
 
 
 class Clock:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from labjobs import exit_status, installation, layout, locks
-from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause
+from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause, first_line
 from labjobs.files import CODE, PROJECT, shown
 from labjobs.job import (
     attempts,
@@ -94,7 +94,6 @@ class Attempt(Generic[S]):
 
     def _begin(self) -> None:
         folder = self._folder
-        identity.project_id()
         identity.share_with_group(folder.runtime.runs_root)
         known = stored_jobs.NOTHING
         try:
@@ -105,6 +104,7 @@ class Attempt(Generic[S]):
             self._leave_if_over(known)
         self._begin_with_inputs()
         folder.make()
+        identity.project_id()  # makes it, unless the job has been refused by now
         self._take()
         for lease in known.leases.get(folder.id, []):
             if code_evidence.fits(lease.code, folder.code) and lease.owner != folder.owner:
@@ -237,6 +237,8 @@ class Attempt(Generic[S]):
             terminal.handle_signals(signal.SIG_IGN)
         except BaseException as error:
             job.stop(save=isinstance(error, Stopped))
+            if isinstance(error, Exception) and not isinstance(error, SettingsError | PeerLost):
+                _check_finite(job, error)
             raise
         finally:
             job.close()
@@ -301,6 +303,17 @@ class Attempt(Generic[S]):
             return leave(exit_status.NOT_UPLOADED, f"{self.label} {line}")
         attempts.drop_checkpoints(self._folder.path)
         return leave(exit_status.DONE, f"{self.label} {line}")
+
+
+def _check_finite(job: "Job[Any]", error: Exception) -> None:
+    """Raise Diverged if what a job depends on was not finite when this error was raised."""
+    try:
+        job.check_finite()
+    except Diverged as diverged:
+        if not isinstance(error, Diverged):
+            raise Diverged(f"{diverged}; it led to {cause(error)}") from error
+    except Exception as second:  # such as a GPU that answers no more: the first error counts
+        log.info("the weights could not be looked at: %s", first_line(second))
 
 
 def failure_status(error: BaseException) -> int:

@@ -57,8 +57,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text as UTF-8, whole or not at all."""
-    write(path, lambda file: file.write(text.encode()))
+    """Write a text as UTF-8, with bytes that are no text as they were, whole or not at all."""
+    write(path, lambda file: file.write(text.encode(errors="surrogateescape")))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

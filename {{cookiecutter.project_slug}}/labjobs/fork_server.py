@@ -183,7 +183,7 @@ def _threads() -> int:
     found = 0
     for task in TASKS.iterdir():
         with suppress(OSError):  # it has ended
-            found += (task / "comm").read_text().strip() not in HARMLESS
+            found += (task / "comm").read_text("utf-8", "replace").strip() not in HARMLESS
     return found
 
 
@@ -273,7 +273,7 @@ def _execute(words: list[str]) -> None:
     else:
         script = Path(words[0]).resolve()
         sys.path[0], sys.argv = str(script.parent), words
-        (TASKS.parent / "comm").write_text(script.name)  # what `ps` and `top` call it
+        (TASKS.parent / "comm").write_bytes(os.fsencode(script.name))  # what `ps` and `top` call it
         runpy.run_path(str(script), run_name="__main__")
 
 

@@ -17,7 +17,7 @@ COMMIT = "commit.txt"
 def version() -> str:
     """Return the version and the commit, such as `1.0.0 (3f2a9c1d04be)`."""
     commit = ENGINE / COMMIT
-    known = commit.read_text().strip() if commit.exists() else ""
+    known = commit.read_text("utf-8").strip() if commit.exists() else ""
     return f"{__version__} ({known[:12] or 'commit unknown'})"
 
 

@@ -47,6 +47,7 @@ def begin(kind: type[S], metrics: Mapping[str, Metric]) -> Attempt[S] | Check[S]
     Returns an object with a method `run(main, check)`: an attempt at the job or, for --check, the
     test of the guarantees. Sweeps read these arguments from the script's source (job/identity.py).
     """
+    terminal.prepare_streams()
     terminal.handle_signals(signal.SIG_DFL)
     ranks.translate()
     script = Path(sys.argv[0]).name
@@ -110,7 +111,7 @@ def _leading(folder: Callable[[], JobFolder[S]], processes: "Processes") -> Atte
 
 def _following(folder: Callable[[], JobFolder[S]], processes: "Processes") -> Attempt[S]:
     # Process 0 prints everything. Errors that end Python itself still reach the terminal.
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 # as long as the process
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 # as long as the process
     warnings.simplefilter("ignore")
     place, status = processes.tell(None)
     if place is None:

@@ -20,6 +20,23 @@ from typing import TextIO
 NOT_A_LOCK = "something other than a plain file is in the place of a lock; remove it"
 
 
+NO_LOCKS = (
+    "this file system has no locks (NFS mounted with nolock, Lustre without flock); use a folder "
+    "on another disk: --runs-root for runs, MLFLOW_TRACKING_URI for the store"
+)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Say in the OSError of a file system that cannot lock this file what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise OSError(error.errno, NO_LOCKS, str(path)) from error
+        raise
+
+
 def opened(
     path: Path, flags: int = os.O_RDWR | os.O_CREAT, mode: int = 0o664, folder: int | None = None
 ) -> int:
@@ -44,9 +61,10 @@ def opened(
 
 def take(path: Path) -> TextIO | None:
     """The file, open and locked for as long as it stays open; None if another process has it."""
-    file = os.fdopen(opened(path), "r+")
+    file = os.fdopen(opened(path), "r+", encoding="utf-8")
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with explained(path):
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # which of the two depends on the system
         file.close()
         return None
@@ -59,7 +77,7 @@ def held(path: Path) -> bool:
     wanted: list[int] = [0] * 5
     wanted[kind] = fcntl.F_WRLCK
     try:
-        with os.fdopen(opened(path, os.O_RDONLY)) as file:
+        with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
             found = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(layout, *wanted))
     except OSError:  # it does not exist, or we may not read it
         return False
@@ -70,9 +88,10 @@ def held(path: Path) -> bool:
 def waiting(path: Path, note: str = "") -> Iterator[TextIO]:
     """The file, locked, once all others that have or wait for the lock are done. In the meantime,
     the holder can read who is waiting: the note, which is the content of the file."""
-    with os.fdopen(opened(path), "r+") as file:
+    with os.fdopen(opened(path), "r+", encoding="utf-8") as file:
         if note:
             os.ftruncate(file.fileno(), 0)
             os.pwrite(file.fileno(), note.encode(), 0)
-        fcntl.lockf(file, fcntl.LOCK_EX)
+        with explained(path):
+            fcntl.lockf(file, fcntl.LOCK_EX)
         yield file

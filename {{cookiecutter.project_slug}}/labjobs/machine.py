@@ -1,7 +1,8 @@
 """The cores and the memory that a process may use, and what it has used.
 
 Affinity limits the cores (taskset, Slurm), a control group both (containers, systemd). Sources:
-docs.kernel.org/admin-guide/cgroup-v2.html, docs.kernel.org/filesystems/proc.html,
+docs.kernel.org/admin-guide/cgroup-v2.html, docs.kernel.org/admin-guide/cgroup-v1/memory.html,
+docs.kernel.org/filesystems/proc.html,
 man7.org/linux/man-pages/man5/proc_pid_stat.5.html.
 """
 
@@ -17,42 +18,51 @@ from pathlib import Path
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
 MEMORY = Path("/proc/meminfo")
+QUOTA = "cpu.cfs_quota_us", "cpu.cfs_period_us"
 
 
 def cores() -> int:
     """Return how many cores this process may use; a sweep divides them among its jobs at once."""
     affinity = hasattr(os, "sched_getaffinity")
     found = len(os.sched_getaffinity(0)) if affinity else os.cpu_count() or 1
-    for quota, period in _limits("cpu.max"):
-        found = min(found, quota // period)
+    for quota, period in (*_limits("cpu", "cpu.max"), *_limits("cpu", *QUOTA)):
+        found = min(found, quota // period) if quota > 0 else found  # -1 is no limit
     return max(1, found // int(os.environ.get("JOBS_AT_ONCE", 1)))
 
 
 def memory() -> int:
     """Return how many bytes of memory this process may use, with all others in its group."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([found, *(limit for (limit,) in _limits("memory.max"))])
+    limits = *_limits("memory", "memory.max"), *_limits("memory", "memory.limit_in_bytes")
+    return min([found, *(limit for (limit,) in limits)])
 
 
 def available_memory() -> int:
     """Return about how many bytes of memory are available before the machine has to swap."""
     with suppress(OSError, StopIteration):  # Linux's number counts caches as free
-        text = MEMORY.read_text().splitlines()
+        text = _text(MEMORY).splitlines()
         free = next(line for line in text if line.startswith("MemAvailable:"))
         return min(1024 * int(free.split()[1]), memory())
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _limits(name: str) -> Iterator[list[int]]:
-    """The numbers in a file of this process's control group, and of the groups that it lies in."""
+def _limits(controller: str, *names: str) -> Iterator[list[int]]:
+    """The numbers in files of this process's control group, and of the groups that it lies in."""
     with suppress(OSError):  # this system has no control groups
-        lines = OWN_GROUP.read_text().splitlines()
-        for own in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
-            group = GROUPS / own
+        for line in _text(OWN_GROUP).splitlines():
+            number, controllers, own = line.split(":", 2)
+            if number != "0" and controller not in controllers.split(","):
+                continue
+            # Version 1 has a tree for each controller; in a container the whole tree is its own.
+            group = GROUPS / ("" if number == "0" else controller) / own.lstrip("/")
             for folder in (group, *group.parents):
                 with suppress(OSError, ValueError):  # no limit there, or `max`
-                    yield [int(word) for word in (folder / name).read_text().split()]
+                    yield [int(word) for name in names for word in _text(folder / name).split()]
+
+
+def _text(file: Path) -> str:
+    return file.read_text("utf-8", "replace")  # a process may have any name
 
 
 # What a process and its children have used, according to Linux's counters.
@@ -98,24 +108,24 @@ def of(process: int) -> tuple[str, Reading]:
             if stat[3] == root[3]:
                 for name, amount in _used(child, stat).items():
                     used[name] = used.get(name, 0) + amount
-    used["seconds"] = float((PROC / "uptime").read_text().split()[0]) - int(root[19]) / TICKS
+    used["seconds"] = float(_text(PROC / "uptime").split()[0]) - int(root[19]) / TICKS
     return f"{platform.node()}:{process}:{root[19]}", used
 
 
 def _stat(process: int) -> list[str]:
     """The fields of a process's `stat` from the third one on; the name before them may contain
     spaces."""
-    return (PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
+    return _text(PROC / str(process) / "stat").rpartition(")")[2].split()
 
 
 def _used(process: int, stat: list[str]) -> Reading:
     """What a process has used, with the CPU time of its children that have ended."""
     folder = PROC / str(process)
-    lines = (folder / "status").read_text().splitlines()
+    lines = _text(folder / "status").splitlines()
     peak = (1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     used = {"cpu_seconds": sum(map(int, stat[11:15])) / TICKS, "host_bytes": next(peak, 0)}
     with suppress(OSError, ValueError):  # we may not read the counters of disks
-        counted = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
+        counted = dict(line.split(": ") for line in _text(folder / "io").splitlines())
         used["read_bytes"] = int(counted["read_bytes"])
         used["written_bytes"] = int(counted["write_bytes"])
     return used
@@ -125,6 +135,6 @@ def _children(process: int) -> Iterator[int]:
     """Yield the children of a process, and their children."""
     for path in (PROC / str(process) / "task").glob("*/children"):
         with suppress(OSError):
-            for child in map(int, path.read_text().split()):
+            for child in map(int, _text(path).split()):
                 yield child
                 yield from _children(child)

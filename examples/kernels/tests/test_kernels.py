@@ -99,7 +99,7 @@ def test_rms_norm_in_triton_s_interpreter():
     """Triton reads its variable when it is imported, so this needs a process of its own."""
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{HERE}:{HERE / 'tests'}"}
     done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True
+        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, encoding="utf-8"
     )
     assert done.returncode == 0, done.stderr
 

@@ -163,8 +163,8 @@ def _eject() -> int:
 def jobs_command(**kinds: type) -> int:
     """Run the command line; returns the exit status. `kinds` are classes of settings, by job
     script, for scripts that no longer exist: `former=FormerSettings`."""
+    terminal.prepare_streams()
     terminal.handle_signals(signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # so that `list | head` prints no trace
     # Absolute, for all that is started.
     os.environ["MLFLOW_TRACKING_URI"] = mlflow_client.store_uri()
     try:

@@ -31,4 +31,4 @@ def print_docs(wanted: str) -> int:
 
 def _lines(page: Path) -> list[str]:
     """A page without its pictures."""
-    return [line for line in page.read_text().splitlines() if not line.startswith("![")]
+    return [line for line in page.read_text("utf-8").splitlines() if not line.startswith("![")]

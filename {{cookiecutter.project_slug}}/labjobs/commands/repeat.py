@@ -161,7 +161,7 @@ def _versions(attempt: Recorded) -> dict[str, str]:
     """The recorded versions of packages, by name, and Python's; empty if the list is missing."""
     lines: list[str] = []
     with suppress(JobError):
-        lines = attempt.copy(INSTALLED).read_text().splitlines()
+        lines = attempt.copy(INSTALLED).read_text("utf-8").splitlines()
     packages = (line.removeprefix("# ").replace("==", " ").rpartition(" ") for line in lines)
     return {name: version for name, _, version in packages}
 

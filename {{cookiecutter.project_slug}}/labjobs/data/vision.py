@@ -26,9 +26,10 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     """A dataset of (image, label) from one folder per class, `<root>/<class>/*.jpg`.
 
     Images are uint8 (3, size, size): scaled, then the middle square. `classes`, `samples` and
-    `targets` are as in torchvision's class of that name. Raises SettingsError if there
-    are fewer than two classes, one without images, or other classes than expected; when an example
-    is read, JobError for a file that is no 8-bit image.
+    `targets` are as in torchvision's class of that name, without hidden files and folders, which
+    notebooks (.ipynb_checkpoints), archives (__MACOSX) and copying (._1.jpg) leave. Raises
+    SettingsError if there are fewer than two classes, one without images, or other classes than
+    expected; when an example is read, JobError for a file that is no 8-bit image.
     """
 
     def __init__(
@@ -36,14 +37,13 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     ) -> None:
         if not root.is_dir():
             raise SettingsError(f"--data-root: there is no folder {root}")
-        from torchvision import datasets  # slow to import, and needed for files alone
-        from torchvision.transforms import v2
+        from torchvision.transforms import v2  # slow to import, and needed for files alone
 
         self._size = size or SIZE
         steps = [v2.Resize(self._size, antialias=True), v2.CenterCrop(self._size)]
         self._read = v2.Compose([_in_colour, v2.PILToTensor(), *steps])
         try:
-            found = datasets.ImageFolder(root)
+            found = _visible(root)
         except FileNotFoundError as error:
             wanted = "wanted: one folder of images per class"
             raise SettingsError(f"--data-root: {first_line(error)}; {wanted}") from error
@@ -66,6 +66,27 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             return self._read(file), label
         except Exception as error:  # damaged files raise all kinds of errors
             raise JobError(f"{file} cannot be read as an image: {first_line(error)}") from error
+
+
+def _visible(root: Path) -> Any:
+    """torchvision's ImageFolder of what is not hidden: no evidence holds hidden files either."""
+    from torchvision import datasets
+
+    def shown(name: str) -> bool:
+        return not name.startswith(".") and name != "__MACOSX"
+
+    def is_image(path: str) -> bool:
+        names = Path(path).relative_to(root).parts
+        return all(map(shown, names)) and datasets.folder.is_image_file(path)
+
+    class Visible(datasets.ImageFolder):
+        def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
+            names = [*filter(shown, super().find_classes(directory)[0])]
+            if not names:
+                raise FileNotFoundError(f"Couldn't find any class folder in {directory}.")
+            return names, {name: label for label, name in enumerate(names)}
+
+    return Visible(root, is_valid_file=is_image)
 
 
 @remembered

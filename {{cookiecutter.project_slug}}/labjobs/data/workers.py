@@ -1,23 +1,29 @@
 """Batches of a dataset, read by processes in the background."""
 
+import errno
+import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 from weakref import finalize
 
 import torch
 from torch import Tensor
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
 from labjobs.data import trees
 from labjobs.data.order import Collate, Order, examples_at
 from labjobs.devices import SideStream, in_thread, runs_ahead
+from labjobs.errors import JobError, first_line
 from labjobs.job import data_evidence, terminal
 from labjobs.job.data_evidence import Places
 
@@ -148,6 +154,24 @@ def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
     processes of the job, but the job needs this one until the end of a step."""
     data_evidence.join(job)
     terminal.handle_signals(signal.SIG_IGN)
+    Queue._on_queue_feeder_error = _unsent  # type: ignore[method-assign, assignment]
+
+
+def _unsent(queue: "Queue[Any]", error: BaseException, sent: tuple[Any, ...]) -> None:
+    """Send an error in place of a batch that could not be sent. Python's own thread for it only
+    prints a trace, and the job would wait for the batch for ever."""
+    said = first_line(error)
+    if "AF_UNIX" in said:
+        line = f"the path of temporary files is too long for a socket: {tempfile.gettempdir()}"
+        line += "; set TMPDIR to a shorter one, such as /tmp"
+    elif "shared memory" in said or os.strerror(errno.ENOSPC) in said:
+        line = "/dev/shm is too small for a batch; enlarge it (docker run --ipc=host or "
+        line += "--shm-size=8g), or give a smaller --batch-size or fewer --workers"
+    else:
+        line = f"a batch cannot be passed from a loader's process ({said}); collate and the "
+        line += "dataset have to return what can be pickled, such as tensors, numbers and texts"
+    failed = ExceptionWrapper((JobError, JobError(line), None), "in a loader's process")
+    queue.put((sent[0], failed, *sent[2:]))
 
 
 class Readers:

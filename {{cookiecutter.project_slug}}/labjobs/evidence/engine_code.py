@@ -172,7 +172,7 @@ def main() -> int:
     elif unknown:
         why = f"--raise {unknown[0]}: no module of the engine that can change results"
     else:
-        MANIFEST.write_text(json.dumps(new, indent=1) + "\n")
+        MANIFEST.write_text(json.dumps(new, indent=1) + "\n", "utf-8")
         return 0
     print(f"{COMMAND}: {why}", file=sys.stderr)
     return 2

@@ -218,7 +218,7 @@ def of_names(folder: Path, name: str, without: Collection[str] = ()) -> str:
 
 def of_text(text: str) -> str:
     """Return the hash of a text, which may contain bytes that are not text, as file names can."""
-    return hashlib.sha256(os.fsencode(text)).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:DIGITS]
 
 
 def content_digest(entries: Iterable[Entry]) -> str:

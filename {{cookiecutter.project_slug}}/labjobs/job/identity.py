@@ -23,7 +23,7 @@ from labjobs.cli import flags
 from labjobs.cli.flags import as_plain, as_text
 from labjobs.cli.registries import parsed
 from labjobs.errors import SettingsError, cause, did_you_mean
-from labjobs.files import CODE, PROJECT, shown
+from labjobs.files import CODE, PROJECT, read_record, shown, write_record
 from labjobs.settings import JobId, Metric
 
 S = TypeVar("S")
@@ -129,16 +129,21 @@ def restore(kind: type[S], stored: Mapping[str, Any]) -> S:
 
 FILE = PROJECT / ".project-id"
 
+KEPT = PROJECT / "runs" / FILE.name
+"""The id and the project's folder, once more: git takes an uncommitted file away (`stash -u`), and
+a committed one with an older commit, but leaves ignored folders alone."""
+
 
 @cache
 def project_id() -> str:
     """Return the project's id, 32 hex digits; the first job of a project makes it. Raises
     SettingsError if the file contains something else or cannot be written."""
     if known := existing_id():
+        _keep(known)
         return known
     part = FILE.with_name(f"{FILE.name}.{os.getpid()}")
     try:
-        part.write_text(f"{uuid4().hex}\n")
+        part.write_text(f"{uuid4().hex}\n", "utf-8")
         with suppress(FileExistsError):  # of several jobs at once, all get the id of the first
             os.link(part, FILE)  # a rename would replace the file of another job
     except OSError as error:
@@ -149,17 +154,30 @@ def project_id() -> str:
 
 
 def existing_id() -> str:
-    """Return the project's id; empty if no job has made it yet. Raises as `project_id` does."""
+    """Return the project's id; empty if no job has made it, or nothing knows it. Raises as
+    `project_id` does."""
     try:
-        text = FILE.read_text(errors="replace").strip()
+        text = FILE.read_text("utf-8", "replace").strip()
     except FileNotFoundError:
-        return ""
+        return _kept()
     except OSError as error:
         raise SettingsError(cause(error)) from error
     if not re.fullmatch("[0-9a-f]{32}", text):
         line = f"{shown(FILE)}: has no project id in it; restore it from version control"
         raise SettingsError(line)
     return text
+
+
+def _keep(known: str) -> None:
+    with suppress(OSError):  # a folder of someone else; the file alone has the id then
+        if KEPT.parent.is_dir() and not _kept():
+            write_record(KEPT, {"id": known, "project": str(PROJECT)})
+
+
+def _kept() -> str:
+    """The id if .project-id is missing; empty in a copy of the runs in another project."""
+    kept = read_record(KEPT)
+    return str(kept["id"]) if kept.get("project") == str(PROJECT) else ""
 
 
 def share_with_group(folder: Path) -> None:

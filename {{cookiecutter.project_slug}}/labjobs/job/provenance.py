@@ -28,6 +28,13 @@ PACKAGES = ("torch", "torchvision", "mlflow", "numpy")
 LARGEST = 1_000_000
 """Bytes of a new file above which it is left out of the changes."""
 
+FORM = (
+    *("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "--binary"),
+    *("--src-prefix=a/", "--dst-prefix=b/", "--unified=3", "--inter-hunk-context=0"),
+)
+"""How changes are written, so that `git apply` takes them, whatever the user's configuration says;
+textconv could decrypt."""
+
 
 def tags() -> dict[str, str]:
     """Return commit (`none` outside git), dirtiness, host, template and versions, as tags of a
@@ -51,7 +58,7 @@ def version() -> dict[str, str]:
     included, as a diff."""
     frozen = CODE / FROZEN
     if frozen.exists():
-        return dict(json.loads(frozen.read_text()))
+        return dict(json.loads(frozen.read_bytes()))
     known = git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace").split("\n")
     commit, branch = known[:2] if len(known) > 2 else ("", "")
     return {"commit": commit, "branch": branch, "changes": _changes() if commit else ""}
@@ -76,18 +83,19 @@ def _changes() -> str:
             shutil.copy(index, copy)
         changed = names("diff", "HEAD", "--relative", "--name-only", index=copy)
         closed = [name for name in (*changed, *new) if is_closed(name)]
-        large = [name for name in new if name not in closed and _is_large(CODE / name)]
+        counts = names("diff", "HEAD", "--relative", "--numstat", "--no-renames", index=copy)
+        binary = [line[4:] for line in counts if line.startswith("-\t-\t")]
+        large = [n for n in (*new, *binary) if n not in closed and _is_large(CODE / n)]
         shown = "\0".join(name for name in new if name not in {*closed, *large})
         if shown:
             words = ("--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
             git("--literal-pathspecs", "add", *words, index=copy, given=os.fsencode(shown))
-        plain = ("--no-ext-diff", "--no-textconv", "--no-color")  # textconv can decrypt
-        without = [f":(exclude,literal){name}" for name in closed]
-        diff = git("diff", "HEAD", *plain, "--", ".", *without, index=copy)
+        without = [f":(exclude,literal){name}" for name in (*closed, *large)]
+        diff = git("diff", "HEAD", *FORM, "--", ".", *without, index=copy)
     # Lines that `git apply` skips.
     left_out = [("may hold secrets", closed), (f"above {LARGEST} bytes", large)]
     lines = [f"# left out ({why}): {', '.join(map(json.dumps, n))}\n" for why, n in left_out if n]
-    return "".join(lines) + privacy.scrub(diff.decode(errors="replace"), code=True)
+    return "".join(lines) + privacy.scrub(diff.decode(errors="surrogateescape"), code=True)
 
 
 def is_closed(name: str) -> bool:

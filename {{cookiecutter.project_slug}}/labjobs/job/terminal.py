@@ -4,12 +4,15 @@ It shows a bar on a terminal, plain lines elsewhere (tqdm), of numbers that the 
 it never waits for the device. Ctrl-C and other signals are noted, and asked for between steps.
 """
 
+import errno
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Never
+from io import BufferedWriter, FileIO, TextIOWrapper
+from typing import Any, BinaryIO, Never, cast
 
 from tqdm import tqdm
 
@@ -79,6 +82,57 @@ def handle_signals(handler: Any) -> None:
     """Set what the signals do."""
     for number in SIGNALS:
         signal.signal(number, handler)
+
+
+# What is printed: a reader that has left and a console with few letters change no job.
+
+
+def prepare_streams() -> None:
+    """Make standard output and standard error safe to print to, at the start of a command: what the
+    console cannot show is escaped, and what nobody can read any more is thrown away.
+
+    In a locale that is not UTF-8, the command begins again in Python's UTF-8 mode: the words of its
+    command line and the names of files are to mean the same on all machines.
+    """
+    other = sys.getfilesystemencoding() != "utf-8" and "PYTHONUTF8" not in os.environ
+    if other and sys.argv[0] in sys.orig_argv:  # a command, not a script that a notebook runs
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: no file of the job's may take its place
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        stream = getattr(sys, name)
+        if number and (stream is None or type(stream) is TextIOWrapper):
+            setattr(sys, name, _lasting(number, stream))
+
+
+def _lasting(number: int, stream: TextIOWrapper | None) -> TextIOWrapper:
+    """A stream in place of another, which is not there if it was closed when Python began."""
+    if stream:
+        stream.flush()
+    file, at_once = _Lasting(number, "w", closefd=False), bool(stream and stream.write_through)
+    return TextIOWrapper(
+        cast(BinaryIO, file) if at_once else BufferedWriter(file),  # at once under `python -u`
+        encoding=stream.encoding if stream else "utf-8",
+        errors="backslashreplace",
+        line_buffering=bool(stream and stream.line_buffering),
+        write_through=at_once,
+    )
+
+
+class _Lasting(FileIO):
+    """A file that can be written to after its reader has left, or its terminal was closed."""
+
+    def write(self, data: Any) -> int:
+        """Write what can be written."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            return len(data)
 
 
 log = logging.getLogger("job")

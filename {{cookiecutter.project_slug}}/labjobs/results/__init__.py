@@ -12,3 +12,9 @@ and matplotlib; may import cli, job and tracking.
     plotting      the command line of plot.py
     style         pages of venues, fonts, colours, and how numbers are written
 """
+
+import os
+import sys
+
+if "IPython" not in sys.modules:  # a notebook's backend, which `!python plot.py` there inherits
+    os.environ.pop("MPLBACKEND", None)

@@ -155,7 +155,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         if path.suffix in (".json", ".tex"):
-            text = path.with_suffix(".json").read_text()
+            text = path.with_suffix(".json").read_text("utf-8")
         else:
             _, text = path.read_bytes().decode("latin-1").split(MARK, 1)
             text = unquote(text)

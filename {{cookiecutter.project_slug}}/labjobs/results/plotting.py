@@ -10,7 +10,7 @@ from labjobs import exit_status
 from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT
 from labjobs.job.identity import DEFAULT
-from labjobs.job.terminal import counted
+from labjobs.job.terminal import counted, prepare_streams
 from labjobs.results import figure_files, figures, groups, style, tables
 from labjobs.results.metrics import NoResults, chooser, declared
 from labjobs.tracking import stored_jobs
@@ -39,6 +39,7 @@ def main(
     `labels` are what settings are called in figures.
     Returns the exit status: 1 if a figure would not print correctly, or none could be drawn.
     """
+    prepare_streams()
     args = _parser().parse_args()
     try:
         if args.provenance:

@@ -195,7 +195,13 @@ def nvidia_smi(*words: str) -> str:
     """Return what nvidia-smi prints; empty if it fails or is not installed, or hangs, as it does
     once a GPU has fallen off the bus. Then a line says so, and TERM ends the sweep in time."""
     try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=HANGS)
+        done = subprocess.run(
+            ["nvidia-smi", *words],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=HANGS,
+        )
     except subprocess.TimeoutExpired:
         line = f"nvidia-smi {' '.join(words)}: no answer within {HANGS} s; a GPU may be broken"
         print(line, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ form through the pipe `asked`; their ids are returned through the pipe `answered
 which is empty if the words are wrong.
 """
 
+import os
 import shlex
 import sys
 from collections import Counter
@@ -115,14 +116,17 @@ class Entry:
 
 def entries(grid: Path) -> list[Entry]:
     """Return the jobs in a sweep's file."""
-    text = grid.read_text(sys.getfilesystemencoding(), "surrogateescape")
+    text = os.fsdecode(grid.read_bytes())
     return list(_entries(iter(text.split("\0")[:-1])))
 
 
 def answer(folder: Path) -> None:
     """Answer with the ids of captured jobs until the grid is complete. Ends the process if run.sh
     has ended."""
-    with (folder / "asked").open("rb") as asked, (folder / "answered").open("w") as answered:
+    with (
+        (folder / "asked").open("rb") as asked,
+        (folder / "answered").open("w", encoding="utf-8") as answered,
+    ):
         for entry in _entries(iter(lambda: _word(asked), None)):
             with suppress(SettingsError):  # reported once all jobs are known
                 entry.read()
@@ -176,7 +180,7 @@ def _word(pipe: BinaryIO) -> str:
         if not byte:
             sys.exit(1)
         found += byte
-    return found.decode(sys.getfilesystemencoding(), "surrogateescape")
+    return os.fsdecode(bytes(found))
 
 
 def ended(folder: Path, since: int) -> int | None:

@@ -75,7 +75,7 @@ def submit(
             raise SettingsError(f"{error}{rest if ids else ''}") from error
         ids.append(found[1])
         tasks |= {entry.job.id: f"{ids[-1]}_{number}" for number, entry in enumerate(entries)}
-        with (folder / "slurm").open("a") as file:
+        with (folder / "slurm").open("a", encoding="utf-8") as file:
             print(ids[-1], first, file=file)
     submitted = f"{counted(len(left), 'job')} submitted to Slurm as {', '.join(ids)}"
     return f"{submitted}; --list shows them"
@@ -142,7 +142,7 @@ def _submitted(folder: Path) -> tuple[list[Command], int]:
 
 
 def _arrays(folder: Path) -> Iterator[tuple[str, int]]:
-    for line in (folder / "slurm").read_text().splitlines():
+    for line in (folder / "slurm").read_text("utf-8").splitlines():
         array, start = line.split()
         yield array, int(start)
 
@@ -168,7 +168,7 @@ def _largest_array() -> int:
 def _ask(*command: str) -> str:
     """What a command of Slurm's prints."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     except FileNotFoundError as error:
         raise SettingsError(f"there is no {command[0]} on this machine") from error
     if done.returncode:

@@ -66,7 +66,7 @@ class Starter:
         if self._couriers:
             self._env[courier.SERVER] = str(self._couriers.fileno())
             self._keep.append(self._couriers.fileno())
-        texts = [(code / script).read_text(errors="replace") for script in scripts]
+        texts = [(code / script).read_text("utf-8", "replace") for script in scripts]
         trains = any(re.search(r"^(import|from) torch\b", text, re.M) for text in texts)
         self._jobs = fork_server.serve(SLOW if trains else (), code, self._env, self._keep)
 
@@ -102,7 +102,7 @@ class Starter:
     ) -> Process:
         """Start `python <words>`."""
         env, keep = {**self._env, **env}, [*self._keep, *keep]
-        with open(os.devnull) as nothing:
+        with open(os.devnull, "rb") as nothing:
             streams = (nothing.fileno(), *out)
             return fork_server.start(server, words, folder, streams, env=env, keep=keep)
 
@@ -129,7 +129,7 @@ class Running:
         self._label = f"job {command.id} "
         self._output = Path(command.folder) / layout.OUTPUT
         self._output.parent.mkdir(parents=True, exist_ok=True)
-        with self._output.open("a") as output:
+        with self._output.open("a", encoding="utf-8") as output:
             print(f"started on {place}, {time.ctime()}", file=output, flush=True)
             self._begun = os.fstat(output.fileno()).st_mtime_ns
             self._process = starter.job(command.words, output.fileno(), env, locks)
@@ -154,7 +154,10 @@ class Running:
         line = grid.last_line(self._output)
         if not line.startswith(self._label):
             line = f"{self._label}ended with status {status}: {line}"
-            with suppress(OSError), self._output.open("a") as output:  # a full disk
+            with (
+                suppress(OSError),
+                self._output.open("a", encoding="utf-8") as output,
+            ):  # a full disk
                 print(line, file=output)
         return line
 

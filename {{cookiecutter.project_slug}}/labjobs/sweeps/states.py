@@ -212,7 +212,7 @@ def take_snapshot(target: Path) -> None:
             shutil.copytree(ENGINE, target / ENGINE.name)
     except OSError as error:
         raise SettingsError(f"the code cannot be copied: {cause(error)}") from error
-    (target / provenance.FROZEN).write_text(json.dumps(provenance.version()))
+    (target / provenance.FROZEN).write_text(json.dumps(provenance.version()), "utf-8")
 
 
 def _is_to_be_linked(path: Path) -> bool:
@@ -228,7 +228,8 @@ def lock_snapshot(folder: Path) -> int:
     """Return the lock of a sweep's folder, which all processes of the sweep inherit: once nobody
     holds the lock, another sweep removes the folder."""
     file = locks.opened(folder / layout.LOCK, mode=0o600)
-    fcntl.flock(file, fcntl.LOCK_EX)
+    with locks.explained(folder / layout.LOCK):
+        fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 
@@ -249,7 +250,7 @@ def _alive(folder: Path) -> bool:
     elif time.time() - folder.stat().st_mtime < YOUNG:
         return True
     try:
-        with os.fdopen(locks.opened(folder / layout.LOCK, os.O_RDONLY)) as file:
+        with os.fdopen(locks.opened(folder / layout.LOCK, os.O_RDONLY), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)

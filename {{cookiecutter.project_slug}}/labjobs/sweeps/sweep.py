@@ -18,7 +18,7 @@ from typing import NoReturn
 from labjobs import exit_status, files, installation, layout, settings
 from labjobs.cli.flags import of as settings_flags
 from labjobs.distributed import ranks
-from labjobs.errors import SettingsError
+from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
@@ -172,6 +172,7 @@ def _leave_early(status: int, *_: object) -> NoReturn:
 
 def main(folder: Path, words: list[str]) -> int:
     """Run a sweep; returns the exit status."""
+    terminal.prepare_streams()
     terminal.handle_signals(signal.SIG_DFL)
     ranks.forget()
     sys.argv[0] = "run.sh"
@@ -183,6 +184,8 @@ def main(folder: Path, words: list[str]) -> int:
         return run(folder, words)
     except SettingsError as error:
         return leave(exit_status.WRONG, f"run.sh: {error}")
+    except OSError as error:
+        return leave(exit_status.FAILED, f"run.sh: {cause(error)}")
 
 
 if __name__ == "__main__":

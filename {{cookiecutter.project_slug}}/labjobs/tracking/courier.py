@@ -64,7 +64,7 @@ class Courier:
         """Begin to deliver the journal in a job's folder."""
         self._folder = folder
         with suppress(BrokenPipeError):  # it has ended already; `finish` sees to that
-            print(json.dumps(str(folder)), file=self._words, flush=True)  # it may be any path
+            self._words.write(json.dumps(str(folder)).encode() + b"\n")  # it may be any path
 
     def finish(self, seconds: float) -> str:
         """Wait until everything is delivered; return the problem in one line, empty if there is
@@ -78,7 +78,7 @@ class Courier:
         self.displaced = code == exit_status.ELSEWHERE
         self._errors.seek(0)
         late = f"{mlflow_client.shown()}: no answer within {seconds:.0f} s"
-        said = self._errors.read().strip() or late
+        said = self._errors.read().decode(errors="replace").strip() or late
         return "" if code == 0 else mlflow_client.last_line(said)
 
     def _wait(self, seconds: float) -> int | None:
@@ -92,10 +92,10 @@ class Courier:
             return None
 
     def _start(self) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as the process)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process)
         read, write = os.pipe()
-        self._words = open(write, "w")  # noqa: SIM115
-        with open(read) as words, open(os.devnull, "w") as nothing:
+        self._words = open(write, "wb", buffering=0)  # noqa: SIM115
+        with open(read, "rb") as words, open(os.devnull, "wb") as nothing:
             self._process = fork_server.start(
                 fork_server.inherited(SERVER),
                 ["-m", "labjobs.tracking.courier", str(os.getpid())],

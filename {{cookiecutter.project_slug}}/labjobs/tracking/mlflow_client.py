@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from labjobs import locks
 from labjobs.errors import SettingsError
 from labjobs.files import CODE, PROJECT
-from labjobs.job.identity import project_id
+from labjobs.job.identity import FILE, project_id
 from labjobs.privacy import printable, scrub
 
 if TYPE_CHECKING:
@@ -242,14 +242,22 @@ def prepare(runs_root: Path = PROJECT) -> str:
         if not owner:
             client().set_experiment_tag(found.experiment_id, PROJECT_ID, project_id())
         elif owner != project_id():
-            raise belongs_to_another(experiment_name())
+            raise belongs_to_another(experiment_name(), owner)
         if path and path.parent == PROJECT:
             _follow_move(path, found)
         return str(found.experiment_id)
 
 
-def belongs_to_another(experiment: str) -> SettingsError:
-    """Return the message for a project whose name belongs to another project in the store."""
+def belongs_to_another(experiment: str, owner: str) -> SettingsError:
+    """Return the message for a project whose name belongs to another project in the store, with
+    this id."""
+    if not FILE.exists():
+        return SettingsError(
+            f"the experiment {experiment!r} in the tracking store belongs to the project "
+            f"{owner}, and this folder has no .project-id; if git has taken it away (an older "
+            f"commit, `git stash -u`), commit the file again: `echo {owner} > .project-id`; if "
+            "this is another project, change the name in pyproject.toml"
+        )
     return SettingsError(
         f"the experiment {experiment!r} in the tracking store belongs to another project; change "
         "the name in pyproject.toml, or if this is a copy of that project, give it the same "

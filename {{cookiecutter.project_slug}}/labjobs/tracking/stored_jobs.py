@@ -260,7 +260,7 @@ def _by_other_process(experiment: str) -> list[StoredJob]:
     command = [sys.executable, "-m", "labjobs.tracking.stored_jobs", experiment]
     try:
         answer = subprocess.run(
-            command, cwd=CODE, capture_output=True, text=True, timeout=LONGEST_QUERY
+            command, cwd=CODE, capture_output=True, encoding="utf-8", timeout=LONGEST_QUERY
         )
     except subprocess.TimeoutExpired as error:
         why = f"no answer in {LONGEST_QUERY:.0f} s"
@@ -309,8 +309,8 @@ def settle(experiment: str) -> None:
     Raises SettingsError if it was deleted or belongs to another project.
     """
     own, owners = identity.existing_id() or "none", experiments()
-    if owners.get(experiment, own) not in (own, None):
-        raise belongs_to_another(experiment)
+    if (owner := owners.get(experiment, own)) not in (own, None):
+        raise belongs_to_another(experiment, str(owner))
     if experiment not in owners:
         refuse_deleted(experiment)
     if experiment not in owners and own in owners.values():

@@ -27,8 +27,8 @@ from labjobs.data.batches import Batches
 from labjobs.data.order import Collate
 from labjobs.data.streams import Place
 from labjobs.devices import FORMATS, GlobalStreams, Precision
-from labjobs.distributed.collectives import Alone, Processes, is_divided
-from labjobs.errors import JobError, SettingsError, few
+from labjobs.distributed.collectives import Alone, Processes, is_divided, own
+from labjobs.errors import Diverged, JobError, SettingsError, few
 from labjobs.job import attempts, data_evidence
 from labjobs.job import runtime as purpose
 from labjobs.job.folder import JobFolder
@@ -558,6 +558,26 @@ class Job(Generic[S]):
         if save:
             self._save()
         self._state.close()
+
+    def check_finite(self) -> None:
+        """Look, after an error, at what training depends on: NaN has many ways to raise one later.
+
+        Raises Diverged if the training loss, weights or their gradients are not finite.
+        """
+        if self._state is None:
+            return
+        if not self._several:  # whose sums are added up together
+            self._meter.check_finite(self.step + 1)
+        scaled = any(getattr(part, "get_scale", None) for part in self._parts)
+        models = (part for part in self._parts if isinstance(part, nn.Module))
+        for name, weight in (each for model in models for each in model.named_parameters()):
+            for what, value in (
+                ("weights", weight),
+                ("gradients", None if scaled else weight.grad),
+            ):
+                # a GradScaler's own gradients are infinite now and then
+                if value is not None and not own(value.detach()).isfinite().all():
+                    raise Diverged(f"{what} are no longer finite ({name}); lower the learning rate")
 
     def close(self) -> None:
         """End the threads and the processes that were started."""

@@ -301,6 +301,13 @@ class TrainMeter:
         self.exchange(wait=True)  # sends what waits
         self.exchange(wait=True)  # and takes it
 
+    def check_finite(self, step: int) -> None:
+        """Write every point so far, after an error in this step. Raises Diverged for a metric that
+        is not finite, in a point that is not whole too."""
+        self.flush()
+        of_step = {name: float(each.numerator.sum()) for name, each in self._of_step}
+        self._check_finite(_means(self._sums) | of_step, step)
+
     def close(self, step: int) -> None:
         """Write the mean of the last steps too, if they are fewer than --log-every. The state keeps
         their sums, because a longer job that continues from it adds more steps to that mean."""
@@ -370,8 +377,11 @@ class TrainMeter:
         for name, sums in self._sums.items():
             _add(self._since_last, name, *sums)
         self._sums, self._in_mean = {}, 0
-        for name, mean in means.items():
-            if name in self._declared and not math.isfinite(mean):
+        self._check_finite(means, step)
+
+    def _check_finite(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            if name in self._declared and not math.isfinite(value):
                 self._journal.flush()
                 cure = "look at the data and the loss" if step == 1 else "lower the learning rate"
                 raise Diverged(f"train_{name} was not finite by optimizer step {step}; {cure}")

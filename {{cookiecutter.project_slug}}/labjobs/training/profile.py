@@ -261,7 +261,7 @@ class Profile(probes.Watcher):
         names = [layout.PROFILE, layout.PROFILE_JSON]
         if devices.dump_allocations(self._device, self._folder / "memory.pickle"):
             names.append("memory.pickle")
-        (self._folder / layout.PROFILE).write_text(report(self._seen()))
+        (self._folder / layout.PROFILE).write_text(report(self._seen()), "utf-8")
         self._finished(names)
         log.info("profile: %s", shown(self._folder / layout.PROFILE))
 
