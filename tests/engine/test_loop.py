@@ -146,7 +146,7 @@ def test_a_metric_that_nothing_measures_is_named(toy, monkeypatch):
     done = toy.run(epochs=1)
     assert done.status == 0
     assert done.log.count("METRICS declares") == 1
-    measured = "accuracy, confidence, loss, recall"
+    measured = "accuracy, confidence, loss, precision, recall, smoothing"
     assert f"METRICS declares dice, which was not measured, only {measured}" in done.log
 
 
