@@ -174,6 +174,8 @@ def client(uri: str = "") -> "MlflowClient":
     from mlflow.store.db import utils
 
     utils.MAX_RETRY_COUNT = ATTEMPTS
+    # It is there (`check`), and MLflow does not decode the path: it would make another folder.
+    utils._make_parent_dirs_if_sqlite = lambda db_uri: None
     uri = uri or store_uri()
     return MlflowClient(uri, registry_uri=uri)  # else MLFLOW_REGISTRY_URI, which may be wrong
 
