@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache, cached_property, wraps
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from labjobs import layout
@@ -320,7 +321,8 @@ class Reads:
             self._record(entry)
 
     def _note_absent(self, path: str) -> None:
-        if (name := self._places.name_of_absent(path)) and name not in self._recorded:
+        name = self._places.name_of_absent(path)
+        if name and name not in self._recorded and not _torch_is_imported_now():
             self._record(Entry(name, 0, "", ABSENT))
 
     def _note_written(self, path: str, use: str) -> None:
@@ -344,6 +346,15 @@ class Reads:
             if path not in self._made and self._places.name(path) not in before:
                 self.note(path, use)
         return sorted(map(_printable, self._recorded - before))
+
+
+def _torch_is_imported_now() -> bool:
+    """Whether torch is being imported: it looks for CUDA's libraries wherever Python finds modules,
+    so also in the project."""
+    frame: FrameType | None = sys._getframe()
+    while frame and not frame.f_code.co_filename.endswith("/torch/__init__.py"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _held_by(pid: str) -> Iterator[Use]:
