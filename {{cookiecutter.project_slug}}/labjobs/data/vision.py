@@ -79,7 +79,7 @@ def _visible(root: Path) -> Any:
         names = Path(path).relative_to(root).parts
         return all(map(shown, names)) and datasets.folder.is_image_file(path)
 
-    class Visible(datasets.ImageFolder):
+    class Visible(datasets.ImageFolder):  # type: ignore[misc]
         def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
             names = [*filter(shown, super().find_classes(directory)[0])]
             if not names:

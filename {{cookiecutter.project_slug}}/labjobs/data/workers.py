@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from multiprocessing.queues import Queue
@@ -47,7 +47,7 @@ class Processes:
 
     def __init__(self, dataset: Dataset[Read], device: torch.device, processes: int) -> None:
         self._device, self._copies = device, SideStream(device)
-        self._keys = _Keys()
+        self._keys, self._count = _Keys(), processes
         self._new = partial(
             DataLoader,
             dataset,
@@ -84,7 +84,8 @@ class Processes:
     def next(self) -> Read:
         """Return what was read for the next key, with the batch on the device; a GPU copies it
         while it works on the previous batch."""
-        read = next(self._read)
+        with terminal.waiting() if self._count else nullcontext():
+            read = next(self._read)
         ahead = runs_ahead(self._device)
         with self._copies:
             move = partial(_moved, device=self._device, ahead=ahead)
@@ -154,7 +155,7 @@ def _begin_to_read(job: tuple[Path, Places] | None, _worker: int) -> None:
     processes of the job, but the job needs this one until the end of a step."""
     data_evidence.join(job)
     terminal.handle_signals(signal.SIG_IGN)
-    Queue._on_queue_feeder_error = _unsent  # type: ignore[method-assign, assignment]
+    Queue._on_queue_feeder_error = _unsent  # type: ignore[attr-defined]
 
 
 def _unsent(queue: "Queue[Any]", error: BaseException, sent: tuple[Any, ...]) -> None:

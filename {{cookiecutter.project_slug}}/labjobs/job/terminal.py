@@ -9,8 +9,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any, BinaryIO, Never, cast
 
@@ -46,8 +47,12 @@ class Paused(Stopped):
 class Interruption:
     """The signal that has `asked` a job to stop; 0 if none has."""
 
+    holding: "Interruption | None" = None
+    """That of the job that trains in this process."""
+
     def __init__(self) -> None:
         self.asked = 0
+        self.ends_waits = True  # False where a signal has to be recorded, whatever is waited for
         self._held = False
 
     def listen(self) -> None:
@@ -57,11 +62,22 @@ class Interruption:
     def hold(self) -> None:
         """From here on, a signal is only recorded, for `check` to raise Interrupted."""
         self._held = True
+        Interruption.holding = self
 
     def release(self) -> None:
         """From here on, a signal raises Interrupted again, a recorded one immediately."""
         self._held = False
         self.check()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """In here a signal raises Interrupted even while they are held."""
+        held, self._held = self._held, False
+        try:
+            self.check()
+            yield
+        finally:
+            self._held = held
 
     def check(self) -> None:
         """Raise Interrupted if a signal has asked for it."""
@@ -76,6 +92,14 @@ class Interruption:
         self.asked = number
         if not self._held:
             raise Interrupted(number)
+
+
+def waiting() -> AbstractContextManager[None]:
+    """Return a context for a wait between steps that may have no end, such as for a batch that
+    another process reads: a signal ends it, since nothing is half done."""
+    found, main = Interruption.holding, threading.main_thread()
+    may_end = found and found.ends_waits and threading.current_thread() is main
+    return found.at_once() if found and may_end else nullcontext()
 
 
 def handle_signals(handler: Any) -> None:

@@ -9,7 +9,7 @@
 set -Euo pipefail # without -e, under which `wait`, ((n++)) and traps misbehave
 cd "$(dirname "$0")" || exit 1
 [[ -e /dev/fd/1 ]] || exec >/dev/null # closed, by `bash run.sh >&-`
-export PYTHONUTF8="${PYTHONUTF8-1}" # words and names of files mean the same in every locale
+export PYTHONUTF8="${PYTHONUTF8-1}"   # words and names of files mean the same in every locale
 
 python=${PYTHON:-python}
 [[ -z ${PYTHON:-}${VIRTUAL_ENV:-} && -x .venv/bin/python ]] && python=.venv/bin/python

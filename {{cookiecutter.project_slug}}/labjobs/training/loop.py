@@ -271,6 +271,7 @@ class Job(Generic[S]):
             )
         self._random.separate()
         folder.interruption.hold()
+        folder.interruption.ends_waits = not several  # which stop together
         self._graphs = compilation.graphs(runtime.compile, self.device)
         self._meter = TrainMeter(
             folder.journal, self.device, folder.metrics, self._graphs, self._processes
@@ -313,6 +314,7 @@ class Job(Generic[S]):
             if not position.evaluating:
                 raise JobError("job.epochs(): its body must run job.steps(batches) to the end")
             position.end_interval()
+            self._folder.interruption.ends_waits = not self._several
             self._save_if_due()
 
     def steps(
@@ -409,6 +411,7 @@ class Job(Generic[S]):
             )
             log.info(line, few(found, data_evidence.NAMED))
         self._logged = True
+        self._folder.interruption.ends_waits = False  # until the results have been used
         training, rates = self._trained.pop(at["step"], ({}, {}))
         check_ranges(values, self._folder.metrics)
         self._report.show(at, {**training, **values}, rates)
