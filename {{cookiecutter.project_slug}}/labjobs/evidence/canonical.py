@@ -182,8 +182,12 @@ TABLES = {"pandas", "numexpr", "polars"}
 READS_CALLER = {"query", "eval"}
 """Their methods and functions that do so."""
 
+LOADS = {"torch.load", "numpy.load"}
 SAFE = {"weights_only": True, "allow_pickle": False}
-"""With another value for these parameters, files name classes and functions."""
+"""Without these values, what they load may be of any class that the file names."""
+
+LOOKS_AT_NAMES = {"labjobs.training.classifiers.torchvision_classifier"}
+"""Functions of the engine that use the names in a registry and not its entries."""
 
 
 class Writer(Canonical):
@@ -197,6 +201,7 @@ class Writer(Canonical):
         self._uses: dict[Use, None] = {}
         self._words: set[str] = set()
         self._asked: dict[int, tuple[Key, ...]] = {}
+        self._checked: set[int] = set()
 
     def written(self, node: ast.AST) -> Written:
         """Return the text of a statement or expression, and what it uses."""
@@ -247,12 +252,16 @@ class Writer(Canonical):
             self.plain(ast.Assign([node.target], node.value))
 
     def _Constant(self, node: ast.Constant) -> None:
-        text = node.value
+        text = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
         if isinstance(text, str):
             self._words.add(text)
             if is_special(text):
                 self._doubt(node, f"names {text}")
         super()._Constant(node)
+
+    def _JoinedStr(self, node: ast.JoinedStr) -> None:
+        self._words |= {str(part.value) for part in node.values if isinstance(part, ast.Constant)}
+        super()._JoinedStr(node)
 
     # Names
 
@@ -294,6 +303,9 @@ class Writer(Canonical):
         elif target.kind == "module":
             self._doubt(node, f"uses {shown} as a value", target.module)
             self.out.append(f"module:{target.module}")
+        elif target.kind == "unclear":
+            self.out.append(f"?{target.name}")
+            self._doubt(node, f"uses {shown}, a module and something else in {target.module}")
         elif target.kind == "nothing":
             self.out.append(f"?{target.name}")
             if target.module != self._module.name:
@@ -304,7 +316,7 @@ class Writer(Canonical):
                 self._use("engine", path)
             elif path == "globals" or (path == "locals" and not self._scope):
                 self._doubt(node, f"uses {path}", self._module.name)
-            elif reaches_anything(path):
+            elif reaches_anything(path) or (path in LOADS and id(node) not in self._checked):
                 self._doubt(node, f"uses {path}")
         self.out.extend(f".{name}" for name in chain[target.used :])
         for each in filter(is_special, chain[1:]):
@@ -405,14 +417,24 @@ class Writer(Canonical):
         path = target.path if target else ""
         if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
             self._ask_for(node.func.value, node.args[0])
-        if path.startswith("labjobs."):  # which looks at the names of a registry alone
-            for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            if path in LOOKS_AT_NAMES:
+                self._ask(argument)
+            elif path.startswith("labjobs."):
                 found = self._target(argument)
-                self._ask(argument, *([ENGINES] if found and found.module == SETTINGS else []))
-        for keyword in node.keywords:
-            safe = SAFE.get(keyword.arg or "")
-            if safe is not None and getattr(keyword.value, "value", None) is not safe:
-                self._doubt(node, f"may load any object: {keyword.arg}")
+                is_metrics = found and found[:3] == ("definition", SETTINGS, "METRICS")
+                self._ask(argument, ENGINES if is_metrics else ALL)
+        if path in LOADS:
+            self._checked.add(id(node.func))
+            given = {
+                keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords
+            }
+            if (
+                len(node.args) > 2
+                or None in given
+                or any(given.get(name, safe) is not safe for name, safe in SAFE.items())
+            ):
+                self._doubt(node, "may load any object")
         if tail(node.func) in READS_CALLER and node.args and not path.startswith("torch."):
             text = getattr(node.args[0], "value", "")
             if self._code.has_tables or (isinstance(text, str) and "@" in text):

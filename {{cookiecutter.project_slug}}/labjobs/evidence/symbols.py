@@ -337,7 +337,8 @@ class Target(NamedTuple):
     """What a name stands for, wherever it was imported from.
 
     kind is "definition" (of the student's), "module" (the student's), "outside" (of the project,
-    `name` being its dotted path) or "nothing" (a name that its module does not have).
+    `name` being its dotted path), "nothing" (a name that its module does not have) or "unclear" (a
+    module, or something else of that name in its package).
     """
 
     kind: str
@@ -465,6 +466,8 @@ class Symbols:
         while rest:
             module = self.get(base)
             if module and (found := self._bound(module, rest, depth + 1)):
+                if rest[0] in module.definitions and f"{base}.{rest[0]}" in self:
+                    return Target("unclear", base, rest[0], len(chain))
                 return found._replace(used=len(chain) - len(rest) + found.used)
             if f"{base}.{rest[0]}" not in self:
                 return Target("nothing", base, rest[0], len(chain) - len(rest) + 1)

@@ -208,10 +208,14 @@ class Effects:
                     and all(map(self._is_type, annotations(statement)))
                 )
             case ast.ClassDef(keywords=[]):
+                bases = [self._path(base) for base in statement.bases]
+                makes_members = any(base.startswith("enum.") for base in bases)
+                named = [getattr(inner, "name", "") for inner in statement.body]
                 return (
                     all(map(self._is_inert_decorator, statement.decorator_list))
                     and all(self._is_base(self._module, base, 0) for base in statement.bases)
                     and all(map(self._is_inert, statement.body))
+                    and not (makes_members and any(name.startswith("_") for name in named))
                 )
             case ast.Assign(targets=[ast.Name()], value=value):
                 return self._is_value(value)
@@ -223,8 +227,11 @@ class Effects:
         return type(statement).__name__ == "TypeAlias"
 
     def _is_inert_decorator(self, node: ast.expr) -> bool:
-        if node in self._registries.adding or tail(node) in ("setter", "getter", "deleter"):
+        if node in self._registries.adding:
             return True
+        chain = chain_of(node)
+        if chain[1:] in (["setter"], ["getter"], ["deleter"]):  # of a property of the same class
+            return self._symbols.resolve(self._module, chain[:1]).kind == "nothing"
         function, given = node, []
         if isinstance(node, ast.Call):
             function, given = node.func, [*node.args, *(k.value for k in node.keywords)]
@@ -235,7 +242,8 @@ class Effects:
         node = node.value if isinstance(node, ast.Subscript) else node  # Generic[T]
         path = self._symbols.path_of(module, node)
         if path or depth > DEPTH:
-            return path in BASES or ("." in path and is_library(path))
+            is_enum = path.startswith("enum.") and depth > 0
+            return path in BASES or ("." in path and is_library(path) and not is_enum)
         found = self._symbols.definition(module, node)
         match found[0].definitions[found[1]] if found else []:
             case [ast.ClassDef(keywords=[], body=body, bases=bases)] if found:
@@ -268,7 +276,8 @@ class Effects:
         if not target:
             return False
         if target.kind != "definition":
-            return not reaches_anything(target.path)
+            is_known = target.kind == "module" or bool(target.path)
+            return is_known and not reaches_anything(target.path)
         rest = chain[target.used :]
         home = self._symbols.get(target.module)
         match home.definitions[target.name] if home and rest else []:

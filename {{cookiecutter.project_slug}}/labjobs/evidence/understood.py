@@ -41,16 +41,14 @@ LIBRARIES = words(
 
 REACH_ANYTHING = words(
     """
-    eval exec compile vars dir help breakpoint input __import__ importlib ctypes shelve
+    eval exec compile vars dir __import__ importlib ctypes shelve
     subprocess sys types.FunctionType types.CodeType types.ModuleType logging.config
-    multiprocessing.set_executable os.system os.popen os.spawnl os.spawnlp os.spawnv os.spawnvp
-    os.execl os.execlp os.execv os.execve os.execvp os.posix_spawn os.startfile
+    multiprocessing.set_executable os.system os.popen os.startfile
     asyncio.create_subprocess_exec asyncio.create_subprocess_shell asyncio.subprocess
     typing.get_type_hints pickle.load pickle.loads pickle.Unpickler traceback torch.jit
     torch.package torch.hub torch.ops.load_library torch.classes torch.serialization.load
     numpy.ctypeslib numpy.f2py pandas.read_pickle numba.cfunc yaml.unsafe_load yaml.Loader
     yaml.UnsafeLoader yaml.full_load multiprocessing.managers concurrent.futures.interpreter
-    sqlite3.enable_callback_tracebacks
     """
 )
 """Of these libraries and of Python itself: imports, runs or reads code by names that are computed,
@@ -93,8 +91,9 @@ def is_special(name: str) -> bool:
 
 def reaches_anything(path: str) -> bool:
     """Return whether what has a dotted path, outside of the project, may reach any code."""
-    names = parents(path)
-    return not HARMLESS.intersection(names) and not REACH_ANYTHING.isdisjoint(names)
+    names = {*parents(path)}
+    starts = path.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
+    return starts or (HARMLESS.isdisjoint(names) and not REACH_ANYTHING.isdisjoint(names))
 
 
 def is_library(module: str) -> bool:

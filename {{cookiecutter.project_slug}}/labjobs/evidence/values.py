@@ -94,8 +94,9 @@ class Values:
         self._uses: dict[
             str, list[tuple[Place, Place | None]]
         ] = {}  # others, as what call's argument
-        self._mentioned, self._stored = set[str](), set[str]()
+        self._mentioned, self._stored, self._shared = set[str](), set[str](), set[str]()
         self._renamed: dict[str, set[str]] = {}  # by imports, such as `import load as read`
+        self._prepared: set[str] = set()  # names of what job.prepare() returns
         self._replaces_settings = False
         for module in modules:
             for statement in module.statements:
@@ -114,6 +115,8 @@ class Values:
         """Note the calls, and the names that are used in other ways."""
         waiting: list[tuple[ast.AST, Scope | None]] = [(statement, None)]
         called, arguments = set[int](), dict[int, Place]()
+        start = [n for n in ast.walk(statement) if getattr(n, "name", "") == "__post_init__"]
+        at_start = {id(n) for each in start for n in ast.walk(each) if module.name == MODULE}
         while waiting:
             node, scope = waiting.pop()
             place = Place(node, scope, module)
@@ -129,10 +132,13 @@ class Values:
                             self._replaces_settings = True
                     elif id(node) not in called:
                         self._uses.setdefault(name, []).append((place, arguments.get(id(node))))
-                    if module.name != MODULE:
-                        self._mentioned.add(name)
-                case ast.Global(names=names):
-                    self._stored.update(names)
+                    self._mentioned |= {name} if id(node) not in at_start else set()
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=function)):
+                    self._prepared |= {name} if tail(function) == "prepare" else set()
+                case ast.arg(arg=name, annotation=kind) if kind:
+                    self._prepared |= {name} if tail(kind) == "Forward" else set()
+                case ast.Global(names=names) | ast.Nonlocal(names=names):
+                    self._shared.update(names)
                 case ast.alias(name=name, asname=str(other)):
                     self._renamed.setdefault(
                         name.rpartition(".")[2], {name.rpartition(".")[2]}
@@ -164,7 +170,15 @@ class Values:
             for field in node.body if isinstance(node, ast.ClassDef) else []:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
-                    yield field.target.id, words <= PLAIN
+                    yield field.target.id, words <= PLAIN and self._is_plain(node)
+
+    def _is_plain(self, settings: Any) -> bool:
+        """Whether settings are as they were made: frozen, without ways around that."""
+        options = [k for d in settings.decorator_list for k in getattr(d, "keywords", [])]
+        is_frozen = any(k.arg == "frozen" and getattr(k.value, "value", 0) is True for k in options)
+        hooks = {"__getattr__", "__getattribute__", "__setattr__"}
+        named = {getattr(inner, "name", "") for inner in settings.body}
+        return is_frozen and not settings.bases and hooks.isdisjoint(named)
 
     @property
     def has_other_settings(self) -> bool:
@@ -175,7 +189,7 @@ class Values:
         return (
             not names.isdisjoint(self._calls)
             or not all(use and tail(use.node.func) in ("begin", "isinstance") for use in uses)
-            or any(tail(node) == "settings" for first in asked for node in first)
+            or any(tail(node) != "self" for first in asked for node in first)
             or not self._mentioned.isdisjoint({"fields", "__class__"})
         )
 
@@ -215,12 +229,16 @@ class Values:
         passed = self._given(function, name, module, is_engines=True)
         return passed is not None and all(self._is_job(*each, kind) for each in passed)
 
+    def _owner(self, name: str, scope: Scope | None) -> Scope | None:
+        """Return the function whose variable a name is, unless another one may set it."""
+        return scope.owner(name) if scope and name not in self._shared else None
+
     def _is_job(self, node: ast.AST, scope: Scope | None, module: Module, kind: str) -> bool:
         """Return whether an expression is certainly the job, or its settings."""
         match node:
             case ast.Attribute(value=job, attr="settings") if kind == "settings":
                 return self._is_job(job, scope, module, "job")
-            case ast.Name(id=name) if owner := scope.owner(name) if scope else None:
+            case ast.Name(id=name) if owner := self._owner(name, scope):
                 parameter = self._own.get((id(owner.node), name))
                 if parameter and parameter.kind == kind:
                     return True
@@ -249,7 +267,7 @@ class Values:
         scope = self._symbols.scope(function, None)
         if (
             len(module.definitions.get(function.name, [])) != 1
-            or function.name in self._stored
+            or function.name in self._stored | self._shared
             or not paths <= TRANSPARENT
             or any(not isinstance(node, ast.arg) for node in scope.bound[name])
             or not all(is_engines and use and self._is_engines(use) for use in uses)
@@ -258,6 +276,8 @@ class Values:
         calls = [call for name in names for call in self._calls.get(name, [])]
         if any(tail(use.node.func) == "prepare" for use in uses if use):  # called by other names
             calls = [call for same in self._calls.values() for call in same]
+            if any(self._is_given_away(call, self._prepared | names) for call in calls):
+                return None
         found = []
         for call in calls:
             if not self._refers(call, call.node.func, exact):
@@ -271,7 +291,14 @@ class Values:
         return found
 
     def _refers(self, at: Place, node: ast.AST, exact: tuple[str, str, str]) -> bool:
-        target = self._symbols.within(at.module, at.scope, chain_of(node))
+        chain, scope = chain_of(node), at.scope
+        if (
+            chain
+            and scope
+            and isinstance(getattr(scope.owner(chain[0]), "node", None), ast.ClassDef)
+        ):
+            scope = None  # `f = f` in a class takes the module's f
+        target = self._symbols.within(at.module, scope, chain)
         return bool(target and target[:3] == exact)
 
     def _is_engines(self, use: Place) -> bool:
@@ -286,6 +313,14 @@ class Values:
         made = [getattr(value, "func", None) for value in begun if isinstance(value, ast.Call)]
         paths = [self._symbols.path_of(use.module, function) for function in made if function]
         return len(chain) == len(begun) == 1 and paths == ["labjobs.launch.begin"]
+
+    def _is_given_away(self, call: Place, names: set[str]) -> bool:
+        """Whether a library is given one of some functions, and may call it with anything."""
+        target = self._symbols.within(call.module, call.scope, chain_of(call.node.func))
+        given = [*call.node.args, *(keyword.value for keyword in call.node.keywords)]
+        path = target.path if target else ""
+        is_library = bool(path) and not path.startswith("labjobs.")
+        return is_library and any(isinstance(each, ast.Name) and each.id in names for each in given)
 
     def _may_be(self, call: Place, function: ast.FunctionDef) -> bool:
         """Whether a call of something without a known name may be one of a function that
@@ -325,7 +360,7 @@ class Values:
                 return frozenset([Key("constant", str(value))])
             case ast.Attribute() if name := self.setting(node, scope, module):
                 return frozenset([Key("setting", name)])
-            case ast.Name(id=name) if owner := scope.owner(name) if scope else None:
+            case ast.Name(id=name) if owner := self._owner(name, scope):
                 values = list(_values(name, owner.nodes))
                 bound = owner.bound[name]
                 if depth > DEPTH or len(bound) != 1:
