@@ -141,6 +141,7 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
         print(json.dumps({"job": job.id, "definition": definition, "chain": chain}, indent=2))
     elif chain:
         print(" <- ".join(chain))
+        print("".join(f"{line}\n" for line in found.advice if line.startswith(chain[0])), end="")
     if chain:
         return exit_status.DONE
     close = difflib.get_close_matches(definition, named, n=NEAR)
@@ -157,6 +158,8 @@ def _chain(found: Fingerprint, named: Mapping[str, str], definition: str) -> lis
         (definition,) = same
     while definition and definition not in named:
         definition = definition.rpartition(".")[0]
+        if f"{definition}.py" in named:  # which counts as a whole
+            definition += ".py"
     return found.why(named[definition]).split(" <- ") if definition else []
 
 
