@@ -161,7 +161,7 @@ def test_definitions_that_have_run_can_be_added(tmp_path):
     assert {"nets:large", "nets:helper"} <= {*made.parts}
     assert not {"nets:gone", "gone:f"} & {*made.parts}
     (advice,) = found(tmp_path / "whole", {}, also=("nets:<file>",)).advice
-    said = "nets.py counts as a whole: nets.py: code has run there that no definition has"
+    said = "nets.py counts as a whole: code has run there that no definition has"
     assert advice == said
 
 

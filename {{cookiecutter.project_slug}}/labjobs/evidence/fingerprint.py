@@ -37,7 +37,22 @@ EVERY_LINE = range(sys.maxsize)
 
 DEPENDS = re.compile(r"#\s*depends:\s*(.+)")
 SOURCES = (
-    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".jl", ".py", ".pyx", ".r", ".rs", ".sh"),
+    *(
+        ".c",
+        ".cc",
+        ".cpp",
+        ".cu",
+        ".cuh",
+        ".h",
+        ".hpp",
+        ".jl",
+        ".py",
+        ".pyx",
+        ".r",
+        ".rs",
+        ".sh",
+        ".so",
+    ),
 )
 """How the names of programs' sources end."""
 
@@ -106,7 +121,7 @@ class Project:
         self.effects = cache(partial(Effects, self.symbols, self.code.registries))
         self._texts: dict[ast.AST, list[Written]] = {}
         self.direction = cache(self._direction)
-        self._acting: dict[str, bool] = {}
+        self.acts = cache(self._acts)
         registries = self.code.registries.entries.values()
         self._keys = {entry.key for entries in registries for entry in entries}
         self._known: dict[tuple[Any, ...], Fingerprint] = {}
@@ -173,13 +188,12 @@ class Project:
         return sorted(found)
 
     @cached_property
-    def all(self) -> list[str]:
-        """The names of all modules in the project's folder."""
-        found = []
+    def files(self) -> list[Path]:
+        """All files with Python code in the project's folder."""
+        found: list[Path] = []
         for folder, folders, files in os.walk(self.symbols.folder):
-            folders[:] = sorted(n for n in folders if n.isidentifier() and n not in NO_CODE)
-            paths = (Path(folder, file) for file in sorted(files) if file.endswith(".py"))
-            found += [name for name in map(self.symbols.name_of, paths) if name]
+            folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in NO_CODE)
+            found += [Path(folder, file) for file in sorted(files) if file.endswith(".py")]
         return found
 
     def order(self, module: Module) -> list[ast.stmt]:
@@ -189,19 +203,20 @@ class Project:
             statement
             for statement in module.statements
             if statement in self.effects(module).statements
-            or any(self._acts(name) for name in module.modules_of(statement))
+            or any(map(self.acts, module.modules_of(statement)))
         ]
 
-    def _acts(self, name: str, seen: tuple[str, ...] = ()) -> bool:
+    def _acts(self, name: str) -> bool:
         """Whether importing a module does something besides defining names."""
-        if name not in self._acting and name not in seen:
-            module = self.symbols.get(name)
-            around = (*seen, name)
-            self._acting[name] = module is not None and (
-                bool(self.effects(module).statements)
-                or any(self._acts(imported, around) for imported, _ in module.imports)
-            )
-        return self._acting.get(name, False)
+        waiting, seen = [name], {name}
+        while waiting:
+            if module := self.symbols.get(waiting.pop()):
+                if self.effects(module).statements:
+                    return True
+                imported = {each for each, _ in module.imports} - seen
+                waiting.extend(imported)
+                seen |= imported
+        return False
 
     def _direction(self, module: Module, node: ast.AST) -> ast.AST:
         """Return a metric's declaration with what decides which weights are kept: its direction."""
@@ -264,8 +279,7 @@ class Closure:
             name, _, definition = part.partition(":")
             module = self._symbols.get(name)
             if definition == WHOLE:
-                why = f"{name}.py: code has run there that no definition has"
-                self._take_whole(name, "", why)
+                self._take_whole(name, "", "code has run there that no definition has")
             elif module and definition in module.definitions:
                 self._reach(Use("definition", name, definition), "")
         # what these take depends on all code that was reached before
@@ -287,13 +301,11 @@ class Closure:
         """Take a part with a text, unless it was taken before."""
         self.parts.setdefault(part, Part(text, source, by))
 
-    def _take(
-        self, part: str, pieces: Sequence[Piece], by: str, settings: Mapping[str, Any]
-    ) -> None:
+    def _take(self, part: str, pieces: Sequence[Piece], by: str) -> None:
         """Take a part that stands in some places, and note what it uses."""
         if part in self.parts:
             return
-        written = [self._project.written(*piece, settings) for piece in pieces]
+        written = [self._project.written(*piece, self._settings) for piece in pieces]
         text = "\n".join(each.text for each in written)
         self.put(part, text, lambda: "\n".join(m.segment(node) for m, node in pieces), by)
         for each, (module, node) in zip(written, pieces, strict=True):
@@ -347,12 +359,15 @@ class Closure:
                 self._take_everything(by, why)
         self._take_dependencies(module, _outside_definitions(module), part)
         if effects := self._project.order(module):
-            self._take(part, [(module, statement) for statement in effects], by, self._settings)
+            self._take(part, [(module, statement) for statement in effects], by)
 
     def _take_everything(self, by: str, why: str) -> None:
         """Take all modules of the project, if it cannot be known which are used."""
-        for module in self._project.all:
-            self._take_whole(module, by, why)
+        for file in self._project.files:
+            if name := self._symbols.name_of(file):
+                self._take_whole(name, by, why)
+            else:
+                self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, by)
 
     def _take_whole(self, name: str, by: str, why: str) -> None:
         """Take the text of a module and all that it uses, if it cannot be known what is used."""
@@ -388,7 +403,7 @@ class Closure:
             return
         part, definition = f"{use.module}:{use.name}", module.definitions[use.name]
         if name not in self._registries.entries:
-            self._take(part, [(module, node) for node in definition], by, self._settings)
+            self._take(part, [(module, node) for node in definition], by)
             return
         key = use.key
         if key.kind == "setting":
@@ -416,7 +431,7 @@ class Closure:
                     node = self._project.direction(entry.module, entry.node)
                     taken.setdefault(f"{part} better", []).append((entry.module, node))
             for part, pieces in taken.items():
-                self._take(part, pieces, by, self._settings)
+                self._take(part, pieces, by)
 
     # Files that a job depends on and Python does not open for it. Those that Python opens are
     # recorded by labjobs.job.data_evidence.
@@ -453,7 +468,8 @@ class Closure:
         name = file.relative_to(self._folder).as_posix()
         self._put_file(f"file:{name}", file, by)
         if name.endswith(".py"):  # perhaps run in a separate process
-            self._take_whole(self._symbols.name_of(file), by, f"{name} is named in the code")
+            module, why = self._symbols.name_of(file), f"{name} is named in the code"
+            self._take_whole(module, by, why) if module else self._take_everything(by, why)
 
     def _put_file(self, part: str, file: Path, by: str) -> None:
         self.put(part, short(_bytes(file)), lambda: _bytes(file).decode(errors="replace"), by)

@@ -4,7 +4,6 @@ Registries are dicts whose entries count by their keys:
 
     MODELS = {"mlp": MLP, "convnet": lambda settings, spec: ConvNet(spec.shape)}
     MODELS["vit"] = ViT                       # anywhere at a module's top level
-    MODELS |= {"vit": ViT}                    # or MODELS.update({"vit": ViT})
 
     def register(name):                       # in this form: it does nothing else
         def add(network):
@@ -25,7 +24,9 @@ from labjobs.evidence.symbols import (
     Symbols,
     annotations,
     chain_of,
+    children,
     does_nothing,
+    everywhere,
     outside,
     tail,
 )
@@ -57,15 +58,12 @@ class Registries:
         for module in modules:
             for name in module.definitions:
                 if value := _written_out(module, name):
-                    self._enter(module, (module.name, name), value)
+                    pairs = zip(value.keys, value.values, strict=True)
+                    found = [Entry(_text(key), module, part) for key, part in pairs]
+                    self.entries[module.name, name] = found
         for module in modules:
             for statement in module.statements:
                 self._add(module, statement)
-
-    def _enter(self, module: Module, name: Name, value: ast.Dict) -> None:
-        found = self.entries.setdefault(name, [])
-        for key, part in zip(value.keys, value.values, strict=True):
-            found.append(Entry(_text(key), module, part))
 
     def _add(self, module: Module, statement: ast.stmt) -> None:
         """Note the entries that a statement, or its decorators, add."""
@@ -77,19 +75,11 @@ class Registries:
                         self.adding.add(decorator)
         match statement:
             case ast.Assign(targets=[ast.Subscript(value=owner, slice=key)], value=value):
-                new = ast.Dict([key], [value])
-            case ast.AugAssign(target=owner, op=ast.BitOr(), value=ast.Dict() as new):
-                pass
-            case ast.Expr(
-                ast.Call(ast.Attribute(value=owner, attr="update"), [ast.Dict() as new], [])
-            ):
-                pass
-            case _:
-                return
-        found = self._symbols.definition(module, owner)
-        if found and (found[0].name, found[1]) in self.entries and all(map(_text, new.keys)):
-            self._enter(module, (found[0].name, found[1]), new)
-            self.later.add(statement)
+                found = self._symbols.definition(module, owner)
+                name = (found[0].name, found[1]) if found else None
+                if name in self.entries and _text(key):
+                    self.entries[name].append(Entry(_text(key), module, value))
+                    self.later.add(statement)
 
     def _filled_by(self, module: Module, function: ast.expr) -> Name | None:
         """Return the registry to which a function such as `register` adds, and does no more."""
@@ -124,16 +114,14 @@ def _text(key: ast.AST | None) -> str:
 
 
 def _written_out(module: Module, name: str) -> ast.Dict | None:
-    """Return the dict that a name stands for, if it is only added to, and is empty or has texts as
-    keys and code as values."""
+    """Return the dict that a name stands for, if it is empty or has texts as keys and code as
+    values."""
     match module.definitions[name]:
         case [ast.Assign([ast.Name()], ast.Dict() as value) | ast.AnnAssign(ast.Name(), _,
-              ast.Dict() as value), *others]:  # fmt: skip
+              ast.Dict() as value)]:  # fmt: skip
             code = (ast.Lambda, ast.Name, ast.Attribute)
             has_code = any(isinstance(n, code) for v in value.values for n in ast.walk(v))
-            added = all(isinstance(other, ast.AugAssign) for other in others)
-            is_registry = all(map(_text, value.keys)) and (has_code or not value.keys)
-            return value if added and is_registry else None
+            return value if all(map(_text, value.keys)) and (has_code or not value.keys) else None
     return None
 
 
@@ -161,13 +149,18 @@ KEEP = words(
 )
 """Calling these changes nothing and calls nothing."""
 
+DATA = (
+    *(ast.Constant, ast.Tuple, ast.List, ast.Set, ast.UnaryOp, ast.BinOp, ast.Subscript, ast.Slice),
+    *(ast.JoinedStr, ast.FormattedValue, ast.keyword),
+)
+
 DECORATE = words(
     """
     property staticmethod classmethod functools.cache functools.lru_cache functools.wraps
     functools.cached_property functools.total_ordering contextlib.contextmanager
     dataclasses.dataclass abc.abstractmethod enum.unique typing.final typing.overload
     typing.override typing.runtime_checkable torch.no_grad torch.inference_mode
-    torch.enable_grad torch.compile triton.jit torch.compiler.disable
+    torch.enable_grad torch.compile triton.jit torch.compiler.disable labjobs.data.splits.remembered
     """
 )
 """These decorators wrap or mark what they decorate, and do nothing else on import."""
@@ -221,9 +214,8 @@ class Effects:
                 return self._is_value(value)
             case ast.AnnAssign(target=ast.Name(), annotation=kind, value=value):
                 return self._is_type(kind) and (value is None or self._is_value(value))
-            case ast.Assign() | ast.AugAssign() | ast.Expr() if statement in self._registries.later:
-                value = statement.value
-                return self._is_value(value.args[0] if isinstance(value, ast.Call) else value)
+            case ast.Assign(value=value) if statement in self._registries.later:
+                return self._is_value(value)
         return type(statement).__name__ == "TypeAlias"
 
     def _is_inert_decorator(self, node: ast.expr) -> bool:
@@ -288,65 +280,56 @@ class Effects:
 
     def _is_value(self, node: ast.AST) -> bool:
         """Whether evaluating an expression does nothing."""
+        parts: list[ast.AST] | None = None
         match node:
             case ast.Lambda():
-                return all(map(self._is_value, outside(node)))
-            case ast.Name() | ast.Attribute():
-                return self._is_name(node)
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                return all(map(self._is_value, parts))
-            case ast.Dict(keys=keys, values=values) if all(keys):
-                return all(map(self._is_value, values)) and self._is_data(*filter(None, keys))
+                parts = outside(node)
+            case ast.Tuple(elts=values) | ast.List(elts=values):
+                parts = [*values]
+            case ast.Dict(keys=keys, values=values) if self._is_data(*filter(None, keys)):
+                parts = [*values] if all(keys) else None
             case ast.Call(func=function, args=args, keywords=keywords):
                 if self._path(function) in KEEP:
-                    return all(map(self._is_value, [*args, *(k.value for k in keywords)]))
-            case ast.Subscript():
-                return self._is_type(node) or self._is_data(node)
-            case ast.BinOp(op=ast.BitOr()):
-                return self._is_type(node) or self._is_data(node)
-        return self._is_data(node)
+                    parts = [*args, *(keyword.value for keyword in keywords)]
+        if parts is not None and all(map(self._is_value, parts)):
+            return True
+        return self._is_type(node) or self._is_data(node)
 
     def _is_data(self, *nodes: ast.AST) -> bool:
         """Whether expressions consist of numbers, texts and names for these."""
-        return all(self._is_datum(self._module, node, 0) for node in nodes)
+        return all(self._are_data(self._module, node, 0) for node in nodes)
 
-    def _is_datum(self, module: Module, node: ast.AST, depth: int) -> bool:
-        def inside(*parts: ast.AST | None) -> bool:
-            return all(part is None or self._is_datum(module, part, depth) for part in parts)
+    def _are_data(self, module: Module, node: ast.AST, depth: int) -> bool:
+        path_of = self._symbols.path_of
 
-        match node:
-            case ast.Constant():
-                return True
-            case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
-                return inside(*parts)
-            case ast.Dict(keys=keys, values=values):
-                return all(keys) and inside(*keys, *values)
-            case ast.UnaryOp(operand=operand):
-                return inside(operand)
-            case ast.BinOp(left=left, right=right):
-                return inside(left, right)
-            case ast.Subscript(value=value, slice=key):
-                return inside(value, key)
-            case ast.Slice(lower=lower, upper=upper, step=step):
-                return inside(lower, upper, step)
-            case ast.JoinedStr(values=values):
-                return inside(*values)
-            case ast.FormattedValue(value=value, format_spec=spec):
-                return inside(value, spec)
-            case ast.Call(func=function, args=args, keywords=keywords):
-                known = self._symbols.path_of(module, function) in TAKE_DATA
-                return known and inside(*args, *(k.value for k in keywords))
-            case ast.Name() | ast.Attribute():
-                return self._is_constant(module, node, depth)
-        return False
+        def below(inner: ast.AST) -> list[ast.AST]:
+            match inner:
+                case ast.Name() | ast.Attribute():
+                    return []
+                case ast.Call(func=function):
+                    return [part for part in children(inner) if part is not function]
+            return children(inner)
+
+        for inner in everywhere(node, below):
+            match inner:
+                case ast.Call(func=function):
+                    is_datum = path_of(module, function) in TAKE_DATA
+                case ast.Name() | ast.Attribute() if path := path_of(module, inner):
+                    is_datum = path.startswith(("math.", "torch.", "numpy.", "string."))
+                case ast.Name() | ast.Attribute():
+                    is_datum = self._is_constant(module, inner, depth)
+                case ast.Dict(keys=keys):
+                    is_datum = all(keys)
+                case _:
+                    is_datum = isinstance(inner, DATA)
+            if not is_datum:
+                return False
+        return True
 
     def _is_constant(self, module: Module, node: ast.expr, depth: int) -> bool:
-        """Whether a name stands for data; that of a library does, such as math.pi."""
-        path = self._symbols.path_of(module, node)
-        if path:
-            return path.startswith(("math.", "torch.", "numpy.", "string."))
+        """Whether a name of the project stands for data."""
         found = self._symbols.definition(module, node)
         match found[0].definitions[found[1]] if found and depth < DEPTH else []:
             case [ast.Assign([ast.Name()], value) | ast.AnnAssign(ast.Name(), _, value)] if found:
-                return value is not None and self._is_datum(found[0], value, depth + 1)
+                return value is not None and self._are_data(found[0], value, depth + 1)
         return False

@@ -91,9 +91,8 @@ class Values:
     def __init__(self, modules: list[Module], symbols: Symbols) -> None:
         self._symbols = symbols
         self._calls: dict[str, list[Place]] = {}  # by the last name of what is called
-        self._uses: dict[
-            str, list[tuple[Place, Place | None]]
-        ] = {}  # others, as what call's argument
+        # Other uses of names, each with the call that it is an argument of.
+        self._uses: dict[str, list[tuple[Place, Place | None]]] = {}
         self._mentioned, self._stored, self._shared = set[str](), set[str](), set[str]()
         self._renamed: dict[str, set[str]] = {}  # by imports, such as `import load as read`
         self._prepared: set[str] = set()  # names of what job.prepare() returns
@@ -140,9 +139,7 @@ class Values:
                 case ast.Global(names=names) | ast.Nonlocal(names=names):
                     self._shared.update(names)
                 case ast.alias(name=name, asname=str(other)):
-                    self._renamed.setdefault(
-                        name.rpartition(".")[2], {name.rpartition(".")[2]}
-                    ).add(other)
+                    self._renamed.setdefault(name, {name}).add(other)
                 case ast.Subscript(value=kind, slice=inside) if tail(kind) in GENERIC:
                     called |= {id(inner) for inner in ast.walk(inside)}  # types, not values
             types = {id(getattr(node, name, None)) for name in ("annotation", "returns")}
@@ -205,14 +202,13 @@ class Values:
 
     def _candidates(self, modules: list[Module]) -> Iterator[tuple[tuple[int, str], Parameter]]:
         """Yield the parameters that may always be the job, or its settings."""
-        if not self._mentioned.isdisjoint(CHANGES_ANYTHING) or self._replaces_settings:
-            return
-        for module in modules:
-            for node in module.statements:
-                for parameter in parameters(node):
-                    if kind := self._kind(parameter.annotation, module):
-                        found = Parameter(node, parameter.arg, kind, module)
-                        yield (id(node), parameter.arg), found
+        is_sure = self._mentioned.isdisjoint(CHANGES_ANYTHING) and not self._replaces_settings
+        statements = ((module, s) for module in modules if is_sure for s in module.statements)
+        for module, function in statements:
+            for parameter in parameters(function):
+                if kind := self._kind(parameter.annotation, module):
+                    found = Parameter(function, parameter.arg, kind, module)
+                    yield (id(function), parameter.arg), found
 
     def _kind(self, annotation: ast.AST | None, module: Module) -> str:
         """Return "settings" or "job", by the type of a parameter."""
@@ -292,12 +288,9 @@ class Values:
 
     def _refers(self, at: Place, node: ast.AST, exact: tuple[str, str, str]) -> bool:
         chain, scope = chain_of(node), at.scope
-        if (
-            chain
-            and scope
-            and isinstance(getattr(scope.owner(chain[0]), "node", None), ast.ClassDef)
-        ):
-            scope = None  # `f = f` in a class takes the module's f
+        owner = scope.owner(chain[0]) if chain and scope else None
+        if owner and isinstance(owner.node, ast.ClassDef):  # `f = f` takes the module's f
+            scope = None
         target = self._symbols.within(at.module, scope, chain)
         return bool(target and target[:3] == exact)
 
