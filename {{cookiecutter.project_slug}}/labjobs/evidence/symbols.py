@@ -115,15 +115,6 @@ def parameters(node: ast.AST) -> list[ast.arg]:
     return [argument for argument in every if argument]
 
 
-def is_dataclass(node: ast.AST) -> bool:
-    """Return whether a statement is a class with `@dataclass`."""
-    return isinstance(node, ast.ClassDef) and any(
-        tail(inner) == "dataclass"
-        for decorator in node.decorator_list
-        for inner in ast.walk(decorator)
-    )
-
-
 def names_bound(node: ast.AST) -> list[str]:
     """Return the names that a node itself binds."""
     match node:
