@@ -29,9 +29,10 @@ class Settings:
     "run.py": '''"""A job."""
 import nets
 from nets import *
+from labjobs import Job, launch
 from settings import Settings
 
-def main(job):
+def main(job: Job[Settings]):
     """Do it."""
     if job.settings.big:
         return nets.NETS["large"]
@@ -39,7 +40,8 @@ def main(job):
     return nets.NETS[job.settings.net](*sizes, scale=1e-3), unknown, helper(b"x", 2**70, ...)
 
 if __name__ == "__main__":
-    main(None)
+    command = launch.begin(Settings, {})
+    command.run(main)
 ''',
     "nets.py": """NETS = {"small": lambda *sizes, scale: sizes, "large": dict}
 
@@ -70,7 +72,7 @@ def test_parts_are_what_the_job_uses(found):
     assert {"models:ConvNet", "models:block", "models:MODELS[convnet]", "data:digits"} < {
         *found.parts
     }
-    others = {"models:MLP", "models:GPT", "data:mnist", "run:check", "labjobs.data.vision"}
+    others = {"models:MLP", "models:GPT", "data:mnist", "labjobs.data.vision"}
     assert not others & {*found.parts}
     assert not [part for part in found.parts if part.startswith(("labjobs.", "plot"))]
     assert not found.advice
@@ -80,8 +82,8 @@ def test_a_part_says_what_it_is_and_by_what_it_was_reached(found):
     assert found.source("models:block").startswith("def block(")
     assert found.source("models:MODELS[convnet]").strip().startswith('"convnet": lambda')
     assert found.why("models:block") == (
-        "models:block <- models:ConvNet <- models:MODELS[convnet] <- models:make <- run:load"
-        " <- run:main <- run:<module>"
+        "models:block <- models:ConvNet <- models:MODELS[convnet] <- models:make <- run:check"
+        " <- run:<module>"
     )
     with pytest.raises(KeyError):
         found.source("models:MLP")
@@ -93,7 +95,7 @@ def test_it_is_the_same_on_each_version_of_python(tmp_path):
         Project(write(tmp_path / net, SMALL)).fingerprint({"net": net, "big": False}).digest[:12]
         for net in ("small", "large")
     )
-    assert (small, large) == ("e114e33f652c", "427efb08f611")
+    assert (small, large) == ("67869b9c5730", "325971ec109a")
 
 
 @pytest.mark.parametrize(

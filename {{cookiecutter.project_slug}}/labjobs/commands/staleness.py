@@ -130,12 +130,15 @@ def print_why(job: Job, definition: str, as_json: bool) -> int:
     found = alike[0] if len(alike) == 1 else definition
     while found and found not in named:
         found = found.rpartition(".")[0]
+        if f"{found}.py" in named:  # a module that counts as a whole
+            found += ".py"
     parts = code.why(named[found]).split(" <- ") if found else []
     chain = [code_evidence.in_python(part) for part in parts]
     if as_json:
         print(json.dumps({"job": job.id, "definition": definition, "chain": chain}, indent=2))
     elif chain:
         print(" <- ".join(chain))
+        print("".join(f"{line}\n" for line in code.advice if line.startswith(chain[0])), end="")
     if chain:
         return exit_status.DONE
     near = alike or difflib.get_close_matches(definition, named)

@@ -2,7 +2,7 @@
 
 `ast.dump` will not do: Python 3.12 and 3.13 changed it. Positions, comments, formatting and
 docstrings are not in the text, nor are fields that are empty. For a job, names are replaced by what
-they refer to, local variables are numbered, and what changes no result is left out.
+they refer to, and branches that its settings switch off are left out.
 """
 
 import ast
@@ -11,16 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from labjobs.evidence.settings_use import (
-    ALL,
-    NAMES,
-    WORDS,
-    Conditions,
-    Key,
-    KeyFinder,
-    SettingsUse,
-)
-from labjobs.evidence.settings_use import MODULE as SETTINGS
 from labjobs.evidence.symbols import (
     Comprehension,
     Function,
@@ -29,22 +19,19 @@ from labjobs.evidence.symbols import (
     Symbols,
     Target,
     chain_of,
-    is_dataclass,
-    is_guard,
+    does_nothing,
     outside,
-    parameters,
-    parents,
     tail,
 )
-from labjobs.evidence.top_level import BUILT_IN, Registries, acts_on_subclasses
+from labjobs.evidence.top_level import Registries
+from labjobs.evidence.understood import is_special, reaches_anything
+from labjobs.evidence.values import ALL, ENGINES, Conditions, Key, Place, Values
+from labjobs.evidence.values import MODULE as SETTINGS
 
-SCHEME = 2
+SCHEME = 3
 """Number of the scheme; raise it if the same code would get a different text."""
 
-IGNORED_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}
-
-TOKEN = "\x01{}:{}\x02"
-"""Placeholder in a text for a definition of the project, until its name in the digest is known."""
+IGNORED_FIELDS = {"ctx", "kind", "type_comment", "type_ignores"}
 
 
 class Canonical:
@@ -117,13 +104,6 @@ class Canonical:
         self.out.append(f"{constant(text)})")
 
 
-def does_nothing(statement: ast.stmt) -> bool:
-    """Return whether a statement is `pass`, a docstring or another constant."""
-    return isinstance(statement, ast.Pass) or (
-        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-    )
-
-
 def constant(value: object) -> str:
     """Return a constant with its type: 1, 1.0 and True differ."""
     if type(value) is int:
@@ -151,11 +131,10 @@ class Use(NamedTuple):
 
     how         what is used
     definition  `name` in `module`; of a registry, `key`
-    whole       all that a module defines; `why` is said to the user
-    everything  all modules
+    whole       a whole module, because of `why`
+    everything  all modules, because of `why`
     import      what importing a module does
     engine      a name of the engine
-    subclasses  the subclasses of a class
     """
 
     how: str
@@ -180,63 +159,35 @@ class Code:
     def __init__(self, symbols: Symbols) -> None:
         self.symbols, modules = symbols, symbols.imported
         self.registries = Registries(modules, symbols)
-        self.use = SettingsUse(modules, symbols)
-        self.keys = KeyFinder(modules, self.use, symbols)
-        self._mentioned = {name for module in modules for name in module.mentioned}
+        self.values = Values(modules, symbols)
+        named = (name for module in modules for n in module.nodes for name in module.modules_of(n))
+        self.has_tables = any(name.partition(".")[0] in TABLES for name in named)
+        """Whether there may be tables that look names up in the code that calls them."""
 
-    def mentions(self, names: set[str]) -> bool:
-        """Return whether some of these names stand anywhere in the code."""
-        return not names.isdisjoint(self._mentioned)
+    def is_field(self, module: Module, node: ast.ClassDef, statement: ast.stmt) -> bool:
+        """Return whether a statement of a class belongs to the identity of jobs: the fields of
+        their settings, and FORMER."""
+        if not isinstance(statement, ast.AnnAssign) or (module.name, node.name) != (
+            SETTINGS,
+            self.values.settings,
+        ):
+            return False
+        is_variable = "ClassVar" in ast.unparse(statement.annotation)
+        return not self.values.has_other_settings and (
+            not is_variable or tail(statement.target) == "FORMER"
+        )
 
 
-# What a job's results do not depend on, unless code looks at it
+TABLES = {"pandas", "numexpr", "polars"}
+READS_CALLER = {"query", "eval"}
+"""Their methods and functions that do so."""
 
-READS_ANNOTATIONS = {
-    *("get_type_hints", ".get_type_hints", ".__annotations__", ".get_annotations"),
-    *("get_annotations", "signature", ".signature", "inspect", ".getfullargspec", "fields"),
-    ".fields",
-}
-READS_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
-READS_ERRORS = {"except as", ".exc_info", ".format_exc", ".last_value"}
-READS_DOCSTRINGS = {"__doc__", ".__doc__"}
+LOADS = {"torch.load", "numpy.load"}
+SAFE = {"weights_only": True, "allow_pickle": False}
+"""Without these values, what they load may be of any class that the file names."""
 
-IGNORE_ANNOTATIONS = {
-    *("cache", "lru_cache", "wraps", "contextmanager", "no_grad", "inference_mode", "property"),
-    *("staticmethod", "classmethod", "abstractmethod", "cached_property", "override", "overload"),
-    *("final", "compile", "total_ordering", "setter", "enable_grad", "dataclass"),
-}
-"""Decorators, from outside of the project, that do not look at annotations."""
-
-LOGS = ("debug", "info", "warning", "error", "exception", "critical", "log")
-
-READS = {
-    *("item", "mean", "std", "sum", "min", "max", "size", "numel", "dim", "tolist", "cpu"),
-    *("detach", "format", "join", "strip", "upper", "lower", "keys", "values", "items", "ljust"),
-    *("rjust", "norm", "memory_allocated", "max_memory_allocated", "float", "removeprefix"),
-}
-"""Methods that only read, of tensors, texts and dicts."""
-
-READ_BUILT_IN = BUILT_IN - {"print", "map", "filter", "super", "object"}
-
-METRIC = "labjobs.settings.Metric"
-
-TAKES_NAMES = {"sorted", "list", "tuple", "set", "frozenset", "len", "iter", "enumerate", "bool"}
-"""These use only the names in a registry, not its values."""
-
-ENGINES = Key("engine's")
-"""What the engine uses of a registry that it is given: the entries of METRICS that the job has."""
-
-# Names that may reach anything
-
-IMPORTS = ("importlib.import_module", "__import__")
-
-REFLECTIVE = {
-    *("eval", "exec", "importlib.reload", "importlib.util.spec_from_file_location"),
-    *("runpy.run_path", "runpy.run_module", "sys.modules", "sys._getframe", "gc.get_objects"),
-    *("inspect.currentframe", "inspect.stack", "pkgutil.iter_modules", "pkgutil.walk_packages"),
-    *("sys.path", "site.addsitedir", *IMPORTS),
-}
-REACH_ANYTHING = ("__subclasses__", "__globals__", "f_globals")
+LOOKS_AT_NAMES = {"labjobs.training.classifiers.torchvision_classifier"}
+"""Functions of the engine that use the names in a registry and not its entries."""
 
 
 class Writer(Canonical):
@@ -245,13 +196,12 @@ class Writer(Canonical):
     def __init__(self, code: Code, module: Module, settings: Mapping[str, Any]) -> None:
         super().__init__()
         self._code, self._module = code, module
-        self._conditions = Conditions(settings)
+        self._conditions = Conditions(settings, self._setting)
         self._scope: Scope | None = None
         self._uses: dict[Use, None] = {}
         self._words: set[str] = set()
-        self._scopes: list[Scope] = []  # kept, so that each id() stays its own
-        self._numbers: dict[tuple[int, str], int] = {}
         self._asked: dict[int, tuple[Key, ...]] = {}
+        self._checked: set[int] = set()
 
     def written(self, node: ast.AST) -> Written:
         """Return the text of a statement or expression, and what it uses."""
@@ -259,124 +209,85 @@ class Writer(Canonical):
         self.out.append("\n")
         return Written(self.text(), list(self._uses), self._words, self._conditions.asked)
 
-    def _use(self, how: str, *what: Any, why: str = "") -> None:
-        use = Use(how, *what)
-        self._uses[use._replace(why=f"{self._module.name}.py {why}") if why else use] = None
+    def _use(self, how: str, *what: Any) -> None:
+        self._uses[Use(how, *what)] = None
+
+    def _doubt(self, node: ast.AST, why: str, module: str = "") -> None:
+        """Note a construct because of which a whole module counts, or all of them."""
+        why = f"{self._module.path}:{getattr(node, 'lineno', 1)} {why}"
+        self._uses[Use("whole" if module else "everything", module, why=why)] = None
 
     def _target(self, node: ast.AST) -> Target | None:
         """Return what `a.b.c` refers to; None for local names and for other expressions."""
         return self._code.symbols.within(self._module, self._scope, chain_of(node))
+
+    def _setting(self, node: ast.AST) -> str:
+        name = self._code.values.setting(node, self._scope, self._module)
+        return name if self._code.values.can_decide(name) else ""
 
     # Statements
 
     def statements(self, statements: Iterable[ast.stmt]) -> None:
         """Write statements, except those that do nothing and branches that are not taken."""
         for statement in statements:
-            if isinstance(statement, ast.If) and (truth := self._truth(statement)) is not None:
+            if isinstance(statement, ast.If) and (
+                (truth := self._conditions.truth(statement.test)) is not None
+            ):
                 self.statements(statement.body if truth else statement.orelse)
-            elif not self._is_left_out(statement):
+            elif not does_nothing(statement):
                 self.write(statement)
                 self.out.append(",")
 
-    def _truth(self, node: ast.If | ast.IfExp) -> bool | None:
-        return self._conditions.truth(node.test) if self._code.use.own else None
-
-    def _is_left_out(self, statement: ast.stmt) -> bool:
-        if does_nothing(statement):
-            return isinstance(statement, ast.Pass) or not self._code.mentions(READS_DOCSTRINGS)
-        match statement:
-            case ast.Expr(value=ast.Call(func=function, args=args, keywords=keywords)):
-                path = self._path(function)
-                if path == "print":
-                    prints = not any(keyword.arg == "file" for keyword in keywords)
-                else:
-                    prints = path.startswith("logging.") and path.split(".")[-1] in LOGS
-                return prints and all(map(is_pure, [*args, *keywords]))
-        return False
-
-    def _path(self, node: ast.expr) -> str:
-        """Return the dotted path of what a name refers to outside the project; "logging.info" of
-        `log.info`, after `log = logging.getLogger(…)`."""
-        symbols, target = self._code.symbols, self._target(node)
-        module = symbols.get(target.module) if target else None
-        match module.definitions.get(target.name) if module and target else None:
-            case [ast.Assign(value=ast.Call(func=function))] if module and target:
-                if symbols.path_of(module, function) == "logging.getLogger":
-                    return ".".join(["logging", *chain_of(node)[target.used :]])
-        return target.path if target else ""
-
-    def _If(self, node: ast.If) -> None:
-        if is_guard(node):
-            node = ast.If(node.test, list(map(without_check, node.body)), node.orelse)
-        self.plain(node)
-
     def _IfExp(self, node: ast.IfExp) -> None:
-        if (truth := self._truth(node)) is None:
+        if (truth := self._conditions.truth(node.test)) is None:
             self.plain(node)
         else:
             self.write(node.body if truth else node.orelse)
 
     def _AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Write `x: int = 1` as `x = 1`; in a class it is a field, whose type may matter."""
-        around = self._scope.node if self._scope else None
-        if isinstance(around, ast.ClassDef):
-            self.out.append("field:")
-            self.write(node.target)
-            bases = [self._code.symbols.path_of(self._module, base) for base in around.bases]
-            is_plain = is_dataclass(around) or "typing.NamedTuple" in bases
-            if not is_plain or self._code.mentions(READS_ANNOTATIONS):
-                self.write(node.annotation)
-            else:  # all that dataclasses look for
-                words = ast.unparse(node.annotation)
-                special = [word for word in ("ClassVar", "InitVar", "KW_ONLY") if word in words]
-                self.out.append(f":{','.join(special)}:")
-            if node.value:
-                self.write(node.value)
+        """Write `x: int = 1` in a function as `x = 1`: nothing keeps the types of variables."""
+        if not self._scope or isinstance(self._scope.node, ast.ClassDef):
+            self.plain(node)
         elif node.value:
             self.plain(ast.Assign([node.target], node.value))
 
-    def _Raise(self, node: ast.Raise) -> None:
-        """Write an exception, without its text unless some code looks at exceptions."""
-        match node.exc:
-            case ast.Call(func=kind, args=args, keywords=keywords):
-                if all(map(is_pure, [*args, *keywords])) and not self._code.mentions(READS_ERRORS):
-                    node = ast.Raise(kind, node.cause)
-        self.plain(node)
-
     def _Constant(self, node: ast.Constant) -> None:
-        if isinstance(node.value, str):
-            self._words.add(node.value)
+        text = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
+        if isinstance(text, str):
+            self._words.add(text)
+            if is_special(text):
+                self._doubt(node, f"names {text}")
         super()._Constant(node)
+
+    def _JoinedStr(self, node: ast.JoinedStr) -> None:
+        self._words |= {str(part.value) for part in node.values if isinstance(part, ast.Constant)}
+        super()._JoinedStr(node)
 
     # Names
 
     def _Name(self, node: ast.Name) -> None:
         target = self._target(node)
+        if is_special(node.id):
+            in_module = self._module.name if node.id in ("__doc__", "__file__") else ""
+            self._doubt(node, f"uses {node.id}", in_module)
         if not self._scope and isinstance(node.ctx, ast.Store):  # the definition of the name
-            self.out.append(TOKEN.format(self._module.name, node.id))
+            self.out.append(f"<{self._module.name}:{node.id}>")
         elif target:
             self._refer(target, node)
-        elif self._scope and (owner := self._scope.owner(node.id)):
-            self._local(owner, node.id)
-
-    def _local(self, owner: Scope, name: str) -> None:
-        in_class = isinstance(owner.node, ast.ClassDef)
-        is_variable = all(isinstance(node, ast.Name) for node in owner.bound[name])
-        if is_variable and not in_class and not self._code.mentions(READS_LOCALS):
-            number = self._numbers.setdefault((id(owner), name), len(self._numbers))
-            self.out.append(f"v{number}")
-            return
-        self.out.append(f"local:{name}")
-        if in_class and name in self._module.definitions:
-            self._use("definition", self._module.name, name)  # before the class binds it
+        else:
+            self.out.append(f"local:{node.id}")
+            owner = self._scope.owner(node.id) if self._scope else None
+            is_class = owner and isinstance(owner.node, ast.ClassDef)
+            if is_class and node.id in self._module.definitions:  # before the class binds it
+                self._use("definition", self._module.name, node.id)
 
     def _Attribute(self, node: ast.Attribute) -> None:
+        if is_special(node.attr):
+            self._doubt(node, f"uses {node.attr}")
         if target := self._target(node):
             self._refer(target, node)
         else:
             self.plain(node)
-        if node.attr in REACH_ANYTHING:
-            self._use("everything", why=f"uses {node.attr}")
 
     def _refer(self, target: Target, node: ast.expr) -> None:
         """Write what `a.b.c` refers to, and note that it is used."""
@@ -388,28 +299,37 @@ class Writer(Canonical):
                 name = name.value  # type: ignore[attr-defined]
             for key in self._asked.get(id(name), (ALL,)):
                 self._use("definition", target.module, target.name, key)
-            self.out.append(TOKEN.format(target.module, target.name))
+            self.out.append(f"<{target.module}:{target.name}>")
         elif target.kind == "module":
-            self._use("whole", target.module, why=f"uses {shown} as a value")
+            self._doubt(node, f"uses {shown} as a value", target.module)
             self.out.append(f"module:{target.module}")
+        elif target.kind == "unclear":
+            self.out.append(f"?{target.name}")
+            self._doubt(node, f"uses {shown}, a module and something else in {target.module}")
         elif target.kind == "nothing":
             self.out.append(f"?{target.name}")
             if target.module != self._module.name:
-                self._use("whole", target.module, why=f"uses {shown}, which is not written there")
+                self._doubt(node, f"uses {shown}, which is not written there", target.module)
         else:
             self.out.append(f"<{path}>")
             if path.startswith("labjobs."):
                 self._use("engine", path)
-            elif path == "globals" or (path == "vars" and not self._scope):
-                self._use("whole", self._module.name, why=f"uses {path}")
-            elif REFLECTIVE.intersection(parents(path)):
-                self._use("everything", why=f"uses {path}")
+            elif path == "globals" or (path == "locals" and not self._scope):
+                self._doubt(node, f"uses {path}", self._module.name)
+            elif reaches_anything(path) or (path in LOADS and id(node) not in self._checked):
+                self._doubt(node, f"uses {path}")
         self.out.extend(f".{name}" for name in chain[target.used :])
+        for each in filter(is_special, chain[1:]):
+            self._doubt(node, f"uses {each}")
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        """Write an import, unless its names refer to the same thing everywhere."""
+        """Write an import of the project's modules, and one by which a name has two meanings."""
         for name in self._module.modules_of(node):
             self._use("import", name)
+            if name in self._code.symbols:
+                self.out.append(f"import:{name};")
+            elif self._code.symbols.is_unknown(name):
+                self._doubt(node, f"imports {name}, which is not known")
         for local, alias in self._module.imported(node).items():
             owner = self._scope.owner(local) if self._scope else None
             if owner:
@@ -419,7 +339,7 @@ class Writer(Canonical):
             if not has_one_meaning:
                 self.out.append(f"{local}=")
                 target = self._code.symbols.of_import(*alias, [local])
-                self._refer(target, ast.Name(local, ast.Load()))
+                self._refer(target, ast.copy_location(ast.Name(local, ast.Load()), node))
 
     _Import = _ImportFrom = _import
 
@@ -427,19 +347,16 @@ class Writer(Canonical):
 
     @contextmanager
     def _inside(self, node: ast.AST) -> Iterator[Scope]:
-        around, scope = self._scope, Scope(node, self._scope)
-        self._scope = scope
-        self._scopes.append(scope)
+        around = self._scope
+        self._scope = scope = self._code.symbols.scope(node, around)
         yield scope
         self._scope = around
 
     def _function(self, node: Function) -> None:
         self.out.append(f"{type(node).__name__}:{getattr(node, 'name', '')}(")
-        self.value(getattr(node, "decorator_list", []))
-        self.value(node.args)
-        if self._reads_annotations(node):
-            self.value([argument.annotation for argument in parameters(node)])
-            self.value(getattr(node, "returns", None))
+        for name in ("decorator_list", "args", "returns", "type_params"):
+            if value := getattr(node, name, None):
+                self.field(name, value)
         with self._inside(node) as scope:
             if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in scope.nodes):
                 self.out.append("generator;")  # even if the branch with `yield` is not taken
@@ -448,29 +365,15 @@ class Writer(Canonical):
 
     _FunctionDef = _AsyncFunctionDef = _Lambda = _function
 
-    def _arg(self, node: ast.arg) -> None:
-        self.out.append(node.arg)
-
-    def _reads_annotations(self, function: ast.AST) -> bool:
-        """Whether anything may look at a function's annotations."""
-        decorators = [getattr(d, "func", d) for d in getattr(function, "decorator_list", [])]
-        return self._code.mentions(READS_ANNOTATIONS) or not all(
-            tail(decorator) in IGNORE_ANNOTATIONS
-            or self._code.symbols.definition(self._module, decorator)
-            for decorator in decorators
-        )
-
     def _ClassDef(self, node: ast.ClassDef) -> None:
         self.out.append(f"class:{node.name}(")
         self.value(outside(node))
+        self.value(getattr(node, "type_params", []))
         with self._inside(node):
-            self.out.append("[")
-            is_settings = self._module.name == SETTINGS and is_dataclass(node)
-            self.statements(s for s in node.body if not (is_settings and is_field(s)))
-            self.out.append("]")
+            is_field = self._code.is_field
+            kept = [s for s in node.body if not is_field(self._module, node, s)]
+            self.field("body", kept)
         self.out.append(")")
-        if acts_on_subclasses(node):
-            self._use("subclasses", self._module.name, node.name)
 
     def _comprehension_of(self, node: Comprehension) -> None:
         self.out.append(f"{type(node).__name__}(")
@@ -490,80 +393,50 @@ class Writer(Canonical):
         target = self._target(node)
         name = (target.module, target.name) if target else None
         is_whole = target and target.used == len(chain_of(node))
-        if target and is_whole and name in self._code.registries.entries:
-            if keys == (ENGINES,):
-                keys = (WORDS,) if target.module == SETTINGS else ()
+        if is_whole and name in self._code.registries.entries:
             self._asked[id(node)] = keys
 
-    def _ask_for(self, node: ast.AST, key: ast.expr, unknown: Key) -> None:
-        keys = self._code.keys.of(key, self._scope, self._module)
-        self._ask(node, *([unknown] if keys is None else sorted(keys)))
+    def _ask_for(self, node: ast.AST, key: ast.expr) -> None:
+        keys = self._code.values.keys(Place(key, self._scope, self._module))
+        self._ask(node, *([ALL] if keys is None else sorted(keys)))
 
     def _Subscript(self, node: ast.Subscript) -> None:
         if isinstance(node.ctx, ast.Load):
-            self._ask_for(node.value, node.slice, ALL)
+            self._ask_for(node.value, node.slice)
         else:  # `MODELS[name] = …` looks at no entry
             self._ask(node.value)
         self.plain(node)
 
     def _Compare(self, node: ast.Compare) -> None:
         if len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
-            self._ask_for(node.comparators[0], node.left, NAMES)
+            self._ask_for(node.comparators[0], node.left)
         self.plain(node)
 
     def _Call(self, node: ast.Call) -> None:
-        path = self._path(node.func)
-        match node:
-            case ast.Call(args=[*first], keywords=keywords) if path == METRIC:
-                # its direction decides which weights are kept; the rest is for people
-                better = [keyword.value for keyword in keywords if keyword.arg == "better"]
-                self.out.append("Metric:")
-                self.value([*first[:1], *better])
-                return
-            case ast.Call(args=[ast.Constant(value=str(name)), *_]) if path in IMPORTS:
-                self.out.append(f"import:{name}")
-                if name in self._code.symbols:
-                    self._use("whole", name, why="imports it by its name")
-                return
-            case ast.Call(
-                ast.Attribute(owner, "get" | "pop" | "setdefault" | "register"), [key, *_]
+        target = self._target(node.func)
+        path = target.path if target else ""
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+            self._ask_for(node.func.value, node.args[0])
+        for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            if path in LOOKS_AT_NAMES:
+                self._ask(argument)
+            elif path.startswith("labjobs."):
+                found = self._target(argument)
+                is_metrics = found and found[:3] == ("definition", SETTINGS, "METRICS")
+                self._ask(argument, ENGINES if is_metrics else ALL)
+        if path in LOADS:
+            self._checked.add(id(node.func))
+            given = {
+                keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords
+            }
+            if (
+                len(node.args) > 2
+                or None in given
+                or any(given.get(name, safe) is not safe for name, safe in SAFE.items())
             ):
-                self._ask_for(owner, key, ALL)
-            case ast.Call(ast.Attribute(owner, "keys")):
-                self._ask(owner, NAMES)
-            case _ if path.startswith("labjobs.") or path in TAKES_NAMES:
-                for argument in [*node.args, *node.keywords]:
-                    passed = getattr(argument, "value", argument)
-                    self._ask(passed, NAMES if path in TAKES_NAMES else ENGINES)
+                self._doubt(node, "may load any object")
+        if tail(node.func) in READS_CALLER and node.args and not path.startswith("torch."):
+            text = getattr(node.args[0], "value", "")
+            if self._code.has_tables or (isinstance(text, str) and "@" in text):
+                self._doubt(node, f"has {tail(node.func)}() look names up", self._module.name)
         self.plain(node)
-
-
-def is_pure(node: ast.AST) -> bool:
-    """Return whether an expression visibly changes nothing."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom):
-            return False
-        if isinstance(inner, ast.Call):
-            reads = READS if isinstance(inner.func, ast.Attribute) else READ_BUILT_IN
-            if tail(inner.func) not in reads:
-                return False
-    return True
-
-
-def is_field(statement: ast.stmt) -> bool:
-    """Return whether a statement is a field of a settings class, which belongs to the identity; so
-    does FORMER."""
-    if not isinstance(statement, ast.AnnAssign):
-        return False
-    return "ClassVar" not in ast.unparse(statement.annotation) or tail(statement.target) == "FORMER"
-
-
-def without_check(statement: ast.stmt) -> ast.stmt:
-    """Return `run(main)` for `run(main, check)`: the check decides whether a job starts, not what
-    its results are."""
-    match statement:
-        case ast.Expr(
-            value=ast.Call(args=[ast.Call(func=ast.Attribute(attr="run"), args=[main, _]) as run])
-        ):
-            return ast.Expr(ast.Call(run.func, [main], []))
-    return statement

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from labjobs.evidence.canonical import SCHEME, short, whole
-from labjobs.evidence.symbols import UNREADABLE, parents
+from labjobs.evidence.symbols import UNREADABLE
+from labjobs.evidence.understood import parents
 from labjobs.files import ENGINE
 
 CAN_CHANGE_RESULTS = (

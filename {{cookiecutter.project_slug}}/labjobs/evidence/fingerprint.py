@@ -11,29 +11,48 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
 from labjobs.evidence.canonical import SCHEME, Code, Use, Writer, Written, short
 from labjobs.evidence.engine_code import EngineCode
-from labjobs.evidence.settings_use import ALL, NAMES, WORDS, Key, Undecided
-from labjobs.evidence.symbols import Module, Symbols, extent, parents, tail
+from labjobs.evidence.symbols import Module, Symbols, extent
 from labjobs.evidence.top_level import Effects, Name
+from labjobs.evidence.understood import is_special, parents
+from labjobs.evidence.values import ALL, ENGINES, MODULE, Key, Undecided
 
-Place = tuple[Module, ast.AST]
-
-TOKEN = re.compile("\x01([^\x02]*)\x02")
+Piece = tuple[Module, ast.AST]
 
 WHOLE = "<file>"
 """Stands for all of a module, instead of one definition."""
+
+METRIC = "labjobs.settings.Metric"
+
+NO_CODE = {"labjobs", "runs", "vendor", "figures", "tables"}
+"""Folders of a project that have no code of its jobs, besides hidden ones."""
 
 EVERY_LINE = range(sys.maxsize)
 
 DEPENDS = re.compile(r"#\s*depends:\s*(.+)")
 SOURCES = (
-    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".jl", ".py", ".pyx", ".r", ".rs", ".sh"),
+    *(
+        ".c",
+        ".cc",
+        ".cpp",
+        ".cu",
+        ".cuh",
+        ".h",
+        ".hpp",
+        ".jl",
+        ".py",
+        ".pyx",
+        ".r",
+        ".rs",
+        ".sh",
+        ".so",
+    ),
 )
 """How the names of programs' sources end."""
 
@@ -43,23 +62,20 @@ class Fingerprint:
     """The code that a job's results depend on.
 
     Parts are named "models:ConvNet" (a definition), "models:MODELS[mlp]" (an entry of a registry),
-    "models:<module>" (what importing a module does), "models:<file>" (a module that cannot be
-    read), "file:kernels/a.cu", "input:1872aa178ea7" (the code of a job that this one is derived
-    from) and "labjobs.training.optim" (its results version, or a hash if it was edited).
+    "models:<module>" (what importing a module does), "models:<file>" (the text of a module that
+    counts as a whole), "file:kernels/a.cu", "input:1872aa178ea7" (the code of a job that this one
+    is derived from) and "labjobs.training.optim" (its results version, or a hash if it was edited).
     """
 
     digest: str
-    """SHA-256 over the scheme's number and the parts, without the names of their modules; followed
-    by the names of the definitions that the fingerprint was widened by."""
+    """SHA-256 over the scheme's number and the parts; followed by the names of the definitions that
+    the fingerprint was widened by."""
 
     parts: Mapping[str, str]
     """The hash of each part."""
 
-    labels: Mapping[str, str]
-    """The name of each part in the digest: without the module, if it is then unique."""
-
     advice: Sequence[str]
-    """A line for each module that had to be taken whole, with the reason."""
+    """A line for each module that counts as a whole, with the reason and where it stands."""
 
     lines: Mapping[str, Sequence[range]] = field(repr=False, compare=False)
     """The lines of each module that are in a part, counted from 0."""
@@ -70,6 +86,11 @@ class Fingerprint:
     def source(self, part: str) -> str:
         """Return the source text of a part; KeyError if the job has no such part."""
         return self._reached[part].source()
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The name of each part in the records of jobs, which is its own."""
+        return {part: part for part in self.parts}
 
     def widened(self, also: Iterable[str]) -> "Fingerprint":
         """Return the fingerprint of the same job with more definitions, such as "models:block", and
@@ -99,6 +120,8 @@ class Project:
         self.code = Code(self.symbols)
         self.effects = cache(partial(Effects, self.symbols, self.code.registries))
         self._texts: dict[ast.AST, list[Written]] = {}
+        self.direction = cache(self._direction)
+        self.acts = cache(self._acts)
         registries = self.code.registries.entries.values()
         self._keys = {entry.key for entries in registries for entry in entries}
         self._known: dict[tuple[Any, ...], Fingerprint] = {}
@@ -117,11 +140,9 @@ class Project:
         """
         # Two jobs have the same fingerprint if they have the same values of the settings that
         # conditions ask for, and of those that may be keys of registries or names of files.
-        use = self.code.use
-        asked = [repr(settings.get(name, KeyError)) for name in use.conditions]
+        asked = [repr(settings.get(name, KeyError)) for name in self.code.values.conditions]
         words = [f"{name}={value}" for name, value in settings.items() if self._is_word(value)]
-        absent = tuple(sorted(use.fields - settings.keys()))
-        key = (*asked, *sorted(words)), absent, also, tuple(inputs.items())
+        key = (*asked, *sorted(words)), frozenset(settings), also, tuple(inputs.items())
         if key not in self._known:
             self._known[key] = self._find(settings, also, inputs)
         return self._known[key]
@@ -138,18 +159,15 @@ class Project:
         closure.find(also)
         for job, code in inputs.items():
             closure.put(f"input:{job}", code, partial("code {}".format, code), "")
-        texts = {name: part.text for name, part in closure.parts.items()}
-        labels, parts = _labels(texts), {}
-        for part, text in texts.items():
-            if ":" in part:
-                text = short(TOKEN.sub(lambda token: labels[token.group(1)], text).encode())
-            parts[part] = text  # of the engine: a version, or already a hash
-        lines = sorted(f"{labels[part]} {found}" for part, found in parts.items())
+        parts = {
+            name: short(part.text.encode()) if ":" in name else part.text
+            for name, part in closure.parts.items()  # of the engine: a version, or already a hash
+        }
+        lines = sorted(f"{part} {found}" for part, found in parts.items())
         text = "\n".join([f"scheme {SCHEME}", *lines])
         return Fingerprint(
             digest=" ".join([hashlib.sha256(text.encode()).hexdigest(), *also]),
             parts=parts,
-            labels={part: labels[part] for part in parts},
             advice=tuple(closure.advice.values()),
             lines=closure.lines,
             _reached=closure.parts,
@@ -169,6 +187,46 @@ class Project:
             found.add(f"{name}:{next(around, WHOLE)}")
         return sorted(found)
 
+    @cached_property
+    def files(self) -> list[Path]:
+        """All files with Python code in the project's folder."""
+        found: list[Path] = []
+        for folder, folders, files in os.walk(self.symbols.folder):
+            folders[:] = sorted(n for n in folders if not n.startswith(".") and n not in NO_CODE)
+            found += [Path(folder, file) for file in sorted(files) if file.endswith(".py")]
+        return found
+
+    def order(self, module: Module) -> list[ast.stmt]:
+        """Return the statements of a module that do more than define names, and its imports of
+        modules that have such statements."""
+        return [
+            statement
+            for statement in module.statements
+            if statement in self.effects(module).statements
+            or any(map(self.acts, module.modules_of(statement)))
+        ]
+
+    def _acts(self, name: str) -> bool:
+        """Whether importing a module does something besides defining names."""
+        waiting, seen = [name], {name}
+        while waiting:
+            if module := self.symbols.get(waiting.pop()):
+                if self.effects(module).statements:
+                    return True
+                imported = {each for each, _ in module.imports} - seen
+                waiting.extend(imported)
+                seen |= imported
+        return False
+
+    def _direction(self, module: Module, node: ast.AST) -> ast.AST:
+        """Return a metric's declaration with what decides which weights are kept: its direction."""
+        match node:
+            case ast.Call(func=kind, args=args, keywords=keywords):
+                if self.symbols.path_of(module, kind) == METRIC:
+                    better = [each for each in keywords if each.arg == "better"]
+                    return ast.copy_location(ast.Call(kind, args[:1], better), node)
+        return node
+
     def written(self, module: Module, node: ast.AST, settings: Mapping[str, Any]) -> Written:
         """Return the text of a node, reused from another job if its settings lead to the same
         text."""
@@ -184,22 +242,6 @@ class Project:
             written = Written(module.source, [Use("everything", why=why)], set(), {})
         known.append(written)
         return written
-
-
-def _labels(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of parts for the hash: without their module, so that moving a
-    definition changes nothing, unless another one that the job reaches has the same name."""
-    named = {*texts, *(name for text in texts.values() for name in TOKEN.findall(text))}
-    modules: dict[str, set[str]] = {}
-    for part in named:
-        module, _, name = part.partition(":")
-        modules.setdefault(name.partition("[")[0], set()).add(module)
-    labels = {}
-    for part in named:
-        module, _, name = part.partition(":")
-        is_alone = len(modules[name.partition("[")[0]]) == 1
-        labels[part] = name if name and module != "file" and is_alone else part
-    return labels
 
 
 class Part(NamedTuple):
@@ -220,13 +262,10 @@ class Closure:
     def __init__(self, project: Project, settings: Mapping[str, Any]) -> None:
         self._project, self._symbols = project, project.symbols
         self._registries, self._folder = project.code.registries, project.symbols.folder
-        undecided = project.code.use.undecided
         self._settings = settings
-        self._decided = {k: v for k, v in settings.items() if k not in undecided}
         self._words = {word for value in settings.values() for word in _words(value)}
         self._entered: set[str] = set()
         self._engine: dict[str, str] = {}
-        self._bases: dict[str, str] = {}
         self._asked: dict[Name, tuple[str, set[Key]]] = {}
         self._waiting: deque[tuple[Use, str]] = deque()
         self.parts: dict[str, Part] = {}
@@ -244,7 +283,7 @@ class Closure:
             elif module and definition in module.definitions:
                 self._reach(Use("definition", name, definition), "")
         # what these take depends on all code that was reached before
-        more = (self._take_entries, self._take_subclasses, self._take_programs)
+        more = (self._take_entries, self._take_programs)
         while self._waiting or any(map(self._is_more, more)):
             if self._waiting:
                 self._follow(*self._waiting.popleft())
@@ -262,14 +301,14 @@ class Closure:
         """Take a part with a text, unless it was taken before."""
         self.parts.setdefault(part, Part(text, source, by))
 
-    def _take(self, part: str, places: Sequence[Place], by: str) -> None:
+    def _take(self, part: str, pieces: Sequence[Piece], by: str) -> None:
         """Take a part that stands in some places, and note what it uses."""
         if part in self.parts:
             return
-        written = [self._project.written(*place, self._decided) for place in places]
+        written = [self._project.written(*piece, self._settings) for piece in pieces]
         text = "\n".join(each.text for each in written)
-        self.put(part, text, lambda: "\n".join(m.segment(node) for m, node in places), by)
-        for each, (module, node) in zip(written, places, strict=True):
+        self.put(part, text, lambda: "\n".join(m.segment(node) for m, node in pieces), by)
+        for each, (module, node) in zip(written, pieces, strict=True):
             self._words |= each.words
             self._waiting.extend((use, part) for use in each.uses)
             self.lines.setdefault(module.name, []).append(range(*extent(node)))
@@ -284,12 +323,9 @@ class Closure:
             case "whole":
                 self._take_whole(use.module, by, use.why)
             case "everything":
-                for module in map(self._symbols.name_of, sorted(self._folder.rglob("*.py"))):
-                    self._take_whole(module, by, use.why)
+                self._take_everything(by, use.why)
             case "engine":
                 self._engine.setdefault(use.module, by)
-            case "subclasses":
-                self._bases.setdefault(use.name, by)
 
     # Modules
 
@@ -309,29 +345,53 @@ class Closure:
             self._put_file(f"{name}:{WHOLE}", self._folder / path, by)
             self.lines[name] = [EVERY_LINE]
             return
-        for imported in module.imports:
-            self._import(imported, by)
         part = f"{name}:<module>"
+        for imported, line in module.imports:
+            if self._symbols.is_unknown(imported):
+                why = f"{module.path}:{line} imports {imported}, which is not known"
+                self._take_everything(by, why)
+            self._import(imported, by)
+        for definition in filter(is_special, module.definitions):
+            self._take_everything(by, f"{module.path} sets {definition}")
+        for star in module.stars:
+            if (other := self._symbols.get(star)) and other.is_unclear_to(module):
+                why = f"{module.path}: from {star} import * takes names that are not clear"
+                self._take_everything(by, why)
         self._take_dependencies(module, _outside_definitions(module), part)
-        if effects := self._project.effects(module).statements:
+        if effects := self._project.order(module):
             self._take(part, [(module, statement) for statement in effects], by)
-            before = sum(other.endswith(":<module>") for other in self.parts)
-            reached = self.parts[part]  # after others: their order matters
-            self.parts[part] = reached._replace(text=f"{reached.text}\n{before}")
+
+    def _take_everything(self, by: str, why: str) -> None:
+        """Take all modules of the project, if it cannot be known which are used."""
+        for file in self._project.files:
+            if name := self._symbols.name_of(file):
+                self._take_whole(name, by, why)
+            else:
+                self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, by)
 
     def _take_whole(self, name: str, by: str, why: str) -> None:
-        """Take everything that a module defines, if it cannot be known what is used."""
-        if not name:  # of a file that cannot be a part of a job
+        """Take the text of a module and all that it uses, if it cannot be known what is used."""
+        module, part = self._symbols.get(name), f"{name}:{WHOLE}"
+        if name not in self._symbols or part in self.parts:
             return
+        self._put_file(part, self._folder / self._symbols.path(name), by)
         self._import(name, by)
-        module = self._symbols.get(name)
         self.lines.setdefault(name, []).append(EVERY_LINE)
-        if module and name not in self.advice:
-            self.advice[name] = f"{self._symbols.path(name)} counts as a whole: {why}"
-            for definition in module.definitions:
-                self._reach(Use("definition", name, definition), by)
-            for target in self._symbols.passed_on(module):
-                self._reach(Use("definition", target.module, target.name), by)
+        self.advice.setdefault(name, f"{self._symbols.path(name)} counts as a whole: {why}")
+        if module is None:
+            return
+        for statement in module.statements:
+            written = self._project.written(module, statement, {})
+            self._words |= written.words
+            self._waiting.extend((use, part) for use in written.uses)
+        for target in (self._symbols.resolve(module, [alias]) for alias in module.aliases):
+            if target.kind == "definition":
+                self._reach(Use("definition", target.module, target.name), part)
+            elif target.kind == "module":
+                self._take_whole(target.module, part, why)
+        for star in module.stars:
+            self._take_whole(star, part, why)
+        self._take_dependencies(module, range(len(module.lines)), part)
 
     # Definitions, registries and subclasses
 
@@ -353,37 +413,25 @@ class Closure:
         if key in asked:
             return
         asked.add(key)
-        if self._registries.has_code(name):
-            self._take(part, [(module, definition[0])], by)
-        if key in (ALL, NAMES):
+        if key == ALL:
             keys = "\n".join(entry.key for entry in self._registries.entries[name])
             self.put(f"{part}[*]", keys, lambda: keys, by)
-        for other in self._registries.included.get(name, []):
-            if other.kind == "definition":
-                self._reach(use._replace(module=other.module, name=other.name), by)
 
     def _take_entries(self) -> None:
         """Take the entries of registries that have been asked for so far."""
         words = self._words | {word.removeprefix("val_") for word in self._words}  # of --monitor
         for (module, name), (by, asked) in self._asked.items():
             keys = {key.value for key in asked if key.kind == "constant"}
-            keys |= words if WORDS in asked else set()
-            taken: dict[str, list[Place]] = {}
+            taken: dict[str, list[Piece]] = {}
             for entry in self._registries.entries[module, name]:
+                part = f"{module}:{name}[{entry.key}]"
                 if ALL in asked or entry.key in keys:
-                    taken.setdefault(entry.key, []).append((entry.module, entry.node))
-            for key, places in taken.items():
-                self._take(f"{module}:{name}[{key}]", places, by)
-
-    def _take_subclasses(self) -> None:
-        """Take the subclasses of classes that may use them."""
-        for name in sorted(self._entered) if self._bases else []:
-            module = self._symbols.get(name)
-            for node in module.statements if module else []:
-                for base in map(tail, node.bases if isinstance(node, ast.ClassDef) else []):
-                    if module and isinstance(node, ast.ClassDef) and base in self._bases:
-                        self._bases.setdefault(node.name, self._bases[base])
-                        self._take(f"{name}:{node.name}", [(module, node)], self._bases[base])
+                    taken.setdefault(part, []).append((entry.module, entry.node))
+                elif ENGINES in asked and module == MODULE and entry.key in words:
+                    node = self._project.direction(entry.module, entry.node)
+                    taken.setdefault(f"{part} better", []).append((entry.module, node))
+            for part, pieces in taken.items():
+                self._take(part, pieces, by)
 
     # Files that a job depends on and Python does not open for it. Those that Python opens are
     # recorded by labjobs.job.data_evidence.
@@ -392,9 +440,13 @@ class Closure:
         """Take the programs that constants and settings name."""
         for word in sorted(self._words):
             is_name = word.lower().endswith(SOURCES) and not word.startswith(("/", ".."))
+            is_file = False
             with suppress(OSError, ValueError):  # the word cannot be a name of a file
-                if is_name and len(word) <= 200 and (self._folder / word).is_file():
-                    self._take_file(self._folder / word, "")
+                is_file = is_name and len(word) <= 200 and (self._folder / word).is_file()
+            if is_file:
+                self._take_file(self._folder / word, "")
+            elif word.lower().endswith(".py") and not re.search(r"\s", word):
+                self._take_everything("", f"{word!r} in the code is no file of the project")
 
     def _take_dependencies(self, module: Module, lines: Iterable[int], by: str) -> None:
         """Take the files that `# depends:` names in some lines."""
@@ -416,7 +468,8 @@ class Closure:
         name = file.relative_to(self._folder).as_posix()
         self._put_file(f"file:{name}", file, by)
         if name.endswith(".py"):  # perhaps run in a separate process
-            self._take_whole(".".join(name[:-3].split("/")), by, f"{name} is named in the code")
+            module, why = self._symbols.name_of(file), f"{name} is named in the code"
+            self._take_whole(module, by, why) if module else self._take_everything(by, why)
 
     def _put_file(self, part: str, file: Path, by: str) -> None:
         self.put(part, short(_bytes(file)), lambda: _bytes(file).decode(errors="replace"), by)

@@ -12,14 +12,13 @@ from importlib.util import decode_source
 from pathlib import Path
 from typing import NamedTuple
 
-ENGINE = "labjobs"
-NO_PART_OF_A_JOB = {"plot", "jobs", "conftest", "tests", ENGINE}
-"""These count only if a job's code imports them."""
+from labjobs.evidence.understood import is_library, parents
 
+ENGINE = "labjobs"
 UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 
 DEPTH = 20
-"""The number of imports through which a name is followed."""
+"""The number of imports, base classes or constants through which a name is followed."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -73,6 +72,21 @@ def everywhere(
         waiting.extend(reversed(below(inner)))
 
 
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and those below it that run when the module is imported."""
+    return everywhere(node, _at_import)
+
+
+def _at_import(node: ast.AST) -> list[ast.AST]:
+    return [*outside(node), *annotations(node)] if isinstance(node, Function) else children(node)
+
+
+def annotations(node: ast.AST) -> list[ast.expr]:
+    """Return the types of a function's parameters and of what it returns."""
+    found = [argument.annotation for argument in parameters(node)]
+    return [each for each in (*found, getattr(node, "returns", None)) if each]
+
+
 def here(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and those below it that run in the same scope."""
     return everywhere(node, outside)
@@ -101,15 +115,6 @@ def parameters(node: ast.AST) -> list[ast.arg]:
     return [argument for argument in every if argument]
 
 
-def is_dataclass(node: ast.AST) -> bool:
-    """Return whether a statement is a class with `@dataclass`."""
-    return isinstance(node, ast.ClassDef) and any(
-        tail(inner) == "dataclass"
-        for decorator in node.decorator_list
-        for inner in ast.walk(decorator)
-    )
-
-
 def names_bound(node: ast.AST) -> list[str]:
     """Return the names that a node itself binds."""
     match node:
@@ -136,26 +141,32 @@ def extent(node: ast.AST) -> tuple[int, int]:
     return first - 1, node.end_lineno  # type: ignore[attr-defined]
 
 
-def is_guard(statement: ast.stmt) -> bool:
-    """Return whether a statement is `if __name__ == "__main__":`."""
-    return isinstance(statement, ast.If) and "__name__" in _mentioned(ast.walk(statement.test))
+def _is_for_script(statement: ast.stmt) -> bool:
+    """Whether a statement is `if __name__ == "__main__":`, without `else`."""
+    match statement:
+        case ast.If(
+            test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")]),
+            orelse=[],
+        ):
+            return True
+    return False
 
 
-def _mentioned(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return names, and attributes with a dot before them, that are read or set."""
-    found = set()
-    for node in nodes:
-        if isinstance(node, ast.Name | ast.Attribute):
-            found.add(f".{node.attr}" if isinstance(node, ast.Attribute) else node.id)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            found.add("except as")
-    return found
+def _is_for_types(statement: ast.stmt) -> bool:
+    """Whether a statement is `if TYPE_CHECKING:`, with imports and nothing else."""
+    return (
+        isinstance(statement, ast.If)
+        and tail(statement.test) == "TYPE_CHECKING"
+        and not statement.orelse
+        and all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in statement.body)
+    )
 
 
-def parents(name: str) -> list[str]:
-    """Return the packages of a module, outermost first, and the module."""
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+def does_nothing(statement: ast.stmt) -> bool:
+    """Return whether a statement is `pass`, a docstring or another constant."""
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
 
 
 class Scope:
@@ -205,14 +216,13 @@ class Module:
     """A module's source, its definitions and its imports.
 
     `definitions` has, for each name, the statements at the top level that bind it; `aliases` the
-    names that are imported and nothing else; `mentioned` the names and attributes that stand
-    anywhere. Raises one of UNREADABLE if the source cannot be read.
+    names that are imported and nothing else. Raises one of UNREADABLE if the source cannot be read.
     """
 
-    def __init__(self, name: str, data: bytes, package: str, is_entry: bool) -> None:
-        self.name, self._package, self._is_entry = name, package, is_entry
+    def __init__(self, name: str, path: str, data: bytes, package: str, is_entry: bool) -> None:
+        self.name, self.path, self._package, self._is_entry = name, path, package, is_entry
         self.source = decode_source(data)
-        self.lines = self.source.splitlines()
+        self.lines = self.source.split("\n")  # as Python counts them
         self.statements = [s for s in ast.parse(self.source).body if self._runs(s)]
         bound: dict[str, dict[ast.stmt, None]] = {}
         for statement in self.statements:
@@ -221,14 +231,12 @@ class Module:
         self.aliases = {local: a for local, s in bound.items() if (a := self.alias(local, s))}
         self.definitions = {n: list(s) for n, s in bound.items() if n not in self.aliases}
         self.nodes = [node for s in self.statements for node in everywhere(s)]
-        self.mentioned = _mentioned(self.nodes)
 
     def _runs(self, statement: ast.stmt) -> bool:
         """Whether a statement runs in a job."""
-        if is_guard(statement):
+        if _is_for_script(statement):
             return self._is_entry
-        tested = ast.walk(statement.test) if isinstance(statement, ast.If) else []
-        return "TYPE_CHECKING" not in _mentioned(tested)
+        return not _is_for_types(statement)
 
     def alias(self, name: str, bound: Iterable[ast.AST]) -> Alias | None:
         """Return what a name refers to, if nodes bind it only by imports of the same thing."""
@@ -265,19 +273,38 @@ class Module:
             if isinstance(s, ast.ImportFrom) and s.names[0].name == "*"
         ]
 
+    @cached_property
+    def public(self) -> set[str] | None:
+        """The names in `__all__`; None if it is computed, or if there is none."""
+        match self.definitions.get("__all__"):
+            case [ast.Assign(value=ast.List(elts=names) | ast.Tuple(elts=names))]:
+                listed = [name.value for name in names if isinstance(name, ast.Constant)]
+                return set(map(str, listed)) if len(listed) == len(names) else None
+        return None
+
     def exports(self, name: str) -> bool:
         """Return whether `from … import *` takes a name along."""
-        for statement in self.definitions.get("__all__", []):
-            if isinstance(statement, ast.Assign):
-                listed = {n.value for n in ast.walk(statement.value) if isinstance(n, ast.Constant)}
-                return name in listed
-        return not name.startswith("_")
+        return name in self.public if self.public is not None else not name.startswith("_")
+
+    def is_unclear_to(self, other: "Module") -> bool:
+        """Return whether it cannot be known what `from … import *` gives another module: if
+        `__all__` is computed, or if the other module also has these names from elsewhere."""
+        is_listed = any(isinstance(n, ast.Name) and n.id == "__all__" for n in self.nodes)
+        if is_listed and (self.public is None or "__all__" in self._changed):
+            return True
+        names = {*self.definitions, *self.aliases} - {"__all__"}
+        return any(map(self.exports, names & {*other.definitions, *other.aliases}))
 
     @cached_property
-    def imports(self) -> list[str]:
-        """The modules that are imported when the module is."""
-        nodes = (node for statement in self.statements for node in here(statement))
-        return [name for node in nodes for name in self.modules_of(node)]
+    def _changed(self) -> list[str]:
+        """Names that are used, not only bound, by `name.method()` and the like."""
+        return [n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+
+    @cached_property
+    def imports(self) -> list[tuple[str, int]]:
+        """The modules that are imported when the module is, each with the line that does so."""
+        nodes = (node for statement in self.statements for node in at_import(statement))
+        return [(name, node.lineno) for node in nodes for name in self.modules_of(node)]  # type: ignore[attr-defined]
 
     def modules_of(self, node: ast.AST) -> Iterator[str]:
         """Yield the modules that an import statement names, and names that may be modules."""
@@ -301,7 +328,8 @@ class Target(NamedTuple):
     """What a name stands for, wherever it was imported from.
 
     kind is "definition" (of the student's), "module" (the student's), "outside" (of the project,
-    `name` being its dotted path) or "nothing" (a name that its module does not have).
+    `name` being its dotted path), "nothing" (a name that its module does not have) or "unclear" (a
+    module, or something else of that name in its package).
     """
 
     kind: str
@@ -324,6 +352,7 @@ class Symbols:
         self.folder, self.entry, self._door = folder, entry, door
         self.file = cache(self._find)  # of a module, or the folder of a package without __init__.py
         self.get = cache(self._read)  # a module; None if there is none, or if it cannot be read
+        self.scope = cache(Scope)  # of a function, class or comprehension, within another scope
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a module, readable or not."""
@@ -337,6 +366,8 @@ class Symbols:
         for file in (path / "__init__.py", path.with_suffix(".py")):
             if file.is_file():
                 return file
+        if compiled := next(path.parent.glob(f"{path.name}.*so"), None):
+            return compiled
         return path if path.is_dir() and next(path.glob("*.py"), None) else None
 
     def _read(self, name: str) -> Module | None:
@@ -347,16 +378,20 @@ class Symbols:
         package = name if is_package else name.rpartition(".")[0]
         try:
             data = b"" if file.is_dir() else file.read_bytes()
-            return Module(name, data, package, name == self.entry)
+            return Module(name, self.path(name), data, package, name == self.entry)
         except UNREADABLE:
             return None
+
+    def is_unknown(self, name: str) -> bool:
+        """Return whether a module is neither the project's nor one of a library that is known."""
+        return bool(name) and name.partition(".")[0] not in self and not is_library(name)
 
     def name_of(self, file: Path) -> str:
         """Return the name of the module in a file; empty if that cannot be a part of a job."""
         if not file.is_relative_to(self.folder):
             return ""
         parts = file.relative_to(self.folder).with_suffix("").parts
-        if parts[0] in NO_PART_OF_A_JOB or not all(part.isidentifier() for part in parts):
+        if parts[0] == ENGINE or not all(part.isidentifier() for part in parts):
             return ""
         return ".".join(parts).removesuffix(".__init__")
 
@@ -398,15 +433,14 @@ class Symbols:
             return Target("definition", module.name, first, 1)
         if first in module.aliases:
             return self.of_import(*module.aliases[first], chain, depth)
-        for star in module.stars:
-            if star not in self:
-                if not hasattr(builtins, first):
-                    return Target("outside", "", f"{star}.{first}", 1)
-                continue
+        for star in filter(self.__contains__, module.stars):
             other = self.get(star)
             found = self._bound(other, [first], depth + 1) if other else None
             if other and found and other.exports(first):
                 return found
+        outside_stars = [star for star in module.stars if star not in self]
+        if outside_stars and not hasattr(builtins, first):
+            return Target("outside", "", f"{outside_stars[0]}.{first}", 1)
         return None
 
     def of_import(
@@ -423,6 +457,8 @@ class Symbols:
         while rest:
             module = self.get(base)
             if module and (found := self._bound(module, rest, depth + 1)):
+                if rest[0] in module.definitions and f"{base}.{rest[0]}" in self:
+                    return Target("unclear", base, rest[0], len(chain))
                 return found._replace(used=len(chain) - len(rest) + found.used)
             if f"{base}.{rest[0]}" not in self:
                 return Target("nothing", base, rest[0], len(chain) - len(rest) + 1)
@@ -451,15 +487,3 @@ class Symbols:
         if target and home and target.kind == "definition" and target.used == len(chain):
             return home, target.name
         return None
-
-    def passed_on(self, module: Module) -> list[Target]:
-        """Return the definitions that a module has from others, by name or by a star."""
-        names = sorted({*module.aliases, *self._by_stars(module, 0)})
-        found = (self.resolve(module, [name]) for name in names)
-        return [target for target in found if target.kind == "definition"]
-
-    def _by_stars(self, module: Module, depth: int) -> Iterator[str]:
-        for star in module.stars if depth < DEPTH else []:
-            if other := self.get(star):
-                every = {*other.definitions, *other.aliases, *self._by_stars(other, depth + 1)}
-                yield from filter(other.exports, every)

@@ -2,50 +2,35 @@
 
 Registries are dicts whose entries count by their keys:
 
-    MODELS = {"mlp": MLP, **OTHERS}
+    MODELS = {"mlp": MLP, "convnet": lambda settings, spec: ConvNet(spec.shape)}
     MODELS["vit"] = ViT                       # anywhere at a module's top level
-    MODELS |= {"vit": ViT}                    # or MODELS.update({"vit": ViT})
 
-    @register("vit")                          # or @register(MODELS, "vit"), @MODELS.register("vit")
+    def register(name):                       # in this form: it does nothing else
+        def add(network):
+            MODELS[name] = network
+            return network
+        return add
+
+    @register("vit")
     class ViT: ...
 """
 
 import ast
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from labjobs.evidence.symbols import (
     DEPTH,
-    Definition,
     Module,
-    Scope,
     Symbols,
-    Target,
+    annotations,
     chain_of,
-    here,
-    is_dataclass,
-    is_guard,
+    children,
+    does_nothing,
+    everywhere,
     outside,
-    parents,
     tail,
 )
-
-BUILT_IN = {
-    *("abs", "all", "any", "bool", "bytes", "classmethod", "complex", "dict", "enumerate"),
-    *("filter", "float", "frozenset", "getattr", "int", "isinstance", "len", "list", "map", "max"),
-    *("min", "object", "print", "property", "range", "reversed", "round", "set", "sorted"),
-    *("staticmethod", "str", "sum", "super", "tuple", "type", "zip"),
-}
-HARMLESS = {
-    *BUILT_IN,
-    *("functools.partial", "functools.cache", "functools.lru_cache", "functools.wraps"),
-    *("re.compile", "pathlib.Path", "logging.getLogger", "dataclasses.field", "enum.auto"),
-    *("typing.TypeVar", "typing.NewType", "typing.NamedTuple", "typing.ParamSpec", "typing.cast"),
-    *("torch.device", "torch.Size", "torch.tensor", "numpy.array"),
-    *(f"{m}.{f}" for m in ("torch", "numpy") for f in ("zeros", "ones", "arange", "linspace")),
-}
-HARMLESS_MODULES = ("math", "operator", "itertools", "collections", "fractions", "labjobs.settings")
-"""Calling these changes nothing but the name that takes the result."""
+from labjobs.evidence.understood import is_library, reaches_anything, words
 
 Name = tuple[str, str]
 """A module and a name in it."""
@@ -66,72 +51,60 @@ class Registries:
         self._symbols = symbols
         self.entries: dict[Name, list[Entry]] = {}
         """The entries of each registry, in the order of the source."""
-        self.included: dict[Name, list[Target]] = {}
-        """What a registry includes by `**`."""
         self.later: set[ast.stmt] = set()
-        """Statements, and decorated definitions, that do nothing but add entries."""
+        """Statements that add entries."""
+        self.adding: set[ast.AST] = set()
+        """Decorators that do so."""
         for module in modules:
             for name in module.definitions:
-                if (value := _written_out(module, name)) and value.keys:
-                    self._include(module, name, value)
+                if value := _written_out(module, name):
+                    pairs = zip(value.keys, value.values, strict=True)
+                    found = [Entry(_text(key), module, part) for key, part in pairs]
+                    self.entries[module.name, name] = found
+        for module in modules:
             for statement in module.statements:
-                for registry, entry in self._added(module, statement):
-                    self.entries.setdefault(registry, []).append(entry)
-                    self.later.add(statement)
+                self._add(module, statement)
 
-    def has_code(self, name: Name) -> bool:
-        """Return whether a registry is more than a dict, such as an instance of a class."""
-        module = self._symbols.get(name[0])
-        first = module.definitions[name[1]][0] if module else None
-        return not isinstance(getattr(first, "value", None), ast.Dict)
-
-    def _include(self, module: Module, name: str, value: ast.Dict) -> None:
-        found = self.entries.setdefault((module.name, name), [])
-        for key, part in zip(value.keys, value.values, strict=True):
-            if isinstance(key, ast.Constant):
-                found.append(Entry(str(key.value), module, part))
-            else:
-                target = self._symbols.resolve(module, chain_of(part))
-                self.included.setdefault((module.name, name), []).append(target)
-
-    def _added(self, module: Module, statement: ast.stmt) -> Iterator[tuple[Name, Entry]]:
-        """Yield the entries that a statement or a decorator adds, and their registries."""
+    def _add(self, module: Module, statement: ast.stmt) -> None:
+        """Note the entries that a statement, or its decorators, add."""
         for decorator in getattr(statement, "decorator_list", []):
             match decorator:
-                case ast.Call(ast.Attribute(value=owner, attr="register"), [key]):
-                    found = self._symbols.definition(module, owner)
-                case ast.Call(ast.Name(), [owner, key]):
-                    found = self._symbols.definition(module, owner)
-                case ast.Call(ast.Name() | ast.Attribute(), [key]):
-                    found = None
-                case _:
-                    continue
-            found = found or self._filled_by(module, decorator.func)
-            if found and _text(key):
-                yield (found[0].name, found[1]), Entry(_text(key), module, statement)
+                case ast.Call(function, [key], []) if _text(key):
+                    if registry := self._filled_by(module, function):
+                        self.entries[registry].append(Entry(_text(key), module, statement))
+                        self.adding.add(decorator)
         match statement:
             case ast.Assign(targets=[ast.Subscript(value=owner, slice=key)], value=value):
-                new = ast.Dict([key], [value])
-            case ast.AugAssign(target=owner, op=ast.BitOr(), value=ast.Dict() as new):
-                pass
-            case ast.Expr(
-                ast.Call(ast.Attribute(value=owner, attr="update"), [ast.Dict() as new], [])
-            ):
-                pass
-            case _:
-                return
-        found = self._symbols.definition(module, owner)
-        if found and _written_out(*found) and all(map(_text, new.keys)):
-            for added, value in zip(new.keys, new.values, strict=True):
-                yield (found[0].name, found[1]), Entry(_text(added), module, value)
+                found = self._symbols.definition(module, owner)
+                name = (found[0].name, found[1]) if found else None
+                if name in self.entries and _text(key):
+                    self.entries[name].append(Entry(_text(key), module, value))
+                    self.later.add(statement)
 
-    def _filled_by(self, module: Module, function: ast.expr) -> tuple[Module, str] | None:
-        """Return the registry of a function such as `register`, by what it does."""
+    def _filled_by(self, module: Module, function: ast.expr) -> Name | None:
+        """Return the registry to which a function such as `register` adds, and does no more."""
         found = self._symbols.definition(module, function)
-        body = found[0].definitions[found[1]] if found else []
-        stored = [node for s in body for node in _stored_under_parameters(s)]
-        if found and len(body) == 1 and len(stored) == 1 and _only_stores(body[0]):
-            return self._symbols.definition(found[0], stored[0])
+        match found[0].definitions[found[1]] if found else []:
+            case [ast.FunctionDef(args=ast.arguments(args=[ast.arg(key)]), body=body) as outer]:
+                body = [statement for statement in body if not does_nothing(statement)]
+            case _:
+                return None
+        match body:
+            case [ast.FunctionDef(add, ast.arguments(args=[ast.arg(new)]), body=body) as inner,
+                  ast.Return(ast.Name(returned))] if returned == add:  # fmt: skip
+                body = [statement for statement in body if not does_nothing(statement)]
+            case _:
+                return None
+        match body:
+            case [ast.Assign([ast.Subscript(owner, ast.Name(under))], ast.Name(value)),
+                  ast.Return(ast.Name(returned))]:  # fmt: skip
+                registry = self._symbols.definition(found[0], owner) if found else None
+                same = (under, value, returned) == (key, new, new) and key != new
+                plain = not outer.decorator_list and not inner.decorator_list
+                local = tail(owner) in (key, new, add)
+                if registry and same and plain and not local:
+                    name = registry[0].name, registry[1]
+                    return name if name in self.entries else None
         return None
 
 
@@ -141,177 +114,222 @@ def _text(key: ast.AST | None) -> str:
 
 
 def _written_out(module: Module, name: str) -> ast.Dict | None:
-    """Return the dict that a name stands for, if it is only added to, and is empty or has text keys
-    or `**OTHER`, and code as values."""
-    first, *others = module.definitions[name]
-    value = getattr(first, "value", None)
-    named = isinstance(first, ast.AnnAssign) or len(getattr(first, "targets", [])) == 1
-    if (
-        not named
-        or not isinstance(value, ast.Dict)
-        or not all(isinstance(o, ast.AugAssign) for o in others)
-    ):
-        return None
-    keyed = (_text(k) if k else chain_of(v) for k, v in zip(value.keys, value.values, strict=True))
-    code = (ast.Lambda, ast.Name, ast.Attribute)
-    has_code = any(isinstance(node, code) for v in value.values for node in ast.walk(v))
-    return value if not value.keys or (all(keyed) and has_code) else None
+    """Return the dict that a name stands for, if it is empty or has texts as keys and code as
+    values."""
+    match module.definitions[name]:
+        case [ast.Assign([ast.Name()], ast.Dict() as value) | ast.AnnAssign(ast.Name(), _,
+              ast.Dict() as value)]:  # fmt: skip
+            code = (ast.Lambda, ast.Name, ast.Attribute)
+            has_code = any(isinstance(n, code) for v in value.values for n in ast.walk(v))
+            return value if all(map(_text, value.keys)) and (has_code or not value.keys) else None
+    return None
 
 
-def _only_stores(function: ast.stmt) -> bool:
-    """Whether a function calls nothing, but to raise an error, and has nothing besides definitions,
-    assignments, tests and returns."""
-    raised = {id(n) for r in ast.walk(function) if isinstance(r, ast.Raise) for n in ast.walk(r)}
-    plain = (ast.FunctionDef, ast.Assign, ast.Return, ast.If, ast.Raise, ast.Assert)
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and id(node) not in raised:
-            return False
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node, ast.stmt) and not isinstance(node, plain) and not is_text:
-            return False
-    return True
+# What importing a module does besides defining names. It counts for all jobs. A statement defines a
+# name and does nothing else if it consists of what is listed here; everything else may do more.
 
+TAKE_DATA = words(
+    """
+    bool bytes complex dict enumerate float frozenset int len list max min range reversed round
+    set sorted str sum tuple zip abs re.compile pathlib.Path torch.device torch.Size
+    torch.tensor torch.zeros torch.ones torch.arange torch.linspace numpy.array numpy.zeros
+    numpy.ones numpy.arange numpy.linspace math.sqrt math.log math.log2 math.log10 math.exp
+    math.prod math.ceil math.floor math.pow math.cos math.sin
+    """
+)
+"""Calling these changes nothing, if what they are given is data."""
 
-def _stored_under_parameters(function: ast.stmt) -> Iterator[ast.expr]:
-    """Yield X of each `X[key] = …` in a function, `key` being its parameter."""
-    if isinstance(function, ast.FunctionDef):
-        names = {argument.arg for argument in function.args.args}
-        for node in ast.walk(function):
-            match node:
-                case ast.Subscript(
-                    value=ast.Name(id=name) as owner, slice=ast.Name(id=key), ctx=ast.Store()
-                ) if key in names and name not in Scope(function, None).bound:
-                    yield owner
+KEEP = words(
+    """
+    functools.partial dataclasses.field enum.auto typing.TypeVar typing.NewType typing.ParamSpec
+    logging.getLogger labjobs.settings.Metric labjobs.settings.Span labjobs.settings.setting
+    labjobs.settings.added operator.attrgetter operator.itemgetter operator.methodcaller
+    threading.Lock
+    """
+)
+"""Calling these changes nothing and calls nothing."""
 
+DATA = (
+    *(ast.Constant, ast.Tuple, ast.List, ast.Set, ast.UnaryOp, ast.BinOp, ast.Subscript, ast.Slice),
+    *(ast.JoinedStr, ast.FormattedValue, ast.keyword),
+)
 
-# What importing a module does besides defining names. It counts for all jobs.
+DECORATE = words(
+    """
+    property staticmethod classmethod functools.cache functools.lru_cache functools.wraps
+    functools.cached_property functools.total_ordering contextlib.contextmanager
+    dataclasses.dataclass abc.abstractmethod enum.unique typing.final typing.overload
+    typing.override typing.runtime_checkable torch.no_grad torch.inference_mode
+    torch.enable_grad torch.compile triton.jit torch.compiler.disable labjobs.data.splits.remembered
+    """
+)
+"""These decorators wrap or mark what they decorate, and do nothing else on import."""
+
+BASES = ("object", "Exception", "ValueError", "RuntimeError", "dict", "list", "tuple", "str", "int")
+"""Built-in classes. Those of libraries, such as nn.Module, do nothing to subclasses either."""
 
 
 class Effects:
     """The statements of a module that do more than define names."""
 
     def __init__(self, symbols: Symbols, registries: Registries, module: Module) -> None:
-        self._module, self._symbols = module, symbols
-        objects = {
-            name
-            for name in module.definitions
-            if (module.name, name) in registries.entries
-            and registries.has_code((module.name, name))
-        }  # which count where they are used
+        self._module, self._symbols, self._registries = module, symbols, registries
         again = {
             statement
             for name, statements in module.definitions.items()
             if len(statements) > 1 and (module.name, name) not in registries.entries
             for statement in statements
         }
-        self.statements = [
-            s
-            for s in module.statements
-            if s in again
-            or (not objects.intersection(_assigned(s)) and self._counts(s, registries))
-        ]
+        self.statements = [s for s in module.statements if s in again or self._acts(s)]
         """In their order, with those that bind a name again."""
 
-    def _counts(self, statement: ast.stmt, registries: Registries) -> bool:
-        if statement not in registries.later:
-            return self._does_something(statement)
-        return isinstance(statement, Definition) and self._body(statement)
+    def _acts(self, statement: ast.stmt) -> bool:
+        try:
+            return not self._is_inert(statement)
+        except RecursionError:
+            return True
 
-    def _does_something(self, statement: ast.stmt) -> bool:
+    def _is_inert(self, statement: ast.stmt) -> bool:
         match statement:
-            case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Global():
-                return False
-            case ast.Assert(test=test):
-                return self._acts(test)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                if any(map(self._decorates, statement.decorator_list)) or self._body(statement):
-                    return True
-                return isinstance(statement, ast.ClassDef) and self._is_noted(
-                    self._module, statement
+            case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(ast.Constant()):
+                return True
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                parts = [p for p in outside(statement) if p not in statement.decorator_list]
+                return (
+                    all(map(self._is_inert_decorator, statement.decorator_list))
+                    and all(map(self._is_value, parts))
+                    and all(map(self._is_type, annotations(statement)))
                 )
-            case ast.Assign(targets=targets, value=value):
-                return not all(map(_is_name, targets)) or self._acts(value)
-            case ast.AnnAssign(target=target, value=value):
-                return not _is_name(target) or bool(value and self._acts(value))
-            case ast.Expr(value=value):
-                return not isinstance(value, ast.Constant)
-            case ast.If(test=test, body=body, orelse=orelse) if not is_guard(statement):
-                return self._acts(test) or self._any([*body, *orelse])
-            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
-                caught = (inner for handler in handlers for inner in handler.body)
-                return self._any([*body, *orelse, *finalbody, *caught])
-        return type(statement).__name__ != "TypeAlias"
+            case ast.ClassDef(keywords=[]):
+                bases = [self._path(base) for base in statement.bases]
+                makes_members = any(base.startswith("enum.") for base in bases)
+                named = [getattr(inner, "name", "") for inner in statement.body]
+                return (
+                    all(map(self._is_inert_decorator, statement.decorator_list))
+                    and all(self._is_base(self._module, base, 0) for base in statement.bases)
+                    and all(map(self._is_inert, statement.body))
+                    and not (makes_members and any(name.startswith("_") for name in named))
+                )
+            case ast.Assign(targets=[ast.Name()], value=value):
+                return self._is_value(value)
+            case ast.AnnAssign(target=ast.Name(), annotation=kind, value=value):
+                return self._is_type(kind) and (value is None or self._is_value(value))
+            case ast.Assign(value=value) if statement in self._registries.later:
+                return self._is_value(value)
+        return type(statement).__name__ == "TypeAlias"
 
-    def _any(self, statements: Iterable[ast.stmt]) -> bool:
-        return any(map(self._does_something, statements))
+    def _is_inert_decorator(self, node: ast.expr) -> bool:
+        if node in self._registries.adding:
+            return True
+        chain = chain_of(node)
+        if chain[1:] in (["setter"], ["getter"], ["deleter"]):  # of a property of the same class
+            return self._symbols.resolve(self._module, chain[:1]).kind == "nothing"
+        function, given = node, []
+        if isinstance(node, ast.Call):
+            function, given = node.func, [*node.args, *(k.value for k in node.keywords)]
+        return self._path(function) in DECORATE and all(map(self._is_value, given))
 
-    def _is_noted(self, module: Module, node: ast.ClassDef, depth: int = 0) -> bool:
-        """Whether a class that a class inherits from acts on its subclasses."""
-        for base in node.bases if depth < DEPTH else []:
-            home, name = self._symbols.definition(module, base) or (module, "")
-            for found in home.definitions.get(name, []):
-                if isinstance(found, ast.ClassDef) and (
-                    acts_on_subclasses(found) or self._is_noted(home, found, depth + 1)
-                ):
-                    return True
+    def _is_base(self, module: Module, node: ast.expr, depth: int) -> bool:
+        """Whether inheriting from a class does nothing."""
+        node = node.value if isinstance(node, ast.Subscript) else node  # Generic[T]
+        path = self._symbols.path_of(module, node)
+        if path or depth > DEPTH:
+            is_enum = path.startswith("enum.") and depth > 0
+            return path in BASES or ("." in path and is_library(path) and not is_enum)
+        found = self._symbols.definition(module, node)
+        match found[0].definitions[found[1]] if found else []:
+            case [ast.ClassDef(keywords=[], body=body, bases=bases)] if found:
+                hooks = ("__init_subclass__", "__class_getitem__", "__set_name__")
+                return not any(getattr(s, "name", "") in hooks for s in body) and all(
+                    self._is_base(found[0], base, depth + 1) for base in bases
+                )
         return False
 
-    def _body(self, node: Definition) -> bool:
-        """Whether the defaults, bases or body of a definition do something."""
-        parts = [part for part in outside(node) if part not in node.decorator_list]
-        return any(map(self._acts, parts)) or (
-            isinstance(node, ast.ClassDef) and self._any(node.body)
-        )
+    def _path(self, node: ast.expr) -> str:
+        return self._symbols.path_of(self._module, node)
 
-    def _decorates(self, decorator: ast.expr) -> bool:
-        """Whether a decorator does more than replace a function."""
-        function = decorator.func if isinstance(decorator, ast.Call) else decorator
-        path = self._symbols.path_of(self._module, function)
-        if not path:
-            return tail(function) not in ("setter", "getter", "deleter")
-        return "regist" in path or path.startswith(("torch.library.", "atexit."))
+    def _is_type(self, node: ast.AST) -> bool:
+        """Whether evaluating an annotation does nothing."""
+        match node:
+            case ast.Subscript(value=kind, slice=inside):
+                return bool(self._path(kind)) and self._is_type(inside)
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                return self._is_type(left) and self._is_type(right)
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return all(map(self._is_type, parts))
+            case ast.Name() | ast.Attribute():
+                return self._is_name(node)
+        return isinstance(node, ast.Constant)
 
-    def _acts(self, node: ast.AST) -> bool:
-        """Whether evaluating an expression may change something."""
-        return any(
-            isinstance(inner, ast.NamedExpr | ast.Await)
-            or (isinstance(inner, ast.Call) and not self._is_harmless(inner.func))
-            for inner in here(node)
-        )
+    def _is_name(self, node: ast.expr) -> bool:
+        """Whether `a.b.c` is a name of a library, of a definition, or of a constant of a class."""
+        chain = chain_of(node)
+        target = self._symbols.resolve(self._module, chain) if chain else None
+        if not target:
+            return False
+        if target.kind != "definition":
+            is_known = target.kind == "module" or bool(target.path)
+            return is_known and not reaches_anything(target.path)
+        rest = chain[target.used :]
+        home = self._symbols.get(target.module)
+        match home.definitions[target.name] if home and rest else []:
+            case [ast.ClassDef(keywords=[], body=body)]:
+                names = {tail(t) for s in body for t in getattr(s, "targets", [])}
+                return len(rest) == 1 and rest[0] in names
+        return not rest
 
-    def _is_harmless(self, function: ast.expr) -> bool:
-        chain = chain_of(function)
-        if not chain:
-            return isinstance(function, ast.Attribute) and isinstance(function.value, ast.Constant)
-        if found := self._symbols.definition(self._module, function):
-            return all(map(_is_plain_class, found[0].definitions[found[1]]))
-        path = self._symbols.path_of(self._module, function)
-        return path in HARMLESS or any(name in HARMLESS_MODULES for name in parents(path)[:-1])
+    def _is_value(self, node: ast.AST) -> bool:
+        """Whether evaluating an expression does nothing."""
+        parts: list[ast.AST] | None = None
+        match node:
+            case ast.Lambda():
+                parts = outside(node)
+            case ast.Tuple(elts=values) | ast.List(elts=values):
+                parts = [*values]
+            case ast.Dict(keys=keys, values=values) if self._is_data(*filter(None, keys)):
+                parts = [*values] if all(keys) else None
+            case ast.Call(func=function, args=args, keywords=keywords):
+                if self._path(function) in KEEP:
+                    parts = [*args, *(keyword.value for keyword in keywords)]
+        if parts is not None and all(map(self._is_value, parts)):
+            return True
+        return self._is_type(node) or self._is_data(node)
 
+    def _is_data(self, *nodes: ast.AST) -> bool:
+        """Whether expressions consist of numbers, texts and names for these."""
+        return all(self._are_data(self._module, node, 0) for node in nodes)
 
-def acts_on_subclasses(node: ast.ClassDef) -> bool:
-    """Return whether a class does something when a subclass is defined, such as registering it."""
-    hook = any(getattr(s, "name", "") == "__init_subclass__" for s in node.body)
-    metaclasses = [keyword.value for keyword in node.keywords if keyword.arg == "metaclass"]
-    return hook or any(tail(metaclass) != "ABCMeta" for metaclass in metaclasses)
+    def _are_data(self, module: Module, node: ast.AST, depth: int) -> bool:
+        path_of = self._symbols.path_of
 
+        def below(inner: ast.AST) -> list[ast.AST]:
+            match inner:
+                case ast.Name() | ast.Attribute():
+                    return []
+                case ast.Call(func=function):
+                    return [part for part in children(inner) if part is not function]
+            return children(inner)
 
-def _is_plain_class(node: ast.stmt) -> bool:
-    """Whether a statement is a dataclass whose making runs no code of the student's."""
-    return (
-        isinstance(node, ast.ClassDef)
-        and is_dataclass(node)
-        and not node.bases
-        and not any(isinstance(f, ast.FunctionDef) and f.name.startswith("__") for f in node.body)
-    )
+        for inner in everywhere(node, below):
+            match inner:
+                case ast.Call(func=function):
+                    is_datum = path_of(module, function) in TAKE_DATA
+                case ast.Name() | ast.Attribute() if path := path_of(module, inner):
+                    is_datum = path.startswith(("math.", "torch.", "numpy.", "string."))
+                case ast.Name() | ast.Attribute():
+                    is_datum = self._is_constant(module, inner, depth)
+                case ast.Dict(keys=keys):
+                    is_datum = all(keys)
+                case _:
+                    is_datum = isinstance(inner, DATA)
+            if not is_datum:
+                return False
+        return True
 
-
-def _assigned(statement: ast.stmt) -> list[str]:
-    targets = getattr(statement, "targets", [getattr(statement, "target", None)])
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _is_name(target: ast.expr) -> bool:
-    if isinstance(target, ast.Tuple | ast.List):
-        return all(map(_is_name, target.elts))
-    return isinstance(target, ast.Name)
+    def _is_constant(self, module: Module, node: ast.expr, depth: int) -> bool:
+        """Whether a name of the project stands for data."""
+        found = self._symbols.definition(module, node)
+        match found[0].definitions[found[1]] if found and depth < DEPTH else []:
+            case [ast.Assign([ast.Name()], value) | ast.AnnAssign(ast.Name(), _, value)] if found:
+                return value is not None and self._are_data(found[0], value, depth + 1)
+        return False

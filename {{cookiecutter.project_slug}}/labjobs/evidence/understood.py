@@ -1,0 +1,101 @@
+"""What the analysis knows about code outside of the project; all else may reach anything.
+
+A library that is listed uses what it is given, by the names that the project's code writes down. It
+imports no module of the project by itself, and reads neither its source nor its docstrings.
+"""
+
+import re
+
+
+def words(text: str) -> set[str]:
+    """Return the words of a text."""
+    return set(text.split())
+
+
+def parents(name: str) -> list[str]:
+    """Return the packages of a module, outermost first, and the module."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+LIBRARIES = words(
+    """
+    __future__ abc argparse array asyncio atexit base64 bisect builtins bz2 calendar cmath
+    collections concurrent contextlib contextvars copy csv ctypes dataclasses datetime decimal
+    difflib enum errno fcntl fileinput fnmatch fractions functools getpass glob gzip hashlib
+    heapq hmac html http importlib io itertools json locale logging lzma math mmap
+    multiprocessing numbers operator os pathlib pickle platform pprint pydoc_data queue random
+    re resource secrets select shelve shlex shutil signal socket sqlite3 stat statistics string
+    struct subprocess sys tarfile tempfile textwrap threading time timeit traceback types typing
+    typing_extensions unicodedata urllib uuid warnings weakref xml zipfile zlib PIL
+    albumentations bitsandbytes cv2 datasets diffusers einops faiss flash_attn fvcore gymnasium
+    h5py huggingface_hub imageio jax kornia lmdb matplotlib monai mlflow netCDF4 networkx
+    nibabel nltk numba numpy open_clip opt_einsum pandas peft polars psutil pyarrow pydicom
+    requests rasterio rdkit regex safetensors scipy seaborn segmentation_models_pytorch
+    sentencepiece skimage sklearn soundfile librosa tabulate tensorboard tiktoken timm
+    tokenizers torch torch_geometric torch_scatter torch_sparse torchaudio torchmetrics
+    torchtext torchvision tqdm transformers triton trl wandb webdataset xarray yaml zarr
+    zstandard labjobs
+    """
+)
+
+REACH_ANYTHING = words(
+    """
+    eval exec compile vars dir __import__ importlib ctypes shelve
+    subprocess sys types.FunctionType types.CodeType types.ModuleType logging.config
+    multiprocessing.set_executable os.system os.popen os.startfile
+    asyncio.create_subprocess_exec asyncio.create_subprocess_shell asyncio.subprocess
+    typing.get_type_hints pickle.load pickle.loads pickle.Unpickler traceback torch.jit
+    torch.package torch.hub torch.serialization.load
+    numpy.ctypeslib numpy.f2py pandas.read_pickle numba.cfunc yaml.unsafe_load yaml.Loader
+    yaml.UnsafeLoader yaml.full_load multiprocessing.managers concurrent.futures.interpreter
+    """
+)
+"""Of these libraries and of Python itself: imports, runs or reads code by names that are computed,
+or makes objects of classes that only their data names."""
+
+HARMLESS = words(
+    """
+    sys.argv sys.exit sys.stdout sys.stderr sys.stdin sys.version sys.version_info sys.platform
+    sys.maxsize sys.float_info sys.byteorder sys.getsizeof importlib.metadata
+    importlib.util.find_spec traceback.print_exc
+    """
+)
+"""What belongs to one of those, and reaches nothing."""
+
+SPECIAL = words(
+    """
+    init new call name qualname class len iter next getitem setitem delitem contains enter exit
+    aenter aexit post_init version eq ne lt le gt ge hash repr str bool int float index add radd
+    iadd sub rsub mul rmul truediv matmul pow neg abs getattr setattr delattr getattribute main
+    init_subclass set_name get set getstate setstate torch_function all author format missing
+    reversed length_hint
+    """
+)
+"""Names between double underscores that lead nowhere but where they say."""
+
+FRAMES = re.compile(
+    "(f|tb|gi|cr|ag|co)_(back|builtins|code|consts|filename|firstlineno|frame|globals|lasti|lineno"
+    "|lines|linetable|locals|name|names|next|qualname|trace|varnames|freevars|positions)"
+)
+
+READS_CALLER = {"query", "eval"}
+"""Methods of tables that look names up in the code that calls them, if they are given a text."""
+
+
+def is_special(name: str) -> bool:
+    """Return whether a name of Python's own, or of a frame, leads to other code or to its text."""
+    special = re.fullmatch("__(\\w+)__", name)
+    return bool(special and special[1] not in SPECIAL) or bool(FRAMES.fullmatch(name))
+
+
+def reaches_anything(path: str) -> bool:
+    """Return whether what has a dotted path, outside of the project, may reach any code."""
+    names = {*parents(path)}
+    starts = path.startswith(("os.exec", "os.spawn", "os.posix_spawn"))
+    return starts or (HARMLESS.isdisjoint(names) and not REACH_ANYTHING.isdisjoint(names))
+
+
+def is_library(module: str) -> bool:
+    """Return whether a module outside of the project is one of those that are understood."""
+    return module.partition(".")[0] in LIBRARIES

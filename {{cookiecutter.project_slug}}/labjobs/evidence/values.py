@@ -1,0 +1,447 @@
+"""What is known of values before a job runs: its own settings, conditions on them, and keys.
+
+`if settings.ema:` can be evaluated for a job, and the key in `MODELS[settings.model]` is known, if
+`settings` is certainly the job's own: a parameter annotated with the class of the settings, for
+which every caller passes its own, or `job.settings` of such a parameter `job: Job[Settings]`.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, get_args
+
+from labjobs.evidence.symbols import (
+    Comprehension,
+    Function,
+    Module,
+    Scope,
+    Symbols,
+    chain_of,
+    children,
+    parameters,
+    tail,
+)
+
+MODULE = "settings"
+
+PLAIN = {"bool", "int", "float", "str", "None", "Literal", "JobId", "Weights"}
+"""Types of settings that a condition sees as they are in the job's identity."""
+
+CHANGES_ANYTHING = {
+    *("setattr", "delattr", "__setattr__", "__delattr__", "__getattr__", "__getattribute__"),
+    *("__dict__", "vars"),
+}
+"""Where these names stand, outside of settings.py, objects may not be what they seem to be."""
+
+TRANSPARENT = {"functools.cache", "functools.lru_cache", "torch.no_grad", "torch.inference_mode"}
+"""Decorators that pass arguments on as they are."""
+
+CALLED_BY_ENGINE = {"prepare", "run", "check_schedule"}
+"""Methods to which a function is passed that the engine calls with the job and its settings."""
+
+JOBS = {"labjobs.training.loop.Job", "labjobs.training.init_from.Timing"}
+"""Classes of the engine, one of which a job has; `job.settings` are its settings."""
+
+GENERIC = {"Job", "Callable", "dict", "list", "tuple", "type", "Optional", "Union", "Mapping"}
+
+SCOPES = (*get_args(Function), ast.ClassDef, *get_args(Comprehension))
+
+DEPTH = 5
+"""The number of calls through which a parameter is traced back."""
+
+
+class Place(NamedTuple):
+    """An expression, and where it stands."""
+
+    node: Any
+    scope: Scope | None
+    module: Module
+
+
+class Parameter(NamedTuple):
+    """A parameter of a function: "settings" if it may be the job's settings, "job" if the job."""
+
+    function: ast.AST
+    name: str
+    kind: str
+    module: Module
+
+
+class Key(NamedTuple):
+    """What code may use of a registry: the entry under a "constant" or the value of a "setting";
+    those that the "engine" uses; or "all" of them."""
+
+    kind: str
+    value: str = ""
+
+
+ALL, ENGINES = Key("all"), Key("engine")
+
+Keys = frozenset[Key] | None
+"""None: nobody knows."""
+
+
+class Values:
+    """What the values of expressions in a project's code can be.
+
+    `settings` is the name of the class of the job's settings; `conditions` are the settings that
+    conditions ask for.
+    """
+
+    def __init__(self, modules: list[Module], symbols: Symbols) -> None:
+        self._symbols = symbols
+        self._calls: dict[str, list[Place]] = {}  # by the last name of what is called
+        # Other uses of names, each with the call that it is an argument of.
+        self._uses: dict[str, list[tuple[Place, Place | None]]] = {}
+        self._mentioned, self._stored, self._shared = set[str](), set[str](), set[str]()
+        self._renamed: dict[str, set[str]] = {}  # by imports, such as `import load as read`
+        self._prepared: set[str] = set()  # names of what job.prepare() returns
+        self._replaces_settings = False
+        for module in modules:
+            for statement in module.statements:
+                self._index(statement, module)
+        self.settings = self._named(symbols.get(symbols.entry))
+        self._fields = dict(self._declared())
+        tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
+        asked = {tail(node) for test in tests for node in ast.walk(test)}
+        self.conditions = sorted(asked & self._fields.keys())
+        self._own = dict(self._candidates(modules))
+        while lost := [each for each in self._own if not self._is_own(*self._own[each])]:
+            for each in lost:
+                del self._own[each]
+
+    def _index(self, statement: ast.stmt, module: Module) -> None:
+        """Note the calls, and the names that are used in other ways."""
+        waiting: list[tuple[ast.AST, Scope | None]] = [(statement, None)]
+        called, arguments = set[int](), dict[int, Place]()
+        start = [n for n in ast.walk(statement) if getattr(n, "name", "") == "__post_init__"]
+        at_start = {id(n) for each in start for n in ast.walk(each) if module.name == MODULE}
+        while waiting:
+            node, scope = waiting.pop()
+            place = Place(node, scope, module)
+            match node:
+                case ast.Call(func=function):
+                    self._calls.setdefault(tail(function), []).append(place)
+                    called.add(id(function))
+                    arguments |= {id(argument): place for argument in node.args}
+                case ast.Name(id=name) | ast.Attribute(attr=name):
+                    if not isinstance(node.ctx, ast.Load):
+                        self._stored |= {name} if isinstance(node, ast.Attribute) else set()
+                        if name == "settings" and tail(getattr(node, "value", node)) == "job":
+                            self._replaces_settings = True
+                    elif id(node) not in called:
+                        self._uses.setdefault(name, []).append((place, arguments.get(id(node))))
+                    self._mentioned |= {name} if id(node) not in at_start else set()
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=function)):
+                    self._prepared |= {name} if tail(function) == "prepare" else set()
+                case ast.arg(arg=name, annotation=kind) if kind:
+                    self._prepared |= {name} if tail(kind) == "Forward" else set()
+                case ast.Global(names=names) | ast.Nonlocal(names=names):
+                    self._shared.update(names)
+                case ast.alias(name=name, asname=str(other)):
+                    self._renamed.setdefault(name, {name}).add(other)
+                case ast.Subscript(value=kind, slice=inside) if tail(kind) in GENERIC:
+                    called |= {id(inner) for inner in ast.walk(inside)}  # types, not values
+            types = {id(getattr(node, name, None)) for name in ("annotation", "returns")}
+            inner = self._symbols.scope(node, scope) if isinstance(node, SCOPES) else scope
+            body = getattr(node, "body", None)
+            for child in (child for child in children(node) if id(child) not in types):
+                is_inside = child is body or (isinstance(body, list) and child in body)
+                is_inside |= isinstance(node, Comprehension)
+                waiting.append((child, inner if is_inside else scope))
+
+    # The job's own settings
+
+    def _named(self, entry: Module | None) -> str:
+        """Return the name in settings.py of the class that the entry begins with."""
+        for call in self._calls.get("begin", []):
+            first = call.node.args[:1] if call.module is entry else []
+            if first and (found := self._symbols.definition(call.module, first[0])):
+                return found[1]
+        return "Settings"
+
+    def _declared(self) -> Iterator[tuple[str, bool]]:
+        """Yield the settings, and whether a condition can be evaluated on their values."""
+        module = self._symbols.get(MODULE)
+        for node in module.definitions.get(self.settings, []) if module else []:
+            for field in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    words = {tail(inner) for inner in ast.walk(field.annotation)} - {""}
+                    yield field.target.id, words <= PLAIN and self._is_plain(node)
+
+    def _is_plain(self, settings: Any) -> bool:
+        """Whether settings are as they were made: frozen, without ways around that."""
+        options = [k for d in settings.decorator_list for k in getattr(d, "keywords", [])]
+        is_frozen = any(k.arg == "frozen" and getattr(k.value, "value", 0) is True for k in options)
+        hooks = {"__getattr__", "__getattribute__", "__setattr__"}
+        named = {getattr(inner, "name", "") for inner in settings.body}
+        return is_frozen and not settings.bases and hooks.isdisjoint(named)
+
+    @property
+    def has_other_settings(self) -> bool:
+        """Whether code may make settings of this class, whose defaults then count."""
+        names = self._renamed.get(self.settings, {self.settings})
+        uses = [call for name in names for _, call in self._uses.get(name, [])]
+        asked = [call.node.args[:1] for call in self._calls.get("type", [])]
+        return (
+            not names.isdisjoint(self._calls)
+            or not all(use and tail(use.node.func) in ("begin", "isinstance") for use in uses)
+            or any(tail(node) != "self" for first in asked for node in first)
+            or not self._mentioned.isdisjoint({"fields", "__class__"})
+        )
+
+    def setting(self, node: ast.AST, scope: Scope | None, module: Module) -> str:
+        """Return the name of the job's setting that an expression is; empty for anything else."""
+        if not isinstance(node, ast.Attribute) or node.attr not in self._fields:
+            return ""
+        return node.attr if self._is_job(node.value, scope, module, "settings") else ""
+
+    def can_decide(self, setting: str) -> bool:
+        """Return whether a condition sees a setting as it is in the job's identity."""
+        return self._fields.get(setting, False)
+
+    def _candidates(self, modules: list[Module]) -> Iterator[tuple[tuple[int, str], Parameter]]:
+        """Yield the parameters that may always be the job, or its settings."""
+        is_sure = self._mentioned.isdisjoint(CHANGES_ANYTHING) and not self._replaces_settings
+        statements = ((module, s) for module in modules if is_sure for s in module.statements)
+        for module, function in statements:
+            for parameter in parameters(function):
+                if kind := self._kind(parameter.annotation, module):
+                    found = Parameter(function, parameter.arg, kind, module)
+                    yield (id(function), parameter.arg), found
+
+    def _kind(self, annotation: ast.AST | None, module: Module) -> str:
+        """Return "settings" or "job", by the type of a parameter."""
+        if isinstance(annotation, ast.Subscript):
+            annotation = annotation.value
+        if annotation is None:
+            return ""
+        if self._symbols.path_of(module, annotation) in JOBS:
+            return "job"
+        found = self._symbols.definition(module, annotation)
+        return "settings" if found and (found[0].name, found[1]) == (MODULE, self.settings) else ""
+
+    def _is_own(self, function: ast.AST, name: str, kind: str, module: Module) -> bool:
+        passed = self._given(function, name, module, is_engines=True)
+        return passed is not None and all(self._is_job(*each, kind) for each in passed)
+
+    def _owner(self, name: str, scope: Scope | None) -> Scope | None:
+        """Return the function whose variable a name is, unless another one may set it."""
+        return scope.owner(name) if scope and name not in self._shared else None
+
+    def _is_job(self, node: ast.AST, scope: Scope | None, module: Module, kind: str) -> bool:
+        """Return whether an expression is certainly the job, or its settings."""
+        match node:
+            case ast.Attribute(value=job, attr="settings") if kind == "settings":
+                return self._is_job(job, scope, module, "job")
+            case ast.Name(id=name) if owner := self._owner(name, scope):
+                parameter = self._own.get((id(owner.node), name))
+                if parameter and parameter.kind == kind:
+                    return True
+                values = list(_values(name, owner.nodes))
+                return len(owner.bound[name]) == len(values) == 1 and all(
+                    isinstance(value, ast.Attribute) and self._is_job(value, owner, module, kind)
+                    for value in values
+                )
+        return False
+
+    # Parameters: what all callers pass
+
+    def _given(
+        self, function: ast.AST, name: str, module: Module, is_engines: bool = False
+    ) -> list[Place] | None:
+        """Return what is passed for a parameter by all callers, and its default; None if nobody
+        knows. `is_engines`: whether the engine passes nothing but the job and its settings."""
+        if not isinstance(function, ast.FunctionDef) or function.args.vararg or function.args.kwarg:
+            return None
+        decorators = [getattr(each, "func", each) for each in function.decorator_list]
+        paths = {self._symbols.path_of(module, decorator) for decorator in decorators}
+        exact = ("definition", module.name, function.name)
+        names = self._renamed.get(function.name, {function.name})
+        named = [use for name in names for use in self._uses.get(name, [])]
+        uses = [call for use, call in named if self._refers(use, use.node, exact)]
+        scope = self._symbols.scope(function, None)
+        if (
+            len(module.definitions.get(function.name, [])) != 1
+            or function.name in self._stored | self._shared
+            or not paths <= TRANSPARENT
+            or any(not isinstance(node, ast.arg) for node in scope.bound[name])
+            or not all(is_engines and use and self._is_engines(use) for use in uses)
+        ):
+            return None
+        calls = [call for name in names for call in self._calls.get(name, [])]
+        if any(tail(use.node.func) == "prepare" for use in uses if use):  # called by other names
+            calls = [call for same in self._calls.values() for call in same]
+            if any(self._is_given_away(call, self._prepared | names) for call in calls):
+                return None
+        found = []
+        for call in calls:
+            if not self._refers(call, call.node.func, exact):
+                is_named = self._symbols.within(call.module, call.scope, chain_of(call.node.func))
+                if not uses or is_named or not self._may_be(call, function):
+                    continue
+            passed = self._argument(call, function, name)
+            if passed is None:
+                return None
+            found.append(passed)
+        return found
+
+    def _refers(self, at: Place, node: ast.AST, exact: tuple[str, str, str]) -> bool:
+        chain, scope = chain_of(node), at.scope
+        owner = scope.owner(chain[0]) if chain and scope else None
+        if owner and isinstance(owner.node, ast.ClassDef):  # `f = f` takes the module's f
+            scope = None
+        target = self._symbols.within(at.module, scope, chain)
+        return bool(target and target[:3] == exact)
+
+    def _is_engines(self, use: Place) -> bool:
+        """Whether a function is passed to the engine, which calls it with this job."""
+        function = use.node.func
+        if not isinstance(function, ast.Attribute) or function.attr not in CALLED_BY_ENGINE:
+            return False
+        if self._is_job(function.value, use.scope, use.module, "job"):
+            return True
+        chain = chain_of(function.value)  # `command`, of `command = launch.begin(…)`
+        begun = [v for name in chain[:1] for v in _values(name, use.module.nodes)]
+        made = [getattr(value, "func", None) for value in begun if isinstance(value, ast.Call)]
+        paths = [self._symbols.path_of(use.module, function) for function in made if function]
+        return len(chain) == len(begun) == 1 and paths == ["labjobs.launch.begin"]
+
+    def _is_given_away(self, call: Place, names: set[str]) -> bool:
+        """Whether a library is given one of some functions, and may call it with anything."""
+        target = self._symbols.within(call.module, call.scope, chain_of(call.node.func))
+        given = [*call.node.args, *(keyword.value for keyword in call.node.keywords)]
+        path = target.path if target else ""
+        is_library = bool(path) and not path.startswith("labjobs.")
+        return is_library and any(isinstance(each, ast.Name) and each.id in names for each in given)
+
+    def _may_be(self, call: Place, function: ast.FunctionDef) -> bool:
+        """Whether a call of something without a known name may be one of a function that
+        job.prepare() has returned: not if the numbers of arguments differ."""
+        called, arguments = call.node.func, function.args
+        if isinstance(called, ast.Attribute) and called.attr not in self._stored:
+            return False  # a method
+        given = [*call.node.args, *call.node.keywords]
+        if any(isinstance(each, ast.Starred) or getattr(each, "arg", "") is None for each in given):
+            return True
+        most = len(parameters(function))
+        return most - len(arguments.defaults) - len(arguments.kwonlyargs) <= len(given) <= most
+
+    def _argument(self, call: Place, function: ast.FunctionDef, name: str) -> Place | None:
+        """Return what a call passes for a parameter, or its default; None if nobody knows."""
+        node, arguments = call.node, function.args
+        if any(isinstance(each, ast.Starred) for each in node.args):
+            return None
+        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        defaults = dict(zip(reversed(names), reversed(arguments.defaults), strict=False))
+        passed: dict[str | None, ast.expr] = dict(zip(names, node.args, strict=False))
+        passed |= {keyword.arg: keyword.value for keyword in node.keywords}
+        if None in passed:
+            return None
+        if name in passed:
+            return Place(passed[name], call.scope, call.module)
+        return Place(defaults[name], None, call.module) if name in defaults else None
+
+    # Keys of registries
+
+    def keys(self, place: Place, depth: int = 0) -> Keys:
+        """Return what the value of an expression can be, if it is a setting, a constant, or a
+        variable or parameter that never has another value."""
+        node, scope, module = place
+        match node:
+            case ast.Constant(value=value):
+                return frozenset([Key("constant", str(value))])
+            case ast.Attribute() if name := self.setting(node, scope, module):
+                return frozenset([Key("setting", name)])
+            case ast.Name(id=name) if owner := self._owner(name, scope):
+                values = list(_values(name, owner.nodes))
+                bound = owner.bound[name]
+                if depth > DEPTH or len(bound) != 1:
+                    return None
+                if values:
+                    return self.keys(Place(values[0], owner, module), depth + 1)
+                passed = None
+                if isinstance(bound[0], ast.arg):
+                    passed = self._given(owner.node, name, module)
+                found = [self.keys(each, depth + 1) for each in passed or []]
+                known = [each for each in found if each is not None]
+                return frozenset().union(*known) if found and len(known) == len(found) else None
+        return None
+
+
+def _values(name: str, nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:
+    """Yield the values that statements assign to a name."""
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[target], value=value):
+                yield from _matched(name, target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                yield from _matched(name, target, value)
+
+
+def _matched(name: str, target: ast.expr, value: ast.expr) -> Iterator[ast.expr]:
+    match target, value:
+        case ast.Name(id=found), _ if found == name:
+            yield value
+        case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+            for part, of_it in zip(targets, values, strict=True):
+                yield from _matched(name, part, of_it)
+
+
+# Conditions on settings, decided for one job
+
+COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda value, others: value in others,
+    ast.NotIn: lambda value, others: value not in others,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+
+
+class Undecided(Exception):
+    """A condition depends on more than the values of settings."""
+
+
+class Conditions:
+    """The conditions of one job; `asked` collects the settings that they asked for."""
+
+    def __init__(self, settings: Mapping[str, Any], named: Callable[[ast.AST], str]) -> None:
+        self._settings, self._named = settings, named
+        self.asked: dict[str, Any] = {}
+
+    def truth(self, test: ast.expr) -> bool | None:
+        """Return the value of a condition; None if it depends on more than settings."""
+        try:
+            return bool(self._value(test))
+        except (Undecided, TypeError):
+            return None
+
+    def _value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Attribute() if name := self._named(node):
+                # Undecided: a setting that is not part of the identity
+                value = self.asked[name] = self._settings.get(name, Undecided)
+                if value is None or isinstance(value, str | int | float):
+                    return value
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not self._value(operand)
+            case ast.BoolOp(op=kind, values=values):
+                parts = map(self._value, values)  # up to the one that decides
+                return any(parts) if isinstance(kind, ast.Or) else all(parts)
+            case ast.Tuple(elts=values) | ast.List(elts=values) | ast.Set(elts=values):
+                return tuple(map(self._value, values))
+            case ast.Compare(left=left, ops=[kind], comparators=[right]):
+                value, other = self._value(left), self._value(right)
+                if isinstance(kind, ast.In | ast.NotIn) and isinstance(other, str):
+                    raise Undecided  # `in` a text is another question
+                if not isinstance(kind, ast.Is | ast.IsNot) or other is None:
+                    return COMPARISONS[type(kind)](value, other)
+        raise Undecided
