@@ -305,7 +305,7 @@ class TrainMeter:
         """Write every point so far, after an error in this step. Raises Diverged for a metric that
         is not finite, in a point that is not whole too."""
         self.flush()
-        of_step = {name: float(each.numerator.sum()) for name, each in self._of_step}
+        of_step = {name: float(summed(each).numerator) for name, each in self._of_step}
         self._check_finite(_means(self._sums) | of_step, step)
 
     def close(self, step: int) -> None:
