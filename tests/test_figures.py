@@ -114,6 +114,26 @@ def test_a_ranking_goes_by_validation_and_says_so(draw, store):
     assert "lr=0.1 " in drawn.caption("confusion")
 
 
+def test_each_data_set_has_figures_of_its_own(draw, store):
+    for dataset, easy in (("digits", 0.0), ("too easy", 0.3)):
+        for lr, seed in ((0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)):
+            curves = {"val_accuracy": [0.5, 0.6 + lr + easy + 0.01 * seed]}
+            how = {"dataset": dataset, "monitor": "val_accuracy", "lr": lr, "seed": seed}
+            store.job("tasks", curves, **how)
+    drawn = draw("tasks")
+    assert drawn.status == 0
+    kinds = ("learning-curves", "metric-vs-setting", "ranking", "time-to-target", "throughput")
+    both = [f"{kind}-{task}" for kind in kinds for task in ("digits", "too-easy")]
+    both.remove("time-to-target-digits")  # which never reached it
+    assert drawn.names == [*both, "confusion-digits", "confusion-too-easy"]
+    for task in ("digits", "too easy"):
+        caption = drawn.caption(f"ranking-{task.replace(' ', '-')}")
+        assert "accuracy of all 2 settings: mean of 2 seeds" in caption
+        assert f" Task: {task}." in caption
+        about = json.loads((drawn.folder / f"confusion-{task.replace(' ', '-')}.json").read_text())
+        assert about["shared"]["dataset"] == task
+
+
 def test_two_seeds_and_two_classes_that_are_booleans(draw, store):
     for seed, values in enumerate(([0.5, 0.6], [0.8, 0.9])):
         store.job("pair", {"val_accuracy": values}, monitor="val_accuracy", lr=0.1, seed=seed)

@@ -1,6 +1,7 @@
 """Tables of finished jobs: their settings, metrics and groups, from stores that MLflow has made."""
 
 import math
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -8,7 +9,7 @@ import stored
 from labjobs.results import groups, metrics, style, tables
 from labjobs.results.comparison import compare
 from labjobs.results.metrics import NoResults
-from labjobs.settings import Metric
+from labjobs.settings import Metric, setting
 
 SAME = {"model": "mlp", "monitor": "val_accuracy"}
 
@@ -155,9 +156,10 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     jobs = tables.jobs("folds")
     assert groups.varied(jobs) == ["lr"]
     both = compare(jobs, 3)
-    independent = "95% t interval, as if folds were independent"
-    assert both.repeats == f"mean of 6 jobs over seeds and folds, {independent}"
-    assert both.difference.endswith(", 95% t interval of 6 pairs by seed and fold.")
+    independent = "95% t interval over folds, as if they were independent"
+    assert both.repeats == f"mean of 3 folds with 2 seeds each, {independent}"
+    corrected = "corrected for the examples that splits share"
+    assert both.difference.endswith(f", 95% t interval of 6 pairs by seed and fold, {corrected}.")
     assert [len(results) for results in both.results().values()] == [6, 6]
     of_one_seed = compare(tables.only(jobs, {"seed": 1}), 3)
     assert of_one_seed.repeats == f"mean of 3 folds, {independent}"
@@ -165,3 +167,42 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     assert of_one_fold.repeats == "mean of 2 seeds, 95% t interval"
     style.label_settings({})
     assert groups.described(jobs[:1], jobs) == "lr 0.1, seed 0, fold 1"
+    one(store, "folds", lr=0.1, fold=0, seed=0)
+    with pytest.raises(NoResults, match='12 of 13 jobs are folds, .* ONLY = {"fold": 0}'):
+        compare(tables.jobs("folds"), 3)
+
+
+def test_random_splits_are_repeats(store):
+    for lr, split, seed in product((0.1, 0.2), range(3), range(2)):
+        how = {"lr": lr, "split_seed": split, "seed": seed, "val_fraction": 0.2}
+        one(store, "splits", [0.5 + lr + 0.01 * split], **how)
+    shown = compare(tables.jobs("splits"), 3, needed=1)
+    assert shown.by == ["lr"]
+    assert shown.repeats.startswith("mean of 3 split seeds with 2 seeds each, 95% t interval over")
+    results = shown.results()["lr 0.1"]
+    mean, low, high = groups.estimate(results, results.index.to_frame(), False, 0.25)
+    assert mean == pytest.approx(0.61)
+    half = 4.302653 * 0.01 * math.sqrt(1 / 3 + 0.2 / 0.8)
+    assert (high - low) / 2 == pytest.approx(half)
+    assert results.attrs[groups.OVERLAP] == 0.25
+
+
+def test_tasks_are_never_compared(store):
+    @dataclass(frozen=True)
+    class Settings:
+        """Their settings."""
+
+        corpus: str = setting("a", role="task")
+        dataset: str = setting("digits", role="method")
+        seed: int = 0
+
+    for corpus, dataset in product("ab", ("digits", "noisy")):
+        one(store, "corpora", corpus=corpus, dataset=dataset, seed=0)
+    jobs = tables.jobs("corpora", Settings)
+    assert groups.varied(jobs) == ["dataset"]
+    assert [*groups.tasks(jobs)] == ["a", "b"]
+    with pytest.raises(NoResults, match="a and b are different tasks, which are not compared"):
+        compare(jobs, 3)
+    jobs = tables.jobs("corpora")
+    assert groups.varied(jobs) == ["corpus"]
+    assert [*groups.tasks(jobs)] == ["digits", "noisy"]

@@ -48,6 +48,26 @@ def test_paired_difference_drops_what_seeds_share():
     assert np.mean(high - low) < 0.1  # unpaired it would be about 2
 
 
+@pytest.mark.parametrize("seeds", [3, 10])
+def test_more_seeds_of_the_same_folds_do_not_narrow_an_interval(seeds):
+    drawn = np.random.default_rng(seeds)
+    index = pd.MultiIndex.from_product([range(1, 6), range(seeds)], names=["fold", "seed"])
+    repeats, means, differences = index.to_frame(), [], []
+    for _ in range(1500):
+        folds, noise = drawn.normal(0, 1, (2, 5)), drawn.normal(0, 1, (2, 5, seeds))
+        first, second = (
+            pd.Series((folds[i][:, None] + noise[i]).ravel(), index=index) for i in range(2)
+        )
+        first.attrs["overlap"] = 1 / 4
+        means.append(groups.estimate(first, repeats))
+        differences.append(groups.paired_difference(first, second))
+    _, low, high = np.array(means).T
+    fraction, error = held(low, high, 0)
+    assert abs(fraction - 0.95) < 4 * error
+    _, low, high = np.array(differences).T
+    assert held(low, high, 0)[0] > 0.97  # the folds of this simulation are independent
+
+
 def test_paired_difference_of_some_or_no_shared_seeds():
     first = pd.Series([1.0, 2.0, 4.0], index=[0, 1, 2])
     assert groups.paired_difference(first, first[1:] - 1).mean == 1

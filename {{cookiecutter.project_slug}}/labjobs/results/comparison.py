@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from labjobs.results import tables
 from labjobs.results.groups import (
-    FOLD,
     SEED,
+    SPLIT_SEED,
+    SPLITS,
     combinations,
     finite,
     groups,
@@ -22,9 +23,10 @@ from labjobs.results.groups import (
     is_numeric,
     paired_difference,
     ranked,
-    repeated,
     samples,
+    tasks,
     varied,
+    varying_repeats,
 )
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
 from labjobs.results.style import Look, looks, setting, settings, with_interval
@@ -94,15 +96,22 @@ class Comparison:
 
     @property
     def means(self) -> str:
-        """What means over jobs with the same settings are based on: `mean of 3 seeds`."""
+        """What means over jobs with the same settings are based on: `mean of 3 seeds`, `mean of 5
+        folds with 3 seeds each`."""
         known = having(self.jobs, self.metric.result)
-        counts = {len(alike) for alike in groups(known, self.by).values()}
-        if max(counts) == 1:
-            return f"one {settings(names)}" if (names := repeated(self.jobs)) else "single jobs"
-        what = [f"{setting(name)}s" for name in _varying(known) or [SEED]]
-        repeats = what[0] if len(what) == 1 else f"jobs over {' and '.join(what)}"
-        many = "–".join(map(str, sorted({min(counts), max(counts)})))
-        return f"{'geometric ' if self.metric.log else ''}mean of {many} {repeats}"
+        alike = [*groups(known, self.by).values()]
+        repeats = varying_repeats(self.jobs)
+        if max(map(len, alike)) == 1:
+            one = repeats or [SEED] * (SEED in self.jobs)
+            return f"one {settings(one)}" if one else "single jobs"
+        by = splits(self.jobs)
+        within = [name for name in repeats if name not in by]
+        many = _counted(
+            [combinations(jobs, by) if by else len(jobs) for jobs in alike], by or within
+        )
+        each = [len(jobs) for of in alike for jobs in groups(of, by).values()]
+        each_of = f" with {_counted(each, within)} each" if by and max(each) > 1 else ""
+        return f"{'geometric ' if self.metric.log else ''}mean of {many}{each_of}"
 
     @property
     def repeats(self) -> str:
@@ -112,8 +121,10 @@ class Comparison:
         scale = " of the logarithm" if self.metric.log else ""
         # Folds share most of their training examples: Bengio and Grandvalet 2004,
         # jmlr.org/papers/v5/grandvalet04a.html.
-        folds = ", as if folds were independent" if FOLD in _varying(self.jobs) else ""
-        return f"{self.means}, 95% t interval{scale}{folds}"
+        over = " over folds, as if they were independent" if splits(self.jobs) else ""
+        if SPLIT_SEED in splits(self.jobs):
+            over = " over splits, corrected for the examples that they share"
+        return f"{self.means}, 95% t interval{scale}{over}"
 
     @property
     def notes(self) -> str:
@@ -149,15 +160,22 @@ class Comparison:
             return ""
         what = "First over second" if self.metric.log else "First minus second"
         difference = with_interval(*paired_difference(best[0], best[1], self.metric.log))
-        repeat = settings([str(name) for name in best[0].index.names])
+        repeat = settings(varying_repeats(self.jobs) or [SEED])
         if pairs == 1:
             return f" {what}: {difference}, of one {repeat}."
-        return f" {what}: {difference}, 95% t interval of {pairs} pairs by {repeat}."
+        shared = ", corrected for the examples that splits share" if splits(self.jobs) else ""
+        return f" {what}: {difference}, 95% t interval of {pairs} pairs by {repeat}{shared}."
 
 
-def _varying(jobs: "pd.DataFrame") -> list[str]:
-    """The settings in which repeats do differ."""
-    return [name for name in repeated(jobs) if combinations(jobs, [name]) > 1]
+def splits(jobs: "pd.DataFrame") -> list[str]:
+    """Return the settings by which the jobs split the examples in several ways."""
+    return [name for name in varying_repeats(jobs) if name in SPLITS]
+
+
+def _counted(counts: Sequence[int], repeats: Sequence[str]) -> str:
+    """Numbers of repeats: `3 seeds`, `2–3 folds`."""
+    many = "–".join(map(str, sorted({min(counts), max(counts)})))
+    return f"{many} {' and '.join(f'{setting(name)}s' for name in repeats or [SEED])}"
 
 
 def compare(
@@ -174,9 +192,14 @@ def compare(
     validation results are chosen. Settings `along` an axis are distinguished by it. The metric is
     by default the monitored one, on validation data.
 
-    Raises NoResults if fewer parts than `needed` have a setting, or if values must be chosen but
-    there are no validation results.
+    Raises NoResults if fewer parts than `needed` have a setting, if values must be chosen but there
+    are no validation results, or if the jobs are of several tasks.
     """
+    if len(found := tasks(jobs)) > 1:
+        cure = "draw each of groups.tasks(jobs), or name one in ONLY of plot.py"
+        raise NoResults(
+            f"{' and '.join(found)} are different tasks, which are not compared; {cure}"
+        )
     parts = _distributed(jobs, most, along, needed)
     by = [*along, *(name for part in parts for name in part)]
     rest, chosen = [name for name in varied(jobs) if name not in by], ""

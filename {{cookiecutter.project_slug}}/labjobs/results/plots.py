@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.results import text
+from labjobs.results import groups, text
 from labjobs.results.figures import log_scale
-from labjobs.results.groups import Interval, finite, fraction_interval, mean_interval
+from labjobs.results.groups import Interval, fraction_interval
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.style import COLOURS, PLAIN, Look, looks, names, numbers, setting
 
@@ -61,7 +61,8 @@ def bands(
         whose = f" of {label}" if label else ""
         cure = "give --eval-every in steps, such as 50"
         raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
-    mean, low, high = _interval(values[whole], metric)
+    of = curves.drop_duplicates("job_id").set_index("job_id").loc[table.columns]
+    mean, low, high = _interval(values[whole], of, metric, groups.overlap(of))
     each = [np.column_stack([steps, curve]) for curve in values.T]
     faint: Any = {"colors": look.colour, "linewidths": 0.4, "alpha": 0.45}
     ax.add_collection(LineCollection(each, rasterized=values.size > MANY, **faint))
@@ -100,7 +101,7 @@ def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measu
     for index, (name, look) in enumerate(looks(jobs).items()):
         aside, means = (index - (len(jobs) - 1) / 2) * step, []
         for value, repeated in jobs[name].groupby(x):
-            results = finite(repeated, metric.result).to_numpy()
+            results = groups.results(repeated, metric)
             lost, kept = (
                 beside(value, aside + step * np.linspace(0.25, 0.7, count))
                 for count in (int(repeated["diverged"].sum()), len(results))
@@ -109,7 +110,7 @@ def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measu
             ax.plot(kept, results, look.marker, color=look.colour, **OPEN)
             if len(results):
                 place = beside(value, aside)
-                mean, low, high = _interval(results, metric)
+                mean, low, high = _mean(results, metric)
                 ax.plot([place] * 2, [low, high], color=look.colour, linewidth=0.7)
                 means.append((place, mean))
         line = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
@@ -125,8 +126,8 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     grid = np.full((len(rows), len(columns)), np.nan)
     for place, row in enumerate(rows.values()):
         for column, value in enumerate(columns):
-            results = finite(row[[each == value for each in row[x]]], metric.result)
-            grid[place, column] = _interval(results, metric).mean if len(results) else np.nan
+            results = groups.results(row[[each == value for each in row[x]]], metric)
+            grid[place, column] = _mean(results, metric).mean if len(results) else np.nan
     if np.isfinite(grid).mean() < FILLED:
         known = f"only {np.isfinite(grid).sum()} of {grid.size} pairs have a result"
         raise NoResults(f"{known}, too few for a map; make a grid of two settings in run.sh")
@@ -168,7 +169,7 @@ def ranking(
         line: dict[str, Any] = {"color": look.colour, "linestyle": "none", "marker": look.marker}
         for row, name in enumerate(samples):
             if name in each:
-                mean, low, high = _interval(each[name], measured)
+                mean, low, high = _mean(each[name], measured)
                 ax.plot([low, high], [row + up] * 2, color=look.colour, linewidth=0.9)
                 ax.plot(mean, row + up, zorder=3, label=str(measured), **line)
                 ax.plot(each[name], np.full(len(each[name]), row + up + 0.16), **line | OPEN)
@@ -197,9 +198,17 @@ def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Lo
     ax.set_xlim(0, max(end, ax.get_xlim()[1]))  # limits that are set do not adapt any more
 
 
-def _interval(samples: ArrayLike, metric: Measured) -> Interval:
+def _mean(results: "pd.Series[Any]", metric: Measured) -> Interval:
+    """The mean of results by their repeats, and its interval."""
+    shared = results.attrs.get(groups.OVERLAP, 0.0)
+    return _interval(results.to_numpy(), results.index.to_frame(), metric, shared)
+
+
+def _interval(
+    samples: ArrayLike, repeats: "pd.DataFrame", metric: Measured, overlap: float
+) -> Interval:
     """The mean, and its interval within the metric's range."""
-    mean, low, high = mean_interval(metric.checked(samples), metric.log)
+    mean, low, high = groups.estimate(metric.checked(samples), repeats, metric.log, overlap)
     return Interval(mean, np.clip(low, *metric.within), np.clip(high, *metric.within))
 
 

@@ -1,8 +1,9 @@
 """The command line of plot.py: from a store's jobs to the files of its figures."""
 
 import argparse
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,20 +62,26 @@ def main(
             jobs = _without_earlier_trials(jobs)
         declared(jobs)  # no figure can be correct if a metric has two directions
         mixed = _other_code(jobs, args.any_code)
+        of_tasks = groups.tasks(jobs)
         if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
             raise SettingsError(f"--job {args.job}: no finished job has this id")
         figures.use(venue)
         left_out: dict[str, list[str]] = {}
         right = []
-        for name, drawing in {**of_all, **of_one}.items():
+        for stem, task, name in [
+            *_stems(of_all, of_tasks),
+            *_stems(of_one, [""] if args.job else of_tasks),
+        ]:
+            alike = of_tasks.get(task, jobs)
             try:
-                shown = jobs if name in of_all else _one(args.job, every, jobs)
+                shown = alike if name in of_all else _one(args.job, every, alike)
                 about = figure_files.provenance(shown) | {"venue": venue.name}
-                figure, caption = drawing(shown)
+                figure, caption = {**of_all, **of_one}[name](shown)
+                caption += f" Task: {task}." if task else ""
                 caption += mixed if name in of_all else ""
-                right.append(_save(args, args.out / name, figure, caption, about, venue))
+                right.append(_save(args, args.out / stem, figure, caption, about, venue))
             except NoResults as error:
-                left_out.setdefault(str(error), []).append(name)
+                left_out.setdefault(str(error), []).append(stem)
         for why, names in left_out.items():
             print(f"left out {', '.join(names)}: {why}", file=sys.stderr)
         return 0 if right and all(right) else 1
@@ -84,6 +91,21 @@ def main(
         status, said = exit_status.FAILED, str(error)
     print(f"plot.py: {said}", file=sys.stderr)
     return status
+
+
+def _stems(names: Iterable[str], tasks: Iterable[str]) -> list[tuple[str, str, str]]:
+    """The figures to draw: the names of their files, their tasks, and their names. If there are
+    several tasks, each has its own figures, `ranking-digits`, so that nothing is compared across
+    them."""
+    words = {task: "-".join(re.findall(r"\w+", task)) for task in tasks}
+    for number, (task, word) in enumerate(words.items(), 1):
+        if [*words.values()].count(word) > 1 or (task and not word):
+            words[task] = f"{word}-{number}".strip("-")
+    return [
+        (f"{name}-{word}" if word else name, task, name)
+        for name in names
+        for task, word in words.items()
+    ]
 
 
 def _save(

@@ -21,7 +21,7 @@ from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT, can_have_inputs
 from labjobs.results.metrics import DECLARED, Measured, NoResults
-from labjobs.settings import LAST
+from labjobs.settings import LAST, roles
 from labjobs.tracking import stored_jobs
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     settings but no metrics. Jobs that `jobs.py find` has run are left out. Settings have today's
     names; if a job is older than a setting, the setting has its neutral value. If a setting, a
     metric and a tag have the same name, the setting is kept (`lr`); the tag `hardware` is the
-    device. The names of the settings are in `attrs["settings"]`. Raises NoResults if no job has
+    device. The names of the settings are in `attrs["settings"]`, their roles in `attrs["roles"]`.
+    Raises NoResults if no job has
     finished, ConnectionError if the store cannot be read.
     """
     every = [job for job in stored_jobs.jobs(experiment) if runtime.TAG not in job["tags"]]
@@ -66,7 +67,7 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     settings = _settings(found)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
-    table.attrs["settings"] = sorted(settings)
+    table.attrs |= {"settings": sorted(settings), "roles": roles(kind)}
     return table
 
 
