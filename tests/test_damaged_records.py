@@ -67,4 +67,4 @@ def test_all_records_at_once(unsent: tuple[Project, Path]) -> None:
     assert all(f"{name} was damaged" in log for name in ("settings.json", "outcome.json"))
     assert project.stored(folder.parent.name) == project.journalled(folder.parent.name) == before
     again = project.run(*JOB)
-    assert "already finished: test_loss" in finished(again, project, folder)
+    assert "already finished: best_val_loss" in finished(again, project, folder)

@@ -163,7 +163,7 @@ def without_store(project: Project, **env: str) -> tuple[str, str]:
     assert courier
     kill(courier)
     line = one_line(done, 3)
-    assert "finished: test_loss" in line
+    assert "finished: best_val_loss" in line
     assert line.endswith("python jobs.py sync uploads what is left")
     return job_of(done), one_line(project.do(*sync(project), **env), 3)
 

@@ -66,7 +66,7 @@ def jobs(made, tmp_path):
 def test_list_has_a_line_for_each_job_the_newest_last(made):
     mlp, convnet, both = made.lines("list")
     assert mlp.startswith(f"{made.mlp}  finished  ")
-    assert "  test_loss " in mlp and "best_" not in mlp
+    assert "  best_val_loss " in mlp and "test_" not in mlp
     assert all(f" {text}" in mlp for text in ("epochs=1", "lr=0.01", "note=it's a try"))
     assert convnet.startswith(f"{made.convnet}  paused  ")
     assert "convnet" in convnet and "epochs=2" in convnet and "  [step 21/42, " in convnet

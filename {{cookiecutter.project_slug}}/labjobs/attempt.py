@@ -18,7 +18,7 @@ from labjobs.job import attempts, code_evidence, data_evidence, identity, proven
 from labjobs.job import runtime as purpose
 from labjobs.job.data_evidence import Places
 from labjobs.job.folder import JobFolder
-from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log
+from labjobs.job.terminal import Interrupted, Stopped, as_line, leave, log, without_tests
 from labjobs.settings import as_plain
 from labjobs.sources import fault
 from labjobs.tracking import courier, mlflow_store, stored_jobs
@@ -232,7 +232,7 @@ class Attempt(Generic[S]):
         """Do the job; returns its results in one line."""
         try:
             job.start()
-            said = as_line(job.finish(main(job)))
+            said = as_line(without_tests(job.finish(main(job))))
             terminal.handle_signals(signal.SIG_IGN)
         except BaseException as error:
             job.stop(save=isinstance(error, Stopped))

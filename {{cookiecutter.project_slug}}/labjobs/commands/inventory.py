@@ -26,7 +26,7 @@ from labjobs.job import attempts, code_evidence, identity, journal
 from labjobs.job.folder import JobFolder
 from labjobs.job.identity import as_command, restore
 from labjobs.job.runtime import Runtime
-from labjobs.job.terminal import as_line, counted, leave
+from labjobs.job.terminal import as_line, counted, leave, without_tests
 from labjobs.settings import Span
 from labjobs.sweeps.states import State, View
 from labjobs.tracking import costs, stored_jobs
@@ -420,18 +420,12 @@ def _row(project: Project, job: Job) -> Row:
     outcome = journal.record_of(latest, layout.OUTCOME) if latest else {}
     finished = outcome.get("status") == "finished"
     if latest and (state != "finished" or (finished and (not job.folder or job.folder.begun))):
-        said = _shortened(str(outcome.get("said", ""))) if finished else ""
+        said = str(outcome.get("said", "")) if finished else ""
         return Row(job, state, about, last_logged(latest), said, folder=latest)
     if stored := project.finished_in_store(job):
-        said = _shortened(as_line(results(stored)))
+        said = as_line(without_tests(results(stored)))
         return Row(job, state, about, stored["ended"] / 1000, said, stored=stored)
     return Row(job, state, about)
-
-
-def _shortened(said: str) -> str:
-    """A job's last line, without the results of its best evaluation if it has test results."""
-    parts = said.split(", ")
-    return ", ".join(part for part in parts if not part.startswith("best_")) or said
 
 
 def _as_plain(row: Row) -> dict[str, Any]:

@@ -137,6 +137,12 @@ def as_line(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
+def without_tests(results: Mapping[str, float]) -> dict[str, float]:
+    """Return a job's results without those on test data, by which nothing is to be chosen; all of
+    them if there are no others."""
+    return {k: v for k, v in results.items() if not k.startswith("test_")} or dict(results)
+
+
 def counted(number: int, thing: str) -> str:
     """Return a number of things: `1 job`, `3 jobs`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -5,6 +5,7 @@ and matplotlib; may import cli, job and tracking.
     metrics       what the jobs measured, as their project declared it
     groups        what the jobs differ in; means, fractions, intervals, differences
     comparison    what a figure distinguishes of that, and what its caption says about it
+    remarks       what every caption says of the jobs behind it
     figures       figures at their printed size, their axes and legends
     plots         what is drawn on the axes; text: labels, names and numbers that fit
     figure_files  the files of a figure, and where it comes from

@@ -210,12 +210,13 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
     """Return the values of these settings as text, for each of the jobs, ordered as the values are.
 
     Words come first, without their setting's name if no other setting has words, and none of them
-    is `none`.
+    is empty or `none`.
     """
     import pandas as pd
 
     words = [name for name in by if all(isinstance(value, str) for value in jobs[name])]
-    bare = len(words) == 1 and "none" not in set(jobs[words[0]])
+    # A value of `monitor` would read like the metric that is drawn.
+    bare = len(words) == 1 and words != ["monitor"] and not {"", "none"} & {*jobs[words[0]]}
     columns = []
     for name in [*words, *(name for name in by if name not in words)]:
         start = "" if bare and name in words else f"{setting(name)} "
@@ -256,19 +257,29 @@ def combinations(jobs: "pd.DataFrame", by: Sequence[str]) -> int:
 
 
 def ranked(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> "dict[str, pd.DataFrame]":
-    """Return the jobs with the same settings, by those as text: the best mean result first.
+    """Return the jobs with the same settings, by those as text: the best mean result first, and
+    those without a result last.
 
-    Settings of which a job diverged come after all others, and those without a result last.
+    If some jobs diverged or have no finite result, all are ranked by their median, with these jobs
+    as the worst: one seed of ten that diverged costs little, and most of them cost everything.
     """
+    by_median = lacks_results(jobs, metric)
 
-    def rank(item: "tuple[str, pd.DataFrame]") -> tuple[bool, bool, float]:
+    def rank(item: "tuple[str, pd.DataFrame]") -> tuple[bool, float, float]:
         """Return what a group of jobs is sorted by: first, whether it has no result."""
         found = results(item[1], metric)
         each = metric.checked(split_means(found, found.index.to_frame(), metric.log))
         mean = float(mean_interval(each, metric.log).mean) if len(each) else 0.0
-        return not len(each), bool(item[1]["diverged"].any()), -metric.sign * mean
+        lost = [np.inf] * (len(item[1]) - len(found))
+        median = float(np.median([*(-metric.sign * found), *lost])) if by_median else 0.0
+        return not len(each), median, -metric.sign * mean
 
     return dict(sorted(groups(jobs, by).items(), key=rank))
+
+
+def lacks_results(jobs: "pd.DataFrame", metric: Measured) -> bool:
+    """Return whether some jobs diverged or have no finite result, so that medians rank them."""
+    return len(finite(jobs, metric.result)) < len(jobs)
 
 
 def best(jobs: "pd.DataFrame") -> str:
@@ -291,7 +302,8 @@ def samples(
 
 def results(jobs: "pd.DataFrame", metric: Measured) -> "pd.Series[float]":
     """Return the finite results of the jobs by seed, fold and whatever else is a repeat."""
-    found = finite(jobs.set_index(repeated(jobs) or ["job_id"]), metric.result)
+    index = repeated(jobs) or [name for name in ["job_id"] if name in jobs]
+    found = finite(jobs.set_index(index) if index else jobs, metric.result)
     found.attrs[OVERLAP] = overlap(jobs)
     return found
 

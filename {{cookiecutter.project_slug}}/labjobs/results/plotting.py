@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from labjobs.errors import SettingsError, did_you_mean
 from labjobs.files import PROJECT
 from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted
-from labjobs.results import figure_files, figures, groups, style, tables
+from labjobs.results import figure_files, figures, groups, remarks, style, tables
 from labjobs.results.metrics import NoResults, chooser, declared
 from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
@@ -48,7 +48,7 @@ def main(
         if args.venue == "list":
             print(style.listing())
             return 0
-        venue = style.named(args.venue)
+        figures.use(style.named(args.venue))
         for format in args.format.split(","):
             if format not in figure_files.METADATA:
                 known = did_you_mean(format, figure_files.METADATA)
@@ -56,41 +56,78 @@ def main(
         style.label_settings(labels)
         if args.experiment == experiment_name():
             stored_jobs.settle(args.experiment)
-        every = tables.jobs(args.experiment, kind, script)
-        jobs = tables.only(every, only)
-        if not args.any_code:
-            jobs = _without_earlier_trials(jobs)
-        declared(jobs)  # no figure can be correct if a metric has two directions
-        mixed = _other_code(jobs, args.any_code)
-        of_tasks = groups.tasks(jobs)
-        if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
-            raise SettingsError(f"--job {args.job}: no finished job has this id")
-        figures.use(venue)
-        left_out: dict[str, list[str]] = {}
-        right = []
-        for stem, task, name in [
-            *_stems(of_all, of_tasks),
-            *_stems(of_one, [""] if args.job else of_tasks),
-        ]:
-            alike = of_tasks.get(task, jobs)
-            try:
-                shown = alike if name in of_all else _one(args.job, every, alike)
-                about = figure_files.provenance(shown) | {"venue": venue.name}
-                figure, caption = {**of_all, **of_one}[name](shown)
-                caption += f" Task: {task}." if task else ""
-                caption += mixed if name in of_all else ""
-                right.append(_save(args, args.out / stem, figure, caption, about, venue))
-            except NoResults as error:
-                left_out.setdefault(str(error), []).append(stem)
-        for why, names in left_out.items():
-            print(f"left out {', '.join(names)}: {why}", file=sys.stderr)
-        return 0 if right and all(right) else 1
+        return _draw(args, of_all, of_one, *_tried(args, kind, only, script))
     except SettingsError as error:
         status, said = exit_status.WRONG, str(error)
     except (NoResults, OSError) as error:
         status, said = exit_status.FAILED, str(error)
+        if isinstance(error, NoResults):
+            _put_aside(args.out, {**of_all, **of_one}, [])
     print(f"plot.py: {said}", file=sys.stderr)
     return status
+
+
+def _tried(
+    args: argparse.Namespace, kind: type[Any], only: Mapping[str, Any], script: str
+) -> "tuple[pd.DataFrame, ...]":
+    """All jobs with results, those to draw, and those that were tried besides: their settings, and
+    why they are not drawn."""
+    import pandas as pd
+
+    every = tables.jobs(args.experiment, kind, script)
+    if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
+        raise SettingsError(f"--job {args.job}: no finished job has this id")
+    jobs = wanted = tables.only(every, only)
+    if not args.any_code:
+        jobs = _without_earlier_trials(jobs)
+    declared(jobs)  # no figure can be correct if a metric has two directions
+    earlier = wanted.drop(jobs.index).assign(state="diverged with other code or data")
+    unfinished = tables.unfinished(args.experiment, script, only)
+    others = [each.astype(object) for each in (earlier, unfinished) if len(each)]
+    return every, jobs, pd.concat(others) if others else unfinished
+
+
+def _draw(
+    args: argparse.Namespace,
+    of_all: Mapping[str, Drawing],
+    of_one: Mapping[str, Drawing],
+    every: "pd.DataFrame",
+    jobs: "pd.DataFrame",
+    others: "pd.DataFrame",
+) -> int:
+    """Draw the figures of each task, and return the exit status."""
+    mixed = _other_code(jobs, args.any_code)
+    of_tasks = groups.tasks(jobs)
+    drawings, left_out, files = {**of_all, **of_one}, dict[str, list[str]](), list[Path]()
+    right = []
+    for stem, task, name in [
+        *_stems(of_all, of_tasks),
+        *_stems(of_one, [""] if args.job else of_tasks),
+    ]:
+        alike = of_tasks.get(task, jobs)
+        try:
+            shown = alike if name in of_all else _one(args.job, every, alike)
+            about = figure_files.provenance(shown) | {"figure": name, "venue": args.venue}
+            figure, caption = drawings[name](shown)
+            caption += f" Task: {task}." if task else ""
+            caption += remarks.on(shown, mixed)
+            caption += "" if args.job and name in of_one else remarks.counts(alike, others)
+            written = _save(args, args.out / stem, figure, caption, about)
+            right.append(bool(written))
+            files += written
+        except NoResults as error:
+            left_out.setdefault(str(error), []).append(stem)
+    for why, names in left_out.items():
+        print(f"left out {', '.join(names)}: {why}", file=sys.stderr)
+    _put_aside(args.out, drawings, files)
+    return 0 if right and all(right) else 1
+
+
+def _put_aside(out: Path, names: Collection[str], written: Collection[Path]) -> None:
+    """Move figures that were not drawn away, and say so."""
+    if moved := figure_files.put_aside(out, names, written):
+        line = "moved what was not drawn this time"
+        print(f"{line} to {out / figure_files.OLD}: {', '.join(moved)}", file=sys.stderr)
 
 
 def _stems(names: Iterable[str], tasks: Iterable[str]) -> list[tuple[str, str, str]]:
@@ -114,20 +151,19 @@ def _save(
     figure: "Figure",
     caption: str,
     about: dict[str, Any],
-    venue: style.Venue,
-) -> bool:
-    """Write a figure, and print the path and the printed size of its files; return whether it
-    prints correctly."""
-    formats = args.format.split(",")
+) -> list[Path]:
+    """Write a figure, and print the path and the printed size of its images; return all of its
+    files, none if it would not print correctly."""
+    formats, venue = args.format.split(","), style.named(args.venue)
     try:
         files = figure_files.save(figure, stem, caption, about, venue, not args.unchecked, formats)
     except figure_files.Misprint as error:
         lines = [*str(error).splitlines(), "not written; --unchecked writes it anyway"]
         print("\n".join(f"{stem.name}: {line}" for line in lines), file=sys.stderr)
-        return False
+        return []
     for path, width, height in files:
         print(f"{path}  {width:g} x {height:g} in")
-    return True
+    return [stem.with_name(f"{stem.name}.{kind}") for kind in (*formats, "tex", "json")]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -160,17 +196,15 @@ def _without_earlier_trials(jobs: "pd.DataFrame") -> "pd.DataFrame":
     return left
 
 
-def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
-    """The sentence for captions if jobs come from different code. Raises NoResults unless such jobs
-    should be drawn anyway. If all jobs are from older code, there is only a warning, since they may
+def _other_code(jobs: "pd.DataFrame", any_code: bool) -> list[str]:
+    """The ids of jobs that come from different code. Raises NoResults unless such jobs should be
+    drawn anyway. If all jobs are from older code, there is only a warning, since they may
     all be from the same code.
     """
     stale, n = jobs.loc[jobs["stale"], "job_id"], len(jobs)
     mixed = [*stale] if len(stale) < n else groups.of_mixed_evidence(jobs)
     are = "is" if len(mixed) == 1 else "are"
-    if any_code and mixed:
-        return f" {len(mixed)} of the {n} jobs {are} from different code or data."
-    if mixed:
+    if mixed and not any_code:
         raise NoResults(
             f"{len(mixed)} of {n} jobs {are} from different code or data, such as {mixed[0]}; "
             "bash run.sh --redo-stale runs those of its grid again, --force any other job; ONLY in "
@@ -179,7 +213,7 @@ def _other_code(jobs: "pd.DataFrame", any_code: bool) -> str:
     if len(stale) and not any_code:
         warning = "the code or the data has changed since these jobs finished"
         print(f"plot.py: {warning}", file=sys.stderr)
-    return ""
+    return mixed
 
 
 def _one(job_id: str, every: "pd.DataFrame", jobs: "pd.DataFrame") -> "pd.DataFrame":

@@ -71,17 +71,40 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     return table
 
 
+def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> "pd.DataFrame":
+    """Return the settings of the jobs that were tried and have no results, and why (`state`), one
+    row per job; settings must have the values `wanted`, as in `only`."""
+    import pandas as pd
+
+    found = [
+        job
+        for job in stored_jobs.unfinished(experiment)
+        if runtime.TAG not in job["tags"] and stored_jobs.script_of(job) == script
+    ]
+    table = pd.DataFrame({"job_id": [job["job_id"] for job in found]})
+    for name, values in _settings(found).items():
+        table[name] = pd.Series(values, dtype=object)
+    table["state"] = [job["state"] for job in found]
+    return _with(table, {name: value for name, value in wanted.items() if name in table})
+
+
+def _with(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
+    for name, value in wanted.items():
+        values = value if isinstance(value, list | tuple | set) else [value]
+        jobs = jobs[jobs[name].isin(values) | jobs[name].map(str).isin(map(str, values))]
+    return jobs
+
+
 def only(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
     """Return the jobs whose settings have these values; a list means any of its values.
 
     Raises SettingsError for an unknown setting, NoResults if no finished job is left.
     """
-    for name, value in wanted.items():
+    for name in wanted:
         if name not in jobs.attrs["settings"]:
             known = did_you_mean(name, jobs.attrs["settings"])
             raise SettingsError(f"ONLY in plot.py: the jobs have no setting {name}; {known}")
-        values = value if isinstance(value, list | tuple | set) else [value]
-        jobs = jobs[jobs[name].isin(values) | jobs[name].map(str).isin(map(str, values))]
+    jobs = _with(jobs, wanted)
     if jobs["diverged"].all():
         raise NoResults(f"no finished job has the settings of ONLY in plot.py: {dict(wanted)}")
     return jobs

@@ -56,6 +56,18 @@ WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
     AND (runs.status = 'FINISHED' AND mark.key = 'finished'
         OR runs.status = 'FAILED' AND mark.key = 'diverged')
 """
+BEGUN = """
+SELECT runs.run_uuid, id.value, runs.status, runs.start_time, beat.value
+FROM runs
+JOIN experiments USING (experiment_id)
+JOIN tags AS id ON id.run_uuid = runs.run_uuid AND id.key = 'job_id'
+LEFT JOIN tags AS beat ON beat.run_uuid = runs.run_uuid AND beat.key = 'heartbeat'
+WHERE experiments.name = :experiment AND runs.lifecycle_stage = 'active'
+    AND NOT EXISTS (
+        SELECT 1 FROM tags AS mark WHERE mark.run_uuid = runs.run_uuid AND mark.value = 'true'
+            AND mark.key = CASE runs.status WHEN 'FINISHED' THEN 'finished' ELSE 'diverged' END
+    )
+"""
 LEASED = """
 SELECT id.value, code.value, owner.value, host.value, beat.value FROM runs
 JOIN experiments USING (experiment_id)
@@ -87,6 +99,7 @@ ORDER BY run_uuid, step, timestamp
 FINISHED = "attributes.status = 'FINISHED' AND tags.finished = 'true'"
 DIVERGED = "attributes.status = 'FAILED' AND tags.diverged = 'true'"
 RUNNING = "attributes.status = 'RUNNING'"
+ALL = "attributes.start_time > 0"
 """Which runs MLflow's client is asked for."""
 
 Rows = Sequence[Sequence[Any]]
@@ -106,6 +119,9 @@ class StoredJob(TypedDict):
     started: int
     ended: int
     diverged: bool
+    state: str
+    """Why an unfinished job has no results: `failed`, `running`, `paused or interrupted`."""
+
     params: dict[str, str]
     metrics: dict[str, float]
     """Last values."""
@@ -116,12 +132,37 @@ def jobs(experiment: str) -> list[StoredJob]:
     """Return the attempts at jobs that finished or diverged, by job id; of several runs with the
     same job id and code, a finished one, or the last to end."""
     path = sqlite_path()
-    found = _by_sql(path, experiment) if path else _by_client(experiment, FINISHED, DIVERGED)
+    ended = select(path, ENDED, experiment=experiment) if path else []
+    found = _by_sql(path, ended) if path else _by_client(experiment, FINISHED, DIVERGED)
     found.sort(key=lambda job: (job["job_id"], not job["diverged"], job["ended"]))
     return list({(job["job_id"], job["tags"].get("code")): job for job in found}.values())
 
 
-def _by_sql(path: Path, experiment: str) -> list[StoredJob]:
+def unfinished(experiment: str) -> list[StoredJob]:
+    """Return the newest attempt at each job that has neither finished nor diverged with any
+    code."""
+    path = sqlite_path()
+    if path:
+        over = {row[1] for row in select(path, ENDED, experiment=experiment)}
+        rows = select(path, BEGUN, experiment=experiment)
+        found = _by_sql(path, [(run, id, 0, start, 0) for run, id, _, start, _ in rows])
+        states = {run: _state(status, beat) for run, _, status, _, beat in rows}
+        found = [{**job, "state": states[job["run_id"]]} for job in found]
+    else:
+        over = {job["job_id"] for job in _by_client(experiment, FINISHED, DIVERGED)}
+        found = _by_client(experiment, ALL)
+    found.sort(key=lambda job: (job["job_id"], job["started"]))
+    return list({job["job_id"]: job for job in found if job["job_id"] not in over}.values())
+
+
+def _state(status: str, heartbeat: str | None) -> str:
+    """Why a run with this status has no results."""
+    if fresh(status, heartbeat or ""):
+        return "running"
+    return "failed" if status == "FAILED" else "paused or interrupted"
+
+
+def _by_sql(path: Path, rows: Rows) -> list[StoredJob]:
     found: dict[str, StoredJob] = {
         run: {
             "job_id": job_id,
@@ -129,11 +170,12 @@ def _by_sql(path: Path, experiment: str) -> list[StoredJob]:
             "started": started,
             "ended": ended or 0,
             "diverged": bool(diverged),
+            "state": "",
             "params": {},
             "metrics": {},
             "tags": {},
         }
-        for run, job_id, diverged, started, ended, *_ in select(path, ENDED, experiment=experiment)
+        for run, job_id, diverged, started, ended, *_ in rows
     }
     runs = json.dumps(list(found))
     for run, key, value in select(path, PARAMS, runs=runs):
@@ -164,6 +206,9 @@ def _by_client(experiment: str, *queries: str) -> list[StoredJob]:
             "started": run.info.start_time,
             "ended": run.info.end_time or 0,
             "diverged": run.info.status == "FAILED",
+            "state": ""
+            if {"finished", "diverged"} & {*run.data.tags}
+            else _state(run.info.status, run.data.tags.get("heartbeat")),
             "params": run.data.params,
             "metrics": {key: _number(value) for key, value in run.data.metrics.items()},
             "tags": run.data.tags,
