@@ -576,6 +576,10 @@ MISTAKES = [
     ),
     (dataclass_of(("width", int, setting(0, above="0"))), "Settings.width: '>' not supported"),
     (
+        dataclass_of(("width", int, setting(0, role="x"))),
+        'Settings.width: role="x": must be "repeat"',
+    ),
+    (
         dataclass_of(("width", int, added(1, neutral="none"))),
         "Settings.width: its neutral value 'none': must be a whole number",
     ),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from labjobs.results import groups
+from labjobs.results import groups, style
 
 TRIALS = 4000
 
@@ -66,6 +66,12 @@ def test_more_seeds_of_the_same_folds_do_not_narrow_an_interval(seeds):
     assert abs(fraction - 0.95) < 4 * error
     _, low, high = np.array(differences).T
     assert held(low, high, 0)[0] > 0.97  # the folds of this simulation are independent
+
+
+def test_an_end_of_an_interval_never_becomes_0():
+    ends = style.with_interval(-13.4, -26.5, -0.29).replace("\N{MINUS SIGN}", "-")
+    assert ends == "-13 (-26 to -0.29)"
+    assert style.with_interval(0.0, 0.0, 0.0) == "0.00"
 
 
 def test_paired_difference_of_some_or_no_shared_seeds():

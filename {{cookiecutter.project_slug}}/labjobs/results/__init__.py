@@ -5,11 +5,10 @@ and matplotlib; may import cli, job and tracking.
     metrics       what the jobs measured, as their project declared it
     groups        what the jobs differ in; means, fractions, intervals, differences
     comparison    what a figure distinguishes of that, and what its caption says about it
-    remarks       what every caption says of the jobs behind it
     figures       figures at their printed size, their axes and legends
     plots         what is drawn on the axes; text: labels, names and numbers that fit
     figure_files  the files of a figure, and where it comes from
     print_check   whether they print right
-    plotting      the command line of plot.py
+    plotting      the command line of plot.py, and what every caption says
     style         pages of venues, fonts, colours, and how numbers are written
 """
