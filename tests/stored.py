@@ -92,7 +92,8 @@ class Store:
         points += [mlflow.Metric(key, value, last, last) for key, value in results.items()]
         params = [mlflow.Param(key, str(value)) for key, value in settings.items()]
         self.client.log_batch(run, metrics=points, params=params)
-        self.client.set_terminated(run, status)
+        if status != "RUNNING":
+            self.client.set_terminated(run, status)
         if mark:
             self.client.set_tag(run, "diverged" if status == "FAILED" else "finished", "true")
         return str(run)

@@ -42,9 +42,10 @@ def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
         for name, repeated in lines.items():
             plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
     beyond = figures.limit_to_curves(axes[0], curves, shown.metric)
-    figures.legend(fig, shown.repeats)
+    figures.legend(fig, shown.repeats, shown.lines)
     return fig, (
-        f"{shown.metric.title} by optimizer step: {shown.repeats}; thin lines are single jobs."
+        f"{shown.metric.title} by optimizer step: {shown.repeats}; faint lines and points are "
+        f"single jobs."
         f"{beyond}{shown.notes}"
     )
 
@@ -56,13 +57,14 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     shown = comparison.compare(jobs, 6, along=[x])
     fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
     figures.value_axis(ax.yaxis, shown.metric)
-    plots.points(ax, shown.lines, x, shown.metric)
+    plots.points(ax, shown.lines, x, shown.metric, shown.looks)
     cut = figures.limit_to_intervals(ax.yaxis, shown.results().values(), shown.metric)
     figures.legend(fig, shown.repeats)
     figures.ticks_at(ax, shown.jobs[x])
+    beside = " Lines are moved sideways, so that none hides another." * (len(shown.lines) > 1)
     return fig, (
         f"{shown.metric.title} of the weights kept: {shown.repeats}; open points beside "
-        f"a mean are its jobs, crosses those that diverged.{cut}{shown.notes}"
+        f"a mean are its jobs, crosses those that diverged.{beside}{cut}{shown.notes}"
     )
 
 
@@ -104,9 +106,10 @@ def time_to_target(jobs: "pd.DataFrame") -> "Drawn":
     ax.set(xlabel="training and evaluation (s)", ylabel=f"fraction of jobs at {metric.goal}")
     figures.legend(fig)
     never = shown.jobs["reached"].isna().sum()
+    interval = "" if shown.among else ", with its exact 95% binomial interval"
     return fig, (
         f"Fraction of jobs that have reached a {metric} of {metric.goal}, by the time of training "
-        f"and evaluation on {hardware(jobs)}, with its exact 95% binomial interval. "
+        f"and evaluation on {hardware(jobs)}{interval}. "
         f"{never} of {len(shown.jobs)} jobs never reached it.{shown.chosen}"
     )
 

@@ -7,8 +7,8 @@ settings` says what to write so that old jobs keep their ids. How a job runs (--
 …) is not here: those flags belong to the engine and change no result.
 
 The engine reads only these settings, where they exist: epochs, steps, minutes, eval_every,
-accumulate, seed, fold, monitor, schedule and init_from. Everything imports this file, so it imports
-nothing slow.
+accumulate, seed, fold, split_seed, val_fraction, dataset, monitor, schedule and init_from.
+Everything imports this file, so it imports nothing slow.
 """
 
 from dataclasses import dataclass

@@ -78,7 +78,9 @@ def test_with_settings_that_are_not_the_jobs_own_each_entry_may_be_used(tmp_path
     make = "\n\ndef make(settings: Settings):\n    return nets.NETS[settings.net]\n"
     for number, body in enumerate(others):
         run = RUN.format(body=body).replace("\n\nif", make + "\nif")
-        assert {"nets:small", "nets:large"} <= {*found(tmp_path / str(number), {"run.py": run}).parts}
+        assert {"nets:small", "nets:large"} <= {
+            *found(tmp_path / str(number), {"run.py": run}).parts
+        }
     assert "nets:large" not in found(tmp_path / "own", {"run.py": RUN.format(body=own)}).parts
 
 

@@ -146,3 +146,52 @@ def test_rankings_are_the_best_first_whichever_way_that_is(metric):
     names = {line.get_label() for line in labelled(ax)}
     assert names == {str(metric), str(metric.of("test"))}
     assert print_check.check(fig, ICML) == []
+
+
+def test_zero_has_a_place_on_an_axis_over_decades():
+    _, ax = figures.figure()
+    table = jobs(LOWER, wd=[0, 1e-5, 1e-3, 1e-1], y=[0.1, 0.2, 0.3, 0.4])
+    plots.points(ax, {"mlp": table}, "wd", LOWER)
+    places = ax.transData.transform([(value, 0.2) for value in table["wd"]])[:, 0]
+    gaps = np.diff(places)
+    assert gaps.min() > 0.2 * gaps.max() > 0
+    (line,) = labelled(ax)
+    assert line.get_xdata() == pytest.approx(table["wd"])
+
+
+def test_the_only_evaluation_of_jobs_is_seen():
+    _, (ax,) = figures.panels(["one"], "step", HIGHER)
+    plots.bands(ax, curves([0.5], [0.7]), "mlp", HIGHER)
+    assert [line.get_ydata().tolist() for line in ax.lines[:2]] == [[0.5], [0.7]]
+    assert len(ax.collections) == 3  # with the interval as a line
+
+
+def test_nothing_is_drawn_beyond_the_range_of_a_metric():
+    _, ax = figures.figure()
+    results = [pd.Series([0.9, 1.0, 1.0])]
+    plots.ranking(ax, {"a": results[0]}, HIGHER)
+    figures.limit_to_intervals(ax.xaxis, results, HIGHER)
+    assert 1 < ax.get_xlim()[1] < 1.01
+
+
+def test_a_result_that_exploded_does_not_flatten_the_others():
+    _, ax = figures.figure()
+    results = [pd.Series([0.2, 0.3, 0.4]), pd.Series([0.2, 8e25])]
+    plots.ranking(ax, {"a": results[0], "b": results[1]}, LOWER)
+    said = figures.limit_to_intervals(ax.xaxis, results, LOWER)
+    assert ax.get_xlim()[1] < 1
+    assert said.startswith(" Of all values 20.0% are beyond the axis.")
+
+
+def test_the_legend_has_the_order_of_the_lines():
+    fig, axes = figures.panels(["one", "two"], "step", LOWER)
+    for ax, names in zip(axes, (["0.1", "10"], ["0.01", "0.1"]), strict=True):
+        for name in names:
+            plots.bands(ax, curves([0.1, 0.2]), name, LOWER)
+    figures.legend(fig, "", ["0.01", "0.1", "10"])
+    (legend,) = fig.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["0.01", "0.1", "10"]
+
+
+def test_six_lines_are_told_apart_without_colour():
+    assert len({str(look.line) for look in style.looks(range(6)).values()}) == 6

@@ -1,6 +1,7 @@
 """Tables of finished jobs: their settings, metrics and groups, from stores that MLflow has made."""
 
 import math
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -8,7 +9,7 @@ import stored
 from labjobs.results import groups, metrics, style, tables
 from labjobs.results.comparison import compare
 from labjobs.results.metrics import NoResults
-from labjobs.settings import Metric
+from labjobs.settings import Metric, setting
 
 SAME = {"model": "mlp", "monitor": "val_accuracy"}
 
@@ -98,12 +99,47 @@ def test_of_what_is_left_over_the_best_by_validation_is_chosen(store):
         for size in range(7):
             how = {"lr": lr, "batch_size": size, "tests": {"test_accuracy": test}}
             one(store, "chosen", [val - 0.01 * size], **how)
+    style.label_settings({})
     shown = compare(tables.jobs("chosen"), 3)
     assert shown.by == ["lr"]
     assert shown.jobs["batch_size"].tolist() == [0, 0]
     assert shown.chosen == (
-        " Shown are the values of batch size with the best validation accuracy for each of the "
-        "others."
+        " Shown is the best of 7 values of batch size by validation accuracy: batch size 0 for lr "
+        "0.1; batch size 0 for lr 0.2."
+    )
+    assert shown.means == "best of 7, single jobs"
+    assert not any(look.interval for look in shown.looks.values())
+
+
+def test_many_choices_are_summed_up_and_no_choice_is_none(store):
+    for size, lr in product(range(8), (0.1, 0.2)):
+        best = 0.9 if lr == (0.2 if size else 0.1) else 0.5
+        one(store, "many", [best], batch_size=size, lr=lr, seed=0)
+    style.label_settings({})
+    shown = compare(tables.jobs("many"), 8)
+    assert shown.chosen == (
+        " Shown is the best of 2 values of lr by validation accuracy: lr 0.2 for 7 of 8; lr 0.1 "
+        "for 1 of 8."
+    )
+    for lr in range(8):
+        one(store, "drawn", lr=lr, weight_decay=lr / 7)
+    shown = compare(tables.jobs("drawn"), along=["lr"])
+    assert (shown.chosen, shown.among) == (" They differ in weight decay as well.", "")
+
+
+def test_one_seed_of_five_that_diverged_does_not_make_a_setting_the_worst(store):
+    for lr, seed in product((1, 2), range(5)):
+        lost = {"status": "FAILED"} if (lr, seed) == (1, 4) else {}
+        one(store, "one lost", [0.9 if lr == 1 else 0.3], lr=lr, seed=seed, **lost)
+    style.label_settings({})
+    jobs = tables.jobs("one lost")
+    assert [*groups.samples(jobs, ["lr"], metrics.chooser(jobs))] == ["lr 1", "lr 2"]
+    said = ", ranked by the median with diverged jobs as the worst"
+    assert compare(jobs, 3).first(12) == f"all 2 settings{said}"
+    shown = compare(jobs, 1)
+    assert {*shown.jobs["lr"]} == {1}
+    assert (
+        shown.chosen == f" Shown is the best of 2 values of lr by validation accuracy{said}: lr 1."
     )
 
 
@@ -143,7 +179,8 @@ def test_logarithmic_metrics_are_ranked_by_their_geometric_mean(store):
     shown = compare(jobs, 2)
     assert [*shown.results()] == ["wide", "even"]
     assert shown.repeats == "geometric mean of 2 seeds, 95% t interval of the logarithm"
-    assert shown.difference.startswith(" First over second: ")
+    assert shown.difference.startswith(" First over second in validation loss: ")
+    assert shown.difference.endswith(" pairs by seed; lower is better.")
     store.job("log", {"val_loss": [0.0]}, spread="none", seed=0, **how)
     with pytest.raises(NoResults, match="not always above 0, so it has no logarithm; declare"):
         compare(tables.jobs("log"), 3).results()
@@ -155,9 +192,16 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     jobs = tables.jobs("folds")
     assert groups.varied(jobs) == ["lr"]
     both = compare(jobs, 3)
-    independent = "95% t interval, as if folds were independent"
-    assert both.repeats == f"mean of 6 jobs over seeds and folds, {independent}"
-    assert both.difference.endswith(", 95% t interval of 6 pairs by seed and fold.")
+    independent = "95% t interval over folds, as if they were independent"
+    assert both.repeats == f"mean of 3 folds with 2 seeds each, {independent}"
+    corrected = "corrected for the examples that splits share"
+    said = " in each of 6 pairs by seed and fold; higher is better."
+    assert both.difference == f" First minus second in validation accuracy: 0.100,{said}"
+    one(store, "folds", [0.8], lr=0.2, fold=3, seed=0)
+    assert (
+        f"6 pairs by seed and fold, {corrected}; higher"
+        in compare(tables.jobs("folds"), 3).difference
+    )
     assert [len(results) for results in both.results().values()] == [6, 6]
     of_one_seed = compare(tables.only(jobs, {"seed": 1}), 3)
     assert of_one_seed.repeats == f"mean of 3 folds, {independent}"
@@ -165,3 +209,42 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     assert of_one_fold.repeats == "mean of 2 seeds, 95% t interval"
     style.label_settings({})
     assert groups.described(jobs[:1], jobs) == "lr 0.1, seed 0, fold 1"
+    one(store, "folds", lr=0.1, fold=0, seed=0)
+    with pytest.raises(NoResults, match="12 of 13 jobs are folds, the others are not"):
+        compare(tables.jobs("folds"), 3)
+
+
+def test_random_splits_are_repeats(store):
+    for lr, split, seed in product((0.1, 0.2), range(3), range(2)):
+        how = {"lr": lr, "split_seed": split, "seed": seed, "val_fraction": 0.2}
+        one(store, "splits", [0.5 + lr + 0.01 * split], **how)
+    shown = compare(tables.jobs("splits"), 3, needed=1)
+    assert shown.by == ["lr"]
+    assert shown.repeats.startswith("mean of 3 split seeds with 2 seeds each, 95% t interval over")
+    results = shown.results()["lr 0.1"]
+    mean, low, high = groups.estimate(results, results.index.to_frame(), False, 0.25)
+    assert mean == pytest.approx(0.61)
+    half = 4.302653 * 0.01 * math.sqrt(1 / 3 + 0.2 / 0.8)
+    assert (high - low) / 2 == pytest.approx(half)
+    assert results.attrs[groups.OVERLAP] == 0.25
+
+
+def test_tasks_are_never_compared(store):
+    @dataclass(frozen=True)
+    class Settings:
+        """Their settings."""
+
+        corpus: str = setting("a", role="task")
+        dataset: str = setting("digits", role="method")
+        seed: int = 0
+
+    for corpus, dataset in product("ab", ("digits", "noisy")):
+        one(store, "corpora", corpus=corpus, dataset=dataset, seed=0)
+    jobs = tables.jobs("corpora", Settings)
+    assert groups.varied(jobs) == ["dataset"]
+    assert [*groups.tasks(jobs)] == ["a", "b"]
+    with pytest.raises(NoResults, match="a and b are different tasks, which are not compared"):
+        compare(jobs, 3)
+    jobs = tables.jobs("corpora")
+    assert groups.varied(jobs) == ["corpus"]
+    assert [*groups.tasks(jobs)] == ["digits", "noisy"]

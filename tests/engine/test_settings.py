@@ -470,6 +470,7 @@ MISTAKES = [
     (dataclass_of(("width", int, 2.5)), "Settings.width: its default 2.5: must be a whole number"),
     (dataclass_of(("width", int, setting(0, above=0))), "Settings.width: its default 0: must be"),
     (dataclass_of(("width", int, added(1, neutral="none"))), "Settings.width: its neutral value"),
+    (dataclass_of(("width", int, setting(0, role="x"))), 'Settings.width: role="x": must be'),
     (
         dataclass_of(("width", int, dataclasses.field(default=3, init=False))),
         "Settings.width: a value",

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from labjobs.results import groups
+from labjobs.results import groups, style
 
 TRIALS = 4000
 
@@ -46,6 +46,32 @@ def test_paired_difference_drops_what_seeds_share():
     fraction, error = held(low, high, 0.05)
     assert abs(fraction - 0.95) < 4 * error
     assert np.mean(high - low) < 0.1  # unpaired it would be about 2
+
+
+@pytest.mark.parametrize("seeds", [3, 10])
+def test_more_seeds_of_the_same_folds_do_not_narrow_an_interval(seeds):
+    drawn = np.random.default_rng(seeds)
+    index = pd.MultiIndex.from_product([range(1, 6), range(seeds)], names=["fold", "seed"])
+    repeats, means, differences = index.to_frame(), [], []
+    for _ in range(1500):
+        folds, noise = drawn.normal(0, 1, (2, 5)), drawn.normal(0, 1, (2, 5, seeds))
+        first, second = (
+            pd.Series((folds[i][:, None] + noise[i]).ravel(), index=index) for i in range(2)
+        )
+        first.attrs["overlap"] = 1 / 4
+        means.append(groups.estimate(first, repeats))
+        differences.append(groups.paired_difference(first, second))
+    _, low, high = np.array(means).T
+    fraction, error = held(low, high, 0)
+    assert abs(fraction - 0.95) < 4 * error
+    _, low, high = np.array(differences).T
+    assert held(low, high, 0)[0] > 0.97  # the folds of this simulation are independent
+
+
+def test_an_end_of_an_interval_never_becomes_0():
+    ends = style.with_interval(-13.4, -26.5, -0.29).replace("\N{MINUS SIGN}", "-")
+    assert ends == "-13 (-26 to -0.29)"
+    assert style.with_interval(0.0, 0.0, 0.0) == "0.00"
 
 
 def test_paired_difference_of_some_or_no_shared_seeds():

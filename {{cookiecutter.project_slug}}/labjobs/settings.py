@@ -146,6 +146,24 @@ def _is_number(value: object) -> bool:
 
 # What a field of a settings dataclass may say about itself, kept as the field's metadata.
 
+Role = Literal["repeat", "task", "method"]
+"""What figures do with a setting. Jobs that differ in `repeat` settings alone are averaged; those
+of different `task`s are never compared; everything else is a `method`."""
+
+ROLES: Mapping[str, Role] = {
+    "seed": "repeat",
+    "fold": "repeat",
+    "split_seed": "repeat",
+    "dataset": "task",
+}
+"""The roles of settings with these names, unless they declare another one."""
+
+
+def roles(kind: type[Any] | None) -> dict[str, Role]:
+    """Return the roles of settings; those that are not named are methods."""
+    declared = {each.name: each.metadata.get("role") for each in fields(kind)} if kind else {}
+    return {**ROLES, **{name: role for name, role in declared.items() if role}}
+
 
 def setting(
     default: Any,
@@ -160,6 +178,7 @@ def setting(
     replaces: str = "",
     formerly: str = "",
     alone: Any = None,
+    role: Role | None = None,
     only_with: Collection[str] = (),
 ) -> Any:
     """Return a dataclass field with a default, and with rules that the command line checks.
@@ -173,6 +192,7 @@ def setting(
         replaces: Another setting, which does not count if this one is above 0.
         formerly: The name that this setting had when the first jobs ran.
         alone: The value of the flag if it is given without a value.
+        role: What figures do with it, see Role; by default what ROLES says of its name.
         only_with: For flags of the engine: a script has the flag only if it has one of these
             settings.
     """

@@ -253,6 +253,8 @@ def _flag(field: Field[Any], annotation: Any) -> Flag:
         raise ValueError("needs a default")
     if not field.init:
         raise ValueError("a value computed from other settings must be a property, not a field")
+    if rules.get("role") not in (None, *get_args(settings.Role)):
+        raise ValueError(f'role="{rules["role"]}": must be "repeat", "task" or "method"')
     names: tuple[str, ...] = ()
     if (declared := rules.get("metric")) is not None:
         settings.check(declared)

@@ -9,7 +9,7 @@ and matplotlib; may import cli, job and tracking.
     plots         what is drawn on the axes; text: labels, names and numbers that fit
     figure_files  the files of a figure, and where it comes from
     print_check   whether they print right
-    plotting      the command line of plot.py
+    plotting      the command line of plot.py, and what every caption says
     style         pages of venues, fonts, colours, and how numbers are written
 """
 

@@ -6,6 +6,8 @@ the remaining settings, the values with the best validation results are chosen. 
 captions begin with a space, and are empty if there is nothing to say.
 """
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,18 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from labjobs.results import tables
 from labjobs.results.groups import (
-    FOLD,
     SEED,
+    SPLIT_SEED,
+    SPLITS,
     combinations,
     finite,
     groups,
     having,
     is_numeric,
+    lacks_results,
     paired_difference,
     ranked,
-    repeated,
     samples,
+    tasks,
     varied,
+    varying_repeats,
 )
 from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
 from labjobs.results.style import Look, looks, setting, settings, with_interval
@@ -35,7 +40,8 @@ if TYPE_CHECKING:
     Curves = dict[str, dict[str, pd.DataFrame]]
 
 MOST = 6
-"""The largest number of settings whose missing jobs are named; otherwise they are only counted."""
+"""The largest number of settings that a caption names: those whose jobs are missing, and those that
+were chosen."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,9 @@ class Comparison:
 
     chosen: str
     """A sentence about the settings that were chosen; empty if none was."""
+
+    among: str = ""
+    """Among how many values they were chosen, `2` or `4–9`."""
 
     @property
     def by(self) -> list[str]:
@@ -69,8 +78,9 @@ class Comparison:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        """How each line is drawn."""
-        return looks(self.lines)
+        """How each line is drawn; without intervals if something was chosen."""
+        each = looks(self.lines)
+        return {name: look._replace(interval=not self.among) for name, look in each.items()}
 
     def curves(self) -> "Curves":
         """Return the metric's curves by panel, which the last part distinguishes, and line."""
@@ -94,26 +104,37 @@ class Comparison:
 
     @property
     def means(self) -> str:
-        """What means over jobs with the same settings are based on: `mean of 3 seeds`."""
+        """What means over jobs with the same settings are based on: `mean of 3 seeds`, `mean of 5
+        folds with 3 seeds each`."""
         known = having(self.jobs, self.metric.result)
-        counts = {len(alike) for alike in groups(known, self.by).values()}
-        if max(counts) == 1:
-            return f"one {settings(names)}" if (names := repeated(self.jobs)) else "single jobs"
-        what = [f"{setting(name)}s" for name in _varying(known) or [SEED]]
-        repeats = what[0] if len(what) == 1 else f"jobs over {' and '.join(what)}"
-        many = "–".join(map(str, sorted({min(counts), max(counts)})))
-        return f"{'geometric ' if self.metric.log else ''}mean of {many} {repeats}"
+        alike = [*groups(known, self.by).values()]
+        repeats = varying_repeats(self.jobs)
+        if max(map(len, alike)) == 1:
+            one = repeats or [SEED] * (SEED in self.jobs)
+            best = f"best of {self.among}, " if self.among else ""
+            return best + (f"one {settings(one)}" if one else "single jobs")
+        by = splits(self.jobs)
+        within = [name for name in repeats if name not in by]
+        many = _counted(
+            [combinations(jobs, by) if by else len(jobs) for jobs in alike], by or within
+        )
+        each = [len(jobs) for of in alike for jobs in groups(of, by).values()]
+        each_of = f" with {_counted(each, within)} each" if by and max(each) > 1 else ""
+        best = f"best of {self.among}, " if self.among else ""
+        return f"{best}{'geometric ' if self.metric.log else ''}mean of {many}{each_of}"
 
     @property
     def repeats(self) -> str:
         """What means and intervals are based on: `mean of 3 seeds, 95% t interval`."""
-        if "mean" not in self.means:
+        if "mean" not in self.means or self.among:
             return self.means
         scale = " of the logarithm" if self.metric.log else ""
         # Folds share most of their training examples: Bengio and Grandvalet 2004,
         # jmlr.org/papers/v5/grandvalet04a.html.
-        folds = ", as if folds were independent" if FOLD in _varying(self.jobs) else ""
-        return f"{self.means}, 95% t interval{scale}{folds}"
+        over = " over folds, as if they were independent" if splits(self.jobs) else ""
+        if SPLIT_SEED in splits(self.jobs):
+            over = " over splits, corrected for the examples that they share"
+        return f"{self.means}, 95% t interval{scale}{over}"
 
     @property
     def notes(self) -> str:
@@ -133,31 +154,52 @@ class Comparison:
 
     def first(self, most: int) -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
-        count = len(self.results())
+        shown, count = min(most, len(self.results())), len(groups(self.jobs, self.by))
         if count <= 1:
             return "one setting"
-        many = f"the best {most} of {count}" if most < count else f"all {count}"
-        last = ", those of which a job diverged last" if self.jobs["diverged"].any() else ""
-        return f"{many} settings{last}"
+        many = f"all {count}" if shown == count else f"the best {shown} of {count}"
+        return f"{many} settings{_median(self.jobs, self.metric)}"
 
     @property
     def difference(self) -> str:
         """A sentence on how the best two settings differ, by seed and fold; empty if they have none
-        in common."""
-        best = [*self.results(2).values()]
-        if len(best) < 2 or not (pairs := len((best[0] - best[1]).dropna())):
-            return ""
-        what = "First over second" if self.metric.log else "First minus second"
-        difference = with_interval(*paired_difference(best[0], best[1], self.metric.log))
-        repeat = settings([str(name) for name in best[0].index.names])
+        in common. It is a difference of test results, by which they were not chosen, if there are
+        any."""
+        names = [*self.results(2)]
+        for metric in (self.metric.of("test"), self.metric):
+            each = self.results(part=metric.part)
+            best = [each[name] for name in names if name in each]
+            if len(best) == 2 and (pairs := len((best[0] - best[1]).dropna())):
+                return self._difference(best[0], best[1], metric, pairs)
+        return ""
+
+    def _difference(
+        self, first: "pd.Series[Any]", second: "pd.Series[Any]", metric: Measured, pairs: int
+    ) -> str:
+        what = f"First {'over' if metric.log else 'minus'} second in {metric}"
+        unit = f" {metric.declared.unit}" if metric.declared.unit and not metric.log else ""
+        found = paired_difference(first, second, metric.log)
+        repeat = settings(varying_repeats(self.jobs) or [SEED])
+        better = f"{metric.declared.better} is better"
         if pairs == 1:
-            return f" {what}: {difference}, of one {repeat}."
-        return f" {what}: {difference}, 95% t interval of {pairs} pairs by {repeat}."
+            based = f"of one {repeat}"
+        elif math.isclose(found.low, found.high, rel_tol=1e-9):
+            found = found._replace(low=math.nan)  # which is no interval
+            based = f"in each of {pairs} pairs by {repeat}"
+        else:
+            based = f"95% t interval of {pairs} pairs by {repeat}"
+            based += ", corrected for the examples that splits share" * bool(splits(self.jobs))
+        return f" {what}: {with_interval(*found)}{unit}, {based}; {better}."
 
 
-def _varying(jobs: "pd.DataFrame") -> list[str]:
-    """The settings in which repeats do differ."""
-    return [name for name in repeated(jobs) if combinations(jobs, [name]) > 1]
+def splits(jobs: "pd.DataFrame") -> list[str]:
+    """Return the settings by which the jobs split the examples in several ways."""
+    return [name for name in varying_repeats(jobs) if name in SPLITS]
+
+
+def _counted(counts: Sequence[int], repeats: Sequence[str]) -> str:
+    """Numbers of repeats: `3 seeds`, `2–3 folds`."""
+    return f"{_range(counts)} {' and '.join(f'{setting(name)}s' for name in repeats or [SEED])}"
 
 
 def compare(
@@ -174,26 +216,62 @@ def compare(
     validation results are chosen. Settings `along` an axis are distinguished by it. The metric is
     by default the monitored one, on validation data.
 
-    Raises NoResults if fewer parts than `needed` have a setting, or if values must be chosen but
-    there are no validation results.
+    Raises NoResults if fewer parts than `needed` have a setting, if values must be chosen but there
+    are no validation results, or if the jobs are of several tasks.
     """
+    if len(found := tasks(jobs)) > 1:
+        cure = "draw each of groups.tasks(jobs), or name one in ONLY of plot.py"
+        raise NoResults(
+            f"{' and '.join(found)} are different tasks, which are not compared; {cure}"
+        )
     parts = _distributed(jobs, most, along, needed)
     by = [*along, *(name for part in parts for name in part)]
-    rest, chosen = [name for name in varied(jobs) if name not in by], ""
+    rest, chosen, among = [name for name in varied(jobs) if name not in by], "", ""
     if rest:
         try:
             by_validation = chooser(jobs)
         except NoResults as none:
             many = f"too much varies ({settings(rest)} as well)"
             raise NoResults(f"{many}, and {none}; or {CURE}") from none
+        median = _median(jobs, by_validation)
         kept: list[str] = []
-        for alike in groups(jobs, by).values():
-            best, *_ = ranked(alike, rest, by_validation).values()
-            kept += [*best["job_id"]]
+        best: dict[str, str] = {}
+        counts = []
+        for cell, alike in groups(jobs, by).items():
+            of_cell = ranked(alike, rest, by_validation)
+            best[cell], first = next(iter(of_cell.items()))
+            kept += [*first["job_id"]]
+            counts.append(len(of_cell))
         jobs = jobs[jobs["job_id"].isin(kept)]
-        where = " for each of the others" if by else ""
-        chosen = f" Shown are the values of {settings(rest)} with the best {by_validation}{where}."
-    return Comparison(jobs, metric or chooser(jobs), parts, [*along], chosen)
+        if max(counts) > 1:
+            among = _range(counts)
+            chosen = f" Shown is the best of {among} values of {settings(rest)} by {by_validation}"
+            chosen += f"{median}{_named(best)}."
+        else:
+            chosen = f" They differ in {settings(rest)} as well."
+    return Comparison(jobs, metric or chooser(jobs), parts, [*along], chosen, among)
+
+
+def _named(best: dict[str, str]) -> str:
+    """What was chosen, by what it was chosen for; the most frequent ones if there are many."""
+    if len(best) <= MOST:
+        each = [f"{name} for {cell}" if cell else name for cell, name in best.items()]
+        return f": {'; '.join(each)}"
+    each = [
+        f"{name} for {n} of {len(best)}" for name, n in Counter(best.values()).most_common(MOST)
+    ]
+    return f": {'; '.join(each)}{'; …' if len({*best.values()}) > MOST else ''}"
+
+
+def _median(jobs: "pd.DataFrame", metric: Measured) -> str:
+    """How settings are ranked, if some jobs diverged."""
+    lacking = lacks_results(jobs, metric)
+    return ", ranked by the median with diverged jobs as the worst" if lacking else ""
+
+
+def _range(counts: Sequence[int]) -> str:
+    """Numbers in short: `3`, `2–3`."""
+    return "–".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def _distributed(

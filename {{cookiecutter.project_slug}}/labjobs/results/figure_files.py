@@ -8,7 +8,8 @@ its figure: `\input` it.
 import json
 import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,9 @@ TIMES = {"pdf": "CreationDate", "svg": "Date"}
 AS_WRITTEN: Any = {"pdf.fonttype": 42, "savefig.bbox": None}
 """matplotlib's rcParams that keep the printed size and the fonts, whatever a figure's function has
 set: TrueType fonts, which publishers ask for, and the whole page."""
+
+OLD = "old"
+"""The folder, beside the figures, for those that are no longer drawn."""
 
 MARK = "provenance: "
 """What provenance in the metadata begins with."""
@@ -123,6 +127,23 @@ def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> N
         matplotlib.rc_context(AS_WRITTEN),
     ):
         fig.savefig(file, format=kind, **options)
+
+
+def put_aside(out: Path, names: Collection[str], written: Collection[Path]) -> list[str]:
+    """Move the files of figures with these names that were not written this time to a folder `old`;
+    return what these files were called. A document must not show what other jobs gave."""
+    moved = []
+    for record in sorted(out.glob("*.json")):
+        with suppress(SettingsError, OSError):
+            about = read(record)
+            if "commits" not in about or about.get("figure", record.stem) not in names:
+                continue
+            for kind in (*METADATA, "tex", "json"):
+                path = out / f"{record.stem}.{kind}"
+                if path not in written and path.exists():
+                    (out / OLD).mkdir(exist_ok=True)
+                    moved.append(path.replace(out / OLD / path.name).stem)
+    return sorted({*moved})
 
 
 # Where a figure comes from: the jobs, their code and settings.

@@ -122,9 +122,9 @@ def letters(axes: Iterable["Axes"]) -> None:
         ax.set_title(chr(ord("a") + index), loc="left", fontweight="bold")
 
 
-def legend(fig: "Figure", title: str = "") -> None:
-    """Add one legend above all panels, every label once, in as few rows as the width allows; none
-    where only one line would be named, but by its title."""
+def legend(fig: "Figure", title: str = "", order: Iterable[str] = ()) -> None:
+    """Add one legend above all panels, every label once and in this order, in as few rows as the
+    width allows; none where only one line would be named, but by its title."""
     import matplotlib
 
     handles = {
@@ -132,6 +132,7 @@ def legend(fig: "Figure", title: str = "") -> None:
         for ax in fig.axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
+    handles = {name: handles[name] for name in [*order, *handles] if name in handles}
     points = 72 * fig.get_figwidth()
     title = text.wrapped(title, points, _venue.small)
     size, room = matplotlib.rcParams["legend.fontsize"], points - BESIDE * _venue.small
@@ -224,6 +225,10 @@ class LogTicks(LogLocator):
 HIDDEN = 0.02
 """Fraction of the values that an axis may leave out, the worst ones."""
 
+ABSURD = 1000
+"""How many times larger than the median a result is that would flatten all others on a linear axis,
+as after a step that nearly diverged."""
+
 ROOM = 1.2
 """Space for intervals on either side of the results, relative to the space that the results take.
 The t intervals of three or more results never need more; those of two nearly always do."""
@@ -264,13 +269,21 @@ def _limit(
         return ""
     scale = axes[0].get_transform()
     ends = [hidden, 1] if metric.sign > 0 else [0, 1 - hidden]
-    low, high = np.quantile(scale.transform(values), ends)
+    largest = ABSURD * np.median(abs(values)) if room and not metric.log else np.inf
+    kept = values[abs(values) <= (largest or np.inf)]
+    low, high = np.quantile(scale.transform(kept), ends)
     drawn = np.array([axis.get_data_interval() for axis in axes])
     lowest, highest = drawn.min(), drawn.max()
     space = room * (high - low)
     shown = np.clip(scale.transform(np.array([lowest, highest])), low - space, high + space)
     margin = MARGIN * np.ptp(shown) or MARGIN * abs(high) or MARGIN
-    least, most = scale.inverted().transform(shown + np.array([-margin, margin]))
+    # A little beyond the range of the metric, so that points on its end are seen whole.
+    slack = 0.2 * margin
+    with np.errstate(invalid="ignore", divide="ignore"):  # the logarithms of 0 and less
+        within = scale.transform(np.array(metric.within))
+    within = np.where(np.isfinite(within), within, [-np.inf, np.inf]) + np.array([-slack, slack])
+    edges = np.clip([shown[0] - margin, shown[1] + margin], *within)
+    least, most = scale.inverted().transform(edges)
     change = axes[0].axes.set_xlim if axes[0] is axes[0].axes.xaxis else axes[0].axes.set_ylim
     change(least, most)
     beyond = ((values < least) | (values > most)).mean()

@@ -1,18 +1,19 @@
 """How jobs differ: groups of jobs with the same settings, and the best of them.
 
-Jobs that differ only in the setting `seed` are repeats of one another. So are jobs that differ in
-`fold`, if all of them belong to a cross-validation, with a fold of at least 1.
+Each setting has a role (`labjobs.settings.Role`): jobs that differ in nothing but repeats, such as
+the seed and the fold, are averaged; jobs of different tasks, such as datasets, are never compared.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from labjobs.job import data_evidence
 from labjobs.results.metrics import Measured, NoResults, chooser
 from labjobs.results.style import names, setting
+from labjobs.settings import ROLES, Role
 from labjobs.tracking.stored_jobs import folder_of
 
 if TYPE_CHECKING:
@@ -32,36 +33,45 @@ class Interval(NamedTuple):
     high: Any
 
 
-def mean_interval(samples: ArrayLike, log: bool = False) -> Interval:
+def mean_interval(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Interval:
     """Return the mean over the last axis with its 95 % t interval.
 
-    With `log`, both are computed from logarithms and transformed back: a geometric mean, for
-    samples above 0 that differ by factors. A t interval has its 95 % coverage down to two samples,
-    while a percentile bootstrap of three samples covers 75 % (measured by simulation).
+    `overlap` is the ratio of validation to training examples, for samples from several splits of
+    the same examples, which are not independent: Nadeau and Bengio 2003,
+    doi.org/10.1023/A:1024068626366. With `log`, both are computed from logarithms and transformed
+    back: a geometric mean, for samples above 0 that differ by factors. A t interval has its 95 %
+    coverage down to two samples, while a percentile bootstrap of three samples covers 75 %
+    (measured by simulation).
     """
     from scipy.stats import t
 
     values = np.asarray(samples, dtype=float)
     if log:
-        return Interval(*map(np.exp, mean_interval(np.log(values))))
+        return Interval(*map(np.exp, mean_interval(np.log(values), overlap=overlap)))
     n, mean = values.shape[-1], values.mean(axis=-1)
     if n == 1:
         return Interval(mean, mean * np.nan, mean * np.nan)
-    half = t.ppf((1 + LEVEL) / 2, n - 1) * values.std(axis=-1, ddof=1) / np.sqrt(n)
+    error = values.std(axis=-1, ddof=1) * np.sqrt(1 / n + overlap)
+    half = t.ppf((1 + LEVEL) / 2, n - 1) * error
     return Interval(mean, mean - half, mean + half)
 
 
 def paired_difference(
     first: "pd.Series[float]", second: "pd.Series[float]", log: bool = False
 ) -> Interval:
-    """Return the mean of first minus second over the seeds that both have, with its t interval;
+    """Return the mean of first minus second over the repeats that both have, with its t interval;
     with `log` the geometric mean of first over second.
 
     Jobs with the same seed share their initial weights and their order of batches, so the effects
-    of these cancel out. NaN if they have no seed in common.
+    of these cancel out. Results of several folds are averaged over the seeds of each fold, and the
+    interval is corrected for the training examples that folds share. NaN if they have no repeat in
+    common.
     """
     paired = (first / second if log else first - second).dropna()
-    return mean_interval(paired, log) if len(paired) else Interval(np.nan, np.nan, np.nan)
+    if not len(paired):
+        return Interval(np.nan, np.nan, np.nan)
+    means = split_means(paired, paired.index.to_frame(), log)
+    return mean_interval(means, log, first.attrs.get(OVERLAP, 0.0))
 
 
 def ratio_interval(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
@@ -99,18 +109,85 @@ def fraction_interval(counts: ArrayLike, n: int) -> Interval:
     return Interval(k / n, np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0))
 
 
-SEED, FOLD = "seed", "fold"
-"""The settings in which repeats differ."""
+SEED, FOLD, SPLIT_SEED = "seed", "fold", "split_seed"
+"""Settings in which repeats differ."""
+
+SPLITS = (FOLD, SPLIT_SEED)
+"""Those by which the examples are split. Seeds of the same split share its examples, so that only
+splits are samples of what another choice of examples would give."""
+
+OVERLAP = "overlap"
+"""The attribute of results that says how much splits overlap, see `mean_interval`."""
+
+
+def with_role(jobs: "pd.DataFrame", role: Role) -> list[str]:
+    """Return the settings of the jobs that have a role."""
+    roles = jobs.attrs.get("roles", ROLES)
+    return [name for name, its in roles.items() if its == role and name in jobs]
 
 
 def repeated(jobs: "pd.DataFrame") -> list[str]:
     """Return the settings that the jobs have in which repeats differ."""
-    folds = FOLD in jobs and is_numeric(jobs, FOLD) and bool((jobs[FOLD] > 0).all())
-    return [*([SEED] if SEED in jobs else []), *([FOLD] if folds else [])]
+    return with_role(jobs, "repeat")
+
+
+def varying_repeats(jobs: "pd.DataFrame") -> list[str]:
+    """Return the settings in which repeats do differ."""
+    return [name for name in repeated(jobs) if combinations(jobs, [name]) > 1]
+
+
+def tasks(jobs: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
+    """Return the jobs of each task, by its name, which is empty if there is only one.
+
+    Raises NoResults if folds of a cross-validation would be averaged with jobs that have none.
+    """
+    names = [name for name in with_role(jobs, "task") if combinations(jobs, [name]) > 1]
+    found = groups(jobs, names)
+    for alike in found.values():
+        folds = int(alike[FOLD].map(bool).sum()) if FOLD in alike else 0
+        if 0 < folds < len(alike):
+            cure = 'draw one kind: ONLY = {"fold": 0} in plot.py, or a list of folds'
+            raise NoResults(f"{folds} of {len(alike)} jobs are folds, the others are not; {cure}")
+    return found
+
+
+def split_means(values: ArrayLike, repeats: "pd.DataFrame", log: bool = False) -> NDArray[Any]:
+    """Return values (…, n) averaged over the repeats within each split, (…, splits). `repeats` has
+    n rows; if they are all of one split, the values are returned as they are."""
+    each = np.asarray(values, dtype=float)
+    by = [name for name in SPLITS if name in repeats and combinations(repeats, [name]) > 1]
+    if not by:
+        return each
+    split = repeats.reset_index(drop=True).groupby(by, dropna=False).ngroup().to_numpy()
+    each = np.log(each) if log else each
+    means = [each[..., split == number].mean(axis=-1) for number in range(split.max() + 1)]
+    return np.exp(np.stack(means, -1)) if log else np.stack(means, -1)
+
+
+def overlap(jobs: "pd.DataFrame") -> float:
+    """Return the ratio of validation to training examples, if jobs are of several splits; else
+    0."""
+    splits = combinations(jobs, [name for name in SPLITS if name in jobs])
+    if splits == 1:
+        return 0.0
+    if FOLD in jobs and jobs[FOLD].map(bool).all():
+        return 1 / max(1, int(jobs[FOLD].max()) - 1)
+    held_out = float(jobs["val_fraction"].max()) if "val_fraction" in jobs else 1 / splits
+    return held_out / (1 - held_out)
+
+
+def estimate(
+    values: ArrayLike, repeats: "pd.DataFrame", log: bool = False, overlap: float = 0.0
+) -> Interval:
+    """Return the mean of results (…, n) with its 95 % t interval: over splits, if there are
+    several, each with the mean of its repeats. `repeats` has n rows. Folds validate on different
+    examples, so only random splits are corrected for their `overlap`."""
+    random = SPLIT_SEED in repeats and combinations(repeats, [SPLIT_SEED]) > 1
+    return mean_interval(split_means(values, repeats, log), log, overlap if random else 0.0)
 
 
 def varied(jobs: "pd.DataFrame") -> list[str]:
-    """Return the settings that the jobs differ in, except those of repeats: those that vary most
+    """Return the settings that the jobs differ in, except repeats and tasks: those that vary most
     come first, numbers before words."""
 
     def rank(name: str) -> tuple[int, bool, str]:
@@ -118,7 +195,7 @@ def varied(jobs: "pd.DataFrame") -> list[str]:
         commonest = jobs[name].value_counts(dropna=False).max()
         return int(commonest), not is_numeric(jobs, name), name
 
-    names = {*jobs.attrs["settings"]} - {*repeated(jobs)}
+    names = {*jobs.attrs["settings"]} - {*repeated(jobs), *with_role(jobs, "task")}
     return sorted((name for name in names if combinations(jobs, [name]) > 1), key=rank)
 
 
@@ -133,12 +210,13 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
     """Return the values of these settings as text, for each of the jobs, ordered as the values are.
 
     Words come first, without their setting's name if no other setting has words, and none of them
-    is `none`.
+    is empty or `none`.
     """
     import pandas as pd
 
     words = [name for name in by if all(isinstance(value, str) for value in jobs[name])]
-    bare = len(words) == 1 and "none" not in set(jobs[words[0]])
+    # A value of `monitor` would read like the metric that is drawn.
+    bare = len(words) == 1 and words != ["monitor"] and not {"", "none"} & {*jobs[words[0]]}
     columns = []
     for name in [*words, *(name for name in by if name not in words)]:
         start = "" if bare and name in words else f"{setting(name)} "
@@ -155,7 +233,7 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
 
 def described(job: "pd.DataFrame", jobs: "pd.DataFrame") -> str:
     """Return what distinguishes the single job in a table from others: `mlp, seed 2`."""
-    names = [*varied(jobs), *repeated(jobs)]
+    names = [*varied(jobs), *varying_repeats(jobs)]
     return str(label(jobs, names)[jobs["job_id"] == job["job_id"].item()].item())
 
 
@@ -179,18 +257,29 @@ def combinations(jobs: "pd.DataFrame", by: Sequence[str]) -> int:
 
 
 def ranked(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> "dict[str, pd.DataFrame]":
-    """Return the jobs with the same settings, by those as text: the best mean result first.
+    """Return the jobs with the same settings, by those as text: the best mean result first, and
+    those without a result last.
 
-    Settings of which a job diverged come after all others, and those without a result last.
+    If some jobs diverged or have no finite result, all are ranked by their median, with these jobs
+    as the worst: one seed of ten that diverged costs little, and most of them cost everything.
     """
+    by_median = lacks_results(jobs, metric)
 
-    def rank(item: "tuple[str, pd.DataFrame]") -> tuple[bool, bool, float]:
+    def rank(item: "tuple[str, pd.DataFrame]") -> tuple[bool, float, float]:
         """Return what a group of jobs is sorted by: first, whether it has no result."""
-        results = metric.checked(finite(item[1], metric.result))
-        mean = float(mean_interval(results, metric.log).mean) if len(results) else 0.0
-        return not len(results), bool(item[1]["diverged"].any()), -metric.sign * mean
+        found = results(item[1], metric)
+        each = metric.checked(split_means(found, found.index.to_frame(), metric.log))
+        mean = float(mean_interval(each, metric.log).mean) if len(each) else 0.0
+        lost = [np.inf] * (len(item[1]) - len(found))
+        median = float(np.median([*(-metric.sign * found), *lost])) if by_median else 0.0
+        return not len(each), median, -metric.sign * mean
 
     return dict(sorted(groups(jobs, by).items(), key=rank))
+
+
+def lacks_results(jobs: "pd.DataFrame", metric: Measured) -> bool:
+    """Return whether some jobs diverged or have no finite result, so that medians rank them."""
+    return len(finite(jobs, metric.result)) < len(jobs)
 
 
 def best(jobs: "pd.DataFrame") -> str:
@@ -207,10 +296,16 @@ def samples(
 ) -> "dict[str, pd.Series[Any]]":
     """Return the results of the jobs with the same settings, by seed and fold: the best first, and
     none of settings without a result."""
-    index = repeated(jobs) or ["job_id"]
-    found = ranked(jobs, by, metric)
-    each = {name: finite(alike.set_index(index), metric.result) for name, alike in found.items()}
-    return {name: results for name, results in each.items() if len(results)}
+    each = {name: results(jobs, metric) for name, jobs in ranked(jobs, by, metric).items()}
+    return {name: found for name, found in each.items() if len(found)}
+
+
+def results(jobs: "pd.DataFrame", metric: Measured) -> "pd.Series[float]":
+    """Return the finite results of the jobs by seed, fold and whatever else is a repeat."""
+    index = repeated(jobs) or [name for name in ["job_id"] if name in jobs]
+    found = finite(jobs.set_index(index) if index else jobs, metric.result)
+    found.attrs[OVERLAP] = overlap(jobs)
+    return found
 
 
 def finite(jobs: "pd.DataFrame", key: str) -> "pd.Series[float]":

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.results import text
-from labjobs.results.figures import log_scale
-from labjobs.results.groups import Interval, finite, fraction_interval, mean_interval
+from labjobs.results import groups, text
+from labjobs.results.figures import LABEL, log_scale, plain
+from labjobs.results.groups import Interval, fraction_interval
 from labjobs.results.metrics import Measured, NoResults
 from labjobs.results.style import COLOURS, PLAIN, Look, looks, names, numbers, setting
 
@@ -61,46 +61,61 @@ def bands(
         whose = f" of {label}" if label else ""
         cure = "give --eval-every in steps, such as 50"
         raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
-    mean, low, high = _interval(values[whole], metric)
+    of = curves.drop_duplicates("job_id").set_index("job_id").loc[table.columns]
+    mean, low, high = _interval(values[whole], of, metric, groups.overlap(of))
     each = [np.column_stack([steps, curve]) for curve in values.T]
     faint: Any = {"colors": look.colour, "linewidths": 0.4, "alpha": 0.45}
     ax.add_collection(LineCollection(each, rasterized=values.size > MANY, **faint))
-    ax.fill_between(steps[whole], low, high, color=look.colour, alpha=0.15, linewidth=0)
+    if look.interval:
+        ax.fill_between(steps[whole], low, high, color=look.colour, alpha=0.15, linewidth=0)
     marker = look.marker if whole.sum() == 1 else None
+    if marker:  # neither lines nor bands have a single step
+        ax.plot(steps, values, "o", color=look.colour, **OPEN)
+        if look.interval:
+            ax.vlines(steps[whole], low, high, color=look.colour, linewidth=0.7)
     line = {"color": look.colour, "linestyle": look.line, "marker": marker, "label": label}
     ax.plot(steps[whole], mean, **line)
     ax.autoscale_view()
     ax.locator_params(axis="x", integer=True, nbins=5)
 
 
-def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measured) -> None:
+def points(
+    ax: "Axes",
+    jobs: "Mapping[str, pd.DataFrame]",
+    x: str,
+    metric: Measured,
+    drawn: Mapping[str, Look] | None = None,
+) -> None:
     """Draw the results of series of jobs, by their names, against a setting `x`: each job an open
     point, and the means of a series joined by a line with 95 % t intervals.
 
     Series stand side by side around their place, and the points of a mean to its right, so that
-    nothing hides another. The axis is logarithmic if values are above 0 and span a decade. A job
-    that diverged is a cross on the worse edge.
+    nothing hides another. The axis is logarithmic if values span a decade, with a place for 0
+    beside the smallest. A job that diverged is a cross on the worse edge.
     """
     values = np.unique([value for own in jobs.values() for value in own[x]])
-    log = bool(values[0] > 0 and values[-1] >= DECADE * values[0])
+    least = min((value for value in values if value), default=0)
+    if values[0] >= 0 and least and values[-1] >= DECADE * least:
+        log_scale(ax.xaxis)
+        if not values[0]:
+            ax.set_xscale("symlog", linthresh=least)
+    scale = ax.xaxis.get_transform()
 
     def beside(value: Any, aside: Any) -> Any:
-        """Return positions next to a value: by offsets, or factors on a logarithmic axis."""
-        return value * 10.0**aside if log else value + aside
+        """Return positions next to a value, by offsets on the axis."""
+        return scale.inverted().transform(scale.transform(np.array([value])) + aside)
 
-    gaps = np.diff(np.log10(values) if log else values)
+    gaps = np.diff(scale.transform(values))
     gap = gaps.min() if len(gaps) else 1.0
     margin = max(0.7 * gap, 0.05 * gaps.sum())
     step = min(SLOTS * gap / len(jobs), WIDEST * (gaps.sum() + 2 * margin))
     ax.set_xlabel(setting(x))
-    if log:
-        log_scale(ax.xaxis)
-    ax.set_xlim(beside(values[0], -margin), beside(values[-1], margin))
+    ax.set_xlim(*beside(values[0], -margin), *beside(values[-1], margin))
     edge, height = ax.get_xaxis_transform(), 0.02 if metric.sign > 0 else 0.98
-    for index, (name, look) in enumerate(looks(jobs).items()):
+    for index, (name, look) in enumerate((drawn or looks(jobs)).items()):
         aside, means = (index - (len(jobs) - 1) / 2) * step, []
         for value, repeated in jobs[name].groupby(x):
-            results = finite(repeated, metric.result).to_numpy()
+            results = groups.results(repeated, metric)
             lost, kept = (
                 beside(value, aside + step * np.linspace(0.25, 0.7, count))
                 for count in (int(repeated["diverged"].sum()), len(results))
@@ -108,9 +123,10 @@ def points(ax: "Axes", jobs: "Mapping[str, pd.DataFrame]", x: str, metric: Measu
             ax.plot(lost, [height] * len(lost), "x", color=look.colour, transform=edge)
             ax.plot(kept, results, look.marker, color=look.colour, **OPEN)
             if len(results):
-                place = beside(value, aside)
-                mean, low, high = _interval(results, metric)
-                ax.plot([place] * 2, [low, high], color=look.colour, linewidth=0.7)
+                (place,) = beside(value, aside)
+                mean, low, high = _mean(results, metric)
+                if look.interval:
+                    ax.plot([place] * 2, [low, high], color=look.colour, linewidth=0.7)
                 means.append((place, mean))
         line = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
         ax.plot(*np.reshape(means, (-1, 2)).T, label=name, zorder=3, **line)
@@ -125,8 +141,8 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     grid = np.full((len(rows), len(columns)), np.nan)
     for place, row in enumerate(rows.values()):
         for column, value in enumerate(columns):
-            results = finite(row[[each == value for each in row[x]]], metric.result)
-            grid[place, column] = _interval(results, metric).mean if len(results) else np.nan
+            results = groups.results(row[[each == value for each in row[x]]], metric)
+            grid[place, column] = _mean(results, metric).mean if len(results) else np.nan
     if np.isfinite(grid).mean() < FILLED:
         known = f"only {np.isfinite(grid).sum()} of {grid.size} pairs have a result"
         raise NoResults(f"{known}, too few for a map; make a grid of two settings in run.sh")
@@ -138,7 +154,10 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     ax.spines[:].set_visible(False)
     cell = text.name_columns(ax, list(columns.values()))
     if not _fill_cells(ax, image, numbers(grid.flat), cell):
-        text.figure_of(ax).colorbar(image, ax=ax)
+        bar = text.figure_of(ax).colorbar(image, ax=ax, format=plain)
+        text.name_columns(ax, list(columns.values()))  # which are narrower now
+        high = LABEL * 72 * text.figure_of(ax).get_figheight()
+        bar.ax.set_ylabel(text.wrapped(metric.axis, high, bar.ax.yaxis.label.get_fontsize()))
 
 
 def _fill_cells(ax: "Axes", image: "AxesImage", texts: Sequence[str], points: float) -> bool:
@@ -168,7 +187,7 @@ def ranking(
         line: dict[str, Any] = {"color": look.colour, "linestyle": "none", "marker": look.marker}
         for row, name in enumerate(samples):
             if name in each:
-                mean, low, high = _interval(each[name], measured)
+                mean, low, high = _mean(each[name], measured)
                 ax.plot([low, high], [row + up] * 2, color=look.colour, linewidth=0.9)
                 ax.plot(mean, row + up, zorder=3, label=str(measured), **line)
                 ax.plot(each[name], np.full(len(each[name]), row + up + 0.16), **line | OPEN)
@@ -192,14 +211,23 @@ def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Lo
     x, (fractions, low, high) = [0, *came, end], fraction_interval(counts, len(each))
     step = {"drawstyle": "steps-post", "color": look.colour, "linestyle": look.line}
     ax.plot(x, fractions, label=label, **step)
-    ax.fill_between(x, low, high, step="post", color=look.colour, alpha=0.12, linewidth=0)
+    if look.interval:
+        ax.fill_between(x, low, high, step="post", color=look.colour, alpha=0.12, linewidth=0)
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlim(0, max(end, ax.get_xlim()[1]))  # limits that are set do not adapt any more
 
 
-def _interval(samples: ArrayLike, metric: Measured) -> Interval:
+def _mean(results: "pd.Series[Any]", metric: Measured) -> Interval:
+    """The mean of results by their repeats, and its interval."""
+    shared = results.attrs.get(groups.OVERLAP, 0.0)
+    return _interval(results.to_numpy(), results.index.to_frame(), metric, shared)
+
+
+def _interval(
+    samples: ArrayLike, repeats: "pd.DataFrame", metric: Measured, overlap: float
+) -> Interval:
     """The mean, and its interval within the metric's range."""
-    mean, low, high = mean_interval(metric.checked(samples), metric.log)
+    mean, low, high = groups.estimate(metric.checked(samples), repeats, metric.log, overlap)
     return Interval(mean, np.clip(low, *metric.within), np.clip(high, *metric.within))
 
 

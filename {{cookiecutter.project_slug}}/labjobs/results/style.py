@@ -117,7 +117,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 """Distinguishable with any colour vision: Okabe and Ito's (jfly.uni-koeln.de/color) without
 yellow."""
 GREY = "#666666"
-LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
+LINES: tuple[Any, ...] = (
+    *("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5))),
+    *((0, (9, 1.5)), (0, (3, 1, 1, 1, 1, 1))),
+)
 MARKERS = "osD^v"
 
 SMALL, LARGE = 1e-3, 1e5
@@ -135,6 +138,8 @@ class Look(NamedTuple):
     colour: str = COLOURS[0]
     line: Any = LINES[0]
     marker: str = MARKERS[0]
+    interval: bool = True
+    """Whether intervals are drawn: that of the best of several would be too good."""
 
 
 PLAIN = Look()
@@ -204,6 +209,8 @@ def with_interval(middle: float, low: float, high: float) -> str:
     decimals = max(0, 1 - math.floor(math.log10(half)))
     each = (middle, low, high)
     texts = [f"{x:.{decimals}f}" if decimals < 6 else number(x) for x in each]
+    # An end that is not 0 does not become 0: on which side of 0 it lies is what readers look for.
+    texts = [number(x, 2) if x and not float(s) else s for x, s in zip(each, texts, strict=True)]
     of, start, end = map(signed, texts)
     return f"{of} ({start} to {end})"
 
@@ -217,7 +224,7 @@ def names(values: Iterable[Any]) -> dict[Any, str]:
         texts = [
             number(value, digits)
             if isinstance(value, float)
-            else as_text(value).replace("$", r"\$")
+            else as_text(value).replace("$", r"\$") or "(empty)"
             for value in each
         ]
         if len({*texts}) == len(each):

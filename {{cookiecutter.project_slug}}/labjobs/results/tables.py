@@ -21,7 +21,7 @@ from labjobs.errors import SettingsError, cause, did_you_mean
 from labjobs.job import runtime
 from labjobs.job.identity import DEFAULT
 from labjobs.results.metrics import DECLARED, Measured, NoResults
-from labjobs.settings import LAST
+from labjobs.settings import LAST, roles
 from labjobs.tracking import stored_jobs
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     settings but no metrics. Jobs that `jobs.py find` has run are left out. Settings have today's
     names; if a job is older than a setting, the setting has its neutral value. If a setting, a
     metric and a tag have the same name, the setting is kept (`lr`); the tag `hardware` is the
-    device. The names of the settings are in `attrs["settings"]`. Raises NoResults if no job has
+    device. The names of the settings are in `attrs["settings"]`, their roles in `attrs["roles"]`.
+    Raises NoResults if no job has
     finished, ConnectionError if the store cannot be read.
     """
     every = [job for job in stored_jobs.jobs(experiment) if runtime.TAG not in job["tags"]]
@@ -66,8 +67,32 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     settings = _settings(found)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
-    table.attrs["settings"] = sorted(settings)
+    table.attrs |= {"settings": sorted(settings), "roles": roles(kind)}
     return table
+
+
+def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> "pd.DataFrame":
+    """Return the settings of the jobs that were tried and have no results, and why (`state`), one
+    row per job; settings must have the values `wanted`, as in `only`."""
+    import pandas as pd
+
+    found = [
+        (job, why)
+        for job, why in stored_jobs.unfinished(experiment)
+        if runtime.TAG not in job["tags"] and stored_jobs.script_of(job) == script
+    ]
+    table = pd.DataFrame({"job_id": [job["job_id"] for job, _ in found]})
+    for name, values in _settings([job for job, _ in found]).items():
+        table[name] = pd.Series(values, dtype=object)
+    table["state"] = [why for _, why in found]
+    return _with(table, {name: value for name, value in wanted.items() if name in table})
+
+
+def _with(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
+    for name, value in wanted.items():
+        values = value if isinstance(value, list | tuple | set) else [value]
+        jobs = jobs[jobs[name].isin(values) | jobs[name].map(str).isin(map(str, values))]
+    return jobs
 
 
 def only(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
@@ -75,12 +100,11 @@ def only(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
 
     Raises SettingsError for an unknown setting, NoResults if no finished job is left.
     """
-    for name, value in wanted.items():
+    for name in wanted:
         if name not in jobs.attrs["settings"]:
             known = did_you_mean(name, jobs.attrs["settings"])
             raise SettingsError(f"ONLY in plot.py: the jobs have no setting {name}; {known}")
-        values = value if isinstance(value, list | tuple | set) else [value]
-        jobs = jobs[jobs[name].isin(values) | jobs[name].map(str).isin(map(str, values))]
+    jobs = _with(jobs, wanted)
     if jobs["diverged"].all():
         raise NoResults(f"no finished job has the settings of ONLY in plot.py: {dict(wanted)}")
     return jobs

@@ -88,11 +88,14 @@ def named(count: int) -> range:
 def name_columns(ax: "Axes", texts: Sequence[str]) -> float:
     """Name the columns of an image, vertically if names are too long, and only some of them if
     there are too many; return the points that a column has."""
+    import matplotlib
+
     fig, shown = figure_of(ax), named(len(texts))
     ax.set_xticks(shown, [texts[column] for column in shown])
     fig.draw_without_rendering()
     cell = 72 / fig.dpi * float(ax.get_window_extent().width) / len(texts)
-    if any(not fits(texts[column], cell * shown.step) for column in shown):
+    size = matplotlib.rcParams["xtick.labelsize"]
+    if any(width(texts[column], size) + MARGIN > cell * shown.step for column in shown):
         ax.tick_params(axis="x", rotation=90)
     return cell
 

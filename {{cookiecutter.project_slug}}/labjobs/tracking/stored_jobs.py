@@ -135,6 +135,31 @@ def jobs(experiment: str) -> list[StoredJob]:
     return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
 
 
+def unfinished(experiment: str) -> list[tuple[StoredJob, str]]:
+    """Return the newest attempt at each job that has neither finished nor diverged with any code,
+    and why it has no results: `failed`, `running` or `paused or interrupted`."""
+    path = sqlite_path()
+    every = _by_sql(path, experiment, TAGS) if path else _by_client(experiment)
+    over = {job["job_id"] for job in every if _is_over(job)}
+    left = sorted((job for job in every if job["job_id"] not in over), key=_start)
+    newest = {job["job_id"]: job for job in left}
+    if path:
+        by_run = {job["run_id"]: job for job in newest.values()}
+        for run, key, value in select(path, PARAMS, runs=json.dumps(list(by_run))):
+            by_run[run]["params"][key] = value
+    return [(job, _why_unfinished(job)) for _, job in sorted(newest.items())]
+
+
+def _start(job: StoredJob) -> int:
+    return job["started"]
+
+
+def _why_unfinished(job: StoredJob) -> str:
+    if fresh(job["status"], job["tags"].get("heartbeat", "")):
+        return "running"
+    return "failed" if job["status"] == "FAILED" else "paused or interrupted"
+
+
 def _by_sql(path: Path, experiment: str, query: str) -> list[StoredJob]:
     """The runs of all jobs, with the tags that a query asks for, but no params and metrics."""
     runs = select(path, RUNS, experiment=experiment)
