@@ -1,4 +1,4 @@
-"""Edits that change results in ways that are hard to see: each is noticed, on each Python.
+"""Edits that change results in ways that are hard to see: each is noticed.
 
 They are in hidden_edits.txt, for a job that trains the mlp:
 
