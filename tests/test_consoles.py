@@ -49,7 +49,7 @@ def test_a_console_without_letters_is_no_reason_to_fail(project):
     """Of ASCII alone, in which Python may not do otherwise."""
     ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = succeeded(project.run(*QUICK, "--seed", "5", **ascii_only))
-    assert " finished: test_loss " in done.stdout
+    assert " finished: best_val_loss " in done.stdout
     wrong = project.run("--model", "cönvnet", **ascii_only)
     assert wrong.returncode == 2 and wrong.stderr.startswith("run.py: --model c")
     assert wrong.stderr.count("\n") == 1

@@ -35,24 +35,13 @@ NO_CODE = {"labjobs", "runs", "vendor", "figures", "tables"}
 
 EVERY_LINE = range(sys.maxsize)
 
+GRID = "run.sh"
+"""Names jobs, and changes none of them. One that reads it has it in its data."""
+
 DEPENDS = re.compile(r"#\s*depends:\s*(.+)")
 SOURCES = (
-    *(
-        ".c",
-        ".cc",
-        ".cpp",
-        ".cu",
-        ".cuh",
-        ".h",
-        ".hpp",
-        ".jl",
-        ".py",
-        ".pyx",
-        ".r",
-        ".rs",
-        ".sh",
-        ".so",
-    ),
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"),
+    *(".jl", ".py", ".pyx", ".r", ".rs", ".sh", ".so"),
 )
 """How the names of programs' sources end."""
 
@@ -438,7 +427,7 @@ class Closure:
 
     def _take_programs(self) -> None:
         """Take the programs that constants and settings name."""
-        for word in sorted(self._words):
+        for word in sorted(self._words - {GRID}):
             is_name = word.lower().endswith(SOURCES) and not word.startswith(("/", ".."))
             is_file = False
             with suppress(OSError, ValueError):  # the word cannot be a name of a file

@@ -362,15 +362,17 @@ def _held_by(pid: str) -> Iterator[Use]:
     where there is no such file system."""
     process = Path("/proc", pid)
     with suppress(OSError):  # it has ended
-        for line in (process / "maps").read_text(errors="surrogateescape").splitlines():
+        for line in (process / "maps").read_text("utf-8", "surrogateescape").splitlines():
             _, rights, _, _, inode, *path = line.split(maxsplit=5)
             if inode != "0" and path:
                 yield path[0], UPDATED if rights[1:4:2] == "ws" else READ
         for each in (process / "fd").iterdir():
-            flags = (process / "fdinfo" / each.name).read_text().split("flags:")[1].split()[0]
+            flags = (
+                (process / "fdinfo" / each.name).read_text("utf-8").split("flags:")[1].split()[0]
+            )
             if os.path.isfile(file := os.readlink(each)):
                 yield file, UPDATED if int(flags, 8) & WRITES else READ
-        for child in (process / "task" / pid / "children").read_text().split():
+        for child in (process / "task" / pid / "children").read_text("utf-8").split():
             yield from _held_by(child)
 
 
