@@ -153,7 +153,7 @@ def test_more_jobs_than_an_array_holds(lab, cluster):
         again = silent(lab.sweep("--slurm"))
         assert again.stdout == "nothing submitted to Slurm: 10 queued\n"
     watched = silent(lab.sweep("--watch"))
-    assert watched.stdout.splitlines()[-1] == "10 jobs: 10 unsent"
+    assert watched.stdout.splitlines()[-1] == "10 jobs: 10 stale"  # by the edit
     cluster.wait_until_empty()
     intervals = sorted(lab.intervals(), key=lambda interval: interval.begun)
     assert len({i.job for i in intervals}) == len(intervals) == 10

@@ -128,7 +128,10 @@ def start(
     """
     env = {**(os.environ if env is None else env)}
     if server:
+        umask = os.umask(0o077)  # which can be read only by setting it
+        os.umask(umask)
         request = {"words": [*words], "folder": str(folder), "env": env, "session": session}
+        request |= {"umask": umask}  # of a folder that a group shares
         with suppress(OSError):  # it has ended, or the request is too large
             ours, theirs = socket.socketpair()
             with theirs:
@@ -241,6 +244,7 @@ def run(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
     """Become the program: as a new process would be, but for the modules that are imported."""
     if request["session"]:
         os.setsid()
+    os.umask(request["umask"])
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)

@@ -449,6 +449,8 @@ def _replace_look(name: str) -> None:
 
 def _note_missed(path: Any) -> None:
     if (_notes or _listening) and not getattr(_thread, "aside", False):
+        if _torch_is_imported_now():
+            return
         with aside(), suppress(TypeError, ValueError):
             absolute = os.path.abspath(os.fsdecode(path))
             if not os.path.lexists(absolute):  # os.access: no permission
