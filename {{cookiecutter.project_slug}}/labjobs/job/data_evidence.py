@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache, cached_property, wraps
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 from labjobs import layout
@@ -322,7 +321,7 @@ class Reads:
 
     def _note_absent(self, path: str) -> None:
         name = self._places.name_of_absent(path)
-        if name and name not in self._recorded and not _torch_is_imported_now():
+        if name and name not in self._recorded:
             self._record(Entry(name, 0, "", ABSENT))
 
     def _note_written(self, path: str, use: str) -> None:
@@ -346,15 +345,6 @@ class Reads:
             if path not in self._made and self._places.name(path) not in before:
                 self.note(path, use)
         return sorted(map(_printable, self._recorded - before))
-
-
-def _torch_is_imported_now() -> bool:
-    """Whether torch is being imported: it looks for CUDA's libraries wherever Python finds modules,
-    so also in the project."""
-    frame: FrameType | None = sys._getframe()
-    while frame and not frame.f_code.co_filename.endswith("/torch/__init__.py"):
-        frame = frame.f_back
-    return frame is not None
 
 
 def _held_by(pid: str) -> Iterator[Use]:
@@ -420,6 +410,9 @@ def _noted(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _note(path: str, use: str) -> None:
+    # While torch is imported it looks for CUDA's libraries beside every module, the project's too.
+    if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+        return
     if _notes:
         _notes.note(path, use)
     elif _listening:
@@ -449,8 +442,6 @@ def _replace_look(name: str) -> None:
 
 def _note_missed(path: Any) -> None:
     if (_notes or _listening) and not getattr(_thread, "aside", False):
-        if _torch_is_imported_now():
-            return
         with aside(), suppress(TypeError, ValueError):
             absolute = os.path.abspath(os.fsdecode(path))
             if not os.path.lexists(absolute):  # os.access: no permission

@@ -168,7 +168,7 @@ def overlap(jobs: "pd.DataFrame") -> float:
     """Return the ratio of validation to training examples, if jobs are of several splits; else
     0."""
     splits = combinations(jobs, [name for name in SPLITS if name in jobs])
-    if splits == 1:
+    if splits <= 1:
         return 0.0
     if FOLD in jobs and jobs[FOLD].map(bool).all():
         return 1 / max(1, int(jobs[FOLD].max()) - 1)
