@@ -199,7 +199,7 @@ def test_how_jobs_end(lab: Lab, cluster: Cluster) -> None:
 def test_a_job_with_two_gpus(project, cluster, tmp_path):
     """It is preempted once, and comes back with its two processes."""
     project = project.copy(tmp_path / "project")
-    write_grid(project.root, "--device cpu --epochs 20 --log-every 1 --batch-size 64")
+    write_grid(project.root, "--device cpu --epochs 200 --eval-every 20e")
     env = project.env | cluster.env
     (array,) = arrays(run(project.root, env, "--slurm", "--gpus-per-job", "2"), 1)
     (job,) = listed(run(project.root, env, "--list"))
