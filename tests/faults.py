@@ -30,7 +30,7 @@ SELECT run_uuid, status FROM runs JOIN tags USING (run_uuid)
 WHERE tags.key = 'job_id' AND tags.value = ? AND lifecycle_stage = 'active'
 """
 TIMES = (
-    *("elapsed_seconds", "examples_per_second", "tokens_per_second", "data_wait_fraction"),
+    *("elapsed_seconds", "examples_per_second", "tokens_per_second", "data_wait_fraction", "mfu"),
     *costs.NAMES,
 )
 """How metrics begin that are not the same each time."""

@@ -4,15 +4,64 @@ import re
 
 import pytest
 import torch
-from faults import Project, same, succeeded, wait_until
+from faults import Project, one_line, same, succeeded, wait_until
 from planted import MISTAKES
 from sweeps import write_grid
+from test_examples import EXAMPLES
+from test_recipes import blocks, indented
 
 pytestmark = pytest.mark.gpu
 
 SHORT = ("--epochs", "3")
-EXACT = ("--model", "convnet", "--augment", "crop-flip", "--ema", "0.9", "--deterministic")
-EXACT += ("--schedule", "constant")  # its last.pt stays, to be compared
+EXACT = ("--deterministic", "--schedule", "constant")  # its last.pt stays, to be compared
+TINTED = """
+
+def _tinted(_root: Path, _size: int | None) -> Source:
+    labels = torch.arange(2000) % 10
+    images = torch.randint(200, (2000, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    images[:, 0] += 5 * labels[:, None, None]
+    return Source(TensorDataset(images.byte(), labels), [str(label) for label in range(10)])
+
+
+DATASETS["tinted"] = _tinted
+"""
+"""Images of CIFAR's size, whose classes differ in how red they are."""
+
+EVERYTHING = "--augment crop-flip --ema 0.9 --clip-norm 1"
+NETWORKS = {
+    "convnet": ("classification", f"--model convnet --epochs 3 {EVERYTHING}"),
+    "convnet, compiled": (
+        "classification",
+        f"--model convnet --epochs 3 --compile on {EVERYTHING}",
+    ),
+    "convnet, CUDA graphs": (
+        "classification",
+        f"--model convnet --epochs 3 --compile reduce-overhead {EVERYTHING}",
+    ),
+    "convnet, fp16 in parts": (
+        "classification",
+        f"--model convnet --epochs 3 --precision fp16 --accumulate 3 {EVERYTHING}",
+    ),
+    "resnet18": (
+        "classification",
+        "--model resnet18 --dataset tinted --image-size 224 --steps 60 --eval-every 20",
+    ),
+    "GPT": ("language", "--model gpt-small --context 64 --steps 60 --eval-every 20"),
+}
+"""Examples and flags of jobs that have to end with the same bits."""
+
+
+@pytest.fixture(scope="module")
+def project(make):
+    """A project with images of its own."""
+    return tinted(Project(make()))
+
+
+def tinted(project: Project) -> Project:
+    """Add the images to a project's data."""
+    with (project.root / "data.py").open("a") as file:
+        file.write(TINTED)
+    return project
 
 
 def gpu_of(project: Project, job: str) -> str:
@@ -38,22 +87,106 @@ def test_a_job_learns_in_each_format_and_with_each_loader(project, precision, lo
 @pytest.mark.parametrize("model", ["convnet", "resnet18"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_job_learns_with_everything_on(project, model, optimizer):
-    flags = ("--model", model, "--optimizer", optimizer, "--augment", "crop", "--ema", "0.9")
+    flags = ("--model", model, "--optimizer", optimizer, "--augment", "crop-flip", "--ema", "0.9")
     job = project.finish(*SHORT, *flags, "--clip-norm", "1", "--compile", "on")
     (_, first), *_, (_, last) = project.stored(job)["val_loss"]
     assert last < first
 
 
-def test_equal_bits_again_and_after_an_interruption(project, tmp_path):
-    whole, again, stopped = (project.copy(tmp_path / name) for name in ("a", "b", "c"))
-    flags = (*SHORT, *EXACT)
-    job = whole.finish(*flags)
-    again.finish(*flags)
-    assert stopped.run(*flags, "--pause-after", "30").returncode == 0
-    stopped.finish(*flags)
-    for other in (again, stopped):
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("loader", ["resident", "workers"])
+def test_resnet18_learns_colours(project, precision, optimizer, loader):
+    flags = f"--dataset tinted --model resnet18 --lr 1e-2 --precision {precision}"
+    flags += f" --optimizer {optimizer} --loader {loader} {EVERYTHING}"
+    job = project.finish(*SHORT, *flags.split())
+    (_, first), *_, (_, last) = project.stored(job)["val_loss"]
+    assert last < first
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_each_example_learns(make, example):
+    about, made = EXAMPLES[example], Project(make(example=example))
+    job = made.finish(*about.short.split())
+    curve = [value for _, value in made.stored(job)[f"val_{about.metric}"]]
+    assert (max(curve) > curve[0]) if about.rises else (min(curve) < curve[0])
+
+
+ERRORS = """
+import sys
+import torch
+from labjobs import devices
+device = devices.choose("cuda")
+devices.use(device, deterministic=False)
+devices.set_tf32(sys.argv[1] == "tf32")
+image, kernel = torch.randn(8, 64, 32, 32, device=device), torch.randn(64, 64, 3, 3, device=device)
+matrix = image.view(512, 1024)
+for result, exact in (
+    (matrix @ matrix.T, matrix.double() @ matrix.double().T),
+    (torch.conv2d(image, kernel), torch.conv2d(image.double(), kernel.double())),
+):
+    print(float((result - exact).norm() / exact.norm()))
+"""
+
+
+@pytest.mark.parametrize(("precision", "least", "most"), [("fp32", 0, 1e-5), ("tf32", 1e-5, 1e-2)])
+def test_formats_are_as_exact_as_they_say(project, precision, least, most):
+    """The relative error of a product of matrices, and of a convolution."""
+    for error in project.printed(ERRORS, precision):
+        assert least < float(error) < most
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_equal_bits_again_and_after_interruptions(make, tmp_path, network):
+    example, flags = NETWORKS[network]
+    words = (*flags.split(), *EXACT)
+    made = Project(make(example=example))
+    whole = tinted(made) if example == "classification" else made
+    again, paused, killed = (whole.copy(tmp_path / name) for name in ("again", "paused", "killed"))
+    job = whole.finish(*words)
+    again.finish(*words)
+    assert paused.run(*words, "--pause-after", "41").returncode == 0  # before a smaller batch
+    paused.finish(*words)
+    process = killed.start(*words, "--checkpoint-minutes", "0.0001")
+    wait_until(lambda: any(killed.root.glob("runs/*/*/last.pt")))
+    process.kill()
+    process.wait()
+    killed.finish(*words)
+    for other in (again, paused, killed):
         assert same(other.tensors(job), whole.tensors(job))
         assert other.stored(job) == whole.stored(job)
+
+
+def in_background(project: Project) -> Project:
+    """Have a project evaluate in the background, as the recipe says."""
+    path = project.root / "run.py"
+    before, marked, rest = path.read_text().partition(
+        "        metrics = evaluate(job, forward, ema"
+    )
+    _, _, after = rest.partition("        if stopping.due:\n            break\n")
+    recipe = indented(indented(blocks("Evaluation in the background")[0]))
+    path.write_text(before + recipe + after)
+    assert marked
+    return project
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_evaluation_in_the_background_while_compiled(project, tmp_path, seed):
+    flags = f"--epochs 6 --model convnet --compile on --deterministic --seed {seed}".split()
+    other = in_background(project.copy(tmp_path / "background"))
+    expected = project.stored(project.finish(*flags))
+    assert other.stored(other.finish(*flags)) == expected
+
+
+def test_a_batch_that_does_not_fit(project):
+    flags = ("--model", "resnet18", "--image-size", "1024", "--batch-size", "1024")
+    said = one_line(project.run(*SHORT, *flags, "--precision", "fp32"), 1)
+    assert "out of memory" in said and "--batch-size" in said
+
+
+def test_the_largest_batch_is_found(project):
+    words = ("find", "batch-size", "--", "--model", "convnet", "--image-size", "64")
+    print(succeeded(project.do("python", "jobs.py", *words)).stdout)
 
 
 def test_a_step_that_waits_is_found_and_no_other(project, tmp_path):
@@ -67,10 +200,10 @@ def test_a_step_that_waits_is_found_and_no_other(project, tmp_path):
 
 
 def test_the_profile_says_what_the_gpu_did(project):
-    job = project.finish(*SHORT, "--profile", "10", "--force")
-    report = (project.folder(job) / "profile.txt").read_text()
-    assert "the GPU is busy" in report
-    assert (project.folder(job) / "memory.pickle").exists()
+    succeeded(project.run(*SHORT, "--profile", "10", "--note", "profiled"))
+    (report,) = project.root.glob("runs/*/*/profile.txt")
+    assert "the GPU is busy" in report.read_text()
+    assert report.with_name("memory.pickle").exists()
 
 
 def test_two_jobs_share_the_gpu(project, tmp_path):
