@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,10 +27,14 @@ import torch
 from attempts import At, Ended, Toy, plain
 from labjobs.settings import Span
 from labjobs.training.loop import Job
+from labjobs.training.optim import clip_gradients
 from stand_in.late import Late, running_late
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 from toy import DATA, EXAMPLES, Loop, forward
+
+ONE_GRAPH, NO_GRAPH = "one graph", "no graph"
+"""Of jobs that are not compiled: whether their steps, given to job.graphed, are."""
 
 OFTEN, SELDOM = 1e-6, 10.0
 """Minutes between two checkpoints: there is one after each step, or none before the end."""
@@ -46,7 +50,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "clip_norm": (0.0, 1.0),
     "precision": ("fp32", "bf16"),
     "nested": (False, True),
-    "compile": ("off", "reduce-overhead"),
+    "compile": ("off", "reduce-overhead", ONE_GRAPH),
 }
 """What jobs differ in. Of `pauses`, an evaluation and a checkpoint make the host wait for the GPU;
 without them it runs ahead by whole epochs. A thread that evaluates in the background `starts_late`,
@@ -79,6 +83,24 @@ class WithNorm(Loop):
     """A loop whose evaluation returns a tensor too, which nobody has waited for."""
 
     starts_late: bool = False
+    graphed: bool = False
+    """Whether steps are given to job.graphed; these log tensors on the GPU alone."""
+
+    _of: Job[Any] | None = None
+    _take: Any = None
+
+    def step(self, job: Job[Any], forward: Any, model: Any, batch: Any, optimizer: Any) -> None:
+        """Take one optimizer step."""
+        if not self.graphed:
+            super().step(job, forward, model, batch, optimizer)
+            return
+        if self._of is not job:
+            self._of = job
+            self._take = job.graphed(partial(take, job, forward, model, optimizer))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * (1 - job.fraction_done)
+        self._take(batch)
+        job.log(lr=optimizer.param_groups[0]["lr"])
 
     def evaluate(self, model: Any, *others: Any) -> dict[str, Any]:
         """Return the means of what is measured, and the norm of the weights."""
@@ -88,6 +110,18 @@ class WithNorm(Loop):
         means = super().evaluate(model, *others)
         norms = [weights.detach().norm() for weights in model.parameters()]
         return {**means, f"{part}_norm": torch.stack(norms).norm()}
+
+
+def take(job: Job[Any], forward: Any, model: Any, optimizer: Any, batch: Any) -> None:
+    """Take an optimizer step that can be one graph."""
+    for part, fraction in job.parts(batch):
+        loss, measured = forward(model, part, job.settings)
+        loss.backward(fraction)
+        job.log({name: measured[name] for name in ("loss", "accuracy", "confidence", "recall")})
+    if job.settings.clip_norm:
+        job.log(norm=clip_gradients(model.parameters(), job.settings.clip_norm))
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def wait_for_a_step(job: Job[Any]) -> None:
@@ -110,7 +144,8 @@ def in_order_of(seed: int) -> dict[str, Any]:
     chance = random.Random(seed)
     way = tuple((name, chance.choice(values)) for name, values in CHOICES.items())
     stop = chance.choice((None, At("step", chance.randint(1, 13))))
-    expected = undisturbed(tuple(dict(way, compile="off").items()))
+    alike = NO_GRAPH if dict(way)["compile"] == ONE_GRAPH else "off"
+    expected = undisturbed(tuple(dict(way, compile=alike).items()))
     said: dict[str, Any] = {"seed": seed, "error": ""}
     late: Late | None = None
     try:
@@ -132,18 +167,22 @@ def content(root: Path, way: Way, stop: At | None = None) -> Any:
     """Run a job, with an interruption or without; return all that it left."""
     settings = dict(way)
     eval_every, checkpoint_minutes = settings.pop("pauses")
+    compile = settings.pop("compile")
+    graphed = compile in (ONE_GRAPH, NO_GRAPH)
     runtime = {
         "device": settings.pop("device"),
         "quiet": True,
         "loader": settings.pop("loader"),
-        "compile": settings.pop("compile"),
+        "compile": "off" if graphed else compile,
+        "graph": "on" if compile == ONE_GRAPH else "off",
         "workers": 0,
         "checkpoint_minutes": checkpoint_minutes,
     }
     settings["eval_every"] = Span(eval_every)
     data, of_batch = (Nested(), nested) if settings.pop("nested") else (DATA, forward)
     train_on, val_on = Subset(data, range(EXAMPLES)), Subset(data, MANY)
-    loop = WithNorm(of_batch, train_on, val_on, starts_late=settings.pop("starts_late"))
+    late = settings.pop("starts_late")
+    loop = WithNorm(of_batch, train_on, val_on, starts_late=late, graphed=graphed)
     toy = Toy(root, lambda: "")
     for at in (stop, None) if stop else (None,):
         done = toy.run(loop=loop, stop=at, runtime=runtime, epochs=2, **settings)

@@ -63,6 +63,35 @@ def test_another_loss(fresh):
     assert_sound(fresh)
 
 
+def graphed(project: Project) -> Project:
+    """Have a project give its step to job.graphed, as the recipe says."""
+    step, loop = blocks("A step as one CUDA graph")
+    path = project.root / "run.py"
+    before, inner, rest = path.read_text().partition("        for batch in job.steps(")
+    _, last, after = rest.partition("            ema.update()\n")
+    assert inner and last
+    head, epochs, training = before.partition("    for _ in job.epochs():")
+    made = [head, indented(step), "\n", epochs, training, indented(indented(loop)), after]
+    path.write_text("".join(made))
+    return project
+
+
+@pytest.mark.full
+def test_a_step_as_one_graph(project, fresh):
+    """On a CPU the same steps are taken one by one."""
+    flags = ("--ema", "0.9", "--clip-norm", "1", "--accumulate", "2", "--log-every", "1")
+    plain = project.stored(project.finish(*SHORT, *flags))
+    assert_sound(graphed(fresh))
+    found = fresh.stored(fresh.finish(*SHORT, *flags))
+    assert found.keys() == plain.keys()
+    for name, curve in plain.items():
+        steps, values = zip(*found[name], strict=True)
+        assert steps == tuple(step for step, _ in curve)
+        assert values == pytest.approx([value for _, value in curve], rel=1e-4), name
+    said = one_line(fresh.run(*SHORT, "--seed", "1", "--graph", "on"), 2)
+    assert said == "run.py: --graph on: needs a CUDA GPU and a job of one process"
+
+
 @pytest.mark.full
 def test_two_learning_rates(fresh):
     """And other settings of the optimizer still do something."""

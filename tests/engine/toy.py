@@ -118,7 +118,7 @@ class Loop:
     def train(self, job: Job[Settings], forward: Any, model: Any, batches: Any, val: Any) -> None:
         """Fit the model."""
         settings = job.settings
-        optimizer = torch.optim.SGD(model.parameters(), settings.lr, settings.momentum)
+        optimizer = torch.optim.SGD(model.parameters(), settings.lr, settings.momentum, fused=True)
         ema = EMA(model, settings.ema)
         stopping = EarlyStopping(METRICS, settings.monitor, settings.patience)
         job.resume(model=model, optimizer=optimizer, ema=ema, stopping=stopping)

@@ -9,7 +9,7 @@ Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
 import hashlib
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
 from pathlib import Path
@@ -216,6 +216,11 @@ class SideStream:
         self._device = device
         self._stream = _module(device).Stream(device) if runs_ahead(device) else None
 
+    @property
+    def raw(self) -> Any:
+        """torch's own object; None on a device with a single queue."""
+        return self._stream
+
     def __enter__(self) -> Self:
         if self._stream:
             self._context = _module(self._device).stream(self._stream)
@@ -246,6 +251,28 @@ class SideStream:
 
     def _current(self) -> Any:
         return _module(self._device).current_stream(self._device)
+
+
+def recorded(function: Callable[[], None], stream: SideStream) -> torch.cuda.CUDAGraph:
+    """Return what a function tells a CUDA GPU to do, as a graph; nothing of it is done. Other
+    threads may go on with theirs, and torch's random numbers go on with each replay.
+
+    Source: docs.pytorch.org/docs/stable/generated/torch.cuda.CUDAGraph.html.
+    """
+    graph = torch.cuda.CUDAGraph()
+    failed: list[BaseException] = []
+    try:
+        with torch.cuda.graph(graph, stream=stream.raw, capture_error_mode="thread_local"):
+            try:
+                function()
+            except BaseException as error:
+                failed.append(
+                    error
+                )  # the end of the recording then raises another, which says less
+                raise
+    except Exception as error:
+        raise (failed or [error])[0] from None
+    return graph
 
 
 def record_allocations(device: torch.device) -> None:

@@ -57,12 +57,16 @@ class Driver:
         self.thread = ThisThread()
         self.latest = 0
         """The GPU of the tensor that was made last."""
+        self.of_backward: dict[int, int] = {}
+        """The streams of the backward pass."""
         self.begun_in = 0
         self.sync_mode = 0
         self.history = False
         self.streams = 0
         self.late: Any = None
         """The queues of a GPU that runs late; see late.py."""
+        self.graph: Any = None
+        """The graph that is being recorded; see recording.py."""
 
     @property
     def uuids(self) -> list[str]:
@@ -72,6 +76,19 @@ class Driver:
         return (
             every if seen is None else [one.removeprefix("GPU-") for one in seen.split(",") if one]
         )
+
+    @property
+    def recording(self) -> Any:
+        """That graph, if what this thread does now is recorded; else None."""
+        return self.graph if self.graph and self.graph.stream == self.streams_now else None
+
+    @property
+    def streams_now(self) -> dict[int, int]:
+        """The current stream of each GPU, in a backward pass too."""
+        import torch  # this module is imported with torch's own C extension
+
+        within = torch._C._current_graph_task_id() >= 0
+        return self.of_backward if within else self.thread.streams
 
     def check(self, index: int) -> int:
         """Return an index; raises RuntimeError as CUDA does if there is no such GPU."""
@@ -230,7 +247,7 @@ def _queues(c: Any) -> dict[str, Any]:
         "_cuda_getCurrentStream": current,
         "_cuda_getDefaultStream": lambda index: (0, max(0, index), CUDA),
         "_cuda_setStream": set_stream,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_isCurrentStreamCapturing": lambda: driver.recording is not None,
     }
 
 

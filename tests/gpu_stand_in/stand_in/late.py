@@ -173,7 +173,7 @@ def running_late(seed: int) -> Iterator[Late]:
 
 def current(gpu: int) -> Stream:
     """Return this thread's current stream of a GPU."""
-    return gpu, driver.thread.streams.get(gpu, 0)
+    return gpu, driver.streams_now.get(gpu, 0)
 
 
 class Block:
@@ -214,6 +214,8 @@ def block(host: Tensor, gpu: int) -> Block | None:
     if not address:
         return None
     found = _BLOCKS.get(address)
+    if found is None and driver.recording:
+        return None  # memory of a graph is used for nothing else
     if found is None:
         found = _BLOCKS[address] = Block(host, gpu)
     return found

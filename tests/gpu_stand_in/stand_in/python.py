@@ -23,6 +23,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from stand_in import autocast, graphs
 from stand_in.driver import GENERATORS, driver
+from stand_in.recording import Graph
 from stand_in.tensors import BACKEND, HOST, OnGPU, aten, copy_from, made_by
 
 LIBRARY = torch.library.Library("aten", "IMPL")
@@ -65,6 +66,8 @@ def replace() -> None:
     torch.compile = _compiling(torch.compile)
     torch.compiler.cudagraph_mark_step_begin = graphs.mark_step_begin
     torch.load = _loading(torch.load)
+    torch.autograd.backward = _on_its_streams(torch.autograd.backward)
+    torch.cuda.CUDAGraph = Graph  # type: ignore[misc, assignment]
     torch.profiler.profile = Profiler  # type: ignore[misc]
     torch.__future__.set_swap_module_params_on_conversion(True)
     _foreach_supported_types.append(OnGPU)
@@ -121,6 +124,18 @@ def _compiling(compile: Any) -> Any:
         return compile(function, backend="aot_eager", **how)
 
     return compiling
+
+
+def _on_its_streams(backward: Any) -> Any:
+    """Return torch's backward pass, on the streams of the thread that asks for it; torch itself
+    takes those of the forward pass (torch/csrc/autograd/engine.cpp), here the same ones."""
+
+    @wraps(backward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        driver.of_backward = dict(driver.thread.streams)
+        return backward(*args, **kwargs)
+
+    return run
 
 
 def _loading(load: Any) -> Any:

@@ -10,13 +10,14 @@ Facts of torch that this relies on (2.15; files of github.com/pytorch/pytorch):
   subclass computes, if it has `__tensor_flatten__`.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from stand_in import late, rules
+from stand_in import late, recording, rules
 from stand_in.driver import driver, key
 from stand_in.rules import HOST, aten
 
@@ -109,6 +110,7 @@ def compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = [value for value in flat if isinstance(value, Tensor)]
     rules.one_device(op, tensors)
     if rules.waits(op, args, kwargs):
+        recording.refuse_wait()
         driver.waited()
     rules.deterministic(op)
     if op is aten.record_stream.default:
@@ -122,6 +124,12 @@ def compute(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     to = kwargs.get("device")
     device = gpu if to is None or to.type == BACKEND else meant(to)
     given = {id(on_host(tensor)): tensor for tensor in tensors}
+    if driver.recording:
+        generators = [value for value in flat if isinstance(value, torch._C.Generator)]
+        numbers = partial(rules.random_numbers, op, generators, gpu)
+        result = driver.recording.do(op, host_args, host_kwargs, numbers)
+        flat, form = tree_flatten(result)
+        return tree_unflatten([_back(value, given, device) for value in flat], form)
     with rules.random_numbers(op, flat, gpu) as generator:
         if driver.late is None:
             result = op(*host_args, **host_kwargs)
@@ -151,7 +159,11 @@ def made_by(op: Any) -> Any:
 
     def make(*args: Any, device: torch.device, **kwargs: Any) -> Tensor:
         gpu = meant(device)
-        with rules.random_numbers(op, kwargs.values(), gpu):
+        numbers = partial(rules.random_numbers, op, kwargs.values(), gpu)
+        if driver.recording:
+            made = driver.recording.do(op, args, {**kwargs, "device": HOST}, numbers)
+            return OnGPU(made, gpu)
+        with numbers():
             values = op(*args, **kwargs, device=HOST)
         return OnGPU(late.made(values, gpu.index) if driver.late else values, gpu)
 

@@ -37,6 +37,10 @@ class Runtime:
     max-autotune: use CUDA graphs, and try several kernels to find the fastest, which takes long.
     max-autotune-no-cudagraphs: the same without CUDA graphs."""
 
+    graph: Literal["auto", "on", "off"] = setting("auto", only_with=LENGTHS)
+    """Whether a step that run.py gives to job.graphed is one CUDA graph: on a GPU, for small
+    networks. auto: on a CUDA GPU, in jobs of one process."""
+
     loader: Literal["auto", "resident", "workers"] = setting("auto", only_with=BATCHES)
     """How batches are read. resident: all data is kept on the device; workers: processes read it in
     the background; auto: chosen by the size of the data."""

@@ -38,6 +38,7 @@ from labjobs.settings import Span
 from labjobs.training import checkpoints, compilation, outputs, probes
 from labjobs.training.background import Background
 from labjobs.training.compilation import Forward, Prepared, UsualShapes
+from labjobs.training.graphs import GraphedStep, Step, rounded_rates
 from labjobs.training.init_from import Beginning, Factor, Trained
 from labjobs.training.meters import TrainMeter, check_ranges, numbers, warn_of_unmeasured
 from labjobs.training.optim import Count, SharedGradients, parts_of
@@ -57,13 +58,14 @@ class Job(Generic[S]):
     _random: GlobalStreams
     _meter: TrainMeter
     _state: TrainingState | None = None
-    _parts: list[Part]
+    _parts: Mapping[str, Part]
     _shared_gradients: SharedGradients | None = None
     _noise_scale: NoiseScale | None = None
     _open_stream: Iterator[tuple[Any, int]] | None = None
     _streamed: Batches | None
     _graphs = False
     """Whether steps are recorded as CUDA graphs."""
+    _graphed: GraphedStep | None = None
     _logged = False
     """Whether this interval's evaluation was logged."""
     _said = ""
@@ -137,7 +139,9 @@ class Job(Generic[S]):
         elif running in (purpose.FIND_BATCH_SIZE, purpose.FIND_WORKERS):
             self._watcher = Pace(self.device, journal, lambda: self.step, self.runtime.workers)
         elif running == purpose.FIND_NOISE_SCALE:
-            self._watcher = self._noise_scale = NoiseScale(lambda: self._parts, self.log)
+            self._watcher = self._noise_scale = NoiseScale(
+                lambda: [*self._parts.values()], self.log
+            )
 
     # Before the loop: data, models, forward functions.
 
@@ -291,7 +295,7 @@ class Job(Generic[S]):
         if any(batches.steps_per_epoch is None for batches in self._all_batches):
             own["stream"] = self._place
         self._state.add({f"job.{name}": part for name, part in own.items()})
-        self._parts = [*training.values()]
+        self._parts = training
         self._state.restore(self._first_state)
         self._begins = not self._position.step
         if several:
@@ -301,6 +305,27 @@ class Job(Generic[S]):
             self._shared_gradients = SharedGradients(models, several, self.device, runtime.shard)
             _warn_of_batch_norm(models, several.rank.size)
             self._agree()
+
+    def graphed(self, step: Step) -> Step:
+        """Return a function of a batch that takes an optimizer step, recorded as one CUDA graph, as
+        --graph says: for small networks, whose operations the GPU ends sooner than the host can
+        tell it the next. Call it after `resume`, and set learning rates before each step.
+
+        What is logged within has to be tensors. Raises JobError, with the line, for what a graph
+        cannot do, such as waiting for the device.
+        """
+        _ = self._saved_state
+        if self.runtime.graph == "off" or self.device.type != "cuda" or self._several:
+            if self.runtime.graph == "on":
+                raise SettingsError("--graph on: needs a CUDA GPU and a job of one process")
+            return rounded_rates(step, self._parts)
+        if self._graphs:
+            raise SettingsError(
+                f"--compile {self.runtime.compile}: records CUDA graphs of its own; use on, or "
+                "max-autotune-no-cudagraphs, or --graph off"
+            )
+        self._graphed = GraphedStep(step, self.device, self._meter, self._parts)
+        return self._graphed
 
     def epochs(self) -> Iterator[int]:
         """Yield the number of each evaluation interval, from 1; by default it is an epoch.
@@ -353,6 +378,8 @@ class Job(Generic[S]):
             if position.step < end:
                 self._pause_if_due()
                 self._save_if_due()
+        if self.runtime.graph == "on" and not self._graphed and not position.evaluating:
+            raise JobError("--graph on: this script gives no step to job.graphed")
         self._end_steps()
 
     def parts(self, batch: Any, elements: Count | None = None) -> Iterator[tuple[Any, Tensor]]:
@@ -454,11 +481,13 @@ class Job(Generic[S]):
     @property
     def step(self) -> int:
         """Optimizer steps that are done."""
+        self._refuse_in_graph("step")
         return self._position.step
 
     @property
     def epoch(self) -> int:
         """Completed passes over the training data; 0 for a stream."""
+        self._refuse_in_graph("epoch")
         return int(self._position.epoch)
 
     @property
@@ -469,6 +498,7 @@ class Job(Generic[S]):
     @property
     def fraction_done(self) -> float:
         """Fraction of the job that is done."""
+        self._refuse_in_graph("fraction_done")
         return self._position.fraction
 
     def span(self, span: Span) -> int:
@@ -571,8 +601,8 @@ class Job(Generic[S]):
             return
         if not self._several:  # whose sums are added up together
             self._meter.check_finite(self.step + 1)
-        scaled = any(getattr(part, "get_scale", None) for part in self._parts)
-        models = (part for part in self._parts if isinstance(part, nn.Module))
+        scaled = any(getattr(part, "get_scale", None) for part in self._parts.values())
+        models = (part for part in self._parts.values() if isinstance(part, nn.Module))
         for name, weight in (each for model in models for each in model.named_parameters()):
             for what, value in (
                 ("weights", weight),
@@ -776,6 +806,10 @@ class Job(Generic[S]):
         """Whether the attempt has points of a curve, or a checkpoint, of an earlier process."""
         journal = self._folder.journal
         return journal.has_points or attempts.has_checkpoint(self._folder.path)
+
+    def _refuse_in_graph(self, name: str) -> None:
+        if self._graphed and self._graphed.recording:
+            raise JobError(f"job.{name} would stay what it is now; read it outside of the step")
 
     def _note_cost(self) -> None:
         """Note what this process has used so far of the machine and of the device."""

@@ -9,6 +9,7 @@ holds finite weights only (checkpoints.py).
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -210,8 +211,11 @@ VALUES = 2**20
 INTERVAL = 1.0
 """Largest number of seconds between two copies to the host."""
 
-NamedSum = tuple[str, float, float]
-"""A measurement's name, its numerator and its weight."""
+NamedSum = tuple[str, Sum]
+"""A measurement's name and its sum."""
+
+Read = tuple[str, float, float]
+"""A measurement's name, its numerator and its weight, on the host."""
 
 Sums = dict[str, tuple[float, float]]
 """Numerators and weights on the host, by name."""
@@ -236,6 +240,7 @@ class TrainMeter:
     """
 
     due = False
+    _in_graph = False
 
     def __init__(
         self,
@@ -276,11 +281,32 @@ class TrainMeter:
                 check_name(name)
                 self._names.add(name)
             if isinstance(value, Tensor | tuple):  # all else is a number that the host knows
-                each = made.get(name) or sum_of(value)
-                self._of_step.append((name, each))
-                self._values += sum(part.numel() for part in each.tensors)
+                self.add_sums([(name, made.get(name) or sum_of(value))])
+            elif self._in_graph:
+                raise JobError(
+                    f"job.log: {name} is a number of the host; log it outside of the step"
+                )
             else:
                 self._numbers[name] = float(value)
+
+    def add_sums(self, sums: Iterable[NamedSum]) -> None:
+        """Add measurements of this step as sums, by name."""
+        for name, each in sums:
+            if self._in_graph and not all(part.is_cuda for part in each.tensors):
+                raise JobError(f"job.log: {name} is on the CPU; put it on the device")
+            self._of_step.append((name, each))
+            self._values += sum(part.numel() for part in each.tensors)
+
+    @contextmanager
+    def adding(self, in_graph: bool = False) -> Iterator[list[NamedSum]]:
+        """Yield a list that has, at the end, what was added within. What is recorded `in_graph`
+        does not count, and numbers of the host, which would stay as they are, are refused."""
+        before, self._of_step, self._in_graph = self._of_step, [], in_graph
+        try:
+            yield self._of_step
+        finally:
+            self._of_step = before + ([] if in_graph else self._of_step)
+            self._in_graph = False
 
     def end_step(self, step: int) -> None:
         """A step is whole. Raises Diverged, some steps later, for a metric that is not finite."""
@@ -363,7 +389,7 @@ class TrainMeter:
                 self._write(each.step, each.at, each.numbers)
         self._journal.flush()
 
-    def _read(self, steps: list[Step], values: Iterator[float]) -> Iterator[list[NamedSum]]:
+    def _read(self, steps: list[Step], values: Iterator[float]) -> Iterator[list[Read]]:
         """The sums of each step of all processes, of what has been copied to the host."""
         mine = [[(name, *each.read(values)) for name, each in step.sums] for step in steps]
         everyones = self._processes.everyones(mine) if steps else [mine]

@@ -72,15 +72,21 @@ class Muon(Optimizer):
         momenta = self._state(weights, "momentum_buffer")
         torch._foreach_lerp_(momenta, gradients, 1 - kept)
         updates = list(torch._foreach_lerp(gradients, momenta, kept))  # Nesterov's
+        lr = group["lr"]
+        if isinstance(lr, Tensor):  # in a CUDA graph; as precise as a number
+            lr = lr.to(wide(lr.device))
         if group["weight_decay"]:
-            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            kept_of_weights = 1 - lr * group["weight_decay"]
+            if isinstance(lr, Tensor):
+                kept_of_weights = kept_of_weights.to(weights[0].dtype)
+            torch._foreach_mul_(weights, kept_of_weights)
         for indices in _alike(weights, lambda each: (each.shape, each.dtype, each.device)):
             rows, columns = len(weights[indices[0]]), weights[indices[0]][0].numel()
             matrices = torch.stack([updates[index].flatten(1) for index in indices])
-            size = -group["lr"] * 0.2 * max(rows, columns) ** 0.5
-            made = orthogonalized(matrices).to(matrices.dtype)
+            size = lr * 0.2 * max(rows, columns) ** 0.5
+            made = orthogonalized(matrices).to(matrices.dtype).mul_(size)
             for index, update in zip(indices, made, strict=True):
-                weights[index].add_(update.view(weights[index].shape), alpha=size)
+                weights[index].sub_(update.view(weights[index].shape))
 
     def _adamw(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         for weight in weights:
@@ -184,7 +190,7 @@ class EMA(Generic[M]):
     def __init__(self, model: M, decay: float) -> None:
         self.model = copied(model) if decay else model  # as trainable: shares compiled code
         self._decay = decay
-        self._steps = 0
+        self._steps: int | Tensor = 0
         self._weights = _by_type(self.model.parameters(), model.parameters())
         self._buffers = _by_type(self.model.buffers(), model.buffers())
 
@@ -193,15 +199,23 @@ class EMA(Generic[M]):
         if not self._decay:
             return
         self._steps += 1
-        kept = min(self._decay, (1 + self._steps) / (10 + self._steps))
+        early = (1 + self._steps) / (10 + self._steps)
         for mine, theirs in self._weights:
-            torch._foreach_lerp_(_held(mine), _held(theirs), 1 - kept)
+            if isinstance(early, Tensor):
+                given = (1 - early.clamp(max=self._decay)).to(mine[0].dtype)
+                torch._foreach_lerp_(mine, theirs, [given] * len(mine))
+            else:
+                torch._foreach_lerp_(_held(mine), _held(theirs), 1 - min(self._decay, early))
         for mine, theirs in self._buffers:
             torch._foreach_copy_(_held(mine), _held(theirs))
 
+    def count_on(self, device: torch.device) -> None:
+        """Have the device count the steps from now on, as a CUDA graph of a step does."""
+        self._steps = torch.tensor(float(self._steps), dtype=wide(device), device=device)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the EMA; empty if there is none."""
-        return {"steps": self._steps, "model": self.model.state_dict()} if self._decay else {}
+        return {"steps": int(self._steps), "model": self.model.state_dict()} if self._decay else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
