@@ -5,7 +5,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from edits import DATA, MODELS, RUN, Edit
+from edits import DATA, MODELS, RUN, SETTINGS, Edit
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Mistake:
 
 RESUME, TWICE, WAITS = "exact resume", "the same bits twice", "waits for the device"
 EVALUATION, GRADIENTS, STATE = "evaluation", "gradients", "parts of the state"
-MEASUREMENTS, START = "measurements", "loss at the start"
+MEASUREMENTS, START, FLAGS = "measurements", "loss at the start", "settings"
 
 STEP = "            ema.update()\n"
 LOG = "                job.log(measured, lr=lr)  # stays on the device and is written later\n"
@@ -58,6 +58,12 @@ def augmented(body: str, above: str = "") -> Edit:
         (DATA, imported, f"import random\nimport time\n{imported}"),
     )
 
+
+FREEZE = '    freeze: Literal["none", "backbone"]'
+DROPOUT = (
+    '    dropout: float = added(0.0, neutral=0.0)\n    """Fraction of activations dropped."""\n\n'
+)
+UNREAD = (FREEZE, DROPOUT + FREEZE)
 
 NOISY = '''RANDOM = np.random.default_rng(0)
 
@@ -163,6 +169,9 @@ MISTAKES = {
         ),
         *(MEASUREMENTS, RUN, "errors = predicted"),
         "regression",
+    ),
+    "a setting that nothing reads": Mistake(
+        planted((SETTINGS, *UNREAD)), FLAGS, SETTINGS, "    dropout: float = "
     ),
     "logits that are too large": Mistake(
         planted(

@@ -6,7 +6,7 @@ import pytest
 from faults import Project, one_line, silent, succeeded
 from planted import MISTAKES
 
-FIRST = ("EMA not in job.resume", "item")
+FIRST = ("EMA not in job.resume", "item", "a setting that nothing reads")
 """Mistakes that are planted in the first stage; each takes some seconds."""
 
 OF_EACH = (

@@ -9,8 +9,15 @@ import torch
 from labjobs.errors import SettingsError
 from labjobs.results import tables
 from labjobs.results.metrics import NoResults
+from matplotlib.figure import Figure
 from PIL import Image
 from toy import Loop
+
+
+def figure():
+    made = Figure(figsize=(2, 1), dpi=50)
+    made.subplots().plot([0, 1])
+    return made
 
 
 class Logging(Loop):
@@ -26,6 +33,7 @@ class Logging(Loop):
             job.log_text("sample", "two lines\nof “text”")
             job.log_table("worst", [{"example": 3, "loss": 0.5}, {"example": 7, "note": "a, b"}])
             job.log_file(self.file)
+            job.log_figure("curve", figure())
         return super().evaluate(model, job, *others)
 
 
@@ -40,12 +48,14 @@ def test_each_kind_is_a_plain_file_named_with_its_step(toy, tmp_path):
         "sample-00000014.txt",
         "worst-00000014.csv",
         "weights-00000014.bin",
+        "curve-00000014.png",
     }
     folder = done.folder / "logged"
     assert {file.name for file in folder.iterdir()} == names
     told = [name for line in done.journal() for name in line.get("files", ())]
     assert {f"logged/{name}" for name in names} <= set(told)
     assert Image.open(folder / "grid-00000014.png").size == (5, 4)
+    assert Image.open(folder / "curve-00000014.png").size == (100, 50)
     assert (folder / "sample-00000014.txt").read_text() == "two lines\nof “text”"
     with (folder / "worst-00000014.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -72,7 +82,7 @@ def test_images_of_any_layout(toy, tmp_path, image, mode):
     loop.file.write_text("")
     done = toy.run(loop=loop, epochs=2)
     assert done.status == 0, done.said
-    (file,) = (done.folder / "logged").glob("*.png")
+    (file,) = (done.folder / "logged").glob("grid*.png")
     with Image.open(file) as drawn:
         assert (drawn.mode, drawn.size) == (mode, (5, 4))
         assert np.abs(np.asarray(drawn).astype(int) - 128).max() <= 1

@@ -1,7 +1,10 @@
 """Lines of the student's source code."""
 
+import ast
+import inspect
 import re
 import traceback
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -63,3 +66,30 @@ def fault(error: BaseException) -> Place | None:
     """Return the line of the student's code that caused an error; None if the error's text already
     says what to do, or if there is no such line."""
     return None if isinstance(error, SettingsError | JobError) else reached(error)
+
+
+def declaration(kind: type, name: str) -> Place | None:
+    """Return where a class of the student's declares a field, if it does."""
+    for each in kind.__mro__:
+        lines, first = inspect.getsourcelines(each) if name in vars(each) else ([], 0)
+        for number, line in enumerate(lines, first):
+            if re.match(rf"\s+{name}\s*:", line):
+                return place(str(inspect.getsourcefile(each)), number)
+    return None
+
+
+def words_of(file: Path) -> Iterator[str]:
+    """Yield the names of attributes that a file's code reads, of functions that it calls with
+    settings, and its texts; not those of a `__post_init__`, which only checks."""
+    left: list[ast.AST] = [ast.parse(file.read_bytes())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
+            continue
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Call) and "settings" in "".join(map(ast.unparse, node.args)):
+            yield ast.unparse(node.func)
+        left += ast.iter_child_nodes(node)

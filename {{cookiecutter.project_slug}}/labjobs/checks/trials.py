@@ -7,6 +7,7 @@ forked, which costs no import of torch. What a trial prints goes into its folder
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,12 +32,13 @@ from labjobs.checks.facts import (
     measured,
 )
 from labjobs.checks.watching import Seen, Watched
+from labjobs.cli.flags import option
 from labjobs.errors import JobError, SettingsError, cause
 from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Stopped
 from labjobs.settings import Metric, value_at_start
-from labjobs.sources import Place, reached
+from labjobs.sources import Place, declaration, is_students, reached, words_of
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -77,6 +79,8 @@ class Outcome:
     spec: dict[str, Any] = field(default_factory=dict)
     resumed_at: Place | None = None
     device: str = "cpu"
+    imported: tuple[str, ...] = ()
+    """The student's files that were imported."""
     failure: Failure | None = None
 
 
@@ -126,6 +130,7 @@ class Trials(Generic[S]):
             spec=job.spec,
             resumed_at=job.resumed_at,
             device=job.device.type,
+            imported=tuple(filter(is_students, _files())),
             failure=failure,
         )
 
@@ -168,6 +173,11 @@ class Trials(Generic[S]):
         finally:
             job.close()
         return None
+
+
+def _files() -> Iterator[str]:
+    """The files of the modules that this process has imported."""
+    return filter(None, (getattr(each, "__file__", None) for each in sys.modules.values()))
 
 
 def _in_process(function: Callable[[], T]) -> T:
@@ -214,6 +224,7 @@ def answers(trials: Trials[Any]) -> Iterator[tuple[str, Answer]]:
     yield "measurements", seen.measurements
     yield "parts of the state", seen.forgotten
     yield "loss at the start", _loss_at_start(trials)
+    yield "settings", _settings(trials)
 
 
 def _exact_resume(trials: Trials[Any]) -> Answer:
@@ -312,3 +323,28 @@ def _loss_at_start(trials: Trials[Any]) -> Answer:
             text = f"train_{name} begins at {float(value):.4g}, and not at about {expected:.4g}"
             found.append(Finding(whole.resumed_at, f"{text} ({metric.at_start})"))
     return Answer(tuple(found))
+
+
+OF_ENGINE = {
+    *("epochs", "steps", "minutes", "eval_every", "accumulate", "seed", "fold", "split_seed"),
+    *("val_fraction", "dataset", "monitor", "schedule", "init_from", "note"),
+}
+"""Settings that the engine reads; and the note, which only tells jobs apart."""
+
+WHOLE = {"asdict", "astuple", "fields", "vars", "__dict__"}
+"""Names by which code reads all settings."""
+
+
+def _settings(trials: Trials[Any]) -> Answer:
+    """Does the code that was imported read each setting?"""
+    read = {word for file in trials.whole.imported for word in words_of(Path(file))}
+    if whole := sorted(read & WHOLE):
+        return Answer(unknown=f"since `{whole[0]}` may read all of them")
+    settings, text = trials.job.settings, "{} does nothing: no code reads it"
+    return Answer(
+        tuple(
+            Finding(declaration(type(settings), name), text.format(option(name)))
+            for name in vars(settings)
+            if name not in read | OF_ENGINE
+        )
+    )

@@ -515,6 +515,11 @@ class Job(Generic[S]):
         png = outputs.as_png(name, image)
         self._keep_file(name, "png", lambda file: file.write(png))
 
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Log a figure of matplotlib's, at its own size and resolution."""
+        how = {"format": "png", "metadata": {"Software": None}}  # the same bytes from each version
+        self._keep_file(name, "png", lambda file: figure.savefig(file, **how))
+
     def log_text(self, name: str, text: str) -> None:
         """Log a text."""
         self._keep_file(name, "txt", lambda file: file.write(text.encode()))
