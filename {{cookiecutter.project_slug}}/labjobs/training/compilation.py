@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from labjobs import layout
+from labjobs import layout, machine
 from labjobs.data import trees
 from labjobs.devices import Precision
 from labjobs.distributed.collectives import Alone
@@ -169,9 +169,11 @@ class _EventLog(logging.Handler):
 
 
 def _prepare() -> None:
-    """Keep compiled code in the project, and send torch's reports of what slows it down to the
-    job's log."""
+    """Keep compiled code in the project, compile with this job's cores, and send torch's reports of
+    what slows compiled code down to the job's log."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / layout.CACHE / "inductor"))
+    # By itself torch starts one for each of the machine's cores, whatever jobs share them.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(machine.cores()))
     torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
     for name in LOGGERS.values():
         logger = logging.getLogger(name)
@@ -296,4 +298,6 @@ def region(forward: Forward) -> Region:
         made = {name: tuple(summed(each)) for name, each in sums_of(measured).items()}
         return loss, measured, made
 
+    # torch counts what it compiles by code object, and gives up at eight.
+    run.__code__ = run.__code__.replace()
     return run
