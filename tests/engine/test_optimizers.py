@@ -111,6 +111,24 @@ def test_muon_by_its_definition_and_adamw_for_the_rest():
 HIDDEN = ("0.weight", "1.weight")
 
 
+class Positions(nn.Module):
+    """Attention over places whose positions are learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(3, 4))
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.head = nn.Linear(4, 5)
+
+
+def test_muon_takes_attention_and_leaves_positions_to_adamw():
+    model = Positions()
+    optimizer = optimizers.make(model, Settings(optimizer="muon"))
+    hidden = {id(w) for g in optimizer.param_groups if g["hidden"] for w in g["params"]}
+    attention = model.attention
+    assert hidden == {id(attention.in_proj_weight), id(attention.out_proj.weight)}
+
+
 def test_muon_leaves_embeddings_and_the_last_layer_to_adamw():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5))
     optimizer = optimizers.make(model, Settings(optimizer="muon"))

@@ -136,16 +136,24 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 def hidden_groups(groups: Groups, model: nn.Module) -> Groups:
     """Return the groups with the hidden layers' weights separated from the rest, which has
-    `hidden=False` for AdamW: embeddings, the last layer, and all with fewer than two dimensions."""
+    `hidden=False` for AdamW: embeddings, parameters that a network holds beside its layers, such as
+    positions, the last layer, and all with fewer than two dimensions."""
     layers = [
         (layer, [weight for weight in layer.parameters(recurse=False) if weight.ndim >= 2])
         for layer in model.modules()
     ]
     layers = [(layer, weights) for layer, weights in layers if weights]
-    ends = [weights for layer, weights in layers if isinstance(layer, nn.Embedding)]
+    ends = [
+        weights for layer, weights in layers if isinstance(layer, nn.Embedding) or _holds(layer)
+    ]
     ends += [weights for _, weights in layers[-1:]]
     excluded = {id(weight) for weights in ends for weight in weights}
     return [part for group in groups for part in _split(group, excluded)]
+
+
+def _holds(module: nn.Module) -> bool:
+    """Whether a module is no layer, but holds some; torch's attention is one all the same."""
+    return any(module.children()) and not isinstance(module, nn.MultiheadAttention)
 
 
 def _split(group: dict[str, Any], excluded: Container[int] = ()) -> Groups:
