@@ -71,11 +71,11 @@ else:
     ran.open("a").write("x")
     time.sleep(note.get("seconds", 0.3))
     status, said = note.get("ends", "finished"), note.get("says", "")
-    if len(ran.read_text()) > note.get("times", 99):
-        status = "finished"
-    job.close(status, said)
     names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     device, threads = (os.environ.get(name, "") for name in names)
+    if len(ran.read_text()) > note.get("times", 99) or note.get("on", device) != device:
+        status = "finished"
+    job.close(status, said)
     line = {"job": job.id, "device": device, "threads": threads}
     line |= {"begun": BEGUN, "ended": time.time()}
     line |= {"code": __doc__, "commit": provenance.version()["commit"]}

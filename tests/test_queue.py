@@ -151,6 +151,37 @@ def test_retries_help_against_want_of_memory_alone(lab):
     assert last_line(done) == "1 of 3 jobs finished, 1 of them now; 2 failed"
 
 
+BROKEN = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+def test_a_broken_gpu_gets_no_more_jobs(lab):
+    """Else it would fail all that wait, one after another."""
+    lab.write_grid(*map(light(ends="failed", says=BROKEN, on="GPU-1", seconds=1), range(6)))
+    done = silent(lab.sweep("--gpus", "0,1"))
+    assert Counter(i.device for i in lab.intervals()) == {"GPU-0": 6, "GPU-1": 1}
+    assert "GPU-1 is broken: no more jobs are started on it" in done.stdout.splitlines()
+    assert last_line(done) == "6 of 6 jobs finished, 6 of them now"
+
+
+def test_no_gpu_is_left(lab):
+    """The jobs wait for the next sweep."""
+    lab.write_grid(*map(light(ends="failed", says=BROKEN), range(4)))
+    done = lab.sweep("--gpus", "0,1")
+    assert done.returncode == 1
+    assert Counter(i.device for i in lab.intervals()) == {"GPU-0": 1, "GPU-1": 1}
+    assert last_line(done) == "0 of 4 jobs finished, 0 of them now; 4 not started"
+
+
+@pytest.mark.full
+def test_a_job_that_breaks_each_gpu_has_failed(lab):
+    """A second GPU that seems broken with it is none."""
+    lab.write_grid(light(ends="failed", says=BROKEN)(0), *map(light(seconds=1), range(1, 5)))
+    done = lab.sweep("--gpus", "0,1,2")
+    assert done.returncode == 1
+    assert last_line(done) == "4 of 5 jobs finished, 4 of them now; 1 failed"
+    assert done.stdout.count("is broken") == 1
+
+
 def test_what_diverged_or_paused_is_left_alone(lab):
     """Neither is a failure, to be retried or to stop for; one that diverged is named each time."""
     lab.write_grid(

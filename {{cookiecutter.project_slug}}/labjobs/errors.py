@@ -62,6 +62,13 @@ OUT_OF_MEMORY = (
 """How an error says that memory is missing. A GPU that is nearly full fails in its libraries."""
 
 
+BROKEN_GPU = (
+    "uncorrectable (ECC|NVLink) error|device\\(s\\) is/are busy or unavailable|"
+    "no CUDA-capable device|fallen off the bus|GPU is lost"
+)
+"""How an error says that a GPU is broken, or taken away, whatever code runs on it."""
+
+
 def cause(error: BaseException) -> str:
     """Return an error in one line; one from a loader's process comes with its trace before it."""
     # Libraries that are not in Python say it in words alone.

@@ -59,7 +59,7 @@ class Command(NamedTuple):
 class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
     sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
-    after so many `retries`.
+    after so many `retries`. If it has `moved`, the GPU that it began on was broken.
     """
 
     number: int
@@ -70,6 +70,7 @@ class Entry:
     about: str = ""
     status: int | None = None
     retries: int = 0
+    moved: bool = False
 
     @property
     def words(self) -> list[str]:

@@ -60,6 +60,7 @@ class Queue:
         own = {entry.job.id: entry for entry in left}
         self._inputs = {e.number: [own[job] for job in e.inputs if job in own] for e in left}
         self._elsewhere: list[Entry] = []
+        self._broken: set[str] = set()
         self._next_look = 0.0
         self._sent = 0
         self._run_sh = os.getppid()
@@ -72,7 +73,7 @@ class Queue:
             for worker in self._workers:
                 if worker.running:
                     self._look_after(worker, *worker.running)
-                elif self._goes_on() and (entry := self._next()):
+                elif self._goes_on() and self._works(worker) and (entry := self._next()):
                     self._begin(worker, entry)
             self._look_elsewhere()
             time.sleep(PAUSE)
@@ -81,6 +82,9 @@ class Queue:
         """Whether more jobs should be started; not after run.sh has ended."""
         stops = self.status or os.getppid() != self._run_sh
         return not stops and bool(self._left or self._elsewhere)
+
+    def _works(self, worker: Worker) -> bool:
+        return worker.gpu.device not in self._broken
 
     def _ask(self, status: int, why: str) -> None:
         """Ask the sweep to stop; a later Ctrl-C asks it to kill the jobs."""
@@ -107,7 +111,9 @@ class Queue:
             return
         worker.said = ""
         self._left.remove(entry)
-        known = None if entry.retries else grid.ended(entry.job.path, since=self._since)
+        known = (
+            None if entry.retries or entry.moved else grid.ended(entry.job.path, since=self._since)
+        )
         if known is not None:  # another sweep has run it
             self._leave(worker, entry, known)
             return
@@ -130,9 +136,19 @@ class Queue:
         may_again = not self.status and entry.retries < self._flags.retries
         again = may_again and job.lacked_memory(status)
         entry.retries += again
+        if job.broke_down(status) and not entry.moved:  # twice: it is the job's own mistake
+            again = entry.moved = True
+            self._leave_gpu(worker)
         self._leave(worker, entry, None if again else status)
         if self._flags.fail_fast and entry.status is not None and entry.state_after == "failed":
             self._ask(1, "--fail-fast")
+
+    def _leave_gpu(self, worker: Worker) -> None:
+        """Start no more jobs on a broken GPU, which would fail one after another."""
+        self._broken.add(worker.gpu.device)
+        _print(f"{worker.gpu.device} is broken: no more jobs are started on it")
+        if not any(map(self._works, self._workers)):
+            self._ask(1, "broken GPUs")
 
     def _leave(self, worker: Worker, entry: Entry, status: int | None) -> None:
         worker.running = None

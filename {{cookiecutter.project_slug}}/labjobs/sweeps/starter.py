@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from labjobs import exit_status, files, fork_server, layout, machine
-from labjobs.errors import SettingsError
+from labjobs.errors import BROKEN_GPU, SettingsError
 from labjobs.exit_status import KILLED
 from labjobs.files import CODE, ENGINE, PROJECT
 from labjobs.fork_server import LOST, Process, Server
@@ -148,6 +148,11 @@ class Running:
         """Whether it may have run out of memory, which is not a mistake in the code."""
         said = grid.last_line(self._output)
         return status == KILLED or (status == exit_status.FAILED and "out of memory" in said)
+
+    def broke_down(self, status: int) -> bool:
+        """Whether it failed because its GPU is broken."""
+        said = grid.last_line(self._output)
+        return status == exit_status.FAILED and bool(re.search(BROKEN_GPU, said))
 
     def ending(self, status: int) -> str:
         """Return the last line of its output; a line is added if it was killed or crashed."""
