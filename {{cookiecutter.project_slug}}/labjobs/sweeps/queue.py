@@ -16,9 +16,9 @@ from labjobs import exit_status
 from labjobs.errors import cause
 from labjobs.job.terminal import leave
 from labjobs.sweeps import grid, states
-from labjobs.sweeps.flags import Flags
 from labjobs.sweeps.gpus import LOOK, Gpu
 from labjobs.sweeps.grid import Entry
+from labjobs.sweeps.options import Flags
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 
 

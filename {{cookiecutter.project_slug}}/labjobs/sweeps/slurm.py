@@ -22,8 +22,8 @@ from labjobs.errors import SettingsError, cause
 from labjobs.files import PROJECT
 from labjobs.job.terminal import counted, leave
 from labjobs.sweeps import grid
-from labjobs.sweeps.flags import Flags
 from labjobs.sweeps.grid import Command, Entry
+from labjobs.sweeps.options import Flags
 from labjobs.sweeps.starter import PAUSE, Running, Starter
 from labjobs.tracking.mlflow_client import experiment_name
 

@@ -23,8 +23,8 @@ from labjobs.files import PROJECT
 from labjobs.job import attempts, identity, provenance, terminal
 from labjobs.job.terminal import leave
 from labjobs.sweeps import gpus, grid, slurm, states
-from labjobs.sweeps.flags import Flags, read
 from labjobs.sweeps.grid import STARTED, Entry
+from labjobs.sweeps.options import Flags, read
 from labjobs.sweeps.queue import Queue
 from labjobs.sweeps.starter import Starter
 from labjobs.tracking import mlflow_client
