@@ -203,7 +203,12 @@ def test_a_job_with_two_gpus(project, cluster, tmp_path):
     env = project.env | cluster.env
     (array,) = arrays(run(project.root, env, "--slurm", "--gpus-per-job", "2"), 1)
     (job,) = listed(run(project.root, env, "--list"))
-    wait_until(lambda: (project.folder(job) / "metrics.jsonl").exists(), 300, PAUSE)
+
+    def trains() -> bool:
+        found = project.root.glob(f"runs/{job}/*/metrics.jsonl")
+        return any("train_loss" in journal.read_text() for journal in found)
+
+    wait_until(trains, 300, PAUSE)
     assert "gpu:2" in cluster.ask("scontrol", "show", "job", array)
     cluster.preempt()
     wait_until(lambda: cluster.restarts().get(f"{array}_0") == 1, 300, PAUSE)
