@@ -186,7 +186,7 @@ def test_a_batch_that_does_not_fit(project):
 
 def test_the_largest_batch_is_found(project):
     words = ("find", "batch-size", "--", "--model", "convnet", "--image-size", "64")
-    print(succeeded(project.do("python", "jobs.py", *words)).stdout)
+    assert "suggestion: --batch-size " in succeeded(project.do("python", "jobs.py", *words)).stdout
 
 
 def test_a_step_that_waits_is_found_and_no_other(project, tmp_path):

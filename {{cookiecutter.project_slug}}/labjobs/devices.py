@@ -266,9 +266,8 @@ def recorded(function: Callable[[], None], stream: SideStream) -> torch.cuda.CUD
             try:
                 function()
             except BaseException as error:
-                failed.append(
-                    error
-                )  # the end of the recording then raises another, which says less
+                # The end of the recording then raises another one, which says less.
+                failed.append(error)
                 raise
     except Exception as error:
         raise (failed or [error])[0] from None

@@ -59,7 +59,7 @@ class Command(NamedTuple):
 class Entry:
     """A job of the grid; `number` is its place there, from 1. `state` is its state before the
     sweep, with details `about` it; `status` is the exit status with which the sweep has run it,
-    after so many `retries`. If it has `moved`, the GPU that it began on was broken.
+    after so many `retries`. `moved` says that it has left a broken GPU.
     """
 
     number: int
