@@ -5,8 +5,9 @@ import os
 import platform
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from itertools import chain
 
 
 def machine(*packages: str, gpu: str = "") -> str:
@@ -23,8 +24,13 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
 
 
-def page(title: str, about: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def page(title: str, about: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a page: a title, a paragraph that says what was measured, and a table."""
     print(f"# {title}\n\n{textwrap.fill(about, 100)}\n")
-    for row in (head, ["---"] * len(head), *rows):
-        print("|", " | ".join(row), "|")
+    table(head, rows)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, each row as soon as it is known."""
+    for row in chain((head, ["---"] * len(head)), rows):
+        print("|", " | ".join(row), "|", flush=True)

@@ -24,6 +24,7 @@ LEFTOVERS = [
     ".cache",
     "runs",
     "figures",
+    "tables",
     "exported",
     "mlruns",
     "mlflow.db*",

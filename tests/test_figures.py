@@ -18,8 +18,8 @@ from stored import CLASSIFIER
 
 PLOT = REPOSITORY / "{{cookiecutter.project_slug}}" / "plot.py"
 ALL = (
-    *("learning-curves", "metric-vs-setting", "metric-map", "ranking", "time-to-target"),
-    *("throughput", "confusion"),
+    *("learning-curves", "metric-vs-setting", "metric-map", "ranking", "differences"),
+    *("time-to-target", "throughput", "confusion"),
 )
 DPI = 300
 
@@ -39,7 +39,8 @@ class Drawn:
     def __init__(self, status, out, said, folder):
         self.status, self.said, self.folder = status, said, folder
         lines = re.findall(r"^(.+)  ([\d.]+) x ([\d.]+) in$", out, re.MULTILINE)
-        assert len(lines) == len(out.splitlines())
+        self.tables = re.findall(r"^.+/(.+)\.tex  [\d.]+ in wide$", out, re.MULTILINE)
+        assert len(lines) + len(self.tables) == len(out.splitlines())
         self.files = [(Path(path), float(width), float(height)) for path, width, height in lines]
         self.names = [path.stem for path, _, _ in self.files if path.suffix == ".pdf"]
 
@@ -85,7 +86,7 @@ def assert_prints_right(path, width, height):
 def test_the_default_sweep(draw):
     drawn = draw("sweep")
     assert (drawn.status, drawn.said) == (0, "")
-    assert tuple(drawn.names) == ALL
+    assert (tuple(drawn.names), drawn.tables) == (ALL, ["main", "ablation", "cost"])
     for file in drawn.files:
         assert_prints_right(*file)
     assert drawn.caption("learning-curves").startswith(
@@ -101,18 +102,18 @@ def test_the_default_sweep(draw):
 
 def test_a_ranking_goes_by_validation_and_says_so(draw, store):
     for lr, val, test in ((0.1, 0.8, 0.5), (0.2, 0.7, 0.9)):
-        for seed in range(2):
-            tests = {"test_accuracy": test}
+        for seed in range(3):
+            tests = {"test_accuracy": test + 0.01 * seed * lr}
             curves = {"val_accuracy": [val + 0.01 * lr * seed]}
             how = {"monitor": "val_accuracy", "lr": lr, "seed": seed}
             store.job("ranked", curves, tests=tests, **how)
     drawn = draw("ranked")
     caption = drawn.caption("ranking")
-    assert caption.startswith("Validation accuracy of all 2 settings: mean of 2 seeds, 95% t")
+    assert caption.startswith("Validation accuracy of all 2 settings: mean of 3 seeds, 95% t")
     assert "Nothing is chosen by test results." in caption
-    assert (
-        "First minus second in test accuracy: $-$0.400, in each of 2 pairs by seed; higher is "
-        "better." in caption
+    assert "learning rate 0.2 is better in test accuracy than learning rate 0.1 (paired" in caption
+    assert drawn.caption("differences").startswith(
+        "Test results compared with those of learning rate 0.1, with"
     )
     assert "lr=0.1 " in drawn.caption("confusion")
 
@@ -189,14 +190,14 @@ def test_figures_that_are_not_drawn_do_not_stay(draw, store):
     drawn = draw("then")
     assert drawn.status == 0
     there = {path.name.split(".")[0] for path in drawn.folder.iterdir() if path.is_file()}
-    assert there == {*drawn.names, "ranking"}
+    assert there == {*drawn.names, *drawn.tables, "results", "jobs", "ranking"}
     assert [path.name for path in drawn.folder.glob("ranking*")] == ["ranking.json.txt"]
     assert not [*drawn.folder.glob("*.svg")]
     assert (drawn.folder / "old" / "ranking.tex").exists()
-    assert f"moved what was not drawn this time to {drawn.folder / 'old'}: " in drawn.said
+    assert f"moved what was not written this time to {drawn.folder / 'old'}: " in drawn.said
     drawn = draw("nosuch")
     assert drawn.status == 1
-    assert not [*drawn.folder.glob("*.pdf")]
+    assert [*drawn.folder.glob("*.*")] == [drawn.folder / "ranking.json.txt"]
 
 
 def test_captions_name_devices_monitors_and_code_that_differ(draw, store):
@@ -238,7 +239,6 @@ def test_a_regression(draw, store, declared):
     )
     goal = "≤ 5e-6 mmHg" if "unit" in declared else "≤ 5 mmHg"
     assert goal in drawn.caption("time-to-target")
-    assert "0.000" not in drawn.caption("ranking")
     best = json.loads((drawn.folder / "confusion.json").read_text())["jobs"]
     assert "lr=0.001 weight_decay=0.0" in best[0]
 
@@ -254,7 +254,8 @@ def test_a_gan_that_monitors_nothing(draw, store, validated):
     assert "time-to-target: no validation metric has a target; declare one" in drawn.said
     if not validated:
         why = "there are no validation results to choose by; hold out validation data"
-        assert f"left out metric-vs-setting, ranking, confusion: {why}\n" in drawn.said
+        left_out = "metric-vs-setting, ranking, differences, confusion"
+        assert f"left out {left_out}: {why}\n" in drawn.said
         assert drawn.names == ["learning-curves", "throughput"]
 
 
@@ -263,7 +264,10 @@ def test_one_job(draw, store):
     drawn = draw("one")
     assert drawn.status == 0
     assert drawn.names == ["learning-curves", "time-to-target", "throughput", "confusion"]
-    assert "left out metric-map, ranking: no setting varies among the jobs" in drawn.said
+    why = "no setting varies among the jobs"
+    assert f"left out metric-map, ranking, differences: {why}" in drawn.said
+    assert drawn.tables == ["main", "cost"]
+    assert (drawn.folder / "main.md").read_text().count("all jobs") == 1
     assert "one seed" in drawn.caption("learning-curves")
 
 
@@ -316,3 +320,40 @@ def test_another_venue(draw):
     at = style.VENUES["nature"]
     widths = {float(f"{at.column:g}"), float(f"{at.full:g}")}
     assert {width for _, width, _ in drawn.files} <= widths
+
+
+def test_a_paper_is_compared_with_the_results(draw, tmp_path, capsys, monkeypatch):
+    drawn = draw("sweep")
+    known = re.search(r"(0\.\d+) ± ", (drawn.folder / "main.md").read_text())[1]
+    text = rf"""
+    \usepackage[margin=1.25in]{{geometry}}
+    \begin{{document}}
+    With {known}, or {100 * float(known):.1f}\%, it is better than 0.12345. % and than 0.54321
+    \includegraphics{{ranking.pdf}} \hspace{{0.98765in}}
+    \includegraphics[width=1.5in]{{x/ranking.pdf}}
+    \end{{document}}
+    """
+    paper = tmp_path / "paper.txt"
+    paper.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["plot.py", "--audit", str(paper), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(PLOT), run_name="__main__")
+    said = capsys.readouterr().out.splitlines()
+    assert end.value.code == 1
+    assert said[0] == f"{paper}:4: no result is 0.12345"
+    assert said[1].startswith(f"{paper}:6: x/ranking.pdf is included at 46%, with text of 4.2 pt; ")
+    assert len(said) == 2
+
+
+def test_the_checklist_counts_what_was_tried(draw, capsys, monkeypatch, store):
+    for seed in range(3):
+        store.job("listed", {"val_accuracy": [0.5]}, monitor="val_accuracy", seed=seed)
+    store.job("listed", {}, status="FAILED", mark=False, monitor="val_accuracy", seed=3)
+    monkeypatch.setattr(sys, "argv", ["plot.py", "--checklist", "--experiment", "listed"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(PLOT), run_name="__main__")
+    said = capsys.readouterr().out
+    assert end.value.code == 0
+    assert "- Jobs tried: 4, of which 3 finished, 1 failed." in said
+    assert "- Varied between repeats: seed." in said
+    assert "- Devices: CPU." in said

@@ -101,4 +101,5 @@ def test_the_papers_captions_have_the_figures_numbers(project, drawn, latex, pop
     one_line = " ".join(text.split())
     assert "Figure 1 takes" in one_line
     assert "mean of 3 seeds, 95% t interval" in one_line
-    assert re.search(r"First minus second in test .+ \(.+\).*, 95% t interval of 3 pairs", one_line)
+    assert re.search(r"(told apart|worse|better) .* \(paired by repeat; 5% level", one_line)
+    assert re.search(r"convnet, learning rate 0.01 0\.\d+ ± 0\.\d+", one_line)

@@ -117,8 +117,8 @@ def evaluate(
 ) -> Metrics:
     """Return the means over all examples of what forward() measures, and the macro F1.
 
-    Waits for the device once, at the end. The label and the predicted class of each test example
-    are kept in predictions.npz.
+    Waits for the device once, at the end. Of each test example, the label, the predicted class and
+    what was measured are kept in predictions.npz; tables need these for their intervals.
     """
     if batches is None:
         return {}
@@ -129,7 +129,7 @@ def evaluate(
         labels, predicted = batch["labels"], measured.pop("predicted")
         means.add(measured | dict(zip(names, f1_parts(labels, predicted, len(names)), strict=True)))
         if split == "test":
-            job.keep_outputs(label=labels, predicted=predicted)
+            job.keep_outputs(label=labels, predicted=predicted, **measured)
     metrics = means.read()
     found = [f1 for name in names if (f1 := metrics.pop(name)) >= 0]  # NaN: no such class occurs
     metrics["macro_f1"] = sum(found) / len(found)

@@ -112,8 +112,8 @@ def evaluate(
 ) -> Metrics:
     """Return the means over all examples of what forward() measures, and R², which is not a mean.
 
-    It is made of means, which count the examples of all processes. The target and the prediction of
-    each test example are kept in predictions.npz.
+    It is made of means, which count the examples of all processes. Of each test example, the
+    target, the prediction and what was measured are kept in predictions.npz.
     """
     if batches is None:
         return {}
@@ -125,7 +125,7 @@ def evaluate(
         means.add(measured | {"target": batch[1]})
         targets.append(batch[1])
         if split == "test":
-            job.keep_outputs(target=batch[1], predicted=predicted)
+            job.keep_outputs(target=batch[1], predicted=predicted, **measured)
     metrics, variance = means.read(), Means()
     mean = metrics.pop("target")
     variance.add({"target": (torch.cat(targets) - mean).square()})

@@ -1,13 +1,13 @@
-"""The figures, drawn from the results of finished jobs.
+"""The figures and tables, from the results of finished jobs.
 
-    python plot.py                              # figures/*.pdf and .png, and .tex: their captions
+    python plot.py                              # figures/*.pdf and .png, tables/*.tex, .md and .csv
     python plot.py --venue neurips --out paper/figures
     python plot.py --provenance figures/learning-curves.pdf
 
-One function per figure, which returns it with its caption. To add a figure, write its function, and
-enter it in FIGURES under the name of its files. Figures show the metric that the jobs monitor and
-distinguish the settings that vary among them; settings are ranked and chosen by validation results,
-never by test results.
+One function per figure or table, which returns it with its caption. To add one, write its function,
+and enter it in FIGURES or TABLES under the name of its files. Figures show the metric that the jobs
+monitor and distinguish the settings that vary among them; settings are ranked and chosen by
+validation results, never by test results.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labjobs.results import comparison, figures, metrics, plots, plotting, tables
+from labjobs.results import comparison, figures, metrics, paper_tables, plots, plotting, tables
 from labjobs.settings import Metric
 from settings import Settings
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Drawn = tuple[Figure, str]
+    Written = tuple[paper_tables.Table, str]
 
 ONLY: dict[str, object] = {}
 """Settings that jobs must have to be drawn: {"epochs": 30}; a list allows several values."""
@@ -41,11 +42,21 @@ PICTURED = 6
 NO_CLASS = 255
 """The number of a pixel in a mask that does not count in any metric."""
 
+BASELINE: dict[str, object] = {}
+"""Settings that an ablation changes one at a time: {"model": "mlp"}. Empty: those with the best
+validation results."""
+
+ROWS: list[str] = []
+"""Settings with rows of their own in tables; the others are tuned. Empty: all, if they fit."""
+
+SHOWN: list[str] = []
+"""Metrics in tables, such as ["accuracy"]. Empty: all."""
+
 
 def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
     """The monitored metric by optimizer step: a line for each value of the setting that varies
     most, and a panel for each value of the other settings."""
-    shown = comparison.compare(jobs, 6, 6, metric=metrics.monitored(jobs))
+    shown = comparison.compare(jobs, 6, 6, metric=metrics.shown(jobs))
     curves = shown.curves()
     fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
     for ax, lines in zip(axes, curves.values(), strict=True):
@@ -68,7 +79,7 @@ def metric_vs_setting(jobs: "pd.DataFrame") -> "Drawn":
     fig, ax = figures.figure("column", 2.4 + 0.17 * len(shown.lines))
     figures.value_axis(ax.yaxis, shown.metric)
     plots.points(ax, shown.lines, x, shown.metric, shown.looks)
-    cut = figures.limit_to_intervals(ax.yaxis, shown.results().values(), shown.metric)
+    cut = figures.limit_to_intervals(ax.yaxis, shown.samples().values(), shown.metric)
     figures.legend(fig, shown.repeats)
     figures.ticks_at(ax, shown.jobs[x])
     beside = " Lines are moved sideways, so that none hides another." * (len(shown.lines) > 1)
@@ -92,17 +103,31 @@ def metric_map(jobs: "pd.DataFrame") -> "Drawn":
 def ranking(jobs: "pd.DataFrame") -> "Drawn":
     """Settings by their validation results, the best first, and their test results below these."""
     shown = comparison.compare(jobs, len(jobs), needed=1)
-    best = shown.results(RANKED)
+    best, tested = shown.samples(RANKED), shown.samples(RANKED, "test")
     fig, ax = figures.rows([*best], 0.45)
     figures.value_axis(ax.xaxis, shown.metric.of(None))
-    tested = shown.results(part="test")
-    plots.ranking(ax, best, shown.metric, tested)
-    both = [*best.values(), *(tested[name] for name in best if name in tested)]
+    plots.ranking(ax, best, tested)
+    both = [*best.values(), *tested.values()]
     cut = figures.limit_to_intervals(ax.xaxis, both, shown.metric)
     figures.legend(fig)
     return fig, (
         f"{shown.metric.title} of {shown.first(RANKED)}: {shown.repeats}. Nothing is chosen by "
-        f"test results.{cut}{shown.difference}{shown.notes}"
+        f"test results.{shown.told_apart(RANKED)}{cut}{shown.notes}"
+    )
+
+
+def differences(jobs: "pd.DataFrame") -> "Drawn":
+    """How test results differ from those of the baseline."""
+    shown = comparison.compare(jobs, len(jobs), needed=1)
+    baseline, found = shown.differences(RANKED, BASELINE)
+    metric = shown.metric.of("test")
+    fig, ax = figures.rows([*found], 0.3)
+    figures.difference_axis(ax.xaxis, metric)
+    plots.differences(ax, found, metric)
+    cut = figures.limit_to_differences(ax.xaxis, found.values(), metric)
+    return fig, (
+        f"Test results compared with those of {baseline}, with 95% intervals; filled dots can be "
+        f"told from no difference (5% level for all together).{cut}{shown.notes}"
     )
 
 
@@ -128,10 +153,10 @@ def throughput(jobs: "pd.DataFrame") -> "Drawn":
     """Training examples per second with different settings, on each kind of device."""
     devices = ["hardware"] if jobs["hardware"].nunique() > 1 else []
     shown = comparison.compare(jobs, len(jobs), metric=metrics.THROUGHPUT, along=devices)
-    fastest = shown.results(RANKED)
+    fastest = shown.samples(RANKED)
     fig, ax = figures.rows([*fastest], 0.3)
     figures.value_axis(ax.xaxis, shown.metric)
-    plots.ranking(ax, fastest, shown.metric)
+    plots.ranking(ax, fastest)
     cut = figures.limit_to_intervals(ax.xaxis, fastest.values(), shown.metric)
     ax.set_xlim(0, 1.05 * ax.get_xlim()[1])
     return fig, (
@@ -148,7 +173,7 @@ def hardware(jobs: "pd.DataFrame") -> str:
 def iou_by_class(jobs: "pd.DataFrame") -> "Drawn":
     """The IoU of each class on test data, with the settings that are best on validation data."""
     shown = comparison.compare(jobs, len(jobs))
-    best, *_ = shown.results()
+    best, *_ = shown.samples()
     alike = comparison.compare(shown.lines[best])
     keys = {name: f"test_iou_{name}" for name in tables.classes(alike.jobs[:1], 0)}
     results = {name: alike.jobs[key].dropna() for name, key in keys.items() if key in alike.jobs}
@@ -214,6 +239,7 @@ FIGURES = {
     "metric-map": metric_map,
     "ranking": ranking,
     "iou-by-class": iou_by_class,
+    "differences": differences,
     "time-to-target": time_to_target,
     "throughput": throughput,
 }
@@ -222,5 +248,26 @@ OF_ONE_JOB = {"segmentations": segmentations}
 """Figures of the job of --job, or the best on validation data."""
 
 
+def results(jobs: "pd.DataFrame") -> "Written":
+    """Test results: a row for each of the settings, columns for tasks and metrics."""
+    table = paper_tables.results(jobs, ROWS, SHOWN)
+    return table, f"Test results.{table.about}"
+
+
+def ablation(jobs: "pd.DataFrame") -> "Written":
+    """What changes if one setting of the baseline is changed."""
+    table = paper_tables.ablation(jobs, BASELINE, SHOWN)
+    return table, f"One change at a time. {table.about}"
+
+
+def cost(jobs: "pd.DataFrame") -> "Written":
+    """What jobs and the whole project have cost."""
+    table = paper_tables.cost(jobs, ROWS)
+    return table, f"Costs of a job. {table.about}"
+
+
+TABLES = {"main": results, "ablation": ablation, "cost": cost}
+
+
 if __name__ == "__main__":
-    sys.exit(plotting.main(Settings, FIGURES, OF_ONE_JOB, ONLY, LABELS))
+    sys.exit(plotting.main(Settings, FIGURES, OF_ONE_JOB, ONLY, LABELS, TABLES))

@@ -117,8 +117,8 @@ def evaluate(
 ) -> Metrics:
     """Return the means over all examples of what forward() measures, such as `val_loss`.
 
-    Waits for the device once, at the end. The label and the predicted class of each test example
-    are kept in predictions.npz.
+    Waits for the device once, at the end. Of each test example, the label, the predicted class and
+    what was measured are kept in predictions.npz; tables need these for their intervals.
     """
     if batches is None:
         return {}
@@ -129,7 +129,7 @@ def evaluate(
         predicted = measured.pop("predicted")
         means.add(measured)
         if split == "test":
-            job.keep_outputs(label=batch[1], predicted=predicted)
+            job.keep_outputs(label=batch[1], predicted=predicted, **measured)
     return {f"{split}_{name}": value for name, value in means.read().items()}
 
 

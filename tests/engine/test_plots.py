@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from labjobs.results import figures, plots, print_check, style
+from labjobs.results import figures, plots, print_check, samples, style
 from labjobs.results.metrics import Measured, NoResults
+from labjobs.results.samples import Sample
 from labjobs.settings import Metric
 
 ICML = style.VENUES["icml"]
@@ -25,6 +26,11 @@ def jobs(metric, **columns):
     """A table of jobs; the metric's results are `y`."""
     table = pd.DataFrame(columns).rename(columns={"y": metric.result})
     return table.assign(ended=0, diverged=table.get("diverged", False))
+
+
+def results(metric, *values):
+    """Results by seed."""
+    return Sample(pd.Series(values, pd.Index(range(len(values)), name="seed"), float), metric)
 
 
 def curves(*each):
@@ -88,25 +94,25 @@ def test_bands_are_cut_off_where_they_would_crowd_the_curves_out(metric, seeds):
 @METRICS
 @pytest.mark.parametrize("of", ["ranking", "points"])
 @pytest.mark.parametrize(
-    ("results", "cut"),
+    ("values", "cut"),
     [([0.4, 0.5], True), ([0.4, 0.4, 0.5], False), ([0.4, 0.4], False), ([0.4], False)],
 )
-def test_intervals_of_two_results_are_cut_off_and_others_never(metric, of, results, cut):
+def test_intervals_of_two_results_are_cut_off_and_others_never(metric, of, values, cut):
     """Not even the widest that three results can have."""
     _, ax = figures.figure()
     axis = ax.xaxis if of == "ranking" else ax.yaxis
     figures.value_axis(axis, metric)
     if of == "ranking":
-        plots.ranking(ax, {"a": pd.Series(results)}, metric)
+        plots.ranking(ax, {"a": results(metric, *values)})
     else:
-        table = jobs(metric, lr=[0.1] * len(results), y=results)
+        table = jobs(metric, lr=[0.1] * len(values), y=values)
         plots.points(ax, {"mlp": table}, "lr", metric)
     drawn = axis.get_data_interval()
-    said = figures.limit_to_intervals(axis, [pd.Series(results)], metric)
+    said = figures.limit_to_intervals(axis, [results(metric, *values)], metric)
     low, high = axis.get_view_interval()
     assert (said == figures.CUT) == cut == (drawn[0] < low or drawn[1] > high)
-    assert low < min(results) <= max(results) < high
-    taken = np.diff(axis.get_transform().transform([min(results), max(results)]))
+    assert low < min(values) <= max(values) < high
+    taken = np.diff(axis.get_transform().transform([min(values), max(values)]))
     whole = np.diff(axis.get_transform().transform([low, high]))
     assert not cut or 0.25 < taken / whole < 0.6  # results are not crowded out
 
@@ -138,8 +144,8 @@ def test_a_mean_of_curves_without_a_step_in_common_is_refused():
 def test_rankings_are_the_best_first_whichever_way_that_is(metric):
     fig, ax = figures.rows(["good", "bad"], 0.4)
     figures.value_axis(ax.xaxis, metric)
-    results = {"good": pd.Series([0.5, 0.6]), "bad": pd.Series([0.7])}
-    plots.ranking(ax, results, metric, {"good": pd.Series([0.55])})
+    found = {"good": results(metric, 0.5, 0.6), "bad": results(metric, 0.7)}
+    plots.ranking(ax, found, {"good": results(metric.of("test"), 0.55)})
     fig.draw_without_rendering()
     heights = {label.get_text(): label.get_window_extent().y0 for label in ax.get_yticklabels()}
     assert heights["good"] > heights["bad"]
@@ -168,19 +174,51 @@ def test_the_only_evaluation_of_jobs_is_seen():
 
 def test_nothing_is_drawn_beyond_the_range_of_a_metric():
     _, ax = figures.figure()
-    results = [pd.Series([0.9, 1.0, 1.0])]
-    plots.ranking(ax, {"a": results[0]}, HIGHER)
-    figures.limit_to_intervals(ax.xaxis, results, HIGHER)
+    found = results(HIGHER, 0.9, 1.0, 1.0)
+    plots.ranking(ax, {"a": found})
+    figures.limit_to_intervals(ax.xaxis, [found], HIGHER)
     assert 1 < ax.get_xlim()[1] < 1.01
 
 
 def test_a_result_that_exploded_does_not_flatten_the_others():
     _, ax = figures.figure()
-    results = [pd.Series([0.2, 0.3, 0.4]), pd.Series([0.2, 8e25])]
-    plots.ranking(ax, {"a": results[0], "b": results[1]}, LOWER)
-    said = figures.limit_to_intervals(ax.xaxis, results, LOWER)
+    found = {"a": results(LOWER, 0.2, 0.3, 0.4), "b": results(LOWER, 0.2, 8e25)}
+    plots.ranking(ax, found)
+    said = figures.limit_to_intervals(ax.xaxis, found.values(), LOWER)
     assert ax.get_xlim()[1] < 1
     assert said.startswith(" Of all values 20.0% are beyond the axis.")
+
+
+@pytest.mark.parametrize("metric", [LOWER, LOG], ids=["lower", "log"])
+def test_differences_show_no_difference_and_which_are_certain(metric):
+    fig, ax = figures.rows(["same", "worse", "exploded"], 0.3)
+    figures.difference_axis(ax.xaxis, metric)
+    each = {
+        "base": results(metric, 0.2, 0.3, 0.4, 0.5),
+        "same": results(metric, 0.3, 0.2, 0.5, 0.4),
+        "worse": results(metric, 0.4, 0.6, 0.8, 1.0),
+        "exploded": results(metric, 0.4, 0.6, 0.8, 1e9),
+    }
+    found = samples.differences(each, "base")
+    assert [one.is_certain for one in found.values()] == [False, not metric.log, False]
+    plots.differences(ax, found, metric)
+    figures.limit_to_differences(ax.xaxis, found.values(), metric)
+    low, high = ax.get_xlim()
+    assert low < (1 if metric.log else 0) < high < 1e9
+    faces = [line.get_markerfacecolor() for line in ax.lines if line.get_marker() == "o"]
+    assert [face == "white" for face in faces] == [True, metric.log, True]
+    assert print_check.check(fig, ICML) == []
+
+
+def test_percent_is_shown_as_percent():
+    percent = Measured("accuracy", Metric(better="higher", range=(0, 1), scale="percent"), "val")
+    fig, ax = figures.rows(["a"], 0.4)
+    figures.value_axis(ax.xaxis, percent)
+    plots.ranking(ax, {"a": results(percent, 0.25, 0.5)})
+    fig.draw_without_rendering()
+    assert ax.get_xlabel() == "validation accuracy (%)"
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert {"0", "50"} < {*labels}
 
 
 def test_the_legend_has_the_order_of_the_lines():

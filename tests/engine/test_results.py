@@ -133,7 +133,7 @@ def test_one_seed_of_five_that_diverged_does_not_make_a_setting_the_worst(store)
         one(store, "one lost", [0.9 if lr == 1 else 0.3], lr=lr, seed=seed, **lost)
     style.label_settings({})
     jobs = tables.jobs("one lost")
-    assert [*groups.samples(jobs, ["lr"], metrics.chooser(jobs))] == ["lr 1", "lr 2"]
+    assert [*groups.ranked(jobs, ["lr"], metrics.chooser(jobs))] == ["lr 1", "lr 2"]
     said = ", ranked by the median with diverged jobs as the worst"
     assert compare(jobs, 3).first(12) == f"all 2 settings{said}"
     shown = compare(jobs, 1)
@@ -163,7 +163,7 @@ def test_the_best_come_first_and_what_diverged_last(store, better):
     one(store, better, [0.2], status="FAILED", **diverged)
     jobs = tables.jobs(better)
     rates = [3, 2, 1] if better == "lower" else [2, 3, 1]
-    ranked = groups.samples(jobs, ["lr"], metrics.chooser(jobs))
+    ranked = groups.ranked(jobs, ["lr"], metrics.chooser(jobs))
     assert [*ranked] == [f"lr {rate}" for rate in rates]
     best = jobs.set_index("job_id").loc[groups.best(jobs)]
     assert best["lr"] == (1 if better == "lower" else 2)
@@ -177,13 +177,11 @@ def test_logarithmic_metrics_are_ranked_by_their_geometric_mean(store):
         store.job("log", {"val_loss": [wide]}, spread="wide", seed=seed, **how)
     jobs = tables.jobs("log")
     shown = compare(jobs, 2)
-    assert [*shown.results()] == ["wide", "even"]
+    assert [*shown.samples()] == ["wide", "even"]
     assert shown.repeats == "geometric mean of 2 seeds, 95% t interval of the logarithm"
-    assert shown.difference.startswith(" First over second in validation loss: ")
-    assert shown.difference.endswith(" pairs by seed; lower is better.")
     store.job("log", {"val_loss": [0.0]}, spread="none", seed=0, **how)
     with pytest.raises(NoResults, match="not always above 0, so it has no logarithm; declare"):
-        compare(tables.jobs("log"), 3).results()
+        compare(tables.jobs("log"), 3).samples()
 
 
 def test_folds_of_a_cross_validation_are_repeats(store):
@@ -194,15 +192,7 @@ def test_folds_of_a_cross_validation_are_repeats(store):
     both = compare(jobs, 3)
     independent = "95% t interval over folds, as if they were independent"
     assert both.repeats == f"mean of 3 folds with 2 seeds each, {independent}"
-    corrected = "corrected for the examples that splits share"
-    said = " in each of 6 pairs by seed and fold; higher is better."
-    assert both.difference == f" First minus second in validation accuracy: 0.100,{said}"
-    one(store, "folds", [0.8], lr=0.2, fold=3, seed=0)
-    assert (
-        f"6 pairs by seed and fold, {corrected}; higher"
-        in compare(tables.jobs("folds"), 3).difference
-    )
-    assert [len(results) for results in both.results().values()] == [6, 6]
+    assert [len(each) for each in both.samples().values()] == [6, 6]
     of_one_seed = compare(tables.only(jobs, {"seed": 1}), 3)
     assert of_one_seed.repeats == f"mean of 3 folds, {independent}"
     of_one_fold = compare(tables.only(jobs, {"fold": 2}), 3)
@@ -221,12 +211,12 @@ def test_random_splits_are_repeats(store):
     shown = compare(tables.jobs("splits"), 3, needed=1)
     assert shown.by == ["lr"]
     assert shown.repeats.startswith("mean of 3 split seeds with 2 seeds each, 95% t interval over")
-    results = shown.results()["lr 0.1"]
-    mean, low, high = groups.estimate(results, results.index.to_frame(), False, 0.25)
+    found = shown.samples()["lr 0.1"]
+    mean, low, high = found.interval
     assert mean == pytest.approx(0.61)
     half = 4.302653 * 0.01 * math.sqrt(1 / 3 + 0.2 / 0.8)
     assert (high - low) / 2 == pytest.approx(half)
-    assert results.attrs[groups.OVERLAP] == 0.25
+    assert found.results.attrs[groups.OVERLAP] == 0.25
 
 
 def test_tasks_are_never_compared(store):

@@ -5,7 +5,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from labjobs.results import groups, style
+import simulate_intervals
+from labjobs.results import groups, intervals, samples
+from labjobs.results.metrics import Measured
+from labjobs.results.samples import Sample
+from labjobs.settings import Metric
 
 TRIALS = 4000
 
@@ -17,32 +21,41 @@ def held(low, high, truth):
 
 
 def test_mean_interval():
-    mean, low, high = groups.mean_interval([[1, 2, 3], [4, 4, 4]])
+    mean, low, high = intervals.mean([[1, 2, 3], [4, 4, 4]]).interval
     half = 4.302653 / math.sqrt(3)  # Student's t, .975, 2 d.f.
     assert mean == pytest.approx([2, 4])
     assert low == pytest.approx([2 - half, 4])
     assert high == pytest.approx([2 + half, 4])
-    assert math.isnan(groups.mean_interval([5]).low)
+    assert math.isnan(intervals.mean([5]).interval.low)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
 @pytest.mark.parametrize("log", [False, True])
 def test_t_interval_contains_the_mean_as_often_as_it_says(n, log):
     samples = np.random.default_rng(n).normal(0.9, 0.02, (TRIALS, n))
-    _, low, high = groups.mean_interval(np.exp(samples) if log else samples, log)
+    _, low, high = intervals.mean(np.exp(samples) if log else samples, log).interval
     fraction, error = held(low, high, np.exp(0.9) if log else 0.9)
     assert abs(fraction - 0.95) < 4 * error
 
 
-def test_paired_difference_drops_what_seeds_share():
+def validated(results):
+    return Sample(results, Measured("accuracy", Metric(better="higher"), "val"))
+
+
+def difference(first, second):
+    each = {"first": validated(first), "second": validated(second)}
+    return samples.differences(each, "second")["first"]
+
+
+def test_a_difference_of_pairs_drops_what_seeds_share():
     drawn = np.random.default_rng(1)
-    seeds, intervals = range(5), []
+    seeds, found = range(5), []
     for _ in range(1000):
         shared, noise = drawn.normal(0, 1, 5), drawn.normal(0, 0.01, (2, 5))
         first = pd.Series(shared + 0.05 + noise[0], index=seeds)
         second = pd.Series(shared + noise[1], index=seeds).sample(frac=1, random_state=0)
-        intervals.append(groups.paired_difference(first, second))
-    _, low, high = np.array(intervals).T
+        found.append(difference(first, second).estimate.interval)
+    _, low, high = np.array(found).T
     fraction, error = held(low, high, 0.05)
     assert abs(fraction - 0.95) < 4 * error
     assert np.mean(high - low) < 0.1  # unpaired it would be about 2
@@ -59,8 +72,8 @@ def test_more_seeds_of_the_same_folds_do_not_narrow_an_interval(seeds):
             pd.Series((folds[i][:, None] + noise[i]).ravel(), index=index) for i in range(2)
         )
         first.attrs["overlap"] = 1 / 4
-        means.append(groups.estimate(first, repeats))
-        differences.append(groups.paired_difference(first, second))
+        means.append(groups.estimate(first, repeats).interval)
+        differences.append(difference(first, second).estimate.interval)
     _, low, high = np.array(means).T
     fraction, error = held(low, high, 0)
     assert abs(fraction - 0.95) < 4 * error
@@ -68,24 +81,39 @@ def test_more_seeds_of_the_same_folds_do_not_narrow_an_interval(seeds):
     assert held(low, high, 0)[0] > 0.97  # the folds of this simulation are independent
 
 
-def test_an_end_of_an_interval_never_becomes_0():
-    ends = style.with_interval(-13.4, -26.5, -0.29).replace("\N{MINUS SIGN}", "-")
-    assert ends == "-13 (-26 to -0.29)"
-    assert style.with_interval(0.0, 0.0, 0.0) == "0.00"
+def test_differences_of_some_or_no_shared_seeds():
+    first = pd.Series([1.0, 2.0, 4.0, 3.0], index=[0, 1, 2, 3])
+    found = difference(first, first[1:] - 1)
+    assert found.paired and found.estimate.mean == 1 and not found.is_certain
+    other = pd.Series([1.0, 2.0, 4.1, 2.9], index=[4, 5, 6, 7])
+    found = difference(first, other - 50)
+    assert not found.paired and found.is_certain and found.estimate.mean == pytest.approx(50)
+    each = {"first": validated(first), "second": validated(first[:2])}
+    assert samples.differences(each, "second") == {}  # of two repeats nothing is said
 
 
-def test_paired_difference_of_some_or_no_shared_seeds():
-    first = pd.Series([1.0, 2.0, 4.0], index=[0, 1, 2])
-    assert groups.paired_difference(first, first[1:] - 1).mean == 1
-    assert groups.paired_difference(first, first[1:] / 2, log=True).mean == pytest.approx(2)
-    assert math.isnan(groups.paired_difference(first[:1], first[1:]).mean)
+def test_probabilities_of_several_comparisons_are_adjusted():
+    found = intervals.holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+
+
+@pytest.mark.parametrize("examples", [72, 359])
+def test_intervals_over_seeds_and_examples_cover_the_truth(examples):
+    found = simulate_intervals.covered(np.random.default_rng(0), 100, 3, examples, 0.08)
+    assert found["accuracy"] > 0.9 and found["loss"] > 0.9 and found["loss, logarithmic"] > 0.9
+    assert found["accuracy, seeds alone"] < 0.93
+
+
+def test_equal_methods_are_seldom_told_apart():
+    random = np.random.default_rng(0)
+    assert simulate_intervals.told_apart(random, 100, 5, 3, paired=True) <= 0.08
 
 
 def test_a_fraction_is_within_its_interval_at_least_as_often_as_it_says():
     counts = np.random.default_rng(3).binomial(12, 0.8, TRIALS)
-    _, low, high = groups.fraction_interval(counts, 12)
+    _, low, high = intervals.of_counts(counts, 12)
     assert held(low, high, 0.8)[0] > 0.95
-    fraction, low, high = groups.fraction_interval([0, 3], 3)
+    fraction, low, high = intervals.of_counts([0, 3], 3)
     assert list(fraction) == [0, 1]
     assert low == pytest.approx([0, 0.025 ** (1 / 3)])
     assert high == pytest.approx([1 - 0.025 ** (1 / 3), 1])
@@ -95,14 +123,14 @@ def test_the_interval_of_a_ratio_contains_it_as_often_as_it_says():
     random = np.random.default_rng(0)
     noise = random.normal(0, 1, (TRIALS, 2, 12))
     noise[:, 1] += 0.5 * noise[:, 0]  # the two of a pair go together
-    intervals = [groups.ratio_interval(6 + a, 2 + b) for a, b in noise]
-    low, high = np.array([(each.low, each.high) for each in intervals]).T
+    found = [intervals.ratio(6 + a, 2 + b) for a, b in noise]
+    low, high = np.array([(each.low, each.high) for each in found]).T
     assert np.isfinite(low).mean() > 0.99
     fraction, error = held(low, high, 3)
-    assert abs(fraction - groups.LEVEL) < 4 * error
+    assert abs(fraction - intervals.LEVEL) < 4 * error
 
 
 def test_a_ratio_to_what_may_be_0_can_be_anything():
-    found = groups.ratio_interval([1.0, 1.1, 0.9], [0.1, -0.2, 0.2])
+    found = intervals.ratio([1.0, 1.1, 0.9], [0.1, -0.2, 0.2])
     assert (found.low, found.high) == (-math.inf, math.inf)
-    assert math.isnan(groups.ratio_interval([1.0], [2.0]).low)
+    assert math.isnan(intervals.ratio([1.0], [2.0]).low)

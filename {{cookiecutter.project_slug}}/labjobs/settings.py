@@ -27,7 +27,8 @@ class Metric:
         label: Its name in figures, without the unit. Empty: the declared name.
         unit: Its unit, such as "nats" or "ms".
         range: The lowest and the highest value possible; None: no bound.
-        scale: The axis of figures, "linear" or "log".
+        scale: How it is shown: "linear"; "log", with geometric means and ratios; or "percent",
+            which shows 0.97 as 97 %.
         target: The value that counts as reached, for figures of the time to it.
         at_start: Its approximate value in the first training step, which --check tests: a number
             other than 0, or "ln(classes)", the cross-entropy of equal chances for all `classes`.
@@ -38,7 +39,7 @@ class Metric:
     label: str = ""
     unit: str = ""
     range: tuple[float | None, float | None] = (None, None)
-    scale: Literal["linear", "log"] = "linear"
+    scale: Literal["linear", "log", "percent"] = "linear"
     target: float | None = None
     at_start: float | str | None = None
 
@@ -120,8 +121,8 @@ def _wrong(name: object, metric: object) -> str:
         return 'must be a Metric, such as Metric(better="lower")'
     if metric.better not in ("lower", "higher"):
         return f'better={metric.better!r}: must be "lower" or "higher"'
-    if metric.scale not in ("linear", "log"):
-        return f'scale={metric.scale!r}: must be "linear" or "log"'
+    if metric.scale not in ("linear", "log", "percent"):
+        return f'scale={metric.scale!r}: must be "linear", "log" or "percent"'
     if not _rises(metric.range):
         return f"range={metric.range!r}: must be two increasing numbers, with None for no bound"
     if metric.target is not None and not _is_number(metric.target):

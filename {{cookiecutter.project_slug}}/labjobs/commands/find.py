@@ -19,7 +19,7 @@ from labjobs.job import runtime
 from labjobs.job.folder import JobFolder
 from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
 from labjobs.job.terminal import Interruption
-from labjobs.results.groups import ratio_interval
+from labjobs.results import intervals
 
 Row = dict[str, str | int | float | None]
 """A row of the table, by the names of its columns."""
@@ -427,7 +427,7 @@ def noise_scales(measured: Sequence[tuple[float, ...]]) -> list[tuple[str, float
     halves = []
     for half in np.array_split(np.array(measured), 2):
         steps, noise, signal = half.T
-        scale, low, high = map(float, ratio_interval(noise, signal))
+        scale, low, high = map(float, intervals.ratio(noise, signal))
         halves.append((f"{steps[0]:.0f}–{steps[-1]:.0f}", scale, low, high))
     return halves
 

@@ -6,9 +6,9 @@ the remaining settings, the values with the best validation results are chosen. 
 captions begin with a space, and are empty if there is nothing to say.
 """
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,19 +20,19 @@ from labjobs.results.groups import (
     SPLITS,
     combinations,
     finite,
+    fitting,
     groups,
     having,
     is_numeric,
     lacks_results,
-    paired_difference,
     ranked,
-    samples,
     tasks,
     varied,
     varying_repeats,
 )
-from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser
-from labjobs.results.style import Look, looks, setting, settings, with_interval
+from labjobs.results.metrics import CURE, Measured, NoResults, Part, chooser, shown
+from labjobs.results.samples import NEEDED, Difference, Sample, differences, sample
+from labjobs.results.style import Look, looks, setting, settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,13 +94,14 @@ class Comparison:
                     found.setdefault(panel, {})[line] = own
         return found
 
-    def results(
-        self, most: int | None = None, part: Part | None = None
-    ) -> "dict[str, pd.Series[Any]]":
-        """Return the results of the jobs with the same settings, by seed: the best first, and at
-        most this many. They are results on the metric's part of the data, or on another part."""
+    def samples(self, most: int | None = None, part: Part | None = None) -> dict[str, Sample]:
+        """Return the results of the jobs with the same settings: the best first, and at most this
+        many. They are results on the metric's part of the data, or on another part."""
+        every = ranked(self.jobs, self.by, self.metric)
+        first = [name for name, jobs in every.items() if len(finite(jobs, self.metric.result))]
         metric = self.metric.of(part) if part else self.metric
-        return dict(list(samples(self.jobs, self.by, metric).items())[:most])
+        each = {name: sample(every[name], metric) for name in first[:most]}
+        return {name: found for name, found in each.items() if len(found)}
 
     @property
     def means(self) -> str:
@@ -154,42 +155,57 @@ class Comparison:
 
     def first(self, most: int) -> str:
         """Return how many of the settings are among the first: `the best 12 of 20 settings`."""
-        shown, count = min(most, len(self.results())), len(groups(self.jobs, self.by))
+        shown, count = min(most, len(self.samples())), len(groups(self.jobs, self.by))
         if count <= 1:
             return "one setting"
         many = f"all {count}" if shown == count else f"the best {shown} of {count}"
-        return f"{many} settings{_median(self.jobs, self.metric)}"
+        return f"{many} settings{by_median(self.jobs, self.metric)}"
 
-    @property
-    def difference(self) -> str:
-        """A sentence on how the best two settings differ, by seed and fold; empty if they have none
-        in common. It is a difference of test results, by which they were not chosen, if there are
-        any."""
-        names = [*self.results(2)]
-        for metric in (self.metric.of("test"), self.metric):
-            each = self.results(part=metric.part)
-            best = [each[name] for name in names if name in each]
-            if len(best) == 2 and (pairs := len((best[0] - best[1]).dropna())):
-                return self._difference(best[0], best[1], metric, pairs)
-        return ""
+    def differences(
+        self, most: int, baseline: Mapping[str, Any]
+    ) -> tuple[str, dict[str, Difference]]:
+        """Return the name of a baseline, and how the test results of other settings differ from its
+        own, at most this many: the best by validation results, which also choose the baseline if
+        its settings are not named. Raises NoResults if no setting has enough repeats."""
+        reference, metric = next(iter(self.samples(1))), self.metric.of("test")
+        if baseline:
+            reference = fitting(self.jobs, self.by, baseline)
+        own = sample(groups(self.jobs, self.by)[reference], metric)
+        found = differences({**self.samples(most, "test"), reference: own}, reference)
+        if not found:
+            why = f"differences of test results need {NEEDED} repeats of two settings at least"
+            raise NoResults(f"{why}, such as seeds in run.sh")
+        return reference, found
 
-    def _difference(
-        self, first: "pd.Series[Any]", second: "pd.Series[Any]", metric: Measured, pairs: int
-    ) -> str:
-        what = f"First {'over' if metric.log else 'minus'} second in {metric}"
-        unit = f" {metric.declared.unit}" if metric.declared.unit and not metric.log else ""
-        found = paired_difference(first, second, metric.log)
-        repeat = settings(varying_repeats(self.jobs) or [SEED])
-        better = f"{metric.declared.better} is better"
-        if pairs == 1:
-            based = f"of one {repeat}"
-        elif math.isclose(found.low, found.high, rel_tol=1e-9):
-            found = found._replace(low=math.nan)  # which is no interval
-            based = f"in each of {pairs} pairs by {repeat}"
-        else:
-            based = f"95% t interval of {pairs} pairs by {repeat}"
-            based += ", corrected for the examples that splits share" * bool(splits(self.jobs))
-        return f" {what}: {with_interval(*found)}{unit}, {based}; {better}."
+    def told_apart(self, most: int) -> str:
+        """Return sentences on the test results of the first settings, at most this many: what their
+        intervals are over, and which can be told apart from the very first, which validation
+        results have chosen."""
+        over = {each.over: None for each in self.samples(most, "test").values() if len(each) > 1}
+        said = f" Test intervals are over {' or '.join(over)}." if 0 < len(over) <= 2 else ""
+        with suppress(NoResults):
+            said += apart(*self.differences(most, {}), self.metric.of("test"))
+        return said
+
+
+def apart(reference: str, found: Mapping[str, Difference], metric: Measured) -> str:
+    """Return sentences on which settings can be told apart from a reference, and how."""
+    kinds: dict[str, list[str]] = {"better": [], "worse": [], "unclear": []}
+    for name, each in found.items():
+        better = "better" if metric.sign * each.estimate.mean > 0 else "worse"
+        kinds[better if each.is_certain else "unclear"].append(name)
+    words = {
+        "better": f"{{}} better in {metric} than {reference}",
+        "worse": f"{{}} worse in {metric} than {reference}",
+        "unclear": f"{{}} cannot be told apart from {reference} in {metric}",
+    }
+    parts = []
+    for kind, names in kinds.items():
+        which = "; ".join(names) if len(names) <= MOST else f"{len(names)} settings"
+        are = "" if kind == "unclear" else "is" if len(names) == 1 else "are"
+        parts += [words[kind].format(f"{which} {are}".strip())] * bool(names)
+    how = "paired by repeat" if all(each.paired for each in found.values()) else "not all paired"
+    return f" {'. '.join(parts)} ({how}; 5% level for all comparisons together)."
 
 
 def splits(jobs: "pd.DataFrame") -> list[str]:
@@ -214,7 +230,7 @@ def compare(
     `most` is how many values each part of the figure can distinguish: each takes one of the
     settings that vary, the last one several. For the remaining settings, the values with the best
     validation results are chosen. Settings `along` an axis are distinguished by it. The metric is
-    by default the monitored one, on validation data.
+    by default the one of --metric, or the monitored one, on validation data.
 
     Raises NoResults if fewer parts than `needed` have a setting, if values must be chosen but there
     are no validation results, or if the jobs are of several tasks.
@@ -233,7 +249,7 @@ def compare(
         except NoResults as none:
             many = f"too much varies ({settings(rest)} as well)"
             raise NoResults(f"{many}, and {none}; or {CURE}") from none
-        median = _median(jobs, by_validation)
+        median = by_median(jobs, by_validation)
         kept: list[str] = []
         best: dict[str, str] = {}
         counts = []
@@ -249,7 +265,13 @@ def compare(
             chosen += f"{median}{_named(best)}."
         else:
             chosen = f" They differ in {settings(rest)} as well."
-    return Comparison(jobs, metric or chooser(jobs), parts, [*along], chosen, among)
+    return Comparison(jobs, metric or _shown(jobs), parts, [*along], chosen, among)
+
+
+def _shown(jobs: "pd.DataFrame") -> Measured:
+    """The metric to show, if there are results on validation data."""
+    chooser(jobs)
+    return shown(jobs)
 
 
 def _named(best: dict[str, str]) -> str:
@@ -263,7 +285,7 @@ def _named(best: dict[str, str]) -> str:
     return f": {'; '.join(each)}{'; …' if len({*best.values()}) > MOST else ''}"
 
 
-def _median(jobs: "pd.DataFrame", metric: Measured) -> str:
+def by_median(jobs: "pd.DataFrame", metric: Measured) -> str:
     """How settings are ranked, if some jobs diverged."""
     lacking = lacks_results(jobs, metric)
     return ", ranked by the median with diverged jobs as the worst" if lacking else ""

@@ -41,6 +41,10 @@ LATEX = {
     "≥": r"$\geq$",
     "≤": r"$\leq$",
     "→": r"$\to$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "†": r"\dag{}",
+    "…": r"\dots{}",
     "∞": r"$\infty$",
     **{character: f"${character}$" for character in "<>|"},
     **{character: f"$\\{name}$" for character, name in (GREEK | {"λ": "lambda"}).items()},
@@ -50,6 +54,9 @@ LATEX = {
 METADATA = {"pdf": "Subject", "png": "Description", "svg": "Description", "tiff": "description"}
 """The formats of images, and the field for provenance in the metadata of each, by matplotlib's
 name, or Pillow's for TIFF."""
+
+KINDS = (*METADATA, "tex", "json")
+"""The files that a figure can have."""
 
 TIMES = {"pdf": "CreationDate", "svg": "Date"}
 """The time of drawing, which would change the bytes of the same figure."""
@@ -103,13 +110,17 @@ def save(
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     for path in paths:
         files.write(path, partial(_draw, fig, path, about))
-    latex = "".join(LATEX.get(character, character) for character in " ".join(caption.split()))
-    tex = f"\\caption{{{latex}}}\n\\label{{fig:{stem.name}}}\n"
+    tex = f"\\caption{{{latex(caption)}}}\n\\label{{fig:{stem.name}}}\n"
     head = "% written with the figure, and replaced with it\n"
     files.write_text(stem.with_name(f"{stem.name}.tex"), head + tex)
     files.write_json(stem.with_name(f"{stem.name}.json"), about)
     width, height = (float(side) for side in fig.get_size_inches())
     return [Saved(path, width, height) for path in paths]
+
+
+def latex(text: str) -> str:
+    """Return a text as LaTeX writes it, on one line."""
+    return "".join(LATEX.get(character, character) for character in " ".join(text.split()))
 
 
 def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> None:
@@ -129,20 +140,24 @@ def _draw(fig: "Figure", path: Path, about: dict[str, Any], file: BinaryIO) -> N
         fig.savefig(file, format=kind, **options)
 
 
-def put_aside(out: Path, names: Collection[str], written: Collection[Path]) -> list[str]:
-    """Move the files of figures with these names that were not written this time to a folder `old`;
-    return what these files were called. A document must not show what other jobs gave."""
+def put_aside(
+    out: Path, names: Collection[str], written: Collection[Path], kinds: Collection[str]
+) -> list[str]:
+    """Move the files of figures or tables with these names that were not written this time to a
+    folder `old`; return what these files were called. A document must not show what other jobs
+    gave."""
     moved = []
     for record in sorted(out.glob("*.json")):
         with suppress(SettingsError, OSError):
             about = read(record)
             if "commits" not in about or about.get("figure", record.stem) not in names:
                 continue
-            for kind in (*METADATA, "tex", "json"):
+            for kind in kinds:
                 path = out / f"{record.stem}.{kind}"
                 if path not in written and path.exists():
                     (out / OLD).mkdir(exist_ok=True)
-                    moved.append(path.replace(out / OLD / path.name).stem)
+                    path.replace(out / OLD / path.name)
+                    moved.append(record.stem)
     return sorted({*moved})
 
 
@@ -170,13 +185,13 @@ def provenance(jobs: "pd.DataFrame") -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return where a figure comes from, read from any of its files.
+    """Return where a figure or a table comes from, read from any of its files.
 
     Raises SettingsError if the file does not say, OSError if it cannot be read.
     """
     try:
-        if path.suffix in (".json", ".tex"):
-            text = path.with_suffix(".json").read_text("utf-8")
+        if path.suffix in (".json", ".tex", ".csv", ".md"):
+            text = path.with_name(f"{path.name.split('.')[0]}.json").read_text("utf-8")
         else:
             _, text = path.read_bytes().decode("latin-1").split(MARK, 1)
             text = unquote(text)

@@ -11,6 +11,8 @@ and no display is needed.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +20,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from labjobs.results import text
 from labjobs.results.metrics import Measured
+from labjobs.results.samples import Difference, Sample
 from labjobs.results.style import DEFAULT, VENUES, Venue, number, parameters, signed
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
@@ -154,17 +156,29 @@ MOST, LEAST = 6, 3
 def value_axis(axis: "Axis", values: Measured | str) -> None:
     """Label an axis with a metric, and scale it as declared, or label it with a text; in lines that
     fit."""
+    if isinstance(values, str):
+        _label(axis, values, 1)
+        return
+    _label(axis, values.axis, values.factor)
+    if values.log:
+        log_scale(axis)
+
+
+def difference_axis(axis: "Axis", metric: Measured) -> None:
+    """Label an axis of differences in a metric, or of ratios if it is logarithmic."""
+    _label(axis, f"{'ratio of' if metric.log else 'difference in'} {metric.axis}", metric.factor)
+    if metric.log:
+        log_scale(axis)
+
+
+def _label(axis: "Axis", label: str, factor: int) -> None:
     place, fig = axis.axes.get_subplotspec(), axis.get_figure(root=True)
     assert place and fig
     rows, columns, *_ = place.get_geometry()
     width, height = fig.get_size_inches()
     inches = width / columns if axis is axis.axes.xaxis else height / rows
-    label = values if isinstance(values, str) else values.axis
     axis.set_label_text(text.wrapped(label, LABEL * 72 * inches, _venue.text))
-    if isinstance(values, Measured) and values.log:
-        log_scale(axis)
-    else:
-        axis.set_major_formatter(plain)
+    axis.set_major_formatter(partial(plain, factor=factor))
 
 
 def log_scale(axis: "Axis") -> None:
@@ -194,10 +208,11 @@ def ticks_at(ax: "Axes", values: Iterable[float]) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def plain(value: float, _place: object = None) -> str:
-    """Return a tick's label. Very small and very large numbers have their own exponents, rather
-    than one at the end of the axis, which could be missed."""
-    return signed(number(value, 6))
+def plain(value: float, _place: object = None, factor: int = 1) -> str:
+    """Return a tick's label, for a value that is shown multiplied by a factor. Very small and very
+    large numbers have their own exponents, rather than one at the end of the axis, which could be
+    missed."""
+    return signed(number(factor * value, 6))
 
 
 class LogTicks(LogLocator):
@@ -248,21 +263,30 @@ def limit_to_curves(ax: "Axes", curves: "Curves", metric: Measured) -> str:
     return _limit(axes, each, metric, hidden=0 if metric.log else HIDDEN, room=0)
 
 
-def limit_to_intervals(axis: "Axis", results: "Iterable[pd.Series[Any]]", metric: Measured) -> str:
+def limit_to_intervals(axis: "Axis", samples: Iterable[Sample], metric: Measured) -> str:
     """Set the limits of an axis so that intervals do not crowd the results out. Return what the
     caption has to say about this."""
-    return _limit([axis], results, metric, hidden=0, room=ROOM)
+    return _limit([axis], [each.results for each in samples], metric, hidden=0, room=ROOM)
+
+
+def limit_to_differences(axis: "Axis", found: Iterable[Difference], metric: Measured) -> str:
+    """Set the limits of an axis by differences in a metric, or ratios, and not by their intervals.
+    Return what the caption has to say about this."""
+    means = [[each.estimate.interval.mean] for each in found]
+    free = replace(metric, declared=replace(metric.declared, range=(None, None)))
+    return _limit([axis], means, free, hidden=0, room=ROOM, seen=1.0 if metric.log else 0.0)
 
 
 def _limit(
     axes: "Sequence[Axis]",
-    samples: "Iterable[pd.Series[Any]]",
+    samples: "Iterable[Iterable[float]]",
     metric: Measured,
     hidden: float,
     room: float,
+    seen: float = np.nan,
 ) -> str:
     """Set the limits of axes that are shared by values, without a fraction of them, and with at
-    most some room for what else is drawn."""
+    most some room for what else is drawn; another value may have to be `seen`."""
     values = metric.checked([value for each in samples for value in each])
     values = values[np.isfinite(values)]
     if not len(values):
@@ -272,6 +296,7 @@ def _limit(
     largest = ABSURD * np.median(abs(values)) if room and not metric.log else np.inf
     kept = values[abs(values) <= (largest or np.inf)]
     low, high = np.quantile(scale.transform(kept), ends)
+    low, high = np.nanmin([low, scale.transform(seen)]), np.nanmax([high, scale.transform(seen)])
     drawn = np.array([axis.get_data_interval() for axis in axes])
     lowest, highest = drawn.min(), drawn.max()
     space = room * (high - low)

@@ -4,110 +4,22 @@ Each setting has a role (`labjobs.settings.Role`): jobs that differ in nothing b
 the seed and the fold, are averaged; jobs of different tasks, such as datasets, are never compared.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from labjobs.job import data_evidence
-from labjobs.results.metrics import Measured, NoResults, chooser
+from labjobs.results import intervals
+from labjobs.results.intervals import Estimate
+from labjobs.results.metrics import CURE, Measured, NoResults, chooser
 from labjobs.results.style import names, setting
 from labjobs.settings import ROLES, Role
 from labjobs.tracking.stored_jobs import folder_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# Statistics of repeated jobs: means and fractions with intervals, differences.
-
-LEVEL = 0.95
-"""The confidence level: how often an interval should contain the true value."""
-
-
-class Interval(NamedTuple):
-    """A mean or a fraction and the ends of its interval, which are NaN for a single sample."""
-
-    mean: Any
-    low: Any
-    high: Any
-
-
-def mean_interval(samples: ArrayLike, log: bool = False, overlap: float = 0.0) -> Interval:
-    """Return the mean over the last axis with its 95 % t interval.
-
-    `overlap` is the ratio of validation to training examples, for samples from several splits of
-    the same examples, which are not independent: Nadeau and Bengio 2003,
-    doi.org/10.1023/A:1024068626366. With `log`, both are computed from logarithms and transformed
-    back: a geometric mean, for samples above 0 that differ by factors. A t interval has its 95 %
-    coverage down to two samples, while a percentile bootstrap of three samples covers 75 %
-    (measured by simulation).
-    """
-    from scipy.stats import t
-
-    values = np.asarray(samples, dtype=float)
-    if log:
-        return Interval(*map(np.exp, mean_interval(np.log(values), overlap=overlap)))
-    n, mean = values.shape[-1], values.mean(axis=-1)
-    if n == 1:
-        return Interval(mean, mean * np.nan, mean * np.nan)
-    error = values.std(axis=-1, ddof=1) * np.sqrt(1 / n + overlap)
-    half = t.ppf((1 + LEVEL) / 2, n - 1) * error
-    return Interval(mean, mean - half, mean + half)
-
-
-def paired_difference(
-    first: "pd.Series[float]", second: "pd.Series[float]", log: bool = False
-) -> Interval:
-    """Return the mean of first minus second over the repeats that both have, with its t interval;
-    with `log` the geometric mean of first over second.
-
-    Jobs with the same seed share their initial weights and their order of batches, so the effects
-    of these cancel out. Results of several folds are averaged over the seeds of each fold, and the
-    interval is corrected for the training examples that folds share. NaN if they have no repeat in
-    common.
-    """
-    paired = (first / second if log else first - second).dropna()
-    if not len(paired):
-        return Interval(np.nan, np.nan, np.nan)
-    means = split_means(paired, paired.index.to_frame(), log)
-    return mean_interval(means, log, first.attrs.get(OVERLAP, 0.0))
-
-
-def ratio_interval(tops: ArrayLike, bottoms: ArrayLike) -> Interval:
-    """Return the ratio of two means over pairs (n,), with its 95 % interval.
-
-    The ends are infinite or NaN if the mean of `bottoms` cannot be distinguished from 0, so that
-    the ratio can have any value. Source: Fieller 1954, doi.org/10.1111/j.2517-6161.1954.tb00159.x.
-    """
-    from scipy.stats import t
-
-    above, below = np.asarray(tops, dtype=float), np.asarray(bottoms, dtype=float)
-    n, top, bottom = len(above), above.mean(), below.mean()
-    ratio = top / bottom
-    if n == 1:
-        return Interval(ratio, np.nan, np.nan)
-    covariance = np.cov(above, below) * t.ppf((1 + LEVEL) / 2, n - 1) ** 2 / n
-    a = bottom**2 - covariance[1, 1]
-    b = top * bottom - covariance[0, 1]
-    c = top**2 - covariance[0, 0]
-    if a <= 0:
-        return Interval(ratio, -np.inf, np.inf)
-    half = np.sqrt(max(0.0, b * b - a * c))
-    return Interval(ratio, (b - half) / a, (b + half) / a)
-
-
-def fraction_interval(counts: ArrayLike, n: int) -> Interval:
-    """Return each of some counts out of n as a fraction, with its exact 95 % binomial interval.
-
-    Source: Clopper and Pearson 1934, doi.org/10.1093/biomet/26.4.404.
-    """
-    from scipy.stats import beta
-
-    k, tail = np.asarray(counts), (1 - LEVEL) / 2
-    low, high = beta.ppf(tail, k, n - k + 1), beta.ppf(1 - tail, k + 1, n - k)
-    return Interval(k / n, np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0))
-
 
 SEED, FOLD, SPLIT_SEED = "seed", "fold", "split_seed"
 """Settings in which repeats differ."""
@@ -117,7 +29,7 @@ SPLITS = (FOLD, SPLIT_SEED)
 splits are samples of what another choice of examples would give."""
 
 OVERLAP = "overlap"
-"""The attribute of results that says how much splits overlap, see `mean_interval`."""
+"""The attribute of results that says how much splits overlap, see `intervals.mean`."""
 
 
 def with_role(jobs: "pd.DataFrame", role: Role) -> list[str]:
@@ -178,12 +90,12 @@ def overlap(jobs: "pd.DataFrame") -> float:
 
 def estimate(
     values: ArrayLike, repeats: "pd.DataFrame", log: bool = False, overlap: float = 0.0
-) -> Interval:
-    """Return the mean of results (…, n) with its 95 % t interval: over splits, if there are
-    several, each with the mean of its repeats. `repeats` has n rows. Folds validate on different
-    examples, so only random splits are corrected for their `overlap`."""
+) -> Estimate:
+    """Return the mean of results (…, n) over splits, if there are several, each with the mean of
+    its repeats. `repeats` has n rows. Folds validate on different examples, so only random splits
+    are corrected for their `overlap`."""
     random = SPLIT_SEED in repeats and combinations(repeats, [SPLIT_SEED]) > 1
-    return mean_interval(split_means(values, repeats, log), log, overlap if random else 0.0)
+    return intervals.mean(split_means(values, repeats, log), log, overlap if random else 0.0)
 
 
 def varied(jobs: "pd.DataFrame") -> list[str]:
@@ -231,6 +143,21 @@ def label(jobs: "pd.DataFrame", by: Sequence[str]) -> "pd.Series[Any]":
     return pd.Series(labels, index=jobs.index)
 
 
+def fitting(jobs: "pd.DataFrame", by: Sequence[str], wanted: Mapping[str, Any]) -> str:
+    """Return which group of jobs has these settings, the BASELINE of plot.py. Raises NoResults if
+    none has, or several have."""
+    fits = [
+        name
+        for name, alike in groups(jobs, by).items()
+        if all(str(alike[key].iloc[0]) == str(value) for key, value in wanted.items())
+    ]
+    if len(fits) == 1:
+        return fits[0]
+    left = [setting(name) for name in by if name not in wanted]
+    cure = f"name {' and '.join(left)} as well" if fits and left else CURE
+    raise NoResults(f"BASELINE in plot.py fits {len(fits)} of the settings; {cure}")
+
+
 def described(job: "pd.DataFrame", jobs: "pd.DataFrame") -> str:
     """Return what distinguishes the single job in a table from others: `mlp, seed 2`."""
     names = [*varied(jobs), *varying_repeats(jobs)]
@@ -269,7 +196,7 @@ def ranked(jobs: "pd.DataFrame", by: Sequence[str], metric: Measured) -> "dict[s
         """Return what a group of jobs is sorted by: first, whether it has no result."""
         found = results(item[1], metric)
         each = metric.checked(split_means(found, found.index.to_frame(), metric.log))
-        mean = float(mean_interval(each, metric.log).mean) if len(each) else 0.0
+        mean = float(intervals.mean(each, metric.log).mean) if len(each) else 0.0
         lost = [np.inf] * (len(item[1]) - len(found))
         median = float(np.median([*(-metric.sign * found), *lost])) if by_median else 0.0
         return not len(each), median, -metric.sign * mean
@@ -289,15 +216,6 @@ def best(jobs: "pd.DataFrame") -> str:
     metric = chooser(jobs)
     results = finite(having(jobs, metric.result).set_index("job_id"), metric.result)
     return str((metric.sign * results.sort_index()).idxmax())
-
-
-def samples(
-    jobs: "pd.DataFrame", by: Sequence[str], metric: Measured
-) -> "dict[str, pd.Series[Any]]":
-    """Return the results of the jobs with the same settings, by seed and fold: the best first, and
-    none of settings without a result."""
-    each = {name: results(jobs, metric) for name, jobs in ranked(jobs, by, metric).items()}
-    return {name: found for name, found in each.items() if len(found)}
 
 
 def results(jobs: "pd.DataFrame", metric: Measured) -> "pd.Series[float]":

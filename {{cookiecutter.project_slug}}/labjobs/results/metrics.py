@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.errors import SettingsError
+from labjobs.errors import SettingsError, did_you_mean
 from labjobs.results.style import number
 from labjobs.settings import Metric, from_plain
 
@@ -53,16 +53,26 @@ class Measured:
         return f"best_{self.key}" if self.part == "val" else self.key
 
     @property
+    def unit(self) -> str:
+        """The unit in which it is shown."""
+        return "%" if self.declared.scale == "percent" else self.declared.unit
+
+    @property
+    def factor(self) -> int:
+        """What its values are multiplied by to be shown in that unit."""
+        return 100 if self.declared.scale == "percent" else 1
+
+    @property
     def axis(self) -> str:
         """The label of an axis."""
-        return f"{self} ({self.declared.unit})" if self.declared.unit else str(self)
+        return f"{self} ({self.unit})" if self.unit else str(self)
 
     @property
     def goal(self) -> str:
         """Its target: `≥ 0.95`, `≤ 5 mmHg`."""
         assert self.declared.target is not None
-        unit = f" {self.declared.unit}" if self.declared.unit else ""
-        return f"{'≥' if self.sign > 0 else '≤'} {number(self.declared.target)}{unit}"
+        target = number(self.factor * self.declared.target)
+        return f"{'≥' if self.sign > 0 else '≤'} {target} {self.unit}".strip()
 
     @property
     def title(self) -> str:
@@ -148,6 +158,25 @@ def monitored(jobs: "pd.DataFrame") -> Measured:
             if (found := Measured(name, metric, part)).key in jobs:
                 return found
     raise NoResults("the jobs have no values of a declared metric; declare it in METRICS")
+
+
+SHOWN = "shown metric"
+"""The attribute of a table of jobs with the metric of `plot.py --metric`."""
+
+
+def shown(jobs: "pd.DataFrame") -> Measured:
+    """Return the metric that figures show: the one of `plot.py --metric` on validation data, else
+    the monitored one. Raises NoResults if the jobs have no values of it."""
+    name = jobs.attrs.get(SHOWN, "")
+    if not name:
+        return monitored(jobs)
+    metrics = declared(jobs)
+    if name not in metrics:
+        raise SettingsError(f"--metric {name}: no metric of METRICS; {did_you_mean(name, metrics)}")
+    found = Measured(name, metrics[name], "val")
+    if found.key not in jobs:
+        raise NoResults(f"no finished job has a {found}")
+    return found
 
 
 def chooser(jobs: "pd.DataFrame") -> Measured:

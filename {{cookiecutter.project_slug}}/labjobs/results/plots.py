@@ -5,16 +5,17 @@ diverged or never reached a target. Metrics with a logarithmic scale have geomet
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labjobs.results import groups, text
+from labjobs.results import groups, intervals, text
 from labjobs.results.figures import LABEL, log_scale, plain
-from labjobs.results.groups import Interval, fraction_interval
 from labjobs.results.metrics import Measured, NoResults
-from labjobs.results.style import COLOURS, PLAIN, Look, looks, names, numbers, setting
+from labjobs.results.samples import Difference, Sample, sample
+from labjobs.results.style import COLOURS, GREY, PLAIN, Look, looks, names, numbers, setting
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +63,8 @@ def bands(
         cure = "give --eval-every in steps, such as 50"
         raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
     of = curves.drop_duplicates("job_id").set_index("job_id").loc[table.columns]
-    mean, low, high = _interval(values[whole], of, metric, groups.overlap(of))
+    found = groups.estimate(values[whole], of, metric.log, groups.overlap(of)).interval
+    low, high = np.clip(found[1:], *metric.within)
     each = [np.column_stack([steps, curve]) for curve in values.T]
     faint: Any = {"colors": look.colour, "linewidths": 0.4, "alpha": 0.45}
     ax.add_collection(LineCollection(each, rasterized=values.size > MANY, **faint))
@@ -74,7 +76,7 @@ def bands(
         if look.interval:
             ax.vlines(steps[whole], low, high, color=look.colour, linewidth=0.7)
     line = {"color": look.colour, "linestyle": look.line, "marker": marker, "label": label}
-    ax.plot(steps[whole], mean, **line)
+    ax.plot(steps[whole], found.mean, **line)
     ax.autoscale_view()
     ax.locator_params(axis="x", integer=True, nbins=5)
 
@@ -115,16 +117,16 @@ def points(
     for index, (name, look) in enumerate((drawn or looks(jobs)).items()):
         aside, means = (index - (len(jobs) - 1) / 2) * step, []
         for value, repeated in jobs[name].groupby(x):
-            results = groups.results(repeated, metric)
+            found = sample(repeated, metric)
             lost, kept = (
                 beside(value, aside + step * np.linspace(0.25, 0.7, count))
-                for count in (int(repeated["diverged"].sum()), len(results))
+                for count in (int(repeated["diverged"].sum()), len(found))
             )
             ax.plot(lost, [height] * len(lost), "x", color=look.colour, transform=edge)
-            ax.plot(kept, results, look.marker, color=look.colour, **OPEN)
-            if len(results):
+            ax.plot(kept, found.results, look.marker, color=look.colour, **OPEN)
+            if len(found):
                 (place,) = beside(value, aside)
-                mean, low, high = _mean(results, metric)
+                mean, low, high = found.interval
                 if look.interval:
                     ax.plot([place] * 2, [low, high], color=look.colour, linewidth=0.7)
                 means.append((place, mean))
@@ -141,8 +143,8 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     grid = np.full((len(rows), len(columns)), np.nan)
     for place, row in enumerate(rows.values()):
         for column, value in enumerate(columns):
-            results = groups.results(row[[each == value for each in row[x]]], metric)
-            grid[place, column] = _mean(results, metric).mean if len(results) else np.nan
+            found = sample(row[[each == value for each in row[x]]], metric)
+            grid[place, column] = found.interval.mean if len(found) else np.nan
     if np.isfinite(grid).mean() < FILLED:
         known = f"only {np.isfinite(grid).sum()} of {grid.size} pairs have a result"
         raise NoResults(f"{known}, too few for a map; make a grid of two settings in run.sh")
@@ -153,8 +155,9 @@ def heatmap(ax: "Axes", rows: "Mapping[str, pd.DataFrame]", x: str, metric: Meas
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     cell = text.name_columns(ax, list(columns.values()))
-    if not _fill_cells(ax, image, numbers(grid.flat), cell):
-        bar = text.figure_of(ax).colorbar(image, ax=ax, format=plain)
+    if not _fill_cells(ax, image, numbers((metric.factor * grid).flat), cell):
+        ticks = partial(plain, factor=metric.factor)
+        bar = text.figure_of(ax).colorbar(image, ax=ax, format=ticks)
         text.name_columns(ax, list(columns.values()))  # which are narrower now
         high = LABEL * 72 * text.figure_of(ax).get_figheight()
         bar.ax.set_ylabel(text.wrapped(metric.axis, high, bar.ax.yaxis.label.get_fontsize()))
@@ -175,25 +178,37 @@ def _fill_cells(ax: "Axes", image: "AxesImage", texts: Sequence[str], points: fl
 
 
 def ranking(
-    ax: "Axes",
-    samples: "Mapping[str, pd.Series[Any]]",
-    metric: Measured,
-    tested: "Mapping[str, pd.Series[Any]] | None" = None,
+    ax: "Axes", samples: Mapping[str, Sample], tested: Mapping[str, Sample] | None = None
 ) -> None:
     """Draw groups of results one below another: each result an open point, the mean a dot with its
-    95 % t interval. The same groups' test results stand below them, in another colour."""
-    of_tests = metric.of("test"), tested or {}, Look(COLOURS[1], marker="s"), 0.2
-    for measured, each, look, up in [(metric, samples, PLAIN, -0.2 if tested else -0.08), of_tests]:
+    95 % interval. The same groups' test results stand below them, in another colour."""
+    of_tests = tested or {}, Look(COLOURS[1], marker="s"), 0.2
+    for each, look, up in [(samples, PLAIN, -0.2 if tested else -0.08), of_tests]:
         line: dict[str, Any] = {"color": look.colour, "linestyle": "none", "marker": look.marker}
         for row, name in enumerate(samples):
             if name in each:
-                mean, low, high = _mean(each[name], measured)
+                found, (mean, low, high) = each[name], each[name].interval
                 ax.plot([low, high], [row + up] * 2, color=look.colour, linewidth=0.9)
-                ax.plot(mean, row + up, zorder=3, label=str(measured), **line)
-                ax.plot(each[name], np.full(len(each[name]), row + up + 0.16), **line | OPEN)
+                ax.plot(mean, row + up, zorder=3, label=str(found.metric), **line)
+                ax.plot(found.results, np.full(len(found), row + up + 0.16), **line | OPEN)
     text.name_rows(ax, list(samples))
     ax.set_ylim(len(samples) - 0.4, -0.6)
     ax.grid(axis="y", linewidth=0.3)
+    if not any(each.metric.log for each in samples.values()):
+        ax.locator_params(axis="x", nbins=4)
+
+
+def differences(ax: "Axes", found: Mapping[str, Difference], metric: Measured) -> None:
+    """Draw differences from a baseline one below another, each a dot with its 95 % interval: filled
+    if it can be told from none, and open if not. Differences of a logarithmic metric are ratios."""
+    for row, each in enumerate(found.values()):
+        mean, low, high = each.estimate.interval
+        ax.plot([low, high], [row] * 2, color=COLOURS[0], linewidth=0.9)
+        face = COLOURS[0] if each.is_certain else "white"
+        ax.plot(mean, row, "o", color=COLOURS[0], markerfacecolor=face, markeredgewidth=0.8)
+    ax.axvline(1 if metric.log else 0, color=GREY, linewidth=0.6, zorder=0)
+    text.name_rows(ax, list(found))
+    ax.set_ylim(len(found) - 0.4, -0.6)
     if not metric.log:
         ax.locator_params(axis="x", nbins=4)
 
@@ -208,27 +223,13 @@ def reached(ax: "Axes", times: ArrayLike, ended: ArrayLike, label: str, look: Lo
     came = np.sort(each[np.isfinite(each)])
     end = 1.1 * np.max(came if len(came) else ended)
     counts = np.array([*range(len(came) + 1), len(came)])
-    x, (fractions, low, high) = [0, *came, end], fraction_interval(counts, len(each))
+    x, (fractions, low, high) = [0, *came, end], intervals.of_counts(counts, len(each))
     step = {"drawstyle": "steps-post", "color": look.colour, "linestyle": look.line}
     ax.plot(x, fractions, label=label, **step)
     if look.interval:
         ax.fill_between(x, low, high, step="post", color=look.colour, alpha=0.12, linewidth=0)
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlim(0, max(end, ax.get_xlim()[1]))  # limits that are set do not adapt any more
-
-
-def _mean(results: "pd.Series[Any]", metric: Measured) -> Interval:
-    """The mean of results by their repeats, and its interval."""
-    shared = results.attrs.get(groups.OVERLAP, 0.0)
-    return _interval(results.to_numpy(), results.index.to_frame(), metric, shared)
-
-
-def _interval(
-    samples: ArrayLike, repeats: "pd.DataFrame", metric: Measured, overlap: float
-) -> Interval:
-    """The mean, and its interval within the metric's range."""
-    mean, low, high = groups.estimate(metric.checked(samples), repeats, metric.log, overlap)
-    return Interval(mean, np.clip(low, *metric.within), np.clip(high, *metric.within))
 
 
 def confusion(

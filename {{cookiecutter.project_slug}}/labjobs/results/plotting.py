@@ -1,20 +1,33 @@
-"""The command line of plot.py: from a store's jobs to the files of its figures."""
+"""The command line of plot.py: from a store's jobs to the files of its figures and tables."""
 
 import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from labjobs import exit_status
 from labjobs.errors import SettingsError, did_you_mean
-from labjobs.files import PROJECT
+from labjobs.files import PROJECT, write_json, write_text
 from labjobs.job.identity import DEFAULT
 from labjobs.job.terminal import counted, prepare_streams
-from labjobs.results import figure_files, figures, groups, style, tables
-from labjobs.results.metrics import NoResults, chooser, declared
+from labjobs.results import (
+    audit,
+    checklist,
+    figure_files,
+    figures,
+    groups,
+    style,
+    table_files,
+    tables,
+)
+from labjobs.results.metrics import SHOWN, NoResults, chooser, declared
+from labjobs.results.paper_tables import Table
 from labjobs.tracking import stored_jobs
 from labjobs.tracking.mlflow_client import experiment_name
 
@@ -25,6 +38,9 @@ if TYPE_CHECKING:
 Drawing = Callable[["pd.DataFrame"], tuple[Any, str]]
 """From a table of jobs to a figure and its caption."""
 
+Tabulating = Callable[["pd.DataFrame"], tuple[Table, str]]
+"""From a table of jobs to a table for a paper and its caption."""
+
 
 def main(
     kind: type[Any],
@@ -32,10 +48,12 @@ def main(
     of_one: Mapping[str, Drawing],
     only: Mapping[str, Any],
     labels: Mapping[str, str],
+    printed: Mapping[str, Tabulating] = MappingProxyType({}),
     script: str = DEFAULT,
 ) -> int:
     """Draw figures, by their names: figures `of_all` jobs that have the settings of `only`, and
-    figures `of_one` of these jobs, by default the best on validation data.
+    figures `of_one` of these jobs, by default the best on validation data; and write the tables
+    that are to be `printed`.
 
     The jobs all belong to one script, `run` for run.py; `kind` is the class of their settings.
     `labels` are what settings are called in figures.
@@ -43,10 +61,13 @@ def main(
     """
     prepare_streams()
     args = _parser().parse_args()
+    pages = _Pages(args, {**of_all, **of_one}, {*printed, "results", "jobs"})
     try:
         if args.provenance:
             print(figure_files.as_lines(figure_files.read(args.provenance)))
             return 0
+        if args.audit:
+            return _audit(args)
         if args.venue == "list":
             print(style.listing())
             return 0
@@ -58,78 +79,198 @@ def main(
         style.label_settings(labels)
         if args.experiment == experiment_name():
             stored_jobs.settle(args.experiment)
-        return _draw(args, of_all, of_one, *_tried(args, kind, only, script))
+        found = _tried(args, kind, only, script)
+        if args.checklist:
+            print(checklist.markdown(found.jobs))
+            return exit_status.DONE
+        _draw(pages, found, of_all, of_one)
+        _write(pages, found, printed)
+        return pages.end()
     except SettingsError as error:
         status, said = exit_status.WRONG, str(error)
     except (NoResults, OSError) as error:
         status, said = exit_status.FAILED, str(error)
         if isinstance(error, NoResults):
-            _put_aside(args.out, {**of_all, **of_one}, [])
+            pages.end()
     print(f"plot.py: {said}", file=sys.stderr)
     return status
 
 
+@dataclass
+class _Found:
+    """The jobs behind figures and tables."""
+
+    every: "pd.DataFrame"
+    """All jobs with results."""
+
+    jobs: "pd.DataFrame"
+    """Those to draw."""
+
+    others: "pd.DataFrame"
+    """The settings of those that were tried besides, and why they are not drawn (`state`)."""
+
+    mixed: list[str]
+    """The ids of those from different code."""
+
+
+class _Pages:
+    """What is written to the folders of figures and tables, and what is left out and why."""
+
+    def __init__(self, args: argparse.Namespace, *names: Collection[str]) -> None:
+        self.args, self._names = args, names
+        self._right: list[bool] = []
+        self._files: list[Path] = []
+        self._left_out: dict[str, list[str]] = {}
+
+    @contextmanager
+    def of(self, stem: str) -> Iterator[None]:
+        """Note why a figure or a table is left out, if it is."""
+        try:
+            yield
+        except NoResults as error:
+            self._left_out.setdefault(str(error), []).append(stem)
+
+    def add(self, files: Collection[Path]) -> None:
+        """Note what was written; nothing, if it would not print correctly."""
+        self._right.append(bool(files))
+        self._files += files
+
+    def end(self) -> int:
+        """Say what was left out, move what was not written this time away, and return the exit
+        status."""
+        for why, stems in self._left_out.items():
+            print(f"left out {', '.join(stems)}: {why}", file=sys.stderr)
+        kinds_of_files = figure_files.KINDS, table_files.KINDS
+        both = zip(self._names, kinds_of_files, _folders(self.args), strict=True)
+        for names, kinds, out in both:
+            if moved := figure_files.put_aside(out, names, self._files, kinds):
+                line = f"moved what was not written this time to {out / figure_files.OLD}"
+                print(f"{line}: {', '.join(moved)}", file=sys.stderr)
+        right = self._right and all(self._right)
+        return exit_status.DONE if right else exit_status.FAILED
+
+
+def _audit(args: argparse.Namespace) -> int:
+    """Print what a paper says that the results do not, and return the exit status."""
+    found = audit.findings(args.audit, *_folders(args))
+    print("\n".join(found) or f"{args.audit}: every number with a decimal point is a result")
+    return exit_status.FAILED if found else exit_status.DONE
+
+
+def _folders(args: argparse.Namespace) -> tuple[Path, Path]:
+    """Where figures and tables go."""
+    return (args.out, args.out) if args.out else (PROJECT / "figures", PROJECT / "tables")
+
+
 def _tried(
     args: argparse.Namespace, kind: type[Any], only: Mapping[str, Any], script: str
-) -> "tuple[pd.DataFrame, ...]":
-    """All jobs with results, those to draw, and those that were tried besides: their settings, and
-    why they are not drawn."""
+) -> _Found:
+    """Return the jobs that the command line asks for."""
     import pandas as pd
 
     every = tables.jobs(args.experiment, kind, script)
     if args.job and args.job not in set(every.loc[~every["diverged"], "job_id"]):
         raise SettingsError(f"--job {args.job}: no finished job has this id")
+    if args.task:
+        only = {**only, **_of_task(args.task, every)}
     jobs = wanted = tables.only(every, only)
     if not args.any_code:
         jobs = _without_earlier_trials(jobs)
     declared(jobs)  # no figure can be correct if a metric has two directions
+    jobs.attrs[SHOWN] = args.metric
     earlier = wanted.drop(jobs.index).assign(state="diverged with other code or data")
     unfinished = tables.unfinished(args.experiment, script, only)
-    others = [each.astype(object) for each in (earlier, unfinished) if len(each)]
-    return every, jobs, pd.concat(others) if others else unfinished
+    each = [some.astype(object) for some in (earlier, unfinished) if len(some)]
+    others = pd.concat(each) if each else unfinished
+    jobs.attrs[tables.UNFINISHED] = others.to_dict("records")
+    return _Found(every, jobs, others, _other_code(jobs, args.any_code))
+
+
+def _of_task(task: str, jobs: "pd.DataFrame") -> dict[str, str]:
+    """The setting that has a task of this name."""
+    known = {str(each): name for name in groups.with_role(jobs, "task") for each in jobs[name]}
+    if task not in known:
+        raise SettingsError(f"--task {task}: no job has this task; {did_you_mean(task, known)}")
+    return {known[task]: task}
 
 
 def _draw(
-    args: argparse.Namespace,
-    of_all: Mapping[str, Drawing],
-    of_one: Mapping[str, Drawing],
-    every: "pd.DataFrame",
-    jobs: "pd.DataFrame",
-    others: "pd.DataFrame",
-) -> int:
-    """Draw the figures of each task, and return the exit status."""
-    mixed = _other_code(jobs, args.any_code)
-    of_tasks = groups.tasks(jobs)
-    drawings, left_out, files = {**of_all, **of_one}, dict[str, list[str]](), list[Path]()
-    right = []
+    pages: _Pages, found: _Found, of_all: Mapping[str, Drawing], of_one: Mapping[str, Drawing]
+) -> None:
+    """Draw the figures of each task."""
+    args, of_tasks = pages.args, groups.tasks(found.jobs)
+    out, _ = _folders(args)
     for stem, task, name in [
         *_stems(of_all, of_tasks),
         *_stems(of_one, [""] if args.job else of_tasks),
     ]:
-        alike = of_tasks.get(task, jobs)
-        try:
-            shown = alike if name in of_all else _one(args.job, every, alike)
+        alike = of_tasks.get(task, found.jobs)
+        with pages.of(stem):
+            shown = alike if name in of_all else _one(args.job, found.every, alike)
             about = figure_files.provenance(shown) | {"figure": name, "venue": args.venue}
-            figure, caption = drawings[name](shown)
+            figure, caption = {**of_all, **of_one}[name](shown)
             caption += f" Task: {task}." if task else ""
-            caption += _differences(shown, mixed)
+            caption += _differences(shown, found.mixed)
+            others = _with_task_of(alike, found.others)
             caption += "" if args.job and name in of_one else _counts(alike, others)
-            written = _save(args, args.out / stem, figure, caption, about)
-            right.append(bool(written))
-            files += written
-        except NoResults as error:
-            left_out.setdefault(str(error), []).append(stem)
-    for why, names in left_out.items():
-        print(f"left out {', '.join(names)}: {why}", file=sys.stderr)
-    _put_aside(args.out, drawings, files)
-    return 0 if right and all(right) else 1
+            pages.add(_save(args, out / stem, figure, caption, about))
 
 
-def _put_aside(out: Path, names: Collection[str], written: Collection[Path]) -> None:
-    """Move figures that were not drawn away, and say so."""
-    if moved := figure_files.put_aside(out, names, written):
-        line = "moved what was not drawn this time"
-        print(f"{line} to {out / figure_files.OLD}: {', '.join(moved)}", file=sys.stderr)
+def _write(pages: _Pages, found: _Found, printed: Mapping[str, Tabulating]) -> None:
+    """Write the tables, and the files that have all jobs and all cells."""
+    args, jobs, written = pages.args, found.jobs, dict[str, Any]()
+    _, out = _folders(args)
+    for name, make in printed.items():
+        with pages.of(name):
+            table, caption = make(jobs)
+            caption += _differences(jobs, found.mixed) + _counts(jobs, found.others)
+            about = figure_files.provenance(jobs) | {"table": name, "venue": args.venue}
+            files = _save_table(args, out / name, table, caption, about)
+            written |= {name: table} if files else {}
+            pages.add(files)
+    whole = {
+        table_files.RESULTS: table_files.macros(written),
+        table_files.JOBS: table_files.as_csv(_rows(jobs, found.others)),
+    }
+    for name, text in whole.items() if written else ():
+        path, record = out / name, out / f"{Path(name).stem}.json"
+        write_text(path, text)
+        write_json(record, figure_files.provenance(jobs) | {"table": record.stem})
+        pages.add([path, record])
+
+
+def _rows(jobs: "pd.DataFrame", others: "pd.DataFrame") -> list[dict[str, Any]]:
+    """All jobs that were tried, in the order of their ids: their state, settings, results and
+    costs."""
+    own = jobs.assign(state=jobs["diverged"].map({True: "diverged", False: "finished"}))
+    numbers = [name for name in own if name in own.select_dtypes("number") and name != "ended"]
+    names = ["job_id", "state", *jobs.attrs["settings"], *numbers, "hardware", "commit"]
+    every = [*own.to_dict("records"), *others.to_dict("records")]
+    found = [{name: row[name] for name in dict.fromkeys(names) if name in row} for row in every]
+    return sorted(found, key=lambda row: str(row["job_id"]))
+
+
+def _save_table(
+    args: argparse.Namespace, stem: Path, table: Table, caption: str, about: dict[str, Any]
+) -> list[Path]:
+    """Write a table, and print its path and its width; return all of its files, none if it would
+    not print correctly."""
+    venue = style.named(args.venue)
+    with _misprints(stem.name):
+        inches = table_files.save(table, stem, caption, about, venue, not args.unchecked)
+        print(f"{stem}.tex  {inches:.1f} in wide")
+        return [stem.with_name(f"{stem.name}.{kind}") for kind in table_files.KINDS]
+    return []
+
+
+@contextmanager
+def _misprints(name: str) -> Iterator[None]:
+    """Say why a figure or a table was not written."""
+    try:
+        yield
+    except figure_files.Misprint as error:
+        lines = [*str(error).splitlines(), "not written; --unchecked writes it anyway"]
+        print("\n".join(f"{name}: {line}" for line in lines), file=sys.stderr)
 
 
 def _stems(names: Iterable[str], tasks: Iterable[str]) -> list[tuple[str, str, str]]:
@@ -157,30 +298,35 @@ def _save(
     """Write a figure, and print the path and the printed size of its images; return all of its
     files, none if it would not print correctly."""
     formats, venue = args.format.split(","), style.named(args.venue)
-    try:
+    with _misprints(stem.name):
         files = figure_files.save(figure, stem, caption, about, venue, not args.unchecked, formats)
-    except figure_files.Misprint as error:
-        lines = [*str(error).splitlines(), "not written; --unchecked writes it anyway"]
-        print("\n".join(f"{stem.name}: {line}" for line in lines), file=sys.stderr)
-        return []
-    for path, width, height in files:
-        print(f"{path}  {width:g} x {height:g} in")
-    return [stem.with_name(f"{stem.name}.{kind}") for kind in (*formats, "tex", "json")]
+        for path, width, height in files:
+            print(f"{path}  {width:g} x {height:g} in")
+        return [stem.with_name(f"{stem.name}.{kind}") for kind in (*formats, "tex", "json")]
+    return []
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Draw the figures from finished jobs.")
     add = parser.add_argument
-    out, experiment = PROJECT / "figures", experiment_name()
-    add("--out", type=Path, default=out, help="folder for the figures (default: figures)")
+    experiment = experiment_name()
+    where = "folder for figures and tables (default: figures and tables)"
+    add("--out", type=Path, metavar="DIR", help=where)
     add("--experiment", default=experiment, help="experiment in the store (default: %(default)s)")
     venues = "venue to draw for; `list` shows all with their sizes"
     add("--venue", default=style.DEFAULT, help=venues)
     known = ", ".join(figure_files.METADATA)
     add("--format", default="pdf,png", help=f"{known}; several with commas (default: %(default)s)")
+    shown = "metric to show (default: the monitored one); choices are made by the monitored one"
+    add("--metric", default="", metavar="NAME", help=shown)
+    add("--task", default="", metavar="NAME", help="only this task, such as a dataset")
     add("--job", default="", metavar="ID", help="job for figures of one job (default: the best)")
     add("--unchecked", action="store_true", help="write figures even if the print check fails")
     add("--any-code", action="store_true", help="also draw jobs with other code or data")
+    where = "name the numbers in a paper's text that no result has, and figures that it rescales"
+    add("--audit", type=Path, metavar="PAPER.tex", help=where)
+    about = "answer the NeurIPS checklist's items on statistics and compute"
+    add("--checklist", action="store_true", help=about)
     add("--provenance", type=Path, metavar="FILE", help="print which jobs a figure was drawn from")
     return parser
 
@@ -235,17 +381,21 @@ NAMED = 6
 
 
 def _counts(jobs: "pd.DataFrame", others: "pd.DataFrame") -> str:
-    """Say how many jobs of a task were tried, if not all finished. `others` are the settings of the
-    jobs that have no results, and why (`state`)."""
-    for name in groups.with_role(jobs, "task"):
-        if name in others:
-            others = others[others[name].map(str) == str(jobs[name].iloc[0])]
+    """Say how many jobs were tried, if not all finished. `others` are the settings of the jobs that
+    have no results, and why (`state`)."""
     diverged = int(jobs["diverged"].sum())
     states = Counter({"diverged": diverged}) + Counter(others["state"].tolist())
     if not states:
         return ""
     why = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return f" Of {len(jobs) + len(others)} jobs tried, {len(jobs) - diverged} finished: {why}."
+
+
+def _with_task_of(jobs: "pd.DataFrame", others: "pd.DataFrame") -> "pd.DataFrame":
+    for name in groups.with_role(jobs, "task"):
+        if name in others:
+            others = others[others[name].map(str) == str(jobs[name].iloc[0])]
+    return others
 
 
 def _differences(jobs: "pd.DataFrame", mixed: list[str]) -> str:

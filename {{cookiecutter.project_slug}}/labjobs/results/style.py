@@ -200,21 +200,6 @@ def signed(text: str) -> str:
     return text.replace("-", "−", 1) if text.startswith("-") else text
 
 
-def with_interval(middle: float, low: float, high: float) -> str:
-    """Return a result with its 95 % interval, in as many digits as the interval justifies: 0.912
-    (0.905 to 0.919)."""
-    half = (high - low) / 2
-    if not half > 0:
-        return numbers([middle])[0]
-    decimals = max(0, 1 - math.floor(math.log10(half)))
-    each = (middle, low, high)
-    texts = [f"{x:.{decimals}f}" if decimals < 6 else number(x) for x in each]
-    # An end that is not 0 does not become 0: on which side of 0 it lies is what readers look for.
-    texts = [number(x, 2) if x and not float(s) else s for x, s in zip(each, texts, strict=True)]
-    of, start, end = map(signed, texts)
-    return f"{of} ({start} to {end})"
-
-
 def names(values: Iterable[Any]) -> dict[Any, str]:
     """Return each distinct value of a setting, None first, as it is written: as on the command
     line, but in as few digits as distinguish them."""

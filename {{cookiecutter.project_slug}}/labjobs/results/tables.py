@@ -12,7 +12,7 @@ pandas is imported when a table is first asked for.
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,10 @@ from labjobs.tracking import stored_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import NDArray
+
+UNFINISHED = "unfinished"
+"""The attribute of a table of jobs with the rows of `unfinished`, for tables that count all."""
 
 OWN = ("job_id", "run_id", "ended", "diverged")
 """The columns of a table of jobs besides their settings, metrics and tags."""
@@ -67,7 +71,8 @@ def jobs(experiment: str, kind: type[Any] | None = None, script: str = DEFAULT) 
     settings = _settings(found)
     for name, values in settings.items():
         table[name] = pd.Series(values, dtype=object if None in values else None)
-    table.attrs |= {"settings": sorted(settings), "roles": roles(kind)}
+    attributes = {"settings": sorted(settings), "roles": roles(kind), "experiment": experiment}
+    table.attrs |= attributes
     return table
 
 
@@ -86,6 +91,13 @@ def unfinished(experiment: str, script: str, wanted: Mapping[str, Any]) -> "pd.D
         table[name] = pd.Series(values, dtype=object)
     table["state"] = [why for _, why in found]
     return _with(table, {name: value for name, value in wanted.items() if name in table})
+
+
+def spent(experiment: str) -> "pd.DataFrame":
+    """Return the last metrics of all attempts, whatever became of them, a row for each."""
+    import pandas as pd
+
+    return pd.DataFrame([each["metrics"] for each in stored_jobs.every(experiment)])
 
 
 def _with(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
@@ -261,6 +273,21 @@ def outputs(jobs: "pd.DataFrame", *names: str, settings: Collection[str] = ()) -
                     columns[name] = values if values.ndim == 1 else list(values)
         found.append(pd.DataFrame(columns))
     return pd.concat(found, ignore_index=True)
+
+
+def of_examples(jobs: "pd.DataFrame", name: str) -> "NDArray[Any] | None":
+    """Return the output of the test examples (N, jobs) that jobs have kept under a name, if all
+    have, each one number for the same examples; otherwise None."""
+    import numpy as np
+
+    columns, places = [], []
+    for job in jobs.to_dict("records"):
+        with suppress(NoResults), _kept(job, "outputs") as arrays:
+            if arrays[name].ndim == 1:
+                columns.append(arrays[name].astype(float))
+                places.append(arrays[INDEX])
+    same = len(columns) == len(jobs) and all(np.array_equal(places[0], each) for each in places)
+    return np.stack(columns, axis=-1) if same else None
 
 
 class Predictions(NamedTuple):

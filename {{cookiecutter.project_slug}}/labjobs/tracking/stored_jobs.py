@@ -135,6 +135,17 @@ def jobs(experiment: str) -> list[StoredJob]:
     return list({(job["job_id"], job["tags"].get("code")): job for job in over}.values())
 
 
+def every(experiment: str) -> list[StoredJob]:
+    """Return all attempts at all jobs, without their params."""
+    path = sqlite_path()
+    found = _by_sql(path, experiment, TAGS) if path else _by_client(experiment)
+    if path:
+        by_run = {job["run_id"]: job for job in found}
+        for run, key, value in select(path, METRICS, runs=json.dumps(list(by_run))):
+            by_run[run]["metrics"][key] = _number(value)
+    return found
+
+
 def unfinished(experiment: str) -> list[tuple[StoredJob, str]]:
     """Return the newest attempt at each job that has neither finished nor diverged with any code,
     and why it has no results: `failed`, `running` or `paused or interrupted`."""

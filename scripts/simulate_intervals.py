@@ -1,0 +1,207 @@
+"""How often the intervals and tests of figures and tables are right, where the truth is known.
+
+    python scripts/simulate_intervals.py > docs/intervals.md
+    python scripts/simulate_intervals.py --trials 100    # a twentieth
+
+Each test example has a difficulty of its own, which all seeds share, and each seed a luck of its
+own, which all examples share; so do the results of real networks.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "{{cookiecutter.project_slug}}"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from labjobs.results import groups, samples  # noqa: E402
+from labjobs.results.metrics import Measured  # noqa: E402
+from labjobs.results.samples import Sample  # noqa: E402
+from labjobs.settings import Metric  # noqa: E402
+from pages import machine, page, table  # noqa: E402
+
+ACCURACY = Measured("accuracy", Metric(better="higher", range=(0, 1)), "test")
+LOSS = Measured("loss", Metric(better="lower", range=(0, None)), "test")
+LOG_LOSS = Measured("loss", Metric(better="lower", range=(0, None), scale="log"), "test")
+
+SHARED = 0.77
+"""Fraction of the variance over examples that seeds share: measured in the digits of the
+template."""
+
+LUCK = 0.1
+"""The standard deviation of a seed's luck, in standard deviations over examples."""
+
+
+def outcomes(
+    random: np.random.Generator, methods: int, seeds: int, examples: int
+) -> NDArray[np.float64]:
+    """Return how hard examples were (methods, examples, seeds), as standard normal numbers, with
+    the luck of seeds added."""
+    difficulty = random.normal(size=(1, examples, 1)) * SHARED**0.5
+    own = random.normal(size=(methods, examples, seeds)) * (1 - SHARED) ** 0.5
+    return difficulty + own + LUCK * random.normal(size=(methods, 1, seeds))
+
+
+def sample(each: NDArray[Any], metric: Measured, known: bool = True) -> Sample:
+    """Return the results (examples, seeds) of jobs, with those of single examples if `known`."""
+    index = pd.Index(range(each.shape[1]), name=groups.SEED)
+    results = pd.Series(each.mean(axis=0), index=index)
+    return Sample(results, metric, each.astype(float) if known else None)
+
+
+def right(hardness: NDArray[Any], error: float) -> NDArray[Any]:
+    """Return whether examples are classified correctly, so that the expected error is `error`."""
+    from scipy.stats import norm
+
+    return hardness < norm.ppf(1 - error) * (1 + LUCK**2) ** 0.5
+
+
+def losses(hardness: NDArray[Any], error: float) -> NDArray[Any]:
+    """Return cross-entropies of a binary classifier whose logits are normal."""
+    from scipy.stats import norm
+
+    return np.logaddexp(0, 2 * (hardness - norm.ppf(1 - error)))
+
+
+def expected_loss(error: float) -> float:
+    """Return the mean of `losses` over all examples and seeds."""
+    points, weights = np.polynomial.hermite_e.hermegauss(100)
+    return float(weights @ losses(points * (1 + LUCK**2) ** 0.5, error) / weights.sum())
+
+
+def covered(
+    random: np.random.Generator, trials: int, seeds: int, examples: int, error: float
+) -> dict[str, float]:
+    """Return how often intervals contain the truth."""
+    found = dict.fromkeys(["accuracy", "accuracy, seeds alone", "loss", "loss, logarithmic"], 0.0)
+    truth = dict.fromkeys(found, expected_loss(error)) | {
+        "accuracy": 1 - error,
+        "accuracy, seeds alone": 1 - error,
+    }
+    for _ in range(trials):
+        (hardness,) = outcomes(random, 1, seeds, examples)
+        accuracy, loss = right(hardness, error), losses(hardness, error)
+        each = {
+            "accuracy": sample(accuracy, ACCURACY),
+            "accuracy, seeds alone": sample(accuracy, ACCURACY, known=False),
+            "loss": sample(loss, LOSS),
+            "loss, logarithmic": sample(loss, LOG_LOSS),
+        }
+        for name, one in each.items():
+            _, low, high = one.interval
+            found[name] += bool(low <= truth[name] <= high) / trials
+    return found
+
+
+def told_apart(
+    random: np.random.Generator, trials: int, methods: int, seeds: int, paired: bool
+) -> float:
+    """Return how often at least one of several equal methods is told apart from the first."""
+    wrong = 0
+    for _ in range(trials):
+        hardness = outcomes(random, methods, seeds, 359)
+        each = {str(n): sample(right(one, 0.08), ACCURACY) for n, one in enumerate(hardness)}
+        if not paired:
+            for n, one in enumerate(each.values()):
+                one.results.index = pd.Index(n * seeds + np.arange(seeds), name=groups.SEED)
+        wrong += any(one.is_certain for one in samples.differences(each, "0").values())
+    return wrong / trials
+
+
+def folds_covered(random: np.random.Generator, trials: int, seeds: int, folds: int) -> list[float]:
+    """Return how often the interval over folds of a ridge classifier contains its expected
+    accuracy, and how often two equal ones are told apart. Seeds draw random features."""
+    size, features = 250, 10
+    weights = np.where(np.arange(features) < 3, 1.0, 0.0)
+
+    def data(count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return examples and their classes."""
+        x = random.normal(size=(count, features))
+        return x, np.sign(x @ weights + 1.5 * random.normal(size=count))
+
+    def accuracy(x: NDArray[Any], y: NDArray[Any], new: Any, true: Any) -> float:
+        """Return how many new examples a network with random features classifies correctly."""
+        inside, shift = random.normal(size=(features, 30)), random.uniform(0, 6.28, 30)
+        hidden, tested = (np.cos(each @ inside * 0.3 + shift) for each in (x, new))
+        outside = np.linalg.solve(hidden.T @ hidden + np.eye(30), hidden.T @ y)
+        return float((np.sign(tested @ outside) == true).mean())
+
+    many = data(20_000)
+    truth = np.mean([accuracy(*data(size - size // folds), *many) for _ in range(300)])
+    index = pd.MultiIndex.from_product([range(folds), range(seeds)], names=["fold", "seed"])
+    inside = apart = 0
+    for _ in range(trials):
+        x, y = data(size)
+        parts = np.array_split(np.arange(size), folds)
+        results = []
+        for part in parts:
+            rest = np.setdiff1d(np.arange(size), part)
+            results.append(
+                [
+                    [accuracy(x[rest], y[rest], x[part], y[part]) for _ in range(2)]
+                    for _ in range(seeds)
+                ]
+            )
+        both = np.reshape(results, (-1, 2)).T
+        each = {str(n): pd.Series(one, index=index) for n, one in enumerate(both)}
+        for one in each.values():
+            one.attrs[groups.OVERLAP] = 1 / (folds - 1)
+        of = {name: Sample(one, ACCURACY.of("val")) for name, one in each.items()}
+        _, low, high = of["0"].interval
+        inside += low <= truth <= high
+        apart += samples.differences(of, "0")["1"].is_certain
+    return [inside / trials, apart / trials]
+
+
+def tests(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
+    """Yield what was simulated with test examples, and how often each interval was right."""
+    for examples, error, seeds in product((72, 359, 2000, 10_000), (0.02, 0.08, 0.3), (3, 5, 10)):
+        found = covered(random, trials, seeds, examples, error)
+        what = f"{examples:,} test examples, error {error:.0%}, {seeds} seeds"
+        yield [what, *(f"{value:.1%}" for value in found.values())]
+
+
+def folds(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
+    """Yield what was simulated with folds, and how often the interval and the test were right."""
+    for count, seeds in product((5, 10), (1, 3, 10)):
+        found = folds_covered(random, trials, seeds, count)
+        yield [f"{count} folds, {seeds} seeds", *(f"{value:.1%}" for value in found)]
+
+
+def methods(random: np.random.Generator, trials: int) -> Iterator[list[str]]:
+    """Yield how many equal methods were compared, and how often one was told apart."""
+    for paired, count in product((True, False), (2, 5, 13)):
+        seeds = "the same 3 seeds" if paired else "3 seeds of its own each"
+        found = told_apart(random, trials, count, 3, paired)
+        yield [f"{count} equal methods, {seeds}", f"{found:.1%}"]
+
+
+def main() -> None:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=2000)
+    trials = parser.parse_args().trials
+    random = np.random.default_rng(0)
+    about = (
+        f"{machine('numpy', 'scipy')}. How often a 95% interval contains the truth, which is "
+        f"known, in {trials:,} simulations each. `python scripts/simulate_intervals.py` makes this "
+        "page."
+    )
+    head = ["", "accuracy", "the same, over seeds alone", "loss", "loss, logarithmic"]
+    page("Intervals and tests, simulated", about, head, tests(random, trials))
+    print(f"\nCross-validation of a ridge classifier, {trials // 4:,} times each:\n")
+    table(["", "the mean's interval", "two equal told apart"], folds(random, trials // 4))
+    print("\nHow often any of several equal methods is told apart from the first:\n")
+    table(["", "told apart"], methods(random, trials))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Tables for a paper: what cells say, what is bold, and what captions and files say of them."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+import stored
+from labjobs.errors import SettingsError
+from labjobs.results import figures, paper_tables, style, table_files, tables
+from labjobs.results.figure_files import Misprint
+from labjobs.results.metrics import NoResults
+from labjobs.settings import Metric
+
+ICML = style.VENUES["icml"]
+DECLARED = {
+    "accuracy": Metric(better="higher", range=(0, 1)),
+    "loss": Metric(better="lower", unit="nats", range=(0, None)),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return stored.fresh(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(autouse=True)
+def default_store(store, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+    style.label_settings({})
+    figures.use(ICML)
+
+
+def one(store, experiment, accuracy, loss, metrics=None, **how):
+    """Store a job with the same results on validation and test data."""
+    results = {"val_accuracy": [accuracy], "val_loss": [loss]}
+    last = {"test_accuracy": [accuracy], "test_loss": [loss]}
+    how = {"monitor": "val_accuracy", "metrics": metrics or DECLARED, **how}
+    return store.job(experiment, results | last, **how)
+
+
+def grid(store, experiment, means, seeds=4, **how):
+    """Store jobs with these mean accuracies by learning rate; seeds differ by as much for all."""
+    for lr, mean in means.items():
+        for seed in range(seeds):
+            luck = 0.01 * (seed - 1.5) + 0.001 * lr * (-1) ** seed
+            one(store, experiment, mean + luck, 1 - mean - luck, lr=lr, seed=seed, **how)
+
+
+def texts(table):
+    return {name: [cell.text for cell in row] for name, row in table.rows.items()}
+
+
+def test_the_best_on_validation_is_marked_and_what_cannot_be_told_apart_is_bold(store):
+    grid(store, "bold", {1: 0.9, 2: 0.899, 3: 0.7})
+    table = paper_tables.results(tables.jobs("bold"))
+    first, alike, worse = (row[0] for row in table.rows.values())
+    assert (first.bold, first.chosen) == (True, True)
+    assert (alike.bold, alike.chosen) == (True, False)
+    assert (worse.bold, worse.chosen) == (False, False)
+    assert (first.text, first.half) == ("0.900", "0.020")
+    assert [column.title for column in table.columns] == ["test accuracy ↑", "test loss (nats) ↓"]
+    assert "95% intervals over 4 seeds." in table.about
+    assert "†: the best by validation accuracy." in table.about
+    (record,) = [each for each in table.records if each["row"] == "lr 3"][:1]
+    assert record["difference_mean"] == pytest.approx(-0.2) and record["adjusted_p"] < 0.05
+    assert record["job_ids"].count("lr=3") == record["n"] == 4
+
+
+def test_without_enough_repeats_nothing_is_bold_and_has_an_interval(store):
+    grid(store, "few", {1: 0.9, 2: 0.5}, seeds=2)
+    table = paper_tables.results(tables.jobs("few"))
+    assert not any(cell.bold or cell.half for row in table.rows.values() for cell in row)
+    assert "fewer than 3 repeats have no interval" in table.about
+
+
+def test_lost_jobs_stand_in_place_of_the_mean_of_the_others(store):
+    grid(store, "lost", {1: 0.9, 2: 0.8}, seeds=3)
+    one(store, "lost", 0.9, 0.1, lr=1, seed=3, status="FAILED")  # diverged
+    jobs = tables.jobs("lost")
+    jobs.attrs[tables.UNFINISHED] = [
+        {"job_id": "f", "lr": 2, "seed": 3, "monitor": "val_accuracy", "state": "failed"},
+        {"job_id": "g", "lr": 3, "seed": 0, "monitor": "val_accuracy", "state": "failed"},
+        {"job_id": "p", "lr": 2, "seed": 4, "monitor": "val_accuracy", "state": "paused"},
+    ]
+    found = texts(paper_tables.results(jobs))
+    assert found["lr 1"][0] == "1/4 diverged"
+    assert found["lr 2"][0] == "1/5 failed"
+    assert found["lr 3"][0] == "1/1 failed"
+
+
+def test_tasks_are_columns_and_nothing_is_chosen_among_them(store):
+    grid(store, "tasks", {1: 0.9, 2: 0.8}, dataset="digits")
+    grid(store, "tasks", {1: 0.5, 3: 0.6}, dataset="noisy")
+    table = paper_tables.results(tables.jobs("tasks"), shown=["accuracy"])
+    assert [column.task for column in table.columns] == ["digits", "noisy"]
+    assert texts(table)["lr 2"][1] == texts(table)["lr 3"][0] == paper_tables.NOTHING
+    chosen = [[cell.chosen for cell in row] for row in table.rows.values()]
+    assert chosen == [[True, False], [False, False], [False, True]]
+
+
+def test_what_has_no_row_is_tuned_by_validation_and_named(store):
+    for model in ("mlp", "convnet"):
+        grid(store, "tuned", {1: 0.9, 2: 0.8}, model=model)
+    table = paper_tables.results(tables.jobs("tuned"), rows=["model"])
+    assert [*table.rows] == ["convnet", "mlp"]
+    assert "Shown is the best of 2 values of lr by validation accuracy" in table.about
+    with pytest.raises(SettingsError, match=r"no setting modle; did you mean model\?"):
+        paper_tables.results(tables.jobs("tuned"), rows=["modle"])
+    with pytest.raises(SettingsError, match="no metric acc"):
+        paper_tables.results(tables.jobs("tuned"), shown=["acc"])
+
+
+def test_an_ablation_changes_one_setting_of_the_baseline(store):
+    for model in ("mlp", "convnet"):
+        grid(store, "ablation", {1: 0.9, 2: 0.7}, model=model)
+    jobs = tables.jobs("ablation")
+    table = paper_tables.ablation(jobs, {"model": "mlp", "lr": 1}, ["accuracy"])
+    assert [*table.rows] == ["baseline", "model: mlp → convnet", "lr: 1 → 2"]
+    cells = [row[0] for row in table.rows.values()]
+    assert cells[0].text == "0.900"
+    assert cells[2].text.startswith("\N{MINUS SIGN}0.2") and cells[2].bold and not cells[1].bold
+    assert table.about.endswith("Not shown: 1 setting with more than one change.")
+    with pytest.raises(NoResults, match=r"BASELINE in plot\.py fits 2 of the settings; name lr as"):
+        paper_tables.ablation(jobs, {"model": "mlp"})
+    with pytest.raises(NoResults, match="fits 0 of the settings"):
+        paper_tables.ablation(jobs, {"model": "mlp", "lr": 7})
+
+
+def test_ratios_of_logarithmic_metrics_and_percent(store):
+    declared = {
+        "accuracy": Metric(better="higher", range=(0, 1), scale="percent"),
+        "loss": Metric(better="lower", scale="log"),
+    }
+    grid(store, "scales", {1: 0.9, 2: 0.6}, metrics=declared)
+    table = paper_tables.results(tables.jobs("scales"))
+    assert [column.title for column in table.columns] == ["test accuracy (%) ↑", "test loss ↓"]
+    accuracy, loss = table.rows["lr 1"]
+    assert (accuracy.text, accuracy.half) == ("90.0", "2.0")
+    assert re.fullmatch(r"0\.\d+ \(0\.\d+ to 0\.\d+\)", loss.text)
+    changed = paper_tables.ablation(tables.jobs("scales"), {"lr": 1}).rows["lr: 1 → 2"]
+    assert changed[0].text == "\N{MINUS SIGN}30.0" and changed[1].text.startswith(
+        "\N{MULTIPLICATION SIGN}4."
+    )
+
+
+def test_an_accuracy_of_one_has_the_interval_of_its_examples(store, tmp_path):
+    right = np.ones(72)
+    np.savez(tmp_path / "predictions.npz", index=np.arange(72), accuracy=right)
+    for seed in range(3):
+        one(store, "perfect", 1.0, 0.0, seed=seed, tags={"job_folder": str(tmp_path)})
+    (row,) = paper_tables.results(tables.jobs("perfect"), shown=["accuracy"]).rows.values()
+    assert row[0].text == "1.000 (0.950 to 1.000)"
+
+
+def test_files_say_the_same_and_are_the_same_for_the_same_results(store, tmp_path):
+    grid(store, "files", {0.1: 0.9, 0.2: 0.7}, note="50 % & more_of #1")
+    grid(store, "files", {0.1: 0.8}, note="~^\\{x} | <y>")
+    jobs = tables.jobs("files")
+    table = paper_tables.results(jobs)
+    for folder in ("a", "b"):
+        width = table_files.save(table, tmp_path / folder / "main", "Results.", {"jobs": []}, ICML)
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {f"main.{kind}" for kind in table_files.KINDS}
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert 2 < width < ICML.full
+    tex = (tmp_path / "a" / "main.tex").read_text()
+    assert r"50 \% \& more\_of \#1" in tex and tex.count(r"\\") == 1 + len(table.rows)
+    rows = [*csv.DictReader((tmp_path / "a" / "main.csv").read_text().splitlines())]
+    assert len(rows) == len(table.rows) * len(table.columns)
+    assert float(rows[0]["mean"]) == pytest.approx(0.9, abs=1e-4)
+    assert json.loads((tmp_path / "a" / "main.json").read_text()) == {"jobs": []}
+    macros = table_files.macros({"main": table})
+    assert re.search(
+        r"result/main/.*test accuracy\\endcsname\{0\.900\\,\$\\pm\$\\,0\.020\}", macros
+    )
+
+
+def test_a_table_that_does_not_fit_the_page_or_the_font_is_refused(store, tmp_path):
+    grid(store, "wide", {1: 0.9}, note="x" * 120)
+    grid(store, "wide", {1: 0.8}, note="数据")
+    table = paper_tables.results(tables.jobs("wide"))
+    with pytest.raises(Misprint, match=r"in wide, and the page has 6.75; .*\n.*lack 据 数; write"):
+        table_files.save(table, tmp_path / "main", "", {}, ICML)
+    assert [*tmp_path.iterdir()] == []
+    table_files.save(table, tmp_path / "main", "", {}, ICML, checked=False)
+    assert (tmp_path / "main.tex").exists()
+
+
+def test_costs_count_whatever_became_of_jobs(store):
+    for seed in range(2):
+        store.job("cost", {"val_accuracy": [0.9], "cpu_hours": [1.5]}, seed=seed, metrics=DECLARED)
+    store.job("cost", {"cpu_hours": [0.5]}, seed=2, status="FAILED", metrics=DECLARED)
+    table = paper_tables.cost(tables.jobs("cost"))
+    assert [column.title for column in table.columns] == ["jobs", "CPU (h)", "examples/s"]
+    assert [cell.text for cell in table.total] == ["3", "3.5", ""]

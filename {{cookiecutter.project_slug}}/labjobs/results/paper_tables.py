@@ -1,0 +1,469 @@
+"""Tables as a paper prints them: results with their intervals, and which can be told apart.
+
+    table = paper_tables.results(jobs, rows=["model"], shown=["accuracy"])
+    return table, f"Test results: {table.about}"
+
+Rows are settings, columns are tasks and metrics. Settings are chosen by validation results; what is
+said of differences is said of test results.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labjobs.errors import SettingsError, did_you_mean
+from labjobs.job.terminal import counted
+from labjobs.results import comparison, groups, style, tables
+from labjobs.results.intervals import Interval
+from labjobs.results.metrics import Measured, NoResults, Part, chooser, declared
+from labjobs.results.samples import NEEDED, Difference, Sample, differences, sample
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_ROWS = 20
+"""Largest number of rows, if plot.py does not say which settings have rows of their own."""
+
+ALL = "all jobs"
+"""The only row, if no setting varies."""
+
+NOTHING = "–"
+"""A cell for which no job was run."""
+
+LOST = ("diverged", "failed")
+"""What can happen to jobs so that the mean of the others would be too good."""
+
+COSTS = {
+    "gpu_hours": "GPU (h)",
+    "cpu_hours": "CPU (h)",
+    "energy_kwh": "energy (kWh)",
+    "peak_device_memory_gb": "GPU memory (GB)",
+    "peak_host_memory_gb": "memory (GB)",
+    "examples_per_second": "examples/s",
+}
+"""The columns of a table of costs, by metric."""
+
+TOTALS = ("gpu_hours", "cpu_hours", "energy_kwh")
+"""Those that add up over jobs."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, and half of the width of its interval if that is symmetric."""
+
+    text: str
+    half: str = ""
+    bold: bool = False
+    chosen: bool = False
+    """Chosen on validation data; marked by a dagger."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """What stands above a column, and above several: their task."""
+
+    title: str
+    task: str = ""
+
+
+@dataclass
+class Table:
+    """Cells by row and column, and what the caption has to say about them."""
+
+    corner: str
+    """What stands above the names of the rows."""
+
+    columns: list[Column] = field(default_factory=list)
+    rows: dict[str, list[Cell]] = field(default_factory=dict)
+    total: list[Cell] = field(default_factory=list)
+    """The last row, for the whole project, if there is one."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """The same in full precision, a row of the .csv for each cell."""
+
+    about: str = ""
+    """Sentences for the caption: what was measured, chosen and compared."""
+
+    def add(self, column: Column, cells: Iterable[Cell]) -> None:
+        """Add a column with a cell for each row."""
+        self.columns.append(column)
+        for row, cell in zip(self.rows.values(), cells, strict=True):
+            row.append(cell)
+
+
+def results(jobs: "pd.DataFrame", rows: Sequence[str] = (), shown: Sequence[str] = ()) -> Table:
+    """Return the results of settings, a row for each, on all tasks.
+
+    `rows` are the settings with rows of their own, by default as many of those that vary as
+    MOST_ROWS allow; for the others, the values with the best validation results are chosen, for
+    each task. `shown` are the metrics, by default all with results. The best row by validation
+    results has a dagger; it is bold, and so are those whose test results cannot be told apart from
+    its own. Raises NoResults if there are no results, SettingsError for an unknown setting or
+    metric.
+    """
+    by = _known("setting", rows, jobs.attrs["settings"]) or _fitting(jobs)
+    grid, metrics = _Grid(_tried(jobs), by), _metrics(jobs, shown)
+    table = Table(grid.corner, rows={name: [] for name in grid.names})
+    over, said = dict[str, None](), dict[str, None]()
+    for task, own in groups.tasks(grid.jobs).items():
+        compared = comparison.compare(_with_results(own), along=grid.by, metric=metrics[0])
+        first, how = grid.first(compared.jobs)
+        said |= dict.fromkeys([compared.chosen, how])
+        alike = grid.alike(own, compared.jobs)
+        for metric in metrics:
+            each = {name: sample(found, metric) for name, found in alike.items()}
+            found = differences(each, first) if metric.part == "test" and first else {}
+            over |= _over(each)
+            bold = {first, *(name for name, one in found.items() if not one.is_certain)}
+            cells = _column(each, alike)
+            table.add(
+                Column(_title(metric), task),
+                [
+                    replace(cell, bold=bool(found) and name in bold, chosen=name == first)
+                    for name, cell in cells.items()
+                ],
+            )
+            for name, one in each.items():
+                chosen = {"chosen_on_validation": name == first, "among": compared.among or "1"}
+                record = _record(grid, name, alike[name], task, one) | chosen
+                table.records.append(record | _as_record(found.get(name)))
+    table.about = _intervals(over) + _bold(table) + "".join(said)
+    return table
+
+
+def ablation(jobs: "pd.DataFrame", baseline: Mapping[str, Any], shown: Sequence[str] = ()) -> Table:
+    """Return how results change if one setting of a baseline is changed: the baseline's results,
+    and a row for each setting that differs from it, with the difference, or the ratio for a
+    logarithmic metric. Differences that test results show are bold.
+
+    Without a baseline, it is the settings with the best validation results. Raises NoResults if no
+    jobs differ from it in exactly one setting, SettingsError for an unknown setting or metric.
+    """
+    grid = _Grid(_tried(jobs), groups.varied(jobs))
+    _known("setting", baseline, jobs.attrs["settings"])
+    of_tasks = groups.tasks(grid.jobs)
+    if not baseline and len(of_tasks) > 1:
+        raise NoResults("several tasks have no baseline in common; declare BASELINE in plot.py")
+    own = _with_results(grid.jobs)
+    reference = groups.fitting(own, grid.by, baseline) if baseline else grid.first(own)[0]
+    changes = grid.changes(reference) if reference else {}
+    if not changes:
+        raise NoResults("no settings differ from a baseline in exactly one; vary one in run.sh")
+    table = Table("change", rows={name: [] for name in ["baseline", *changes.values()]})
+    over, metrics = dict[str, None](), _metrics(jobs, shown)
+    for task, own in of_tasks.items():
+        alike = grid.alike(own, own)
+        for metric in metrics:
+            each = {name: sample(alike[name], metric) for name in (reference, *changes)}
+            over |= _over(each)
+            found = differences(each, reference)
+            widths = [_scaled(one.estimate.interval, each[n]) for n, one in found.items()]
+            decimals = _decimals(widths, [])
+            base = _column({reference: each[reference]}, alike)[reference]
+            cells = [_change(each[n], found.get(n), alike[n], decimals) for n in changes]
+            table.add(Column(_title(metric), task), [base, *cells])
+            for name, one in each.items():
+                record = _record(grid, name, alike[name], task, one)
+                table.records.append(record | _as_record(found.get(name)))
+    ratios = ", and of a logarithmic metric ratios (×) to it"
+    ratios *= any(metric.log for metric in metrics)
+    table.about = (
+        f"The baseline is {reference}; other rows are differences from it{ratios}."
+        f"{_intervals(over)} Bold: what can be told from no difference (5% level for all rows of a "
+        f"column together)."
+    )
+    if others := len(grid.names) - len(changes) - 1:
+        table.about += f" Not shown: {counted(others, 'setting')} with more than one change."
+    return table
+
+
+def cost(jobs: "pd.DataFrame", rows: Sequence[str] = ()) -> Table:
+    """Return what a job with each of the settings cost, and what the whole project has cost, with
+    the attempts that failed, diverged, became stale or were made by `jobs.py find`.
+
+    Raises NoResults if the jobs have no record of it.
+    """
+    jobs = jobs[~jobs["diverged"]]
+    by = _known("setting", rows, jobs.attrs["settings"]) or _fitting(jobs)
+    names = [name for name in COSTS if len(groups.finite(jobs, name))]
+    if not names:
+        raise NoResults("the jobs have no record of what they cost")
+    alike = groups.groups(jobs, by)
+    table = Table(_Grid(jobs, by).corner, rows={name: [] for name in alike})
+    table.add(Column("jobs"), [Cell(str(len(found))) for found in alike.values()])
+    spent = tables.spent(jobs.attrs["experiment"])
+    table.total = [Cell(str(len(spent)))]
+    for name in names:
+        means = [groups.finite(found, name).mean() for found in alike.values()]
+        table.add(Column(COSTS[name]), map(Cell, style.numbers(means, 2)))
+        whole = style.number(math.fsum(groups.finite(spent, name)), 2) if name in TOTALS else ""
+        table.total.append(Cell(whole))
+        table.records += [
+            {"row": row, "cost": name, "mean": mean, "jobs": len(found)}
+            for (row, found), mean in zip(alike.items(), means, strict=True)
+        ]
+    devices = ", ".join(sorted(jobs["hardware"].unique()))
+    table.about = (
+        f"Means of jobs that finished, on {devices}. The last row is the sum over all "
+        f"{len(spent)} attempts of the project, whatever became of them."
+    )
+    return table
+
+
+# Which jobs and metrics a table shows.
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """All jobs that were tried, by the settings that have rows of their own."""
+
+    jobs: "pd.DataFrame"
+    by: list[str]
+
+    @property
+    def corner(self) -> str:
+        return ", ".join(map(style.setting, self.by)) or "settings"
+
+    @cached_property
+    def labels(self) -> "pd.Series[Any]":
+        """The row of each job."""
+        return groups.label(self.jobs, self.by).astype(str).replace("", ALL)
+
+    @cached_property
+    def settings(self) -> "dict[str, pd.Series[Any]]":
+        """The settings of each row."""
+        every = groups.groups(self.jobs, self.by)
+        return {name or ALL: found[self.by].iloc[0] for name, found in every.items()}
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.settings]
+
+    def alike(self, own: "pd.DataFrame", chosen: "pd.DataFrame") -> "dict[str, pd.DataFrame]":
+        """Return the jobs of one task by row, those with the settings that were chosen for it."""
+        rest = groups.varied(self.jobs)
+        found = {}
+        for name in self.names:
+            of_row = own[self.labels[own.index] == name]
+            kept = of_row.index.intersection(chosen.index)
+            if len(kept):
+                same = of_row[rest].map(str) == of_row.loc[kept[0], rest].map(str)
+                of_row = of_row[same.all(axis=1)]
+            found[name] = of_row
+        return found
+
+    def first(self, jobs: "pd.DataFrame") -> tuple[str, str]:
+        """Return the row that validation results choose, and a sentence about it; both are empty if
+        there is nothing to choose among, or by."""
+        if groups.combinations(jobs, self.by) < 2:
+            return "", ""
+        try:
+            metric = chooser(jobs)
+        except NoResults:
+            return "", " Nothing is marked, since there are no validation results."
+        best = next(iter(groups.ranked(jobs, self.by, metric).values()))
+        how = f" †: the best by {metric}{comparison.by_median(jobs, metric)}."
+        return str(self.labels[best.index[0]]), how
+
+    def changes(self, reference: str) -> dict[str, str]:
+        """Return what rows are called that differ from the reference in one setting."""
+        base, found = self.settings[reference], {}
+        for row, own in self.settings.items():
+            changed = [name for name in self.by if own[name] != base[name]]
+            if len(changed) == 1:
+                (name,) = changed
+                before, after = (style.names([each[name]])[each[name]] for each in (base, own))
+                found[row] = f"{style.setting(name)}: {before} → {after}"
+        return found
+
+
+def _tried(jobs: "pd.DataFrame") -> "pd.DataFrame":
+    """All jobs that were tried, with their `state`, numbered."""
+    import pandas as pd
+
+    own = jobs.assign(state=jobs["diverged"].map({True: "diverged", False: "finished"}))
+    others = pd.DataFrame(jobs.attrs.get(tables.UNFINISHED, []), dtype=object)
+    tried = pd.concat([own, others] if len(others) else [own], ignore_index=True)
+    for name in jobs.attrs["settings"]:
+        if len({isinstance(value, str) for value in tried[name]}) > 1:  # which have no order
+            tried[name] = tried[name].map(str)
+    tried["diverged"] = tried["state"] == "diverged"
+    tried.attrs = dict(jobs.attrs)
+    return tried
+
+
+def _with_results(tried: "pd.DataFrame") -> "pd.DataFrame":
+    found = tried[tried["state"].isin(["finished", "diverged"])]
+    if found["diverged"].all():
+        raise NoResults("of one of the tasks no job has finished; leave it out by ONLY in plot.py")
+    return found
+
+
+def _known(what: str, wanted: Iterable[str], known: Collection[str]) -> list[str]:
+    for name in wanted:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise SettingsError(f"plot.py: the jobs have no {what} {name}; {near}")
+    return [*wanted]
+
+
+def _fitting(jobs: "pd.DataFrame") -> list[str]:
+    """As many of the settings that vary as MOST_ROWS allow."""
+    by: list[str] = []
+    for name in groups.varied(jobs):
+        if groups.combinations(jobs, [*by, name]) <= MOST_ROWS:
+            by.append(name)
+    return by
+
+
+def _metrics(jobs: "pd.DataFrame", shown: Sequence[str]) -> list[Measured]:
+    """The metrics on test data, or on validation data if there are no test results."""
+    every = declared(jobs)
+    names = _known("metric", shown, every) or [*every]
+    parts: tuple[Part | None, ...] = ("test", "val", None)
+    for part in parts:
+        each = [Measured(name, every[name], part) for name in names]
+        if found := [metric for metric in each if len(groups.finite(jobs, metric.result))]:
+            return found
+    raise NoResults("no finished job has a result of a declared metric")
+
+
+# What stands in cells: one number of decimals in a column, as many as its intervals justify.
+
+
+def _column(samples: Mapping[str, Sample], alike: "Mapping[str, pd.DataFrame]") -> dict[str, Cell]:
+    known = {name: _scaled(each.interval, each) for name, each in samples.items() if len(each)}
+    wide = [each for name, each in known.items() if len(samples[name]) >= NEEDED]
+    decimals = _decimals(wide, [float(each.mean) for each in known.values()])
+    return {
+        name: _lost(alike[name]) or _cell(known.get(name), len(each), decimals, _text)
+        for name, each in samples.items()
+    }
+
+
+def _scaled(found: Interval, each: Sample) -> Interval:
+    """An interval in the unit in which its metric is shown."""
+    return found if each.metric.log else Interval(*(each.metric.factor * end for end in found))
+
+
+def _lost(tried: "pd.DataFrame") -> Cell | None:
+    """A cell in place of a mean: what became of jobs without which it would be too good."""
+    states = Counter(tried["state"])
+    lost = [f"{states[state]}/{len(tried)} {state}" for state in LOST if states[state]]
+    return Cell(", ".join(lost)) if lost else None
+
+
+def _cell(
+    found: Interval | None, n: int, decimals: int | None, text: Callable[[float, int | None], str]
+) -> Cell:
+    if found is None:
+        return Cell(NOTHING)
+    if np.nanmax(np.abs(found)) >= style.LARGE:
+        decimals = None
+    middle = text(found.mean, decimals)
+    if n < NEEDED or not found.high > found.low:
+        return Cell(middle)
+    up, down = found.high - found.mean, found.mean - found.low
+    if decimals is None or not math.isclose(up, down, rel_tol=1e-6):
+        return Cell(f"{middle} ({text(found.low, decimals)} to {text(found.high, decimals)})")
+    half = f"{up:.{decimals}f}"
+    return Cell(middle, half if float(half) else f"<{10.0**-decimals:.{decimals}f}")
+
+
+def _change(
+    each: Sample, found: Difference | None, tried: "pd.DataFrame", decimals: int | None
+) -> Cell:
+    lost = _lost(tried)
+    if lost or found is None:
+        return lost or Cell(NOTHING)
+    text = _ratio if each.metric.log else _signed
+    cell = _cell(_scaled(found.estimate.interval, each), len(each), decimals, text)
+    return Cell(cell.text, cell.half, found.is_certain)
+
+
+def _decimals(found: Sequence[Interval], values: Sequence[float]) -> int | None:
+    """As many decimals as give half of the typical interval two digits, or one if it begins with 4
+    to 9; without intervals three digits of the largest value. None for numbers with exponents."""
+    halves = [(each.high - each.low) / 2 for each in found if each.high > each.low]
+    size = float(np.median(halves)) if halves else max(map(abs, values), default=1.0) or 1.0
+    exponent = math.floor(math.log10(size))
+    digits = (1 if size / 10**exponent < 3.55 else 0) if halves else 2
+    return max(0, digits - exponent) if digits - exponent <= 6 else None
+
+
+def _text(value: float, decimals: int | None) -> str:
+    return style.signed(style.number(value) if decimals is None else f"{value:.{decimals}f}")
+
+
+def _signed(value: float, decimals: int | None) -> str:
+    return f"{'+' if value > 0 else ''}{_text(value, decimals)}"
+
+
+def _ratio(value: float, decimals: int | None) -> str:
+    return f"×{_text(value, decimals)}"
+
+
+def _title(metric: Measured) -> str:
+    return f"{metric.axis} {'↑' if metric.sign > 0 else '↓'}"
+
+
+# What the .csv says of cells and differences.
+
+
+def _record(
+    grid: _Grid, row: str, tried: "pd.DataFrame", task: str, each: Sample
+) -> dict[str, Any]:
+    metric, values, states = each.metric, each.results, Counter(tried["state"])
+    found = each.interval if len(each) else Interval(*[math.nan] * 3)
+    return {
+        "row": row,
+        **grid.settings[row],
+        "task": task,
+        "metric": metric.key,
+        "better": metric.declared.better,
+        "unit": metric.declared.unit,
+        "tried": len(tried),
+        **{state: states[state] for state in ("finished", *LOST)},
+        "n": len(each),
+        **found._asdict(),
+        "interval": f"95% over {each.over}" if len(each) > 1 else "",
+        "sd": values.std() if len(each) > 1 else math.nan,
+        "min": values.min(),
+        "max": values.max(),
+        "job_ids": " ".join(sorted(tried["job_id"])),
+    }
+
+
+def _as_record(found: Difference | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    each = found.estimate.interval._asdict()
+    return {f"difference_{name}": value for name, value in each.items()} | {"adjusted_p": found.p}
+
+
+# Sentences for captions; they begin with a space.
+
+
+def _over(samples: Mapping[str, Sample]) -> dict[str, None]:
+    """What the intervals of some samples are over."""
+    return dict.fromkeys(each.over for each in samples.values() if len(each) >= NEEDED)
+
+
+def _intervals(over: Collection[str]) -> str:
+    if not over:
+        return f" Means of fewer than {NEEDED} repeats have no interval."
+    return f" ± and parentheses: 95% intervals over {' or '.join([*over][:3])}."
+
+
+def _bold(table: Table) -> str:
+    """What bold cells and dashes are, if there are any."""
+    cells = [cell for row in table.rows.values() for cell in row]
+    bold = " Bold: † and all rows whose test results cannot be told apart from its own (5% level "
+    bold += "for all rows of a column together)."
+    dash = f" {NOTHING}: not run."
+    return bold * any(c.bold for c in cells) + dash * any(c.text == NOTHING for c in cells)

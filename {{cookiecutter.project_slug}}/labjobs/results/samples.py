@@ -1,0 +1,168 @@
+"""Results of jobs with the same settings, and how they differ from those of others.
+
+Test results have an interval over repeats and test examples together, if the jobs have kept the
+results of single examples under the metric's name: over seeds alone, a 95 % interval covers the
+result on other examples in 24 to 69 % of cases (measured by simulation), and in fewer the more
+seeds there are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labjobs.results import groups, intervals, tables
+from labjobs.results.intervals import Estimate, Interval
+from labjobs.results.metrics import Measured
+from labjobs.results.style import settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NEEDED = 3
+"""Number of repeats from which intervals are given: that of two is so wide that it says nothing."""
+
+LEVEL = 0.05
+"""The probability, adjusted for all comparisons, below which two results can be told apart."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The results (K,) of jobs by repeat, and the results (N, K) of single test examples, if these
+    are known."""
+
+    results: "pd.Series[float]"
+    metric: Measured
+    examples: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The mean over repeats, and over test examples where they are known."""
+        found, metric = self.results, self.metric
+        values = metric.checked(found)
+        of_repeats = groups.estimate(values, found.index.to_frame(), metric.log, _overlap(found))
+        if self.examples is None:
+            return of_repeats
+        # A logarithm changes by as much as its value, relative to that value.
+        each = self.examples / values if metric.log else self.examples
+        return intervals.with_examples(of_repeats, _means(each, found))
+
+    @property
+    def interval(self) -> Interval:
+        """The mean with its 95 % interval, within the metric's range: the t interval, or the
+        binomial one, if the t interval leaves the range of a fraction or has no width."""
+        found, (least, most) = self.estimate.interval, self.metric.within
+        if len(self) == 1:
+            return found
+        within = least <= found.low < found.high <= most
+        if self.examples is not None and not within and {*np.unique(self.examples)} <= {0.0, 1.0}:
+            return intervals.fraction(self.estimate, len(self.examples))
+        return Interval(found.mean, *np.clip(found[1:], least, most))
+
+    @property
+    def over(self) -> str:
+        """What the interval is over: `3 seeds and 359 test examples`."""
+        frame = self.results.index.to_frame()
+        repeats = [str(name) for name in frame if groups.combinations(frame, [str(name)]) > 1]
+        many = f"{len(self)} {settings(repeats or [groups.SEED])}s"
+        return many if self.examples is None else f"{many} and {len(self.examples)} test examples"
+
+
+def sample(jobs: "pd.DataFrame", metric: Measured) -> Sample:
+    """Return the results of jobs that differ in repeats only; results that are not finite are left
+    out."""
+    results = groups.results(jobs, metric)
+    known = jobs.loc[groups.finite(jobs, metric.result).index]
+    each = tables.of_examples(known, metric.name) if metric.part == "test" and len(known) else None
+    # The metric may be another mean, such as one weighted by length.
+    if each is not None and not np.allclose(each.mean(axis=0), results, rtol=1e-3, atol=1e-6):
+        each = None
+    return Sample(results, metric, each)
+
+
+class Difference(NamedTuple):
+    """A sample's mean minus another's, or over it if the metric is logarithmic."""
+
+    estimate: Estimate
+    paired: bool
+    p: float
+    """Adjusted for all comparisons."""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the two can be told apart."""
+        return self.p < LEVEL
+
+
+def differences(samples: Mapping[str, Sample], reference: str) -> dict[str, Difference]:
+    """Return how samples differ from the one with a name; those with fewer than NEEDED repeats, or
+    a reference with fewer, are left out."""
+    base = samples[reference]
+    found = {
+        name: _difference(each, base)
+        for name, each in samples.items()
+        if name != reference and min(len(each), len(base)) >= NEEDED
+    }
+    adjusted = intervals.holm({name: estimate.p for name, (estimate, _) in found.items()})
+    return {name: Difference(*found[name], p) for name, p in adjusted.items()}
+
+
+def _difference(first: Sample, second: Sample) -> tuple[Estimate, bool]:
+    """The difference of two samples, paired by repeat and example as far as that is possible."""
+    shared = [repeat for repeat in first.results.index if repeat in second.results.index]
+    if len(shared) < NEEDED:
+        return _unpaired(first, second), False
+    one, other = _part(first, shared), _part(second, shared)
+    log = first.metric.log
+    pairs = one.results / other.results if log else one.results - other.results
+    values = groups.split_means(pairs, pairs.index.to_frame(), log)
+    found = intervals.mean(values, log, _overlap(first.results))
+    if not _share_examples(one, other):
+        return found, True
+    return intervals.with_examples(found, _means(_scaled(one) - _scaled(other), pairs)), True
+
+
+def _unpaired(first: Sample, second: Sample) -> Estimate:
+    """The difference of samples with different seeds: Welch 1947, doi.org/10.2307/2332510."""
+    log, each = first.metric.log, (first, second)
+    one, other = (replace(of, examples=None).estimate for of in each)
+    found = Estimate(one.mean - other.mean, (*one.parts, *other.parts), log)
+    if not _share_examples(first, second):
+        return found
+    ends = [_means(_scaled(of), of.results) for of in each]
+    return intervals.with_examples(found, ends[0] - ends[1])
+
+
+def _share_examples(first: Sample, second: Sample) -> bool:
+    """Whether the results of the same test examples are known of both."""
+    one, other = first.examples, second.examples
+    return one is not None and other is not None and len(one) == len(other)
+
+
+def _part(sample: Sample, repeats: list[Any]) -> Sample:
+    """The results of these repeats, in this order."""
+    places = np.array([[*sample.results.index].index(repeat) for repeat in repeats])
+    examples = None if sample.examples is None else sample.examples[:, places]
+    return Sample(sample.results.iloc[places], sample.metric, examples)
+
+
+def _scaled(sample: Sample) -> NDArray[Any]:
+    assert sample.examples is not None
+    return sample.examples / sample.results.to_numpy() if sample.metric.log else sample.examples
+
+
+def _means(examples: NDArray[Any], results: "pd.Series[float]") -> NDArray[Any]:
+    """The mean of each example (N,) over splits, each with the mean of its repeats."""
+    of_splits = groups.split_means(examples, results.index.to_frame())
+    means: NDArray[Any] = of_splits.mean(axis=-1)
+    return means
+
+
+def _overlap(results: "pd.Series[float]") -> float:
+    return float(results.attrs.get(groups.OVERLAP, 0.0))

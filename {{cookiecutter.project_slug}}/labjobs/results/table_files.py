@@ -1,0 +1,191 @@
+r"""The files of a table: a LaTeX tabular and its caption, Markdown, CSV, and where it comes from.
+
+The `.tex` has nothing but the tabular, which needs \usepackage{booktabs}: the size, the place and
+the environment around it are the author's. `results.tex` has all cells by name, for the text.
+"""
+
+import csv
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from io import StringIO
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from labjobs import files
+from labjobs.results import text
+from labjobs.results.figure_files import Misprint, latex
+from labjobs.results.paper_tables import Cell, Table
+from labjobs.results.style import Venue
+
+KINDS = ("tex", "caption.tex", "md", "csv", "json")
+"""The files of a table."""
+
+RESULTS, JOBS = "results.tex", "jobs.csv"
+"""The files of all cells, for a paper's text, and of all jobs."""
+
+HEAD = "% written by plot.py, and replaced by it"
+
+SPACE = 12
+"""Points between two columns, in LaTeX's own documents."""
+
+PLUS_MINUS = r"r@{\,$\pm$\,}l"
+
+LAST_LATIN = 0x24F
+"""The last character that LaTeX's usual fonts have, besides those that `latex` writes."""
+
+
+def save(
+    table: Table,
+    stem: Path,
+    caption: str,
+    about: dict[str, Any],
+    venue: Venue,
+    checked: bool = True,
+) -> float:
+    """Write a table's files, to a path without suffix; return its width in inches. Raises Misprint,
+    and writes nothing, if it is `checked` and would not print correctly."""
+    width = _points(table, venue) / 72
+    if checked and (problems := _problems(table, width, venue)):
+        raise Misprint("\n".join(problems))
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    label = f"\\caption{{{latex(caption)}}}\n\\label{{tab:{stem.name}}}"
+    texts = {"tex": _tabular(table), "caption.tex": f"{HEAD}\n{label}\n"}
+    texts |= {"md": _markdown(table, caption), "csv": as_csv(table.records)}
+    for kind, content in texts.items():
+        files.write_text(stem.with_name(f"{stem.name}.{kind}"), content)
+    files.write_json(stem.with_name(f"{stem.name}.json"), about)
+    return width
+
+
+def as_csv(records: list[dict[str, Any]]) -> str:
+    """Return rows as CSV, with the columns of all of them in the order in which they first come."""
+    names = dict.fromkeys(name for record in records for name in record)
+    out = StringIO()
+    writer = csv.DictWriter(out, [*names], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def macros(tables: Mapping[str, Table]) -> str:
+    r"""Return LaTeX that defines \result{NAME} for each cell of some tables by its place, such as
+    `main/mlp/test accuracy`, with the task before the metric if there are several."""
+    found = {}
+    for name, table in tables.items():
+        for row, cells in table.rows.items():
+            for column, cell in zip(table.columns, cells, strict=True):
+                place = "/".join(filter(None, (name, row, column.task, column.title)))
+                half = rf"\,$\pm$\,{latex(cell.half)}" if cell.half else ""
+                found[_plain(place)] = latex(cell.text) + half
+    known = r"\ifcsname result/#1\endcsname\csname result/#1\endcsname"
+    lines = [HEAD, rf"\newcommand{{\result}}[1]{{{known}\else\errmessage{{no result #1}}\fi}}"]
+    each = [rf"\expandafter\def\csname result/{k}\endcsname{{{v}}}" for k, v in found.items()]
+    return "\n".join([*lines, *each]) + "\n"
+
+
+def _plain(place: str) -> str:
+    """A name that TeX can look up: letters, digits and a few signs."""
+    return re.sub(r"[^A-Za-z0-9 .,:=/+()-]+", "", place.replace("→", "to")).strip()
+
+
+def _tabular(table: Table) -> str:
+    paired = [any(row[place].half for row in _rows(table)) for place in range(len(table.columns))]
+    widths = [1 + pair for pair in paired]
+
+    def cells(texts: Iterator[str]) -> list[str]:
+        """Return texts over whole columns, of which those with ± are two."""
+        return [
+            rf"\multicolumn{{{size}}}{{c}}{{{each}}}"
+            for size, each in zip(widths, texts, strict=True)
+        ]
+
+    lines = [HEAD + r"; needs \usepackage{booktabs}"]
+    lines += [r"\begin{tabular}{@{}l" + "".join(PLUS_MINUS if p else "r" for p in paired) + "@{}}"]
+    lines += [r"\toprule", *_spanners(table, widths)]
+    heads = cells(latex(column.title) for column in table.columns)
+    lines += [_line([latex(table.corner), *heads]), r"\midrule"]
+    for name, row in table.rows.items():
+        lines.append(_line([latex(name), *map(_latex_cell, row, paired)]))
+    if table.total:
+        lines += [r"\midrule", _line([TOTAL, *map(_latex_cell, table.total, paired)])]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+TOTAL = "whole project"
+"""The name of the last row of a table that has one for all jobs."""
+
+
+def _line(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _rows(table: Table) -> list[list[Cell]]:
+    return [*table.rows.values(), *([table.total] if table.total else [])]
+
+
+def _spanners(table: Table, widths: list[int]) -> list[str]:
+    """The tasks above their columns, each with a rule below it; nothing for a single task."""
+    if not any(column.task for column in table.columns):
+        return []
+    heads, rules, start = [""], [], 2
+    both = zip(table.columns, widths, strict=True)
+    for task, of_task in groupby(both, key=lambda pair: pair[0].task):
+        size = sum(width for _, width in of_task)
+        heads.append(rf"\multicolumn{{{size}}}{{c}}{{{latex(task)}}}")
+        rules.append(rf"\cmidrule(lr){{{start}-{start + size - 1}}}")
+        start += size
+    return [_line(heads), "".join(rules)]
+
+
+def _latex_cell(cell: Cell, paired: bool) -> str:
+    """A cell, or the two that a mean and half of its interval take."""
+    dagger = r"\rlap{\textsuperscript{\dag}}" if cell.chosen else ""
+    texts = [latex(each) for each in (cell.text, cell.half) if each]
+    texts = [rf"\textbf{{{each}}}" if cell.bold else each for each in texts]
+    if paired and not cell.half:
+        return rf"\multicolumn{{2}}{{c}}{{{texts[0] if texts else ''}{dagger}}}"
+    return " & ".join(texts) + dagger
+
+
+def _markdown(table: Table, caption: str) -> str:
+    heads = [f"{column.task} {column.title}".strip() for column in table.columns]
+    lines = [[table.corner, *heads], ["---", *["---:"] * len(heads)]]
+    lines += [[name, *map(_markdown_cell, row)] for name, row in table.rows.items()]
+    lines += [[TOTAL, *map(_markdown_cell, table.total)]] if table.total else []
+    rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+    return "\n".join(rows) + f"\n\n{caption}\n"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    each = f"{cell.text} ± {cell.half}" if cell.half else cell.text
+    return (f"**{each}**" if cell.bold else each) + "†" * cell.chosen
+
+
+# Whether a table prints correctly.
+
+
+def _points(table: Table, venue: Venue) -> float:
+    """How wide it is, in the venue's font and the size of its text; `_problems` names characters
+    that this font lacks."""
+    columns = [[table.corner, *table.rows]]
+    for place, column in enumerate(table.columns):
+        cells = [_markdown_cell(row[place]).replace("**", "") for row in _rows(table)]
+        columns.append([column.title, *cells])
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        widths = [max(text.width(each, venue.text) for each in column) for column in columns]
+    return sum(widths) + SPACE * (len(widths) - 1)
+
+
+def _problems(table: Table, width: float, venue: Venue) -> list[str]:
+    found = []
+    if width > venue.full:
+        cure = "show fewer metrics, one task (--task), or shorter LABELS"
+        found.append(f"{width:.1f} in wide, and the page has {venue.full:g}; {cure}")
+    texts = [table.corner, *table.rows, *(f"{c.task}{c.title}" for c in table.columns)]
+    strange = {c for each in texts for c in each if ord(c) > LAST_LATIN and latex(c) == c}
+    if strange:
+        signs = " ".join(sorted(strange))
+        found.append(f"LaTeX's usual fonts lack {signs}; write other LABELS, or rename the values")
+    return found
