@@ -219,10 +219,38 @@ def test_search_draws_the_same_settings_each_time(lab):
     quarters = Counter(int(4 * math.log(rate / 1e-4) / math.log(1e3)) for rate in rates)
     assert quarters == {0: 4, 1: 4, 2: 4, 3: 4}  # evenly spread, on the scale that was asked for
     assert {re.findall(r"note=(.+)", line)[0].strip() for line in shown[1]} == {"a b", "c"}
-    lab.write_lines(body.format("some"))
+
+
+def test_each_flag_of_a_search_has_a_sequence_of_its_own(lab):
+    rate, note = "--lr 'log 1e-4 1e-1'", "--note 'choice a b'"
+    nested = "--seed 'int 5 900 if --note=b'"
+    shown = {}
+    for words in (rate, f"{note} {rate}", f"{note} {rate} {nested}"):
+        lab.write_lines(f"search 16 {words}")
+        lines = listed(lab)[:-1]
+        shown[words] = [re.findall(r"lr=(\S+)", line) for line in lines]
+    assert len(set(map(str, shown.values()))) == 1
+    assert all(("seed=0" in line) == ("note=a" in line) for line in lines), lines
+    lab.write_lines("search 6 --note 'choice a b c' --seed 'int 1 2'")
+    assert len({*listed(lab)[:-1]}) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("some", "search: must begin with the number of jobs, such as search 20 seed=0"),
+        ("5 --lr 'log 0 1'", "search: --lr 'log 0 1': must look like 'log 1 10', with two "),
+        ("5 --lr 'normal 1 -2'", "search: --lr 'normal 1 -2': must look like 'normal 0 1': mean"),
+        ("5 --lr 'uniform 0 1' -- --lr 1", "search: --lr: is drawn, and given after --"),
+        ("5 --lr 'uniform 0 1 if --note=a'", "search: --lr: 'if --note=a' must name a flag that "),
+        ("5 --note 'choice a b'", "search 5: its ranges have 2 different jobs; ask for as many"),
+    ],
+)
+def test_a_wrong_search_is_refused_before_anything_starts(lab, words, said):
+    lab.write_lines(f"search {words}")
     wrong = lab.sweep("--list")
     assert wrong.returncode == 2
-    assert wrong.stderr.startswith("run.sh: search: must begin with the number of jobs")
+    assert wrong.stderr.startswith(f"run.sh: {said}")
 
 
 def listed(lab: Lab) -> list[str]:

@@ -40,6 +40,9 @@ HUES = (
 )
 """Colours of classes."""
 
+ALONG = "step"
+"""What learning curves are drawn along: step, epoch, examples or seconds."""
+
 BASELINE: dict[str, object] = {}
 """Settings that an ablation changes one at a time: {"model": "mlp"}. Empty: those with the best
 validation results."""
@@ -52,20 +55,19 @@ SHOWN: list[str] = []
 
 
 def learning_curves(jobs: "pd.DataFrame") -> "Drawn":
-    """The monitored metric by optimizer step: a line for each value of the setting that varies
-    most, and a panel for each value of the other settings."""
+    """The monitored metric in the course of training: a line for each value of the setting that
+    varies most, and a panel for each value of the other settings."""
     shown = comparison.compare(jobs, 6, 6, metric=metrics.shown(jobs))
-    curves = shown.curves()
-    fig, axes = figures.panels([*curves], "optimizer step", shown.metric)
+    curves = shown.curves(ALONG)
+    fig, axes = figures.panels([*curves], tables.ALONG[ALONG], shown.metric)
     for ax, lines in zip(axes, curves.values(), strict=True):
         for name, repeated in lines.items():
             plots.bands(ax, repeated, name, shown.metric, shown.looks[name])
     beyond = figures.limit_to_curves(axes[0], curves, shown.metric)
     figures.legend(fig, shown.repeats, shown.lines)
     return fig, (
-        f"{shown.metric.title} by optimizer step: {shown.repeats}; faint lines and points are "
-        f"single jobs."
-        f"{beyond}{shown.notes}"
+        f"{shown.metric.title} by {tables.ALONG[ALONG]}: {shown.repeats}; faint lines and points "
+        f"are single jobs.{beyond}{shown.notes}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import fields
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import data
+from labjobs.errors import SettingsError
 from settings import Settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, each with torch in it
@@ -19,7 +22,32 @@ LEFT_BEHIND |= {path.name for pattern in ("mlflow[.-]*", ".*cache") for path in 
 UNSET = ("MLFLOW", "CUDA", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 """What the commands of a project are not told by the environment, since a user's does not."""
 
+LIMIT = 600
+"""Seconds that a command may take in these tests. Give it more if your jobs are slow."""
+
 KNOWN = {field.name for field in fields(Settings)}
+
+
+def missing_data():
+    """Return why the data of the default settings is not here, as on a machine that only tests;
+    empty if it is."""
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", refuse)
+            data.load(Settings(), HERE / "data")
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+def refuse(*_args, **_kwargs):
+    """Let nothing be fetched."""
+    raise OSError("no network in tests")
+
+
+MISSING = missing_data()
+needs_data = pytest.mark.skipif(bool(MISSING), reason=f"no data to train on: {MISSING}")
+"""For tests that train: where the data is not, they tell nothing."""
 
 
 def short(steps):
@@ -39,7 +67,7 @@ class Project:
 
     def do(self, *words, **env):
         """Run a command in the project, to its end."""
-        how = {"cwd": self.root, "env": self.env | env, "timeout": 600}
+        how = {"cwd": self.root, "env": self.env | env, "timeout": LIMIT}
         return subprocess.run(words, **how, capture_output=True, text=True)
 
     def run(self, *flags, **env):

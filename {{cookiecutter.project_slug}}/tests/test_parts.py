@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 import numpy as np
 import pytest
 import torch
-from conftest import short
+from conftest import HERE, needs_data, refuse, short
 
 import data
 import settings
@@ -63,12 +63,13 @@ OTHERS = {
 may not be on this machine."""
 
 
+@needs_data
 @pytest.mark.parametrize("number", range(max(map(len, OTHERS.values()), default=0)))
 def test_a_job_with_a_name_from_each_registry_finishes(project, number):
-    """And what it runs is in its fingerprint, so that a change of it is noticed."""
+    """Or diverges; and what it runs is in its fingerprint, so that a change of it is noticed."""
     names = [f"--{setting}={names[number % len(names)]}" for setting, names in OTHERS.items()]
     done = project.run(*names, *short(2), "--scratch")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 or " not finite by " in done.stderr, done.stderr
     assert "added to the job's fingerprint" not in done.stdout + done.stderr
 
 
@@ -79,17 +80,14 @@ COLLATE = getattr(data, "collate", None)
 @pytest.fixture
 def offline(monkeypatch):
     """Let nothing be fetched."""
-
-    def refuse(*_args, **_kwargs):
-        raise OSError("no network in tests")
-
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 def first_batch(parts):
     """The first training batch of examples or of a stream, and how many it has."""
     seed = None if is_stream(parts.train) else 0
-    how = {"batch_size": 8, "seed": seed, "collate": getattr(parts, "collate", COLLATE)}
+    size = getattr(DEFAULT, "batch_size", 8)
+    how = {"batch_size": size, "seed": seed, "collate": getattr(parts, "collate", COLLATE)}
     made = batches.make(parts.train, torch.device("cpu"), **how)
     return next(made.endless(0, 0, Place()))
 
@@ -101,19 +99,22 @@ def has_rows(batch, count):
 
 @pytest.mark.parametrize("name", getattr(data, "DATASETS", ()))
 def test_a_dataset_gives_batches_or_one_line_says_why_not(name, tmp_path, offline):
+    """Only the default may have its files here."""
+    root = HERE / "data" if name == DEFAULT.dataset else tmp_path
     try:
-        parts = data.load(replace(DEFAULT, dataset=name), tmp_path)
+        parts = data.load(replace(DEFAULT, dataset=name), root)
     except SettingsError as error:
-        assert str(error).startswith("--") and name != DEFAULT.dataset
+        assert str(error).startswith("--")
     else:
         batch, count = first_batch(parts)
         assert count and has_rows(batch, count)
 
 
+@needs_data
 @pytest.mark.parametrize("name", getattr(data, "AUGMENTATIONS", ()))
-def test_an_augmentation_depends_on_the_restored_random_numbers_alone(name, tmp_path, offline):
+def test_an_augmentation_depends_on_the_restored_random_numbers_alone(name, offline):
     """Otherwise a job that was interrupted would not go on as it would have."""
-    batch, count = first_batch(data.load(DEFAULT, tmp_path))
+    batch, count = first_batch(data.load(DEFAULT, HERE / "data"))
     augment, results = data.augmentation(replace(DEFAULT, augment=name)), []
     for _ in range(2):
         torch.manual_seed(0)

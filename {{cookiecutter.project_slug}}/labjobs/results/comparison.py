@@ -82,9 +82,10 @@ class Comparison:
         each = looks(self.lines)
         return {name: look._replace(interval=not self.among) for name, look in each.items()}
 
-    def curves(self) -> "Curves":
-        """Return the metric's curves by panel, which the last part distinguishes, and line."""
-        curves = tables.curves(self.jobs, self.metric.key)
+    def curves(self, along: str = "step") -> "Curves":
+        """Return the metric's curves by panel, which the last part distinguishes, and line, along
+        one of `tables.ALONG`."""
+        curves = tables.curves(self.jobs, self.metric.key, along)
         found: Curves = {}
         for panel, of_panel in self.rows.items():
             for line, of_line in self.lines.items():

@@ -49,30 +49,33 @@ def bands(
 ) -> None:
     """Draw repeated curves faintly, their mean over them, and its 95 % t interval as a band.
 
-    curves: columns job_id, step (whole numbers) and value. Mean and band end where the first curve
+    curves: columns job_id, step (whole numbers), value and perhaps `at`, the place of a step, which
+    is that of the mean over jobs for their mean. Mean and band end where the first curve
     ends, and the band stays within the metric's range. A single curve has no band. Raises NoResults
     if the curves have no step in common, as with folds of different sizes.
     """
     from matplotlib.collections import LineCollection
 
-    table = curves.pivot(index="step", columns="job_id", values="value")
-    steps, values = table.index.to_numpy(), metric.checked(table)
+    each = curves.assign(at=curves.get("at", curves["step"]))
+    table = each.pivot(index="step", columns="job_id", values=["value", "at"])
+    places, values = table["at"].to_numpy(dtype=float), metric.checked(table["value"])
     whole = np.isfinite(values).all(axis=1)
-    if (curves.groupby("step").size() < table.shape[1]).all():
+    if (curves.groupby("step").size() < values.shape[1]).all():
         whose = f" of {label}" if label else ""
         cure = "give --eval-every in steps, such as 50"
         raise NoResults(f"the jobs{whose} have values at different steps; {cure}")
-    of = curves.drop_duplicates("job_id").set_index("job_id").loc[table.columns]
+    steps = places.mean(axis=1)
+    of = curves.drop_duplicates("job_id").set_index("job_id").loc[table["value"].columns]
     found = groups.estimate(values[whole], of, metric.log, groups.overlap(of)).interval
     low, high = np.clip(found[1:], *metric.within)
-    each = [np.column_stack([steps, curve]) for curve in values.T]
+    lines = [np.column_stack(pair) for pair in zip(places.T, values.T, strict=True)]
     faint: Any = {"colors": look.colour, "linewidths": 0.4, "alpha": 0.45}
-    ax.add_collection(LineCollection(each, rasterized=values.size > MANY, **faint))
+    ax.add_collection(LineCollection(lines, rasterized=values.size > MANY, **faint))
     if look.interval:
         ax.fill_between(steps[whole], low, high, color=look.colour, alpha=0.15, linewidth=0)
     marker = look.marker if whole.sum() == 1 else None
     if marker:  # neither lines nor bands have a single step
-        ax.plot(steps, values, "o", color=look.colour, **OPEN)
+        ax.plot(places, values, "o", color=look.colour, **OPEN)
         if look.interval:
             ax.vlines(steps[whole], low, high, color=look.colour, linewidth=0.7)
     line = {"color": look.colour, "linestyle": look.line, "marker": marker, "label": label}

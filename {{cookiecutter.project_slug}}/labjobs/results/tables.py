@@ -122,11 +122,35 @@ def only(jobs: "pd.DataFrame", wanted: Mapping[str, Any]) -> "pd.DataFrame":
     return jobs
 
 
-def curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
+ALONG = {
+    "step": "optimizer step",
+    "epoch": "epoch",
+    "examples": "training examples",
+    "seconds": "training and evaluation (s)",
+}
+"""What curves can be drawn along, and the label of that axis."""
+
+
+def curves(jobs: "pd.DataFrame", key: str, along: str = "step") -> "pd.DataFrame":
     """Return the history of a metric in the finished jobs: settings, `job_id`, `step` (the
-    optimizer step) and `value`. If a step was logged twice, the last value counts. Raises NoResults
-    where no job has the metric.
+    optimizer step), `value`, and `at`, the place of the step on an axis of ALONG. If a step was
+    logged twice, the last value counts. Raises NoResults where no job has the metric.
     """
+    found = _curves(jobs, key)
+    if along not in ALONG:
+        raise SettingsError(f"plot.py: no curves along {along}; {did_you_mean(along, ALONG)}")
+    if along == "examples":
+        if "batch_size" not in found:
+            raise NoResults("curves along examples need a setting batch_size")
+        return found.assign(at=found["step"] * found["batch_size"])
+    if along == "step":
+        return found.assign(at=found["step"])
+    places = _curves(jobs, {"epoch": "epoch", "seconds": "elapsed_seconds"}[along])
+    columns = {"value": "at"}
+    return found.merge(places[["job_id", "step", "value"]].rename(columns=columns))
+
+
+def _curves(jobs: "pd.DataFrame", key: str) -> "pd.DataFrame":
     import pandas as pd
 
     of_run = jobs[~jobs["diverged"]].set_index("run_id")
