@@ -22,7 +22,6 @@ DEPTH = 20
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 # Syntax trees
@@ -273,32 +272,12 @@ class Module:
             if isinstance(s, ast.ImportFrom) and s.names[0].name == "*"
         ]
 
-    @cached_property
-    def public(self) -> set[str] | None:
-        """The names in `__all__`; None if it is computed, or if there is none."""
-        match self.definitions.get("__all__"):
-            case [ast.Assign(value=ast.List(elts=names) | ast.Tuple(elts=names))]:
-                listed = [name.value for name in names if isinstance(name, ast.Constant)]
-                return set(map(str, listed)) if len(listed) == len(names) else None
-        return None
-
-    def exports(self, name: str) -> bool:
-        """Return whether `from … import *` takes a name along."""
-        return name in self.public if self.public is not None else not name.startswith("_")
-
     def is_unclear_to(self, other: "Module") -> bool:
-        """Return whether it cannot be known what `from … import *` gives another module: if
-        `__all__` is computed, or if the other module also has these names from elsewhere."""
-        is_listed = any(isinstance(n, ast.Name) and n.id == "__all__" for n in self.nodes)
-        if is_listed and (self.public is None or "__all__" in self._changed):
-            return True
-        names = {*self.definitions, *self.aliases} - {"__all__"}
-        return any(map(self.exports, names & {*other.definitions, *other.aliases}))
-
-    @cached_property
-    def _changed(self) -> list[str]:
-        """Names that are used, not only bound, by `name.method()` and the like."""
-        return [n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        """Return whether it cannot be known what `from … import *` gives another module: if there
+        is an `__all__`, or if the other module also has these names from elsewhere."""
+        mentioned = {node.id for node in self.nodes if isinstance(node, ast.Name)}
+        both = {*self.definitions, *self.aliases} & {*other.definitions, *other.aliases}
+        return "__all__" in {*mentioned, *self.aliases} or not all(n.startswith("_") for n in both)
 
     @cached_property
     def imports(self) -> list[tuple[str, int]]:
@@ -436,7 +415,7 @@ class Symbols:
         for star in filter(self.__contains__, module.stars):
             other = self.get(star)
             found = self._bound(other, [first], depth + 1) if other else None
-            if other and found and other.exports(first):
+            if found and not first.startswith("_"):
                 return found
         outside_stars = [star for star in module.stars if star not in self]
         if outside_stars and not hasattr(builtins, first):
