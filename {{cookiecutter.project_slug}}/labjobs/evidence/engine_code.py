@@ -6,17 +6,17 @@ versions.json beside this file holds, for each engine module that can change a j
     code     the hash of its canonical text
     text     the hash of its text, which is quicker to compare
     imports  those of these modules that it imports
+
+The template's scripts/results_versions.py writes it.
 """
 
-import argparse
 import ast
 import json
-import sys
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from labjobs.evidence.canonical import SCHEME, short, whole
+from labjobs.evidence.canonical import short, whole
 from labjobs.evidence.symbols import UNREADABLE
 from labjobs.evidence.understood import parents
 from labjobs.files import ENGINE
@@ -128,56 +128,3 @@ class EngineCode:
                 found.update(f"{node.module}.{name.name}" for name in node.names)
         modules = {module for name in found for module in parents(name)}
         return sorted(module for module in modules if counts(module) and self._file(module))
-
-
-# Record the engine's modules in versions.json; for maintainers of the template.
-#
-#     python -m labjobs.evidence.engine_code                  # after a change without effect
-#     python -m labjobs.evidence.engine_code --raise MODULE   # after one that changes results
-#
-# Raise the results version of a module if the same job would give other results: jobs that use the
-# module are then stale in all projects that take the new engine over. For a change that leaves
-# results as they are, run it without --raise.
-
-COMMAND = "python -m labjobs.evidence.engine_code"
-
-
-def record(folder: Path, raised: list[str]) -> dict[str, Any]:
-    """Return what versions.json should hold, with the results version of some modules raised."""
-    engine = EngineCode(folder)
-    found: dict[str, dict[str, Any]] = {}
-    for file in sorted(folder.joinpath("labjobs").rglob("*.py")):
-        module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
-        if counts(module):
-            data = file.read_bytes()
-            found[module] = {
-                "results": engine.known.get(module, {}).get("results", 1) + (module in raised),
-                "code": code_hash(data),
-                "text": text_hash(data),
-                "imports": [name for name in engine.imports(data) if name != module],
-            }
-    return {"scheme": SCHEME, "modules": found}
-
-
-def main() -> int:
-    """Write versions.json; refused in a project, where an edited engine counts as the project's
-    code."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--raise", dest="raised", nargs="+", default=[], metavar="MODULE")
-    raised = parser.parse_args().raised
-    inner = ENGINE.parent
-    new = record(inner, raised)
-    unknown = [module for module in raised if module not in new["modules"]]
-    if not (inner.parent / "cookiecutter.json").is_file():
-        why = "for the template only: an engine that you edit counts as your own code"
-    elif unknown:
-        why = f"--raise {unknown[0]}: no module of the engine that can change results"
-    else:
-        MANIFEST.write_text(json.dumps(new, indent=1) + "\n", "utf-8")
-        return 0
-    print(f"{COMMAND}: {why}", file=sys.stderr)
-    return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())
