@@ -22,7 +22,6 @@ from labjobs.evidence.canonical import SCHEME  # noqa: E402
 from labjobs.evidence.engine_code import (  # noqa: E402
     MANIFEST,
     EngineCode,
-    code_hash,
     counts,
     text_hash,
 )
@@ -42,11 +41,12 @@ def record(raised: list[str]) -> dict[str, Any]:
         module = module.removesuffix(".__init__")
         if counts(module):
             data = file.read_bytes()
+            code, imported = engine.look(data)
             found[module] = {
                 "results": engine.known.get(module, {}).get("results", 1) + (module in raised),
-                "code": code_hash(data),
+                "code": code,
                 "text": text_hash(data),
-                "imports": [name for name in engine.imports(data) if name != module],
+                "imports": [name for name in imported if name != module],
             }
     return {"scheme": SCHEME, "modules": found}
 
