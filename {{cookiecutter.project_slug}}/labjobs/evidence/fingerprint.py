@@ -270,20 +270,18 @@ class Closure:
                 self._take_whole(name, "", "code has run there that no definition has")
             elif module and definition in module.definitions:
                 self._reach(Use("definition", name, definition), "")
-        # what these take depends on all code that was reached before
-        more = (self._take_entries, self._take_programs)
-        while self._waiting or any(map(self._is_more, more)):
-            if self._waiting:
+        before = -1
+        while self._waiting or len(self.parts) > before:
+            before = len(self.parts)
+            while self._waiting:
                 self._follow(*self._waiting.popleft())
+            # what these take depends on all code that was reached before
+            self._take_entries()
+            self._take_programs()
         engine = self._project.engine
         for path, evidence in engine.reached(set(self._engine)).items():
             users = [by for used, by in self._engine.items() if used.startswith(f"{path}.")]
             self.put(path, evidence, partial(engine.source, path), (users or [""])[0])
-
-    def _is_more(self, take: Callable[[], None]) -> bool:
-        before = len(self.parts)
-        take()
-        return len(self.parts) > before
 
     def put(self, part: str, text: str, source: Callable[[], str], by: str) -> None:
         """Take a part with a text, unless it was taken before."""

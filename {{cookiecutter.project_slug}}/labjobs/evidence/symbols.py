@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
 from importlib.util import decode_source
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labjobs.evidence.understood import is_library, parents
 
@@ -134,12 +134,6 @@ def names_bound(node: ast.AST) -> list[str]:
     return []
 
 
-def extent(node: ast.AST) -> tuple[int, int]:
-    """Return the first line of a node, counted from 0, and the one after its last."""
-    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])  # type: ignore[attr-defined]
-    return first - 1, node.end_lineno  # type: ignore[attr-defined]
-
-
 def _is_for_script(statement: ast.stmt) -> bool:
     """Whether a statement is `if __name__ == "__main__":`, without `else`."""
     match statement:
@@ -221,7 +215,6 @@ class Module:
     def __init__(self, name: str, path: str, data: bytes, package: str, is_entry: bool) -> None:
         self.name, self.path, self._package, self._is_entry = name, path, package, is_entry
         self.source = decode_source(data)
-        self.lines = self.source.split("\n")  # as Python counts them
         self.statements = [s for s in ast.parse(self.source).body if self._runs(s)]
         bound: dict[str, dict[ast.stmt, None]] = {}
         for statement in self.statements:
@@ -295,9 +288,11 @@ class Module:
                 yield base
                 yield from (f"{base}.{name.name}" for name in names)
 
-    def segment(self, node: ast.AST) -> str:
+    def segment(self, node: Any) -> str:
         """Return the lines of a statement, decorators included, or of an expression."""
-        return "\n".join(self.lines[slice(*extent(node))])
+        first = min(n.lineno for n in (node, *getattr(node, "decorator_list", [])))
+        lines = self.source.split("\n")  # as Python counts them
+        return "\n".join(lines[first - 1 : node.end_lineno])
 
 
 # The project
