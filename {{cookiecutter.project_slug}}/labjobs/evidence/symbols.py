@@ -71,19 +71,15 @@ def everywhere(
         waiting.extend(reversed(below(inner)))
 
 
-def at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and those below it that run when the module is imported."""
-    return everywhere(node, _at_import)
-
-
-def _at_import(node: ast.AST) -> list[ast.AST]:
-    return [*outside(node), *annotations(node)] if isinstance(node, Function) else children(node)
-
-
 def annotations(node: ast.AST) -> list[ast.expr]:
     """Return the types of a function's parameters and of what it returns."""
     found = [argument.annotation for argument in parameters(node)]
     return [each for each in (*found, getattr(node, "returns", None)) if each]
+
+
+def _at_import(node: ast.AST) -> list[ast.AST]:
+    """The children of a node that run when the module is imported."""
+    return [*outside(node), *annotations(node)] if isinstance(node, Function) else children(node)
 
 
 def here(node: ast.AST) -> Iterator[ast.AST]:
@@ -275,7 +271,7 @@ class Module:
     @cached_property
     def imports(self) -> list[tuple[str, int]]:
         """The modules that are imported when the module is, each with the line that does so."""
-        nodes = (node for statement in self.statements for node in at_import(statement))
+        nodes = (n for s in self.statements for n in everywhere(s, _at_import))
         return [(name, node.lineno) for node in nodes for name in self.modules_of(node)]  # type: ignore[attr-defined]
 
     def modules_of(self, node: ast.AST) -> Iterator[str]:

@@ -138,7 +138,7 @@ class JobFolder(Generic[S]):
         if outcome.get("status") != "finished" or not record_of(self.path, layout.SETTINGS):
             return False
         with suppress(OSError, JobError):
-            return journal.count(self.path / layout.JOURNAL) == int(outcome["lines"])
+            return len(journal.lines_of(self.path)) == int(outcome["lines"])
         return False
 
     # An attempt, from its lock to its outcome, in this order.
