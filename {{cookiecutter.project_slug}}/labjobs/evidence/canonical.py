@@ -181,8 +181,7 @@ class Writer:
         return self._code.symbols.within(self._module, self._scope, chain_of(node))
 
     def _setting(self, node: ast.AST) -> str:
-        name = self._code.values.setting(node, self._scope, self._module)
-        return name if self._code.values.can_decide(name) else ""
+        return self._code.values.setting(Place(node, self._scope, self._module))
 
     # Statements
 
@@ -367,7 +366,8 @@ class Writer:
 
     def _ask_for(self, node: ast.AST, key: ast.expr) -> None:
         keys = self._code.values.keys(Place(key, self._scope, self._module))
-        self._ask(node, *([ALL] if keys is None else sorted(keys)))
+        is_known = all(each.kind in ("constant", "setting") for each in keys or ())
+        self._ask(node, *(sorted(keys) if keys and is_known else [ALL]))
 
     def _Subscript(self, node: ast.Subscript) -> None:
         if isinstance(node.ctx, ast.Load):

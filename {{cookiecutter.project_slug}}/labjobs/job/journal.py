@@ -91,7 +91,7 @@ def expected(folder: Path, journal: str) -> int:
 
 
 def lines_of(attempt: Path) -> list[dict[str, Any]]:
-    """Return the lines of an attempt's journal so far. Raises Damaged for one that is not whole, and
+    """Return the lines of an attempt's journal so far. Raises Damaged unless it is whole, and
     OSError."""
     with (attempt / layout.JOURNAL).open("rb") as file:
         return Reader(file).read()
