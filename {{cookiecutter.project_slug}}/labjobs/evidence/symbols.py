@@ -29,22 +29,7 @@ Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 def children(node: ast.AST) -> list[ast.AST]:
     """Return the nodes in the fields of a node."""
-    found: list[ast.AST] = []
-    for name in _fields(type(node)):  # type: ignore[arg-type]  # mypy: no type can be hashed
-        value = getattr(node, name, None)
-        if isinstance(value, ast.AST):
-            found.append(value)
-        elif isinstance(value, list):
-            found.extend(part for part in value if isinstance(part, ast.AST))
-    return found
-
-
-@cache
-def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    plain = ("ctx", "op", "ops", "id", "attr", "arg", "name", "lineno", "kind", "type_comment")
-    if kind.__name__ == "TypeAlias":
-        return kind._fields
-    return tuple(name for name in kind._fields if name not in plain)
+    return [*ast.iter_child_nodes(node)]
 
 
 def outside(node: ast.AST) -> list[ast.AST]:
@@ -357,9 +342,8 @@ class Symbols:
         return bool(name) and name.partition(".")[0] not in self and not is_library(name)
 
     def name_of(self, file: Path) -> str:
-        """Return the name of the module in a file; empty if that cannot be a part of a job."""
-        if not file.is_relative_to(self.folder):
-            return ""
+        """Return the name of the module in one of the project's files; empty if that cannot be a
+        part of a job."""
         parts = file.relative_to(self.folder).with_suffix("").parts
         if parts[0] == ENGINE or not all(part.isidentifier() for part in parts):
             return ""

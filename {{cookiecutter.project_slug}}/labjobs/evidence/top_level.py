@@ -152,6 +152,7 @@ KEEP = words(
 DATA = (
     *(ast.Constant, ast.Tuple, ast.List, ast.Set, ast.UnaryOp, ast.BinOp, ast.Subscript, ast.Slice),
     *(ast.JoinedStr, ast.FormattedValue, ast.keyword),
+    *(ast.expr_context, ast.operator, ast.unaryop),
 )
 
 DECORATE = words(
@@ -262,21 +263,15 @@ class Effects:
         return isinstance(node, ast.Constant)
 
     def _is_name(self, node: ast.expr) -> bool:
-        """Whether `a.b.c` is a name of a library, of a definition, or of a constant of a class."""
+        """Whether `a.b.c` is a name of a library or of a definition."""
         chain = chain_of(node)
         target = self._symbols.resolve(self._module, chain) if chain else None
         if not target:
             return False
-        if target.kind != "definition":
-            is_known = target.kind == "module" or bool(target.path)
-            return is_known and not reaches_anything(target.path)
-        rest = chain[target.used :]
-        home = self._symbols.get(target.module)
-        match home.definitions[target.name] if home and rest else []:
-            case [ast.ClassDef(keywords=[], body=body)]:
-                names = {tail(t) for s in body for t in getattr(s, "targets", [])}
-                return len(rest) == 1 and rest[0] in names
-        return not rest
+        if target.kind == "definition":
+            return target.used == len(chain)
+        is_known = target.kind == "module" or bool(target.path)
+        return is_known and not reaches_anything(target.path)
 
     def _is_value(self, node: ast.AST) -> bool:
         """Whether evaluating an expression does nothing."""
