@@ -48,7 +48,7 @@ def outside(node: ast.AST) -> list[ast.AST]:
 def everywhere(
     node: ast.AST, below: Callable[[ast.AST], list[ast.AST]] = children
 ) -> Iterator[ast.AST]:
-    """Yield a node and all below it in their order; in less time than ast.walk takes."""
+    """Yield a node and all below it, in their order in the source."""
     waiting = [node]
     while waiting:
         inner = waiting.pop()
@@ -56,15 +56,12 @@ def everywhere(
         waiting.extend(reversed(below(inner)))
 
 
-def annotations(node: ast.AST) -> list[ast.expr]:
-    """Return the types of a function's parameters and of what it returns."""
-    found = [argument.annotation for argument in parameters(node)]
-    return [each for each in (*found, getattr(node, "returns", None)) if each]
-
-
-def _at_import(node: ast.AST) -> list[ast.AST]:
-    """The children of a node that run when the module is imported."""
-    return [*outside(node), *annotations(node)] if isinstance(node, Function) else children(node)
+def at_import(node: ast.AST) -> list[ast.AST]:
+    """Return the children of a node that run when the module is imported."""
+    if not isinstance(node, Function):
+        return children(node)
+    types = [*(each.annotation for each in parameters(node)), getattr(node, "returns", None)]
+    return [*outside(node), *filter(None, types)]
 
 
 def here(node: ast.AST) -> Iterator[ast.AST]:
@@ -256,7 +253,7 @@ class Module:
     @cached_property
     def imports(self) -> list[tuple[str, int]]:
         """The modules that are imported when the module is, each with the line that does so."""
-        nodes = (n for s in self.statements for n in everywhere(s, _at_import))
+        nodes = (n for s in self.statements for n in everywhere(s, at_import))
         return [(name, node.lineno) for node in nodes for name in self.modules_of(node)]  # type: ignore[attr-defined]
 
     def modules_of(self, node: ast.AST) -> Iterator[str]:

@@ -113,8 +113,8 @@ class JobFolder(Generic[S]):
 
     def fits(self, code_digest: str, data_digest: str) -> bool:
         """Return whether results of the given code and data count as those of the present ones."""
-        fits = not data_digest or data_evidence.fits(data_digest, self.places)
-        return fits and code_evidence.fits(code_digest, self.code)
+        data_fits = data_evidence.fits(data_digest, self.places)
+        return data_fits and code_evidence.fits(code_digest, self.code)
 
     @property
     def starts_over(self) -> bool:
