@@ -300,11 +300,8 @@ class Writer:
                 self._doubt(node, f"imports {name}, which is not known")
         for local, alias in self._module.imported(node).items():
             owner = self._scope.owner(local) if self._scope else None
-            if owner:
-                has_one_meaning = self._module.alias(local, owner.bound[local]) is not None
-            else:
-                has_one_meaning = local in self._module.aliases
-            if not has_one_meaning:
+            bound = owner.bound if owner else self._module.bound
+            if not self._module.alias(local, bound.get(local, [])):
                 self.out.append(f"{local}=")
                 target = self._code.symbols.of_import(*alias, [local])
                 self._refer(target, ast.copy_location(ast.Name(local, ast.Load()), node))

@@ -186,20 +186,22 @@ class Alias(NamedTuple):
 class Module:
     """A module's source, its definitions and its imports.
 
-    `definitions` has, for each name, the statements at the top level that bind it; `aliases` the
-    names that are imported and nothing else. Raises one of UNREADABLE if the source cannot be read.
+    `bound` has, for each name, the statements at the top level that bind it; of these names,
+    `aliases` are imported and nothing else, and `definitions` has all others. Raises one of
+    UNREADABLE if the source cannot be read.
     """
 
     def __init__(self, name: str, path: str, data: bytes, package: str, is_entry: bool) -> None:
         self.name, self.path, self._package, self._is_entry = name, path, package, is_entry
         self.source = decode_source(data)
         self.statements = [s for s in ast.parse(self.source).body if self._runs(s)]
-        bound: dict[str, dict[ast.stmt, None]] = {}
+        self.bound: dict[str, list[ast.stmt]] = {}
         for statement in self.statements:
-            for local in (local for inner in here(statement) for local in names_bound(inner)):
-                bound.setdefault(local, {})[statement] = None
-        self.aliases = {local: a for local, s in bound.items() if (a := self.alias(local, s))}
-        self.definitions = {n: list(s) for n, s in bound.items() if n not in self.aliases}
+            names = (name for inner in here(statement) for name in names_bound(inner))
+            for local in dict.fromkeys(names):
+                self.bound.setdefault(local, []).append(statement)
+        self.aliases = {n: a for n, s in self.bound.items() if (a := self.alias(n, s))}
+        self.definitions = {n: s for n, s in self.bound.items() if n not in self.aliases}
         self.nodes = [node for s in self.statements for node in everywhere(s)]
 
     def _runs(self, statement: ast.stmt) -> bool:

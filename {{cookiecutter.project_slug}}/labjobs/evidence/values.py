@@ -1,8 +1,8 @@
 """What is known of values before a job runs: its own settings, conditions on them, and keys.
 
 `if settings.ema:` can be evaluated for a job, and the key in `MODELS[settings.model]` is known, if
-`settings` is certainly the job's own: a parameter annotated with the class of the settings, for
-which every caller passes its own, or `job.settings` of such a parameter `job: Job[Settings]`.
+`settings` is certainly the job's own: what the engine passes to functions such as `main(job:
+Job[Settings])`, or a variable or a parameter that never has another value.
 """
 
 import ast

@@ -133,7 +133,8 @@ def prepare_streams() -> None:
                 stream.flush()
             lasting = BufferedWriter(_Lasting(number, "w", closefd=False))
             encoding, errors = stream.encoding if stream else "utf-8", "backslashreplace"
-            setattr(sys, name, TextIOWrapper(lasting, encoding, errors, line_buffering=True))
+            by_line = bool(stream and (stream.line_buffering or stream.write_through))  # python -u
+            setattr(sys, name, TextIOWrapper(lasting, encoding, errors, line_buffering=by_line))
 
 
 class _Lasting(FileIO):
