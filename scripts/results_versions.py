@@ -18,8 +18,8 @@ from merge import TEMPLATE
 
 sys.path.insert(0, str(TEMPLATE))
 
-from labjobs.evidence.canonical import SCHEME  # noqa: E402
-from labjobs.evidence.engine_code import (  # noqa: E402
+from labjobs.evidence.canonical import SCHEME
+from labjobs.evidence.engine_code import (
     MANIFEST,
     EngineCode,
     counts,
