@@ -112,6 +112,12 @@ def names_bound(node: ast.AST) -> list[str]:
     return []
 
 
+def extent(node: ast.AST) -> tuple[int, int]:
+    """Return the first line of a node, counted from 0, and the one after its last."""
+    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])  # type: ignore[attr-defined]
+    return first - 1, node.end_lineno  # type: ignore[attr-defined]
+
+
 def _is_for_script(statement: ast.stmt) -> bool:
     """Whether a statement is `if __name__ == "__main__":`, without `else`."""
     match statement:
@@ -270,9 +276,8 @@ class Module:
 
     def segment(self, node: Any) -> str:
         """Return the lines of a statement, decorators included, or of an expression."""
-        first = min(n.lineno for n in (node, *getattr(node, "decorator_list", [])))
         lines = self.source.split("\n")  # as Python counts them
-        return "\n".join(lines[first - 1 : node.end_lineno])
+        return "\n".join(lines[slice(*extent(node))])
 
 
 # The project
