@@ -109,30 +109,6 @@ def test_sources_that_a_setting_names_count(tmp_path):
     assert not differs(tmp_path / "c", files, "c.txt", "text", "x", kernels=["c.txt", "d.cu"])
 
 
-DEPENDS = NETS.replace("    return x\n", "    return x  # depends: kernels/*.cu, gone.txt\n", 1)
-
-
-def test_files_after_depends_count_for_the_definition_that_has_the_comment(tmp_path):
-    files = {"nets.py": DEPENDS, "kernels/a.cu": "int a;", "kernels/b.cu": "int b;"}
-    small, large = (found(tmp_path / net, files, net=net) for net in ("small", "large"))
-    assert {part for part in small.parts if part.startswith("file:")} == {
-        *("file:kernels/a.cu", "file:kernels/b.cu", "file:gone.txt")
-    }
-    assert small.advice == ("# depends: gone.txt in nets.py matches no file",)
-    assert small.why("file:kernels/b.cu").startswith("file:kernels/b.cu <- nets:small <- nets:NETS")
-    assert not [part for part in large.parts if part.startswith("file:")] and not large.advice
-    assert differs(tmp_path / "edit", files, "kernels/b.cu", "int", "long")
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one/gone.txt").touch()
-    assert not found(tmp_path / "one", files).advice
-
-
-def test_files_after_depends_outside_of_definitions_count_for_all(tmp_path):
-    files = {"nets.py": NETS + "# depends: table.csv\n", "table.csv": "1,2"}
-    for net in ("small", "large"):
-        assert differs(tmp_path / net, files, "table.csv", "1", "2", net=net)
-
-
 WHOLE = RUN.format(body="getattr(nets, job.settings.net)")
 
 

@@ -25,9 +25,8 @@ def attempt(root: Path, job: str, contents: str) -> Path:
         path = root / "data" / name
         path.write_text(name)
         notes.note(str(path), data_evidence.READ)
-    write_record(
-        folder / "outcome.json", {"id": job, "data": data_evidence.keep(folder, places, "")}
-    )
+    digest, *_ = data_evidence.keep(folder, places, "")
+    write_record(folder / "outcome.json", {"id": job, "data": digest})
     data_evidence.forget(folder)
     return folder
 

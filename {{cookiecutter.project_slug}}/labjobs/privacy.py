@@ -20,8 +20,8 @@ HARMLESS = (
     *("driver", "encrypt", "host", "options", "port", "sslcert", "sslkey", "sslmode"),
     *("sslrootcert", "target_session_attrs", "timeout", "trustservercertificate", "user"),
 )
-"""Parameters of an address whose values can be shown. Any other parameter may be a password, since
-drivers use many names."""
+"""Parameters of an address whose values are no secrets. Any other parameter may be a password,
+since drivers use many names."""
 
 SECRET_FILES = (
     *(".env*", "*.env", "*netrc*", ".pypirc", ".npmrc", ".pgpass", ".my.cnf", ".htpasswd", ".boto"),
@@ -45,18 +45,18 @@ _ADDRESS = re.compile(
     re.DOTALL,
 )
 _NO_PORT = re.compile(r":(?!\d*$)([^\]]*)$")
-_PARAMETER = re.compile(r"(?P<mark>[?&;#])(?P<key>[^=&;#]*)=?(?P<value>[^&;#]*)")
+_PARAMETER = re.compile(r"[?&;#](?P<key>[^=&;#]*)=?(?P<value>[^&;#]*)")
 _WRITTEN_OUT = re.compile(r"""(://[^\s/:@"'<>]*:)(?![{$<])[^\s/@"'<>]+@""")
 _SECRET_VARIABLE = re.compile(r"(PASSWORD|PASSWD|TOKEN|SECRET|API_?KEY|ACCESS_KEY)$")
 
 
 def printable(address: str) -> str:
-    """Return an address without its user, its password and any parameter that may be a secret. If
-    it is not clear which `@` ends the password, more is hidden rather than less."""
+    """Return an address without its user, its password and its parameters. If it is not clear which
+    `@` ends the password, more is hidden rather than less."""
     parts = _parts(address)
     user = f"{HIDDEN}@" if parts["user"] else ""
     host = _NO_PORT.sub(f":{HIDDEN}", parts["host"])
-    rest = _PARAMETER.sub(_shown_parameter, parts["rest"])
+    rest = f"?{HIDDEN}" if parts["rest"] else ""
     return f"{parts['scheme']}{user}{host}{parts['path']}{rest}"
 
 
@@ -102,14 +102,6 @@ def _parts(address: str) -> dict[str, str]:
     return found.groupdict(default="")
 
 
-def _shown_parameter(found: re.Match[str]) -> str:
-    if found["key"].lower() in HARMLESS:
-        return found[0]
-    # A parameter without a value is a secret itself.
-    key = f"{found['key']}=" if found["value"].strip("=") else ""
-    return f"{found['mark']}{key}{HIDDEN}"
-
-
 def _secrets(address: str) -> Iterator[str]:
     """The secrets of an address, with the pieces that a reader might cut them into, and those of
     the environment."""
@@ -121,6 +113,7 @@ def _secrets(address: str) -> Iterator[str]:
     for found in _PARAMETER.finditer(parts["rest"]):
         if found["key"].lower() not in HARMLESS:
             key, value = found["key"], found["value"]
+            # A parameter without a value is a secret itself.
             yield from (f"{key}={value}", value or key, *re.split("[;&=]", unquote_plus(value)))
     for variable in list(os.environ):
         value = os.environ.get(variable, "")  # a thread of MLflow's may have removed it by now

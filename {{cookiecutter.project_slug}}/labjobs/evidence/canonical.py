@@ -31,91 +31,14 @@ from labjobs.evidence.values import MODULE as SETTINGS
 SCHEME = 3
 """Number of the scheme; raise it if the same code would get a different text."""
 
-IGNORED_FIELDS = {"ctx", "kind", "type_comment", "type_ignores"}
+IGNORED_FIELDS = {"ctx", "kind", "type_comment"}
 
 
-class Canonical:
-    """A writer of canonical text, with every name as it is written in the code."""
-
-    def __init__(self) -> None:
-        self.out: list[str] = []
-
-    def text(self) -> str:
-        """Return what has been written."""
-        return "".join(self.out)
-
-    def write(self, node: ast.AST) -> None:
-        """Write a node; a method such as `_Name` writes that kind of node."""
-        getattr(self, f"_{type(node).__name__}", self.plain)(node)
-
-    def plain(self, node: ast.AST) -> None:
-        """Write a node field by field."""
-        self.out.append(f"{type(node).__name__}(")
-        for name, value in ast.iter_fields(node):
-            if name not in IGNORED_FIELDS and value is not None and value != []:
-                self.field(name, value)
-        self.out.append(")")
-
-    def field(self, name: str, value: object) -> None:
-        """Write a field of a node."""
-        self.out.append(f"{name}=")
-        if name in ("body", "orelse", "finalbody") and isinstance(value, list):
-            self.out.append("[")
-            self.statements(value)
-            self.out.append("]")
-        else:
-            self.value(value)
-        self.out.append(";")
-
-    def value(self, value: object) -> None:
-        """Write the content of a field: a node, a list or a plain value."""
-        if isinstance(value, ast.AST):
-            self.write(value)
-        elif isinstance(value, list):
-            self.out.append("[")
-            for part in value:
-                self.value(part)
-                self.out.append(",")
-            self.out.append("]")
-        else:
-            self.out.append(constant(value))
-
-    def statements(self, statements: Iterable[ast.stmt]) -> None:
-        """Write statements, except those that do nothing."""
-        for statement in statements:
-            if not does_nothing(statement):
-                self.write(statement)
-                self.out.append(",")
-
-    def _Constant(self, node: ast.Constant) -> None:
-        self.out.append(constant(node.value))
-
-    def _JoinedStr(self, node: ast.JoinedStr) -> None:
-        """An f-string; versions of Python differ in how they cut the text between its values."""
-        text = ""
-        self.out.append("f(")
-        for part in node.values:
-            if isinstance(part, ast.Constant):
-                text += str(part.value)
-                continue
-            self.out.append(constant(text))
-            text = ""
-            self.write(part)
-        self.out.append(f"{constant(text)})")
-
-
-def constant(value: object) -> str:
+def _constant(value: object) -> str:
     """Return a constant with its type: 1, 1.0 and True differ."""
     if type(value) is int:
         return f"int:{value:x}"  # decimals of huge numbers are refused
     return f"{type(value).__name__}:{value!a}"
-
-
-def whole(tree: ast.Module) -> str:
-    """Return the canonical text of a module, with every name as it is written there."""
-    writer = Canonical()
-    writer.statements(tree.body)
-    return f"[{writer.text()}]"
 
 
 def short(data: bytes) -> str:
@@ -190,24 +113,60 @@ LOOKS_AT_NAMES = {"labjobs.training.classifiers.torchvision_classifier"}
 """Functions of the engine that use the names in a registry and not its entries."""
 
 
-class Writer(Canonical):
-    """Writes statements and expressions of one module, for one job, and notes what they use."""
+class Writer:
+    """Writes statements and expressions of one module to `out`, for one job, and notes what they
+    use."""
 
     def __init__(self, code: Code, module: Module, settings: Mapping[str, Any]) -> None:
-        super().__init__()
+        self.out: list[str] = []
         self._code, self._module = code, module
         self._conditions = Conditions(settings, self._setting)
         self._scope: Scope | None = None
         self._uses: dict[Use, None] = {}
         self._words: set[str] = set()
         self._asked: dict[int, tuple[Key, ...]] = {}
-        self._checked: set[int] = set()
+        self._safe: set[int] = set()  # calls that load nothing but data
 
     def written(self, node: ast.AST) -> Written:
         """Return the text of a statement or expression, and what it uses."""
         self.write(node)
-        self.out.append("\n")
-        return Written(self.text(), list(self._uses), self._words, self._conditions.asked)
+        text = "".join([*self.out, "\n"])
+        return Written(text, list(self._uses), self._words, self._conditions.asked)
+
+    def write(self, node: ast.AST) -> None:
+        """Write a node; a method such as `_Name` writes that kind of node."""
+        getattr(self, f"_{type(node).__name__}", self._plain)(node)
+
+    def _plain(self, node: ast.AST) -> None:
+        """Write a node field by field."""
+        self.out.append(f"{type(node).__name__}(")
+        for name, value in ast.iter_fields(node):
+            if name not in IGNORED_FIELDS and value is not None and value != []:
+                self._field(name, value)
+        self.out.append(")")
+
+    def _field(self, name: str, value: object) -> None:
+        self.out.append(f"{name}=")
+        if name in ("body", "orelse", "finalbody") and isinstance(value, list):
+            self.out.append("[")
+            self.statements(value)
+            self.out.append("]")
+        else:
+            self._value(value)
+        self.out.append(";")
+
+    def _value(self, value: object) -> None:
+        """Write the content of a field: a node, a list or a plain value."""
+        if isinstance(value, ast.AST):
+            self.write(value)
+        elif isinstance(value, list):
+            self.out.append("[")
+            for part in value:
+                self._value(part)
+                self.out.append(",")
+            self.out.append("]")
+        else:
+            self.out.append(_constant(value))
 
     def _use(self, how: str, *what: Any) -> None:
         self._uses[Use(how, *what)] = None
@@ -222,8 +181,7 @@ class Writer(Canonical):
         return self._code.symbols.within(self._module, self._scope, chain_of(node))
 
     def _setting(self, node: ast.AST) -> str:
-        name = self._code.values.setting(node, self._scope, self._module)
-        return name if self._code.values.can_decide(name) else ""
+        return self._code.values.setting(Place(node, self._scope, self._module))
 
     # Statements
 
@@ -240,16 +198,16 @@ class Writer(Canonical):
 
     def _IfExp(self, node: ast.IfExp) -> None:
         if (truth := self._conditions.truth(node.test)) is None:
-            self.plain(node)
+            self._plain(node)
         else:
             self.write(node.body if truth else node.orelse)
 
     def _AnnAssign(self, node: ast.AnnAssign) -> None:
         """Write `x: int = 1` in a function as `x = 1`: nothing keeps the types of variables."""
         if not self._scope or isinstance(self._scope.node, ast.ClassDef):
-            self.plain(node)
+            self._plain(node)
         elif node.value:
-            self.plain(ast.Assign([node.target], node.value))
+            self._plain(ast.Assign([node.target], node.value))
 
     def _Constant(self, node: ast.Constant) -> None:
         text = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
@@ -257,11 +215,21 @@ class Writer(Canonical):
             self._words.add(text)
             if is_special(text):
                 self._doubt(node, f"names {text}")
-        super()._Constant(node)
+        self.out.append(_constant(node.value))
 
     def _JoinedStr(self, node: ast.JoinedStr) -> None:
-        self._words |= {str(part.value) for part in node.values if isinstance(part, ast.Constant)}
-        super()._JoinedStr(node)
+        """An f-string; versions of Python differ in how they cut the text between its values."""
+        text = ""
+        self.out.append("f(")
+        for part in node.values:
+            if isinstance(part, ast.Constant):
+                self._words.add(str(part.value))
+                text += str(part.value)
+                continue
+            self.out.append(_constant(text))
+            text = ""
+            self.write(part)
+        self.out.append(f"{_constant(text)})")
 
     # Names
 
@@ -287,7 +255,7 @@ class Writer(Canonical):
         if target := self._target(node):
             self._refer(target, node)
         else:
-            self.plain(node)
+            self._plain(node)
 
     def _refer(self, target: Target, node: ast.expr) -> None:
         """Write what `a.b.c` refers to, and note that it is used."""
@@ -316,7 +284,7 @@ class Writer(Canonical):
                 self._use("engine", path)
             elif path == "globals" or (path == "locals" and not self._scope):
                 self._doubt(node, f"uses {path}", self._module.name)
-            elif reaches_anything(path) or (path in LOADS and id(node) not in self._checked):
+            elif reaches_anything(path) or (path in LOADS and id(node) not in self._safe):
                 self._doubt(node, f"uses {path}")
         self.out.extend(f".{name}" for name in chain[target.used :])
         for each in filter(is_special, chain[1:]):
@@ -332,11 +300,8 @@ class Writer(Canonical):
                 self._doubt(node, f"imports {name}, which is not known")
         for local, alias in self._module.imported(node).items():
             owner = self._scope.owner(local) if self._scope else None
-            if owner:
-                has_one_meaning = self._module.alias(local, owner.bound[local]) is not None
-            else:
-                has_one_meaning = local in self._module.aliases
-            if not has_one_meaning:
+            bound = owner.bound if owner else self._module.bound
+            if not self._module.alias(local, bound.get(local, [])):
                 self.out.append(f"{local}=")
                 target = self._code.symbols.of_import(*alias, [local])
                 self._refer(target, ast.copy_location(ast.Name(local, ast.Load()), node))
@@ -356,23 +321,23 @@ class Writer(Canonical):
         self.out.append(f"{type(node).__name__}:{getattr(node, 'name', '')}(")
         for name in ("decorator_list", "args", "returns", "type_params"):
             if value := getattr(node, name, None):
-                self.field(name, value)
+                self._field(name, value)
         with self._inside(node) as scope:
             if any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in scope.nodes):
                 self.out.append("generator;")  # even if the branch with `yield` is not taken
-            self.field("body", node.body)
+            self._field("body", node.body)
         self.out.append(")")
 
     _FunctionDef = _AsyncFunctionDef = _Lambda = _function
 
     def _ClassDef(self, node: ast.ClassDef) -> None:
         self.out.append(f"class:{node.name}(")
-        self.value(outside(node))
-        self.value(getattr(node, "type_params", []))
+        self._value(outside(node))
+        self._value(getattr(node, "type_params", []))
         with self._inside(node):
             is_field = self._code.is_field
             kept = [s for s in node.body if not is_field(self._module, node, s)]
-            self.field("body", kept)
+            self._field("body", kept)
         self.out.append(")")
 
     def _comprehension_of(self, node: Comprehension) -> None:
@@ -381,7 +346,7 @@ class Writer(Canonical):
         with self._inside(node):
             for name in ("elt", "key", "value", "generators"):
                 if hasattr(node, name):
-                    self.field(name, getattr(node, name))
+                    self._field(name, getattr(node, name))
         self.out.append(")")
 
     _ListComp = _SetComp = _DictComp = _GeneratorExp = _comprehension_of
@@ -398,19 +363,20 @@ class Writer(Canonical):
 
     def _ask_for(self, node: ast.AST, key: ast.expr) -> None:
         keys = self._code.values.keys(Place(key, self._scope, self._module))
-        self._ask(node, *([ALL] if keys is None else sorted(keys)))
+        is_known = all(each.kind in ("constant", "setting") for each in keys or ())
+        self._ask(node, *(sorted(keys) if keys and is_known else [ALL]))
 
     def _Subscript(self, node: ast.Subscript) -> None:
         if isinstance(node.ctx, ast.Load):
             self._ask_for(node.value, node.slice)
         else:  # `MODELS[name] = …` looks at no entry
             self._ask(node.value)
-        self.plain(node)
+        self._plain(node)
 
     def _Compare(self, node: ast.Compare) -> None:
         if len(node.ops) == 1 and isinstance(node.ops[0], ast.In | ast.NotIn):
             self._ask_for(node.comparators[0], node.left)
-        self.plain(node)
+        self._plain(node)
 
     def _Call(self, node: ast.Call) -> None:
         target = self._target(node.func)
@@ -425,18 +391,12 @@ class Writer(Canonical):
                 is_metrics = found and found[:3] == ("definition", SETTINGS, "METRICS")
                 self._ask(argument, ENGINES if is_metrics else ALL)
         if path in LOADS:
-            self._checked.add(id(node.func))
-            given = {
-                keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords
-            }
-            if (
-                len(node.args) > 2
-                or None in given
-                or any(given.get(name, safe) is not safe for name, safe in SAFE.items())
-            ):
-                self._doubt(node, "may load any object")
+            given = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+            is_safe = all(given.get(name, safe) is safe for name, safe in SAFE.items())
+            if is_safe and None not in given and len(node.args) <= 2:
+                self._safe.add(id(node.func))
         if tail(node.func) in READS_CALLER and node.args and not path.startswith("torch."):
             text = getattr(node.args[0], "value", "")
             if self._code.has_tables or (isinstance(text, str) and "@" in text):
                 self._doubt(node, f"has {tail(node.func)}() look names up", self._module.name)
-        self.plain(node)
+        self._plain(node)

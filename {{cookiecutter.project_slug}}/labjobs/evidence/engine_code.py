@@ -6,18 +6,19 @@ versions.json beside this file holds, for each engine module that can change a j
     code     the hash of its canonical text
     text     the hash of its text, which is quicker to compare
     imports  those of these modules that it imports
+
+The template's scripts/results_versions.py writes it.
 """
 
-import argparse
 import ast
 import json
-import sys
+import os
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from labjobs.evidence.canonical import SCHEME, short, whole
-from labjobs.evidence.symbols import UNREADABLE
+from labjobs.evidence.canonical import Code, Writer, short
+from labjobs.evidence.symbols import UNREADABLE, Module, Symbols
 from labjobs.evidence.understood import parents
 from labjobs.files import ENGINE
 
@@ -35,6 +36,9 @@ adding or removing a module does not change results."""
 
 MANIFEST = Path(__file__).with_name("versions.json")
 
+NO_PROJECT = Code(Symbols(Path(os.devnull), "", {}))
+"""The engine knows no project."""
+
 
 def counts(module: str) -> bool:
     """Return whether a module of the engine can change results."""
@@ -46,21 +50,13 @@ def text_hash(data: bytes) -> str:
     return short(b"\n".join(data.splitlines()))
 
 
-def code_hash(data: bytes) -> str:
-    """Return the hash of a module's code, or of its bytes if it cannot be read."""
-    try:
-        return short(whole(ast.parse(data)).encode())
-    except UNREADABLE:
-        return text_hash(data)
-
-
 class EngineCode:
     """The engine that a project's jobs run with: the one in its folder, or the installed one."""
 
     def __init__(self, project: Path) -> None:
         self._folder = project if (project / "labjobs").is_dir() else ENGINE.parent
         self._file = cache(self._find)  # of a module of the engine; None if there is no such module
-        self._look = cache(self._read)
+        self._known_code = cache(self._read)
 
     @cached_property
     def known(self) -> dict[str, dict[str, Any]]:
@@ -95,16 +91,32 @@ class EngineCode:
         while waiting:
             module = waiting.pop()
             if module not in found and counts(module) and (file := self._file(module)):
-                found[module], imported = self._look(module, file)
+                found[module], imported = self._known_code(module, file)
                 waiting.extend(imported)
         return {module: evidence for module, evidence in found.items() if evidence != FIRST}
 
     def _read(self, module: str, file: Path) -> tuple[str, list[str]]:
         """Return the results version of a module, or the hash of its code, and its imports."""
         data, known = file.read_bytes(), self.known.get(module)
-        if known and (known["text"] == text_hash(data) or known["code"] == code_hash(data)):
-            return f"v{known['results']}", known["imports"]
-        return code_hash(data), self.imports(data)
+        if not known or known["text"] != text_hash(data):
+            code, imported = self.look(data)
+            if not known or known["code"] != code:
+                return code, imported
+        return f"v{known['results']}", known["imports"]
+
+    def look(self, data: bytes) -> tuple[str, list[str]]:
+        """Return the hash of a module's code, or of its bytes if it cannot be read, and the modules
+        of the engine that it imports and that can change results."""
+        try:
+            module = Module("labjobs", "", data, "labjobs", False)
+            writer = Writer(NO_PROJECT, module, {})
+            writer.statements(module.statements)
+        except UNREADABLE:
+            return text_hash(data), []
+        named = (name for node in module.nodes for name in module.modules_of(node))
+        found = {package for name in named for package in parents(name)}
+        imported = sorted(name for name in found if counts(name) and self._file(name))
+        return short("".join(writer.out).encode()), imported
 
     def source(self, module: str) -> str:
         """Return the source of a module if it was edited, otherwise a line with its results
@@ -113,71 +125,3 @@ class EngineCode:
         if (file := self._file(module)) and not evidence.startswith("v"):
             return file.read_bytes().decode(errors="replace")
         return f"{module}: results version {evidence[1:]}\n"
-
-    def imports(self, data: bytes) -> list[str]:
-        """Return the modules of the engine that a module imports and that can change results."""
-        try:
-            tree = ast.parse(data)
-        except UNREADABLE:
-            return []
-        found: set[str] = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                found.update(name.name for name in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.update(f"{node.module}.{name.name}" for name in node.names)
-        modules = {module for name in found for module in parents(name)}
-        return sorted(module for module in modules if counts(module) and self._file(module))
-
-
-# Record the engine's modules in versions.json; for maintainers of the template.
-#
-#     python -m labjobs.evidence.engine_code                  # after a change without effect
-#     python -m labjobs.evidence.engine_code --raise MODULE   # after one that changes results
-#
-# Raise the results version of a module if the same job would give other results: jobs that use the
-# module are then stale in all projects that take the new engine over. For a change that leaves
-# results as they are, run it without --raise.
-
-COMMAND = "python -m labjobs.evidence.engine_code"
-
-
-def record(folder: Path, raised: list[str]) -> dict[str, Any]:
-    """Return what versions.json should hold, with the results version of some modules raised."""
-    engine = EngineCode(folder)
-    found: dict[str, dict[str, Any]] = {}
-    for file in sorted(folder.joinpath("labjobs").rglob("*.py")):
-        module = ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
-        if counts(module):
-            data = file.read_bytes()
-            found[module] = {
-                "results": engine.known.get(module, {}).get("results", 1) + (module in raised),
-                "code": code_hash(data),
-                "text": text_hash(data),
-                "imports": [name for name in engine.imports(data) if name != module],
-            }
-    return {"scheme": SCHEME, "modules": found}
-
-
-def main() -> int:
-    """Write versions.json; refused in a project, where an edited engine counts as the project's
-    code."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--raise", dest="raised", nargs="+", default=[], metavar="MODULE")
-    raised = parser.parse_args().raised
-    inner = ENGINE.parent
-    new = record(inner, raised)
-    unknown = [module for module in raised if module not in new["modules"]]
-    if not (inner.parent / "cookiecutter.json").is_file():
-        why = "for the template only: an engine that you edit counts as your own code"
-    elif unknown:
-        why = f"--raise {unknown[0]}: no module of the engine that can change results"
-    else:
-        MANIFEST.write_text(json.dumps(new, indent=1) + "\n", "utf-8")
-        return 0
-    print(f"{COMMAND}: {why}", file=sys.stderr)
-    return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

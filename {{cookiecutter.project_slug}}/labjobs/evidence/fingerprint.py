@@ -38,7 +38,6 @@ EVERY_LINE = range(sys.maxsize)
 GRID = "run.sh"
 """Names jobs, and changes none of them. One that reads it has it in its data."""
 
-DEPENDS = re.compile(r"#\s*depends:\s*(.+)")
 SOURCES = (
     *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"),
     *(".jl", ".py", ".pyx", ".r", ".rs", ".sh", ".so"),
@@ -271,20 +270,18 @@ class Closure:
                 self._take_whole(name, "", "code has run there that no definition has")
             elif module and definition in module.definitions:
                 self._reach(Use("definition", name, definition), "")
-        # what these take depends on all code that was reached before
-        more = (self._take_entries, self._take_programs)
-        while self._waiting or any(map(self._is_more, more)):
-            if self._waiting:
+        before = -1
+        while self._waiting or len(self.parts) > before:
+            before = len(self.parts)
+            while self._waiting:
                 self._follow(*self._waiting.popleft())
+            # what these take depends on all code that was reached before
+            self._take_entries()
+            self._take_programs()
         engine = self._project.engine
         for path, evidence in engine.reached(set(self._engine)).items():
             users = [by for used, by in self._engine.items() if used.startswith(f"{path}.")]
             self.put(path, evidence, partial(engine.source, path), (users or [""])[0])
-
-    def _is_more(self, take: Callable[[], None]) -> bool:
-        before = len(self.parts)
-        take()
-        return len(self.parts) > before
 
     def put(self, part: str, text: str, source: Callable[[], str], by: str) -> None:
         """Take a part with a text, unless it was taken before."""
@@ -301,7 +298,6 @@ class Closure:
             self._words |= each.words
             self._waiting.extend((use, part) for use in each.uses)
             self.lines.setdefault(module.name, []).append(range(*extent(node)))
-            self._take_dependencies(module, range(*extent(node)), part)
 
     def _follow(self, use: Use, by: str) -> None:
         match use.how:
@@ -334,7 +330,6 @@ class Closure:
             self._put_file(f"{name}:{WHOLE}", self._folder / path, by)
             self.lines[name] = [EVERY_LINE]
             return
-        part = f"{name}:<module>"
         for imported, line in module.imports:
             if self._symbols.is_unknown(imported):
                 why = f"{module.path}:{line} imports {imported}, which is not known"
@@ -346,9 +341,8 @@ class Closure:
             if (other := self._symbols.get(star)) and other.is_unclear_to(module):
                 why = f"{module.path}: from {star} import * takes names that are not clear"
                 self._take_everything(by, why)
-        self._take_dependencies(module, _outside_definitions(module), part)
         if effects := self._project.order(module):
-            self._take(part, [(module, statement) for statement in effects], by)
+            self._take(f"{name}:<module>", [(module, each) for each in effects], by)
 
     def _take_everything(self, by: str, why: str) -> None:
         """Take all modules of the project, if it cannot be known which are used."""
@@ -380,7 +374,6 @@ class Closure:
                 self._take_whole(target.module, part, why)
         for star in module.stars:
             self._take_whole(star, part, why)
-        self._take_dependencies(module, range(len(module.lines)), part)
 
     # Definitions, registries and subclasses
 
@@ -429,36 +422,17 @@ class Closure:
         """Take the programs that constants and settings name."""
         for word in sorted(self._words - {GRID}):
             is_name = word.lower().endswith(SOURCES) and not word.startswith(("/", ".."))
-            is_file = False
+            is_python, is_file = word.lower().endswith(".py"), False
+            file, why = self._folder / word, f"{word} is named in the code"
             with suppress(OSError, ValueError):  # the word cannot be a name of a file
-                is_file = is_name and len(word) <= 200 and (self._folder / word).is_file()
+                is_file = is_name and len(word) <= 200 and file.is_file()
             if is_file:
-                self._take_file(self._folder / word, "")
-            elif word.lower().endswith(".py") and not re.search(r"\s", word):
+                self._put_file(f"file:{file.relative_to(self._folder).as_posix()}", file, "")
+            if is_file and word.endswith(".py"):  # perhaps run in a separate process
+                module = self._symbols.name_of(file)
+                self._take_whole(module, "", why) if module else self._take_everything("", why)
+            elif is_python and not is_file and not re.search(r"\s", word):
                 self._take_everything("", f"{word!r} in the code is no file of the project")
-
-    def _take_dependencies(self, module: Module, lines: Iterable[int], by: str) -> None:
-        """Take the files that `# depends:` names in some lines."""
-        for line in lines if "depends:" in module.source else ():
-            found = DEPENDS.search(module.lines[line])
-            for pattern in re.split(r"[,\s]+", found.group(1).strip()) if found else []:
-                try:
-                    files = sorted(f for f in self._folder.glob(pattern) if f.is_file())
-                except (OSError, ValueError, NotImplementedError, IndexError):  # not a pattern
-                    files = []
-                for file in files:
-                    self._take_file(file, by)
-                if not files:
-                    self.put(f"file:{pattern}", "", str, by)
-                    said = f"# depends: {pattern} in {module.name}.py matches no file"
-                    self.advice[pattern] = said
-
-    def _take_file(self, file: Path, by: str) -> None:
-        name = file.relative_to(self._folder).as_posix()
-        self._put_file(f"file:{name}", file, by)
-        if name.endswith(".py"):  # perhaps run in a separate process
-            module, why = self._symbols.name_of(file), f"{name} is named in the code"
-            self._take_whole(module, by, why) if module else self._take_everything(by, why)
 
     def _put_file(self, part: str, file: Path, by: str) -> None:
         self.put(part, short(_bytes(file)), lambda: _bytes(file).decode(errors="replace"), by)
@@ -469,13 +443,6 @@ def _bytes(file: Path) -> bytes:
         return file.read_bytes()
     except OSError:
         return b""
-
-
-def _outside_definitions(module: Module) -> Iterator[int]:
-    """Yield the lines, counted from 0, that are outside all definitions."""
-    statements = {s for definition in module.definitions.values() for s in definition}
-    inside = {line for statement in statements for line in range(*extent(statement))}
-    yield from (line for line in range(len(module.lines)) if line not in inside)
 
 
 def _words(value: object) -> Iterator[str]:

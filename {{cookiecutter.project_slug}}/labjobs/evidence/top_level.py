@@ -22,7 +22,7 @@ from labjobs.evidence.symbols import (
     DEPTH,
     Module,
     Symbols,
-    annotations,
+    at_import,
     chain_of,
     children,
     does_nothing,
@@ -152,7 +152,11 @@ KEEP = words(
 DATA = (
     *(ast.Constant, ast.Tuple, ast.List, ast.Set, ast.UnaryOp, ast.BinOp, ast.Subscript, ast.Slice),
     *(ast.JoinedStr, ast.FormattedValue, ast.keyword),
+    *(ast.expr_context, ast.operator, ast.unaryop),
 )
+
+TYPES = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.BinOp)
+"""Of these, types in an annotation such as `list[int] | None` consist."""
 
 DECORATE = words(
     """
@@ -194,12 +198,10 @@ class Effects:
             case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(ast.Constant()):
                 return True
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                parts = [p for p in outside(statement) if p not in statement.decorator_list]
-                return (
-                    all(map(self._is_inert_decorator, statement.decorator_list))
-                    and all(map(self._is_value, parts))
-                    and all(map(self._is_type, annotations(statement)))
-                )
+                decorators = statement.decorator_list
+                parts = [part for part in at_import(statement) if part not in decorators]
+                are_inert = all(map(self._is_inert_decorator, decorators))
+                return are_inert and all(map(self._is_value, parts))
             case ast.ClassDef(keywords=[]):
                 bases = [self._path(base) for base in statement.bases]
                 makes_members = any(base.startswith("enum.") for base in bases)
@@ -213,7 +215,7 @@ class Effects:
             case ast.Assign(targets=[ast.Name()], value=value):
                 return self._is_value(value)
             case ast.AnnAssign(target=ast.Name(), annotation=kind, value=value):
-                return self._is_type(kind) and (value is None or self._is_value(value))
+                return self._is_value(kind) and (value is None or self._is_value(value))
             case ast.Assign(value=value) if statement in self._registries.later:
                 return self._is_value(value)
         return type(statement).__name__ == "TypeAlias"
@@ -248,58 +250,41 @@ class Effects:
     def _path(self, node: ast.expr) -> str:
         return self._symbols.path_of(self._module, node)
 
-    def _is_type(self, node: ast.AST) -> bool:
-        """Whether evaluating an annotation does nothing."""
-        match node:
-            case ast.Subscript(value=kind, slice=inside):
-                return bool(self._path(kind)) and self._is_type(inside)
-            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-                return self._is_type(left) and self._is_type(right)
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                return all(map(self._is_type, parts))
-            case ast.Name() | ast.Attribute():
-                return self._is_name(node)
-        return isinstance(node, ast.Constant)
-
     def _is_name(self, node: ast.expr) -> bool:
-        """Whether `a.b.c` is a name of a library, of a definition, or of a constant of a class."""
+        """Whether `a.b.c` is a name of a library or of a definition."""
         chain = chain_of(node)
         target = self._symbols.resolve(self._module, chain) if chain else None
         if not target:
             return False
-        if target.kind != "definition":
-            is_known = target.kind == "module" or bool(target.path)
-            return is_known and not reaches_anything(target.path)
-        rest = chain[target.used :]
-        home = self._symbols.get(target.module)
-        match home.definitions[target.name] if home and rest else []:
-            case [ast.ClassDef(keywords=[], body=body)]:
-                names = {tail(t) for s in body for t in getattr(s, "targets", [])}
-                return len(rest) == 1 and rest[0] in names
-        return not rest
+        if target.kind == "definition":
+            return target.used == len(chain)
+        is_known = target.kind == "module" or bool(target.path)
+        return is_known and not reaches_anything(target.path)
 
     def _is_value(self, node: ast.AST) -> bool:
-        """Whether evaluating an expression does nothing."""
-        parts: list[ast.AST] | None = None
+        """Whether evaluating an expression, which may be a type, does nothing."""
         match node:
+            case ast.Name() | ast.Attribute() if self._is_name(node):
+                return True
             case ast.Lambda():
-                parts = outside(node)
-            case ast.Tuple(elts=values) | ast.List(elts=values):
-                parts = [*values]
-            case ast.Dict(keys=keys, values=values) if self._is_data(*filter(None, keys)):
-                parts = [*values] if all(keys) else None
-            case ast.Call(func=function, args=args, keywords=keywords):
-                if self._path(function) in KEEP:
-                    parts = [*args, *(keyword.value for keyword in keywords)]
-        if parts is not None and all(map(self._is_value, parts)):
-            return True
-        return self._is_type(node) or self._is_data(node)
+                return all(map(self._is_value, outside(node)))
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return all(map(self._is_value, parts))
+            case ast.Dict(keys=keys, values=parts):
+                are_data = all(key and self._is_data(self._module, key) for key in keys)
+                return are_data and all(map(self._is_value, parts))
+            case ast.Call(func=function, args=args, keywords=named) if self._path(function) in KEEP:
+                return all(map(self._is_value, [*args, *(each.value for each in named)]))
+            case ast.Subscript(value=kind, slice=inside) if self._path(kind):
+                return self._is_value(inside)
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right) if all(
+                isinstance(each, TYPES) and self._is_value(each) for each in (left, right)
+            ):
+                return True
+        return self._is_data(self._module, node)
 
-    def _is_data(self, *nodes: ast.AST) -> bool:
-        """Whether expressions consist of numbers, texts and names for these."""
-        return all(self._are_data(self._module, node, 0) for node in nodes)
-
-    def _are_data(self, module: Module, node: ast.AST, depth: int) -> bool:
+    def _is_data(self, module: Module, node: ast.AST, depth: int = 0) -> bool:
+        """Whether an expression consists of numbers, texts and names for these."""
         path_of = self._symbols.path_of
 
         def below(inner: ast.AST) -> list[ast.AST]:
@@ -331,5 +316,5 @@ class Effects:
         found = self._symbols.definition(module, node)
         match found[0].definitions[found[1]] if found and depth < DEPTH else []:
             case [ast.Assign([ast.Name()], value) | ast.AnnAssign(ast.Name(), _, value)] if found:
-                return value is not None and self._are_data(found[0], value, depth + 1)
+                return value is not None and self._is_data(found[0], value, depth + 1)
         return False

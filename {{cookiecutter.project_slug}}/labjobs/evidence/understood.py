@@ -79,9 +79,6 @@ FRAMES = re.compile(
     "|lines|linetable|locals|name|names|next|qualname|trace|varnames|freevars|positions)"
 )
 
-READS_CALLER = {"query", "eval"}
-"""Methods of tables that look names up in the code that calls them, if they are given a text."""
-
 
 def is_special(name: str) -> bool:
     """Return whether a name of Python's own, or of a frame, leads to other code or to its text."""

@@ -1,13 +1,14 @@
 """What is known of values before a job runs: its own settings, conditions on them, and keys.
 
 `if settings.ema:` can be evaluated for a job, and the key in `MODELS[settings.model]` is known, if
-`settings` is certainly the job's own: a parameter annotated with the class of the settings, for
-which every caller passes its own, or `job.settings` of such a parameter `job: Job[Settings]`.
+`settings` is certainly the job's own: what the engine passes to functions such as `main(job:
+Job[Settings])`, or a variable or a parameter that never has another value.
 """
 
 import ast
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple, get_args
 
 from labjobs.evidence.symbols import (
@@ -46,9 +47,6 @@ GENERIC = {"Job", "Callable", "dict", "list", "tuple", "type", "Optional", "Unio
 
 SCOPES = (*get_args(Function), ast.ClassDef, *get_args(Comprehension))
 
-DEPTH = 5
-"""The number of calls through which a parameter is traced back."""
-
 
 class Place(NamedTuple):
     """An expression, and where it stands."""
@@ -58,18 +56,10 @@ class Place(NamedTuple):
     module: Module
 
 
-class Parameter(NamedTuple):
-    """A parameter of a function: "settings" if it may be the job's settings, "job" if the job."""
-
-    function: ast.AST
-    name: str
-    kind: str
-    module: Module
-
-
 class Key(NamedTuple):
-    """What code may use of a registry: the entry under a "constant" or the value of a "setting";
-    those that the "engine" uses; or "all" of them."""
+    """What the value of an expression is: a "constant", a "setting", the "job", or its "settings".
+    Of a registry, code may use the entry under a constant or a setting, those that the "engine"
+    uses, or "all" of them."""
 
     kind: str
     value: str = ""
@@ -78,7 +68,9 @@ class Key(NamedTuple):
 ALL, ENGINES = Key("all"), Key("engine")
 
 Keys = frozenset[Key] | None
-"""None: nobody knows."""
+"""What a value can be; None: nobody knows."""
+
+JOB, SETTINGS = frozenset([Key("job")]), frozenset([Key("settings")])
 
 
 class Values:
@@ -96,7 +88,7 @@ class Values:
         self._mentioned, self._stored, self._shared = set[str](), set[str](), set[str]()
         self._renamed: dict[str, set[str]] = {}  # by imports, such as `import load as read`
         self._prepared: set[str] = set()  # names of what job.prepare() returns
-        self._replaces_settings = False
+        self._is_sure = True  # that nothing replaces the job's settings
         for module in modules:
             for statement in module.statements:
                 self._index(statement, module)
@@ -105,10 +97,9 @@ class Values:
         tests = (n.test for m in modules for n in m.nodes if isinstance(n, ast.If | ast.IfExp))
         asked = {tail(node) for test in tests for node in ast.walk(test)}
         self.conditions = sorted(asked & self._fields.keys())
-        self._own = dict(self._candidates(modules))
-        while lost := [each for each in self._own if not self._is_own(*self._own[each])]:
-            for each in lost:
-                del self._own[each]
+        self._is_sure &= self._mentioned.isdisjoint(CHANGES_ANYTHING)
+        self._given = cache(self._find_given)
+        self._tracing = set[tuple[ast.AST, str]]()
 
     def _index(self, statement: ast.stmt, module: Module) -> None:
         """Note the calls, and the names that are used in other ways."""
@@ -128,7 +119,7 @@ class Values:
                     if not isinstance(node.ctx, ast.Load):
                         self._stored |= {name} if isinstance(node, ast.Attribute) else set()
                         if name == "settings" and tail(getattr(node, "value", node)) == "job":
-                            self._replaces_settings = True
+                            self._is_sure = False
                     elif id(node) not in called:
                         self._uses.setdefault(name, []).append((place, arguments.get(id(node))))
                     self._mentioned |= {name} if id(node) not in at_start else set()
@@ -190,68 +181,71 @@ class Values:
             or not self._mentioned.isdisjoint({"fields", "__class__"})
         )
 
-    def setting(self, node: ast.AST, scope: Scope | None, module: Module) -> str:
-        """Return the name of the job's setting that an expression is; empty for anything else."""
-        if not isinstance(node, ast.Attribute) or node.attr not in self._fields:
-            return ""
-        return node.attr if self._is_job(node.value, scope, module, "settings") else ""
-
-    def can_decide(self, setting: str) -> bool:
-        """Return whether a condition sees a setting as it is in the job's identity."""
-        return self._fields.get(setting, False)
-
-    def _candidates(self, modules: list[Module]) -> Iterator[tuple[tuple[int, str], Parameter]]:
-        """Yield the parameters that may always be the job, or its settings."""
-        is_sure = self._mentioned.isdisjoint(CHANGES_ANYTHING) and not self._replaces_settings
-        statements = ((module, s) for module in modules if is_sure for s in module.statements)
-        for module, function in statements:
-            for parameter in parameters(function):
-                if kind := self._kind(parameter.annotation, module):
-                    found = Parameter(function, parameter.arg, kind, module)
-                    yield (id(function), parameter.arg), found
-
-    def _kind(self, annotation: ast.AST | None, module: Module) -> str:
-        """Return "settings" or "job", by the type of a parameter."""
-        if isinstance(annotation, ast.Subscript):
-            annotation = annotation.value
-        if annotation is None:
-            return ""
-        if self._symbols.path_of(module, annotation) in JOBS:
-            return "job"
-        found = self._symbols.definition(module, annotation)
-        return "settings" if found and (found[0].name, found[1]) == (MODULE, self.settings) else ""
-
-    def _is_own(self, function: ast.AST, name: str, kind: str, module: Module) -> bool:
-        passed = self._given(function, name, module, is_engines=True)
-        return passed is not None and all(self._is_job(*each, kind) for each in passed)
+    def setting(self, place: Place) -> str:
+        """Return the name of the job's setting that an expression is, if a condition sees it as it
+        is in the job's identity; empty for anything else."""
+        name = tail(place.node)
+        is_one = isinstance(place.node, ast.Attribute) and self._fields.get(name)
+        return name if is_one and self.keys(place) == frozenset([Key("setting", name)]) else ""
 
     def _owner(self, name: str, scope: Scope | None) -> Scope | None:
         """Return the function whose variable a name is, unless another one may set it."""
         return scope.owner(name) if scope and name not in self._shared else None
 
-    def _is_job(self, node: ast.AST, scope: Scope | None, module: Module, kind: str) -> bool:
-        """Return whether an expression is certainly the job, or its settings."""
+    def keys(self, place: Place) -> Keys:
+        """Return what the value of an expression can be, if it is a constant, the job, its settings
+        or one of these, or a variable or parameter that never has another value."""
+        node, scope, module = place
         match node:
-            case ast.Attribute(value=job, attr="settings") if kind == "settings":
-                return self._is_job(job, scope, module, "job")
+            case ast.Constant(value=value):
+                return frozenset([Key("constant", str(value))])
+            case ast.Attribute(value=whole, attr=name):
+                found = self.keys(Place(whole, scope, module))
+                if found == JOB and name == "settings":
+                    return SETTINGS
+                if found == SETTINGS and name in self._fields:
+                    return frozenset([Key("setting", name)])
             case ast.Name(id=name) if owner := self._owner(name, scope):
-                parameter = self._own.get((id(owner.node), name))
-                if parameter and parameter.kind == kind:
-                    return True
-                values = list(_values(name, owner.nodes))
-                return len(owner.bound[name]) == len(values) == 1 and all(
-                    isinstance(value, ast.Attribute) and self._is_job(value, owner, module, kind)
-                    for value in values
-                )
-        return False
+                return self._traced(name, owner, module)
+        return None
+
+    def _traced(self, name: str, owner: Scope, module: Module) -> Keys:
+        """Return what a variable or a parameter can be."""
+        this = owner.node, name
+        if this in self._tracing:  # a function that calls itself passes on what others pass
+            return frozenset()
+        if len(bound := owner.bound[name]) != 1:
+            return None
+        self._tracing.add(this)
+        try:
+            if values := list(_values(name, owner.nodes)):
+                return self.keys(Place(values[0], owner, module))
+            passed, by_engine = self._given(owner.node, name, module) or ([], False)
+            found = [self.keys(each) for each in passed]
+            found += [self._passed_by_engine(bound[0], module)] if by_engine else []
+        finally:
+            self._tracing.remove(this)
+        known = [each for each in found if each is not None]
+        return frozenset().union(*known) or None if len(known) == len(found) else None
+
+    def _passed_by_engine(self, parameter: Any, module: Module) -> Keys:
+        """Return what the engine passes for a parameter, by its type: the job, or its settings."""
+        kind = getattr(parameter.annotation, "value", parameter.annotation)  # Job[Settings]
+        if not kind or not self._is_sure:
+            return None
+        if self._symbols.path_of(module, kind) in JOBS:
+            return JOB
+        found = self._symbols.definition(module, kind)
+        is_settings = found and (found[0].name, found[1]) == (MODULE, self.settings)
+        return SETTINGS if is_settings else None
 
     # Parameters: what all callers pass
 
-    def _given(
-        self, function: ast.AST, name: str, module: Module, is_engines: bool = False
-    ) -> list[Place] | None:
-        """Return what is passed for a parameter by all callers, and its default; None if nobody
-        knows. `is_engines`: whether the engine passes nothing but the job and its settings."""
+    def _find_given(
+        self, function: ast.AST, name: str, module: Module
+    ) -> tuple[list[Place], bool] | None:
+        """Return what is passed for a parameter by all callers in the project, or is its default,
+        and whether the engine calls the function, too; None if nobody knows."""
         if not isinstance(function, ast.FunctionDef) or function.args.vararg or function.args.kwarg:
             return None
         decorators = [getattr(each, "func", each) for each in function.decorator_list]
@@ -262,11 +256,11 @@ class Values:
         uses = [call for use, call in named if self._refers(use, use.node, exact)]
         scope = self._symbols.scope(function, None)
         if (
-            len(module.definitions.get(function.name, [])) != 1
+            module.definitions.get(function.name) != [function]
             or function.name in self._stored | self._shared
             or not paths <= TRANSPARENT
             or any(not isinstance(node, ast.arg) for node in scope.bound[name])
-            or not all(is_engines and use and self._is_engines(use) for use in uses)
+            or not all(use and self._is_engines(use) for use in uses)
         ):
             return None
         calls = [call for name in names for call in self._calls.get(name, [])]
@@ -284,7 +278,7 @@ class Values:
             if passed is None:
                 return None
             found.append(passed)
-        return found
+        return found, bool(uses)
 
     def _refers(self, at: Place, node: ast.AST, exact: tuple[str, str, str]) -> bool:
         chain, scope = chain_of(node), at.scope
@@ -299,7 +293,7 @@ class Values:
         function = use.node.func
         if not isinstance(function, ast.Attribute) or function.attr not in CALLED_BY_ENGINE:
             return False
-        if self._is_job(function.value, use.scope, use.module, "job"):
+        if self.keys(Place(function.value, use.scope, use.module)) == JOB:
             return True
         chain = chain_of(function.value)  # `command`, of `command = launch.begin(…)`
         begun = [v for name in chain[:1] for v in _values(name, use.module.nodes)]
@@ -341,32 +335,6 @@ class Values:
         if name in passed:
             return Place(passed[name], call.scope, call.module)
         return Place(defaults[name], None, call.module) if name in defaults else None
-
-    # Keys of registries
-
-    def keys(self, place: Place, depth: int = 0) -> Keys:
-        """Return what the value of an expression can be, if it is a setting, a constant, or a
-        variable or parameter that never has another value."""
-        node, scope, module = place
-        match node:
-            case ast.Constant(value=value):
-                return frozenset([Key("constant", str(value))])
-            case ast.Attribute() if name := self.setting(node, scope, module):
-                return frozenset([Key("setting", name)])
-            case ast.Name(id=name) if owner := self._owner(name, scope):
-                values = list(_values(name, owner.nodes))
-                bound = owner.bound[name]
-                if depth > DEPTH or len(bound) != 1:
-                    return None
-                if values:
-                    return self.keys(Place(values[0], owner, module), depth + 1)
-                passed = None
-                if isinstance(bound[0], ast.arg):
-                    passed = self._given(owner.node, name, module)
-                found = [self.keys(each, depth + 1) for each in passed or []]
-                known = [each for each in found if each is not None]
-                return frozenset().union(*known) if found and len(known) == len(found) else None
-        return None
 
 
 def _values(name: str, nodes: Iterable[ast.AST]) -> Iterator[ast.expr]:

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,17 +90,16 @@ class Places:
         if it is not data."""
         if path.startswith(self._not_data) or path.endswith(".pyc"):
             return ""
-        for root, word in self._roots:
-            if path.startswith(root):
-                if path.endswith(".py") and (word == PROJECTS or f"{CODE}/".startswith(root)):
-                    return ""
-                below = path.removeprefix(root)
-                hidden = any(p.startswith(".") or p == "__pycache__" for p in below.split("/"))
-                # Importing a module lists the folder of the project that it is in.
-                imported = word == PROJECTS and path.endswith("/") and _holds_code(below, path)
-                ignored = hidden or imported or is_exempt(f"{word}/{below}")
-                return "" if ignored else f"{word}/{below}"
-        return ""
+        root, word = next((each for each in self._roots if path.startswith(each[0])), ("", ""))
+        below = path.removeprefix(root)
+        name, of_project = f"{word}/{below}", word == PROJECTS
+        is_code = path.endswith(".py") and (of_project or f"{CODE}/".startswith(root))
+        is_hidden = any(p.startswith(".") or p == "__pycache__" for p in below.split("/"))
+        if not word or is_code or is_hidden or is_exempt(name):
+            return ""
+        # Importing a module lists the folder of the project that it is in.
+        is_imported = of_project and path.endswith("/") and _holds_code(below, path)
+        return "" if is_imported else name
 
     def name_of_absent(self, path: str) -> str:
         """Return the name of a file or folder that is not there; empty if it could not be data, or
@@ -239,8 +238,8 @@ def _lines(file: Path) -> Iterator[Entry]:
 
 
 def read(file: Path) -> dict[str, Entry]:
-    """Return the entries of what was read, by name, without damaged lines."""
-    return {each.name: each for each in _lines(file) if each.hash not in (MADE, WRITTEN)}
+    """Return the entries of a file by name, without damaged lines."""
+    return {each.name: each for each in _lines(file)}
 
 
 def damaged(file: Path) -> bool:
@@ -253,12 +252,13 @@ def damaged(file: Path) -> bool:
 # While an attempt runs: what its processes read is noted.
 
 LISTED, MOVED, CONNECTED = ("os.listdir", "os.scandir"), "os.rename", "sqlite3.connect"
-EVENTS = {"open", *LISTED, MOVED, CONNECTED, "os.mkdir"}
+MISSED = "labjobs.missed"
+EVENTS = {"open", *LISTED, MOVED, CONNECTED, MISSED, "os.mkdir"}
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 LOOKS = ("stat", "lstat", "access")
-"""Functions of `os` by which Python finds out whether a file is there. They are no events."""
+"""Functions of `os` by which Python finds out whether a file is there; they report MISSED ones."""
 
 READ, UPDATED = "read", "updated"
 """What a process does with a file, beside WRITTEN and ABSENT; UPDATED: it may read it, too."""
@@ -275,6 +275,8 @@ _listening = False
 def _use(event: str, args: tuple[Any, ...]) -> Use:
     given = args[1] if event == MOVED else "." if args[0] is None else args[0]
     path = os.path.abspath(os.fsdecode(given))
+    if event == MISSED:
+        return path, ABSENT
     if event == CONNECTED:
         return path.removeprefix("file:").partition("?")[0], UPDATED
     if event in LISTED:
@@ -357,9 +359,7 @@ def _held_by(pid: str) -> Iterator[Use]:
             if inode != "0" and path:
                 yield path[0], UPDATED if rights[1:4:2] == "ws" else READ
         for each in (process / "fd").iterdir():
-            flags = (
-                (process / "fdinfo" / each.name).read_text("utf-8").split("flags:")[1].split()[0]
-            )
+            _, _, _, flags, *_ = (process / "fdinfo" / each.name).read_text("utf-8").split()
             if os.path.isfile(file := os.readlink(each)):
                 yield file, UPDATED if int(flags, 8) & WRITES else READ
         for child in (process / "task" / pid / "children").read_text("utf-8").split():
@@ -403,49 +403,37 @@ def _hook() -> None:
 
 
 def _noted(event: str, args: tuple[Any, ...]) -> None:
-    # In this order: while Python ends, both become None.
-    if (_notes or _listening) and event in EVENTS and not getattr(_thread, "aside", False):
-        with aside(), suppress(TypeError, ValueError):  # not the name of a file
-            _note(*_use(event, args))
-
-
-def _note(path: str, use: str) -> None:
+    # In this order: while Python ends, these become None.
+    listening = _notes or _listening
+    if not listening or event not in EVENTS or getattr(_thread, "aside", False):
+        return
     # While torch is imported it looks for CUDA's libraries beside every module, the project's too.
     if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
         return
-    if _notes:
-        _notes.note(path, use)
-    elif _listening:
-        _early.append((path, use))
+    with aside(), suppress(TypeError, ValueError):  # not the name of a file
+        use = _use(event, args)
+        _notes.note(*use) if _notes else _early.append(use)
 
 
 def _replace_look(name: str) -> None:
-    """Let a function of `os` record what it does not find."""
-    original = getattr(os, name)
+    """Let a function of `os` report what it does not find."""
+    original, report = getattr(os, name), partial(sys.audit, MISSED)
 
     @wraps(original)
     def look(path: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             found = original(path, *args, **kwargs)
         except (FileNotFoundError, NotADirectoryError):
-            _note_missed(path)
+            report(path)
             raise
-        if found is False:
-            _note_missed(path)
+        if found is False and not os.path.lexists(path):  # not one closed to this user
+            report(path)
         return found
 
     setattr(os, name, look)
     for able in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
         if original in able:
             able.add(look)
-
-
-def _note_missed(path: Any) -> None:
-    if (_notes or _listening) and not getattr(_thread, "aside", False):
-        with aside(), suppress(TypeError, ValueError):
-            absolute = os.path.abspath(os.fsdecode(path))
-            if not os.path.lexists(absolute):  # os.access: no permission
-                _note(absolute, ABSENT)
 
 
 def of_job() -> tuple[Path, Places] | None:
@@ -495,23 +483,17 @@ def are_in(file: Path) -> bool:
     return fnmatch(file.name, layout.DATA_FILES)
 
 
-def of_attempt(attempt: Path) -> dict[str, Entry]:
-    """Return what all processes of an attempt have recorded, by name, without damaged lines."""
-    found: dict[str, Entry] = {}
-    for file in attempt.glob(layout.DATA_FILES):
-        entries = read(file)
-        # What one process did not find, another may have read later.
-        found |= {
-            n: entry for n, entry in entries.items() if entry.hash != ABSENT or n not in found
-        }
-    return found
-
-
-def _written_by(attempt: Path) -> dict[str, str]:
-    """The files that the processes of an attempt have written, by name: MADE or WRITTEN."""
-    lines = (each for file in attempt.glob(layout.DATA_FILES) for each in _lines(file))
-    found = [each for each in lines if each.hash in (MADE, WRITTEN)]
-    return {each.name: each.hash for each in sorted(found, key=lambda each: each.hash == MADE)}
+def _noted_in(attempt: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """What all processes of an attempt have read, and what they have written (MADE or WRITTEN), by
+    name, without damaged lines."""
+    entries, written = dict[str, Entry](), dict[str, str]()
+    for each in (each for file in attempt.glob(layout.DATA_FILES) for each in _lines(file)):
+        if each.hash in (MADE, WRITTEN):
+            written[each.name] = MADE if written.get(each.name) == MADE else each.hash
+        elif each.hash != ABSENT or each.name not in entries:
+            # What one process did not find, another may have read later.
+            entries[each.name] = each
+    return entries, written
 
 
 def forget(attempt: Path) -> None:
@@ -524,25 +506,30 @@ def forget(attempt: Path) -> None:
 # Once an attempt has ended: the list of what it has read, and whether that is still the same.
 
 
-def keep(attempt: Path, places: Places, before: str) -> str:
+def keep(attempt: Path, places: Places, before: str) -> tuple[str, str, str]:
     """Write the list of files that an attempt has read, including those read `before`, without
-    those that it has written; returns its digest, or an empty text if there are none."""
-    found, _, _ = _since(attempt, places, before)
+    those that it has written. Returns its digest, or an empty text if there are none, and in a few
+    words which of these files others have changed meanwhile, and which it has changed itself."""
+    if before in UNFIT:
+        return before, "", ""
+    found, changed, own = _since(attempt, places, before)
+    if changed:
+        return CHANGED, _in_words(changed), ""
     new = content_digest(found.values())
-    if not new or before in UNFIT:
-        return before if before in UNFIT else new
     try:
-        _write(_list(new, places), found.values())
+        if new:
+            _write(_list(new, places), found.values())
     except OSError:
         if not _listed(new, places):  # another user may own it
             raise
-    return new
+    return new, "", _in_words(name for name in own if not name.endswith("/"))
 
 
 def _since(attempt: Path, places: Places, before: str) -> tuple[Entries, set[str], set[str]]:
     """What an attempt has read, as it is to be kept; the names of those that others have changed
     since, and of those that it has changed itself."""
-    noted, written = {**_listed(before, places), **of_attempt(attempt)}, _written_by(attempt)
+    entries, written = _noted_in(attempt)
+    noted = {**_listed(before, places), **entries}
     changed, now = _compared(noted, places)
     made = {name for name, how in written.items() if how == MADE}
 
@@ -556,13 +543,6 @@ def _since(attempt: Path, places: Places, before: str) -> tuple[Entries, set[str
     gone = {name for name in own if not name.endswith("/")}
     kept = {n: now[n] if n in own else entry for n, entry in noted.items() if n not in gone}
     return kept, changed - own, own
-
-
-def written_itself(attempt: Path, places: Places) -> str:
-    """Return which of the files that an attempt has read it has changed itself, in a few words;
-    empty if there are none."""
-    own = _since(attempt, places, digest(attempt))[2]
-    return few(sorted(_printable(name) for name in own if not name.endswith("/")), NAMED)
 
 
 def digest(attempt: Path) -> str:
@@ -614,8 +594,8 @@ def difference(attempt: Path, places: Places) -> str:
     if known in UNFIT:
         return UNFIT[known]
     ended = not any(attempt.glob(layout.DATA_FILES))
-    changed = sorted(_changed(known, places) if ended else _since(attempt, places, known)[1])
-    return f"{few(map(_printable, changed), NAMED)} changed" if changed else ""
+    changed = _changed(known, places) if ended else _since(attempt, places, known)[1]
+    return f"{_in_words(changed)} changed" if changed else ""
 
 
 def fits(digest: str, places: Places) -> bool:
@@ -639,6 +619,10 @@ def conflict(attempts: Iterable[Path]) -> bool:
     entries = (entry for attempt in attempts for entry in read_by(attempt).values())
     contents = {(entry.name, entry.hash) for entry in entries if not is_exempt(entry.name)}
     return len({name for name, _ in contents}) < len(contents)
+
+
+def _in_words(names: Iterable[str]) -> str:
+    return few(map(_printable, sorted(names)), NAMED)
 
 
 def _printable(name: str) -> str:

@@ -113,8 +113,8 @@ class JobFolder(Generic[S]):
 
     def fits(self, code_digest: str, data_digest: str) -> bool:
         """Return whether results of the given code and data count as those of the present ones."""
-        fits = not data_digest or data_evidence.fits(data_digest, self.places)
-        return fits and code_evidence.fits(code_digest, self.code)
+        data_fits = data_evidence.fits(data_digest, self.places)
+        return data_fits and code_evidence.fits(code_digest, self.code)
 
     @property
     def starts_over(self) -> bool:
@@ -138,7 +138,7 @@ class JobFolder(Generic[S]):
         if outcome.get("status") != "finished" or not record_of(self.path, layout.SETTINGS):
             return False
         with suppress(OSError, JobError):
-            return journal.count(self.path / layout.JOURNAL) == int(outcome["lines"])
+            return len(journal.lines_of(self.path)) == int(outcome["lines"])
         return False
 
     # An attempt, from its lock to its outcome, in this order.
@@ -221,14 +221,11 @@ class JobFolder(Generic[S]):
     def close(self, status: str, said: str) -> None:
         """Write down how the job ended, and its last line."""
         self._widen_code()
-        mixed = self._data in data_evidence.UNFIT
-        if not mixed and (change := data_evidence.difference(self.path, self.places)):
-            log.warning("the data has changed while the job ran (%s)", change)
-            self._data = data_evidence.CHANGED
-        else:
-            if own := data_evidence.written_itself(self.path, self.places):
-                log.info("not counted as data, since the job has changed it itself: %s", own)
-            self._data = data_evidence.keep(self.path, self.places, self._data)
+        self._data, changed, own = data_evidence.keep(self.path, self.places, self._data)
+        if changed:
+            log.warning("the data has changed while the job ran (%s changed)", changed)
+        if own:
+            log.info("not counted as data, since the job has changed it itself: %s", own)
         if self._data:
             self.journal.tags({"data": self._data})
         in_mlflow = {"finished": "FINISHED", "interrupted": "KILLED", "paused": "KILLED"}

@@ -90,17 +90,9 @@ def expected(folder: Path, journal: str) -> int:
     return max((int(each["lines"]) for each in of_this), default=0)
 
 
-def count(path: Path) -> int:
-    """Return the number of lines in a journal that is whole. Raises Damaged for any other journal,
-    and OSError."""
-    with path.open("rb") as file:
-        reader = Reader(file)
-        reader.read()
-        return reader.line
-
-
 def lines_of(attempt: Path) -> list[dict[str, Any]]:
-    """Return the lines of an attempt's journal so far. Raises Damaged, OSError."""
+    """Return the lines of an attempt's journal so far. Raises Damaged unless it is whole, and
+    OSError."""
     with (attempt / layout.JOURNAL).open("rb") as file:
         return Reader(file).read()
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import Any, BinaryIO, Never, cast
+from typing import Any, Never
 
 from tqdm import tqdm
 
@@ -129,21 +129,12 @@ def prepare_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
         stream = getattr(sys, name)
         if number and (stream is None or type(stream) is TextIOWrapper):
-            setattr(sys, name, _lasting(number, stream))
-
-
-def _lasting(number: int, stream: TextIOWrapper | None) -> TextIOWrapper:
-    """A stream in place of another, which is not there if it was closed when Python began."""
-    if stream:
-        stream.flush()
-    file, at_once = _Lasting(number, "w", closefd=False), bool(stream and stream.write_through)
-    return TextIOWrapper(
-        cast(BinaryIO, file) if at_once else BufferedWriter(file),  # at once under `python -u`
-        encoding=stream.encoding if stream else "utf-8",
-        errors="backslashreplace",
-        line_buffering=bool(stream and stream.line_buffering),
-        write_through=at_once,
-    )
+            if stream:
+                stream.flush()
+            lasting = BufferedWriter(_Lasting(number, "w", closefd=False))
+            encoding, errors = stream.encoding if stream else "utf-8", "backslashreplace"
+            by_line = bool(stream and (stream.line_buffering or stream.write_through))  # python -u
+            setattr(sys, name, TextIOWrapper(lasting, encoding, errors, line_buffering=by_line))
 
 
 class _Lasting(FileIO):
