@@ -216,8 +216,7 @@ def test_of_a_job_that_has_not_finished_it_says_so(made, changed):
     flags = ("--epochs", "4", "--pause-after")
     job = job_of(changed.run(*flags, "1", "--quiet"))
     line = one_line(changed.do("python", "jobs.py", "export-model", job), 1)
-    command = f"`python jobs.py show {job}` prints the command that goes on"
-    assert line.endswith(f"kept no weights yet, and does so at its first evaluation; {command}")
+    assert line.endswith("the job has kept no weights, which it does at its first evaluation")
     assert changed.run(*flags, "2e", "--quiet").returncode == 0
     done = changed.do("python", "jobs.py", "export-model", job)
     remark = f"jobs.py: job {job} has not finished; these are its best weights so far\n"
@@ -230,4 +229,4 @@ def test_jobs_without_weights_are_refused(made, changed):
     )
     (changed.folder(made.job) / "best.pt").unlink()
     line = one_line(changed.do("python", "jobs.py", "export-model", made.job), 1)
-    assert line.endswith("not found; the job has kept no weights")
+    assert "not found; the job has kept no weights" in line

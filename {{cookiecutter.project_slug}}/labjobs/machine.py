@@ -10,7 +10,6 @@ import os
 import platform
 import resource
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -71,21 +70,9 @@ PROC = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, the unit of the kernel's times."""
 
-BEGUN = time.monotonic()
-
 Reading = dict[str, float]
 """`seconds` since the process started, and sums over it and its children: `cpu_seconds`,
 `host_bytes` (the peak memory of each) and `read_bytes` and `written_bytes` of disks."""
-
-
-def own() -> tuple[str, Reading]:
-    """Return a key that identifies this process, and what it has used."""
-    with suppress(OSError, ValueError, LookupError):
-        return of(os.getpid())
-    times = os.times()  # this system has no /proc
-    used = {"seconds": time.monotonic() - BEGUN, "cpu_seconds": sum(times[:4])}
-    used["host_bytes"] = peak_memory()
-    return f"{platform.node()}:{os.getpid()}:{BEGUN:.0f}", used
 
 
 def peak_memory() -> int:

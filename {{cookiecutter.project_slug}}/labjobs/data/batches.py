@@ -161,9 +161,7 @@ class Resident:
         self._leaves: list[Tensor] = trees.leaves(stored.examples)
         batch = order.batch_size * sum(leaf[:1].nbytes for leaf in self._leaves)
         self._at_once = order.batch_size * max(1, GATHERED // max(1, batch))
-        whole = stored.examples
-        plain = type(whole) is tuple and all(isinstance(leaf, Tensor) for leaf in whole)
-        self._filled = tuple if plain else partial(trees.filled, whole)  # plain is faster
+        self._filled = partial(trees.filled, stored.examples)
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Yield the batches of one epoch but the first `done`."""

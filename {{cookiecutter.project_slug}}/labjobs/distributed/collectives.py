@@ -210,14 +210,6 @@ def gathered(tensor: Any) -> Tensor:
     return whole if tensor.device_mesh.get_rank() == 0 else whole.new_empty(0)
 
 
-def norm_of_all(norm: Tensor, tensor: Any) -> Tensor:
-    """Return the norm () over all processes, of the norms of their parts; `tensor` is one of those
-    that are divided."""
-    squared = norm.square()
-    torch.distributed.all_reduce(squared, group=tensor.device_mesh.get_group())
-    return squared.sqrt()
-
-
 def copied(model: M) -> M:
     """Return a copy of a model, divided if the model is."""
     copy: M = copiers.get(model, deepcopy)(model)

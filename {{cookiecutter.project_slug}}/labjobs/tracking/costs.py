@@ -1,8 +1,8 @@
 """What an attempt has cost: time, memory, disk and energy, over all processes that have trained it.
 
-A trainer writes what it has used into the journal when it ends. Its courier writes the same into
-`cost.json` every few seconds, in case the trainer is killed. Counters only rise, so the larger
-of the two numbers counts. Costs are not results: nothing depends on them.
+The courier of a trainer writes what that uses into `cost.json` every few seconds, and at its end. The
+most memory that tensors took is known to the trainer alone, which writes it into the journal. Costs
+are not results: nothing depends on them.
 """
 
 import time

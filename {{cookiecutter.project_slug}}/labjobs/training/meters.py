@@ -29,10 +29,6 @@ from labjobs.settings import Metric, is_name, outside
 # (numerator, denominator). What counts in the end are sums, each in 64 bits, in which counts are
 # exact up to 2⁵³.
 
-PARTS = ("train_", "val_", "test_")
-"""Prefixes of the logged names of measurements."""
-
-
 class Sum(NamedTuple):
     """A measurement as a numerator, still to be summed, and its weight: the number of values. What
     is no tensor, the host knows."""
@@ -45,10 +41,9 @@ class Sum(NamedTuple):
         """The parts that are tensors."""
         return [part for part in self if isinstance(part, Tensor)]
 
-    def read(self, values: Iterator[float]) -> tuple[float, float]:
-        """Return both parts as numbers; `values` are those of the tensors."""
-        top, count = (next(values) if isinstance(part, Tensor) else part for part in self)
-        return top, count
+    def filled(self, values: Iterator[Any]) -> "Sum":
+        """Return a sum with other values, tensors or numbers, in place of its tensors."""
+        return Sum(*(next(values) if isinstance(part, Tensor) else part for part in self))
 
 
 class Measured(dict[str, Any]):
@@ -138,15 +133,6 @@ def check_name(name: str) -> None:
         )
 
 
-def warn_of_unmeasured(declared: Iterable[str], logged: Iterable[str]) -> None:
-    """Log which of the metrics that METRICS declares were not measured under any logged name."""
-    measured = {name.partition("_")[2] for name in logged if name.startswith(PARTS)}
-    for name in declared:
-        if name not in measured:
-            known = ", ".join(sorted(measured)) or "nothing"
-            log.warning("METRICS declares %s, which was not measured, only %s", name, known)
-
-
 def check_ranges(metrics: Mapping[str, float], declared: Mapping[str, Metric]) -> None:
     """Raise JobError for a metric outside of the range that it was declared to have."""
     for logged, value in metrics.items():
@@ -189,7 +175,7 @@ class Means:
             for index, value in zip(indices, made.tolist(), strict=True):
                 found[index] = value
         values = iter(found)
-        read = {name: each.read(values) for name, each in self._sums.items()}
+        read: dict[str, Any] = {name: each.filled(values) for name, each in self._sums.items()}
         return {
             name: top / count if count else float("nan")
             for name, (top, count) in collectives.added(read).items()
@@ -214,9 +200,6 @@ INTERVAL = 1.0
 NamedSum = tuple[str, Sum]
 """A measurement's name and its sum."""
 
-Read = tuple[str, float, float]
-"""A measurement's name, its numerator and its weight, on the host."""
-
 Sums = dict[str, tuple[float, float]]
 """Numerators and weights on the host, by name."""
 
@@ -226,7 +209,7 @@ class Step(NamedTuple):
 
     step: int
     at: int
-    sums: list[tuple[str, Sum]]
+    sums: list[NamedSum]
     numbers: dict[str, float]
 
 
@@ -389,9 +372,9 @@ class TrainMeter:
                 self._write(each.step, each.at, each.numbers)
         self._journal.flush()
 
-    def _read(self, steps: list[Step], values: Iterator[float]) -> Iterator[list[Read]]:
-        """The sums of each step of all processes, of what has been copied to the host."""
-        mine = [[(name, *each.read(values)) for name, each in step.sums] for step in steps]
+    def _read(self, steps: list[Step], values: Iterator[float]) -> Iterator[list[Any]]:
+        """The name, numerator and weight of each sum of a step, of all processes."""
+        mine = [[(name, *each.filled(values)) for name, each in step.sums] for step in steps]
         everyones = self._processes.everyones(mine) if steps else [mine]
         for of_step in zip(*everyones, strict=True):
             yield [each for sums in of_step for each in sums]

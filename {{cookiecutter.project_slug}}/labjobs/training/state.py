@@ -256,8 +256,10 @@ def _chosen(
     job = (runs_root or attempts.runs_root()) / job_id
     found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
     if not found:
-        line = f"{shown(job)}/*/best.pt: not found; the job has kept no weights"
-        raise JobError(line + _until_when(job))
+        raise JobError(
+            f"{shown(job)}/*/best.pt: not found; the job has kept no weights, which it does at its "
+            "first evaluation"
+        )
     found.sort(key=lambda path: attempts.status_of(path) == "finished")
     kept = _opened(found[-1])
     settings = restore(kind, kept["settings"])
@@ -268,15 +270,6 @@ def _chosen(
     if not of_present or of_present[-1] == found[-1]:
         return found[-1], settings, kept, changes[-1]
     return of_present[-1], settings, _opened(of_present[-1]), ""
-
-
-def _until_when(job: Path) -> str:
-    """When a job that has kept no weights will do so; empty if it has finished, or never begun."""
-    begun = attempts.all_of(job)
-    if not begun or attempts.status_of(begun[-1]) == "finished":
-        return ""
-    command = f"`python jobs.py show {job.name}` prints the command that goes on"
-    return f" yet, and does so at its first evaluation; {command}"
 
 
 def _change(attempt: Path, present: Fingerprint) -> str:
