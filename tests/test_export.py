@@ -165,7 +165,7 @@ def test_of_a_network_that_cannot_be_followed_nothing_is_left(made, changed):
     done = changed.do("python", "jobs.py", "export-model", made.job)
     warned, line = done.stderr.splitlines()
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert warned.startswith(f"jobs.py: job {made.job} is from other code (")
+    assert warned.startswith(f"jobs.py: job {made.job} is from other code or data (")
     assert line.startswith("jobs.py: torch.export cannot follow the network (Could not guard")
     assert not [*(changed.root / "exported").iterdir()]
 
@@ -173,7 +173,7 @@ def test_of_a_network_that_cannot_be_followed_nothing_is_left(made, changed):
 def test_a_stale_job_is_exported_with_a_remark(made, changed):
     changed.edit("models.py", LAYERS, f"        images = images + 0\n{LAYERS}")
     done = changed.do("python", "jobs.py", "export-model", made.job[:6], "--json")
-    remark = f"job {made.job} is from other code (models.ConvNet changed)"
+    remark = f"job {made.job} is from other code or data (models.ConvNet changed)"
     assert (done.returncode, done.stderr) == (0, f"jobs.py: {remark}\n")
     about = json.loads(done.stdout)
     assert about["folder"] == str(changed.root / "exported" / made.job)
