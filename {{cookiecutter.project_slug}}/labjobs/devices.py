@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from labjobs import machine
-from labjobs.distributed.collectives import Alone
+from labjobs.distributed.collectives import Processes
 from labjobs.distributed.ranks import Rank
 from labjobs.errors import JobError, SettingsError
-from labjobs.job.terminal import log
 
 KINDS = ("cuda", "mps")
 """Accelerators that a job can run on."""
@@ -383,9 +382,9 @@ class GlobalStreams:
     then on each draws its own, so that dropout and augmentation differ between their examples.
     """
 
-    def __init__(self, seed: int, device: torch.device, processes: Alone | None = None) -> None:
+    def __init__(self, seed: int, device: torch.device, processes: Processes | None = None) -> None:
         _seed_all(seed)
-        self._seed, self._device, self._processes = seed, device, processes or Alone()
+        self._seed, self._device, self._processes = seed, device, processes or Processes()
         self._begun: dict[str, Any] = {}
 
     def separate(self) -> None:
@@ -433,9 +432,7 @@ class GlobalStreams:
     def _restore(self, state: dict[str, Any]) -> None:
         device = self._device
         torch.set_rng_state(state["torch"])
-        if device.type not in state["device"]:
-            log.warning("continuing on another kind of device: the same bits cannot be expected")
-        elif device.type != "cpu":
+        if device.type != "cpu" and device.type in state["device"]:
             _module(device).set_rng_state(state["device"][device.type], device)
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])

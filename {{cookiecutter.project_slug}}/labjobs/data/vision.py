@@ -48,7 +48,9 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         self.classes: list[str] = [*filter(_is_visible, folders)]
         if len(self.classes) < 2:
             found = ", ".join(self.classes) or "none"
-            raise SettingsError(f"--data-root: {root} needs a folder of images per class, has {found}")
+            raise SettingsError(
+                f"--data-root: {root} needs a folder of images per class, has {found}"
+            )
         if classes is not None and self.classes != classes:
             raise SettingsError(f"--data-root: {root} does not have the same classes as train")
         self.samples = [(p, n) for n, name in enumerate(self.classes) for p in _images(root / name)]

@@ -35,38 +35,22 @@ STARTED = timedelta(minutes=10)
 """How long processes wait for each other at their start."""
 
 
-class Alone:
-    """The only process of a job, which has everything that several would exchange."""
+class Processes:
+    """The processes of a job, connected with each other if there are several. `rank` is this one's,
+    `label` the job's name for itself."""
 
-    rank: Rank = ALONE
-    first: First | None = None
+    def __init__(self, rank: Rank = ALONE) -> None:
+        self.rank, self.label = rank, "job"
+        self.first: First | None = None
+        self.other: Other | None = None
+        if rank.size > 1:
+            self._connect()
 
-    def use(self, device: torch.device) -> None:
-        """Exchange tensors on this device from now on."""
-
-    def everyones(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by their number."""
-        return [value]
-
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of all processes' values, one by one."""
-        return list(values)
-
-    def wait(self) -> None:
-        """Return when all processes have come here."""
-
-
-class Processes(Alone):
-    """The processes of a job, connected with each other. `rank` is this one's, `label` the job's
-    name for itself."""
-
-    def __init__(self) -> None:
-        self.rank, self.label = ranks.mine(), "job"
+    def _connect(self) -> None:
         dist.init_process_group("gloo", timeout=STARTED)
         atexit.register(dist.destroy_process_group)  # its threads must not outlive the interpreter
         self._hosts: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._tensors: Any = self._hosts
-        self.other: Other | None = None
         if self.rank.number == 0:
             key = token_bytes()
             self.first = First(os.environ["MASTER_ADDR"], key, ranks.apart())
@@ -86,7 +70,7 @@ class Processes(Alone):
 
     def use(self, device: torch.device) -> None:
         """Exchange tensors on this device from now on."""
-        if device.type == "cuda":
+        if self.rank.size > 1 and device.type == "cuda":
             self._tensors = dist.new_group(backend="nccl", timeout=PATIENCE, device_id=device)
 
     def tell(self, value: Any) -> Any:
@@ -98,13 +82,17 @@ class Processes(Alone):
 
     def everyones(self, value: Any) -> list[Any]:
         """Return the values of all processes, by their number."""
-        found: list[Any] = [None] * dist.get_world_size()
+        if self.rank.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.rank.size
         with _noticing():
             dist.all_gather_object(found, value, group=self._hosts)
         return found
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest of all processes' values, one by one."""
+        if self.rank.size == 1:
+            return list(values)
         together = torch.tensor(values, dtype=torch.float64)
         with _noticing():
             dist.all_reduce(together, dist.ReduceOp.MAX, group=self._hosts)
@@ -118,8 +106,9 @@ class Processes(Alone):
 
     def wait(self) -> None:
         """Return when all processes have come here."""
-        with _noticing():
-            dist.barrier(group=self._hosts)
+        if self.rank.size > 1:
+            with _noticing():
+                dist.barrier(group=self._hosts)
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all processes; all of them get the same bits."""
@@ -149,7 +138,7 @@ class Processes(Alone):
         leave(exit_status.FAILED, f"{self.label} failed: {line}")
 
 
-_of_this_job = Alone()
+_of_this_job = Processes()
 
 
 def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:

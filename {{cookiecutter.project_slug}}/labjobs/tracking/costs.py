@@ -1,8 +1,8 @@
 """What an attempt has cost: time, memory, disk and energy, over all processes that have trained it.
 
-The courier of a trainer writes what that uses into `cost.json` every few seconds, and at its end. The
-most memory that tensors took is known to the trainer alone, which writes it into the journal. Costs
-are not results: nothing depends on them.
+The courier of a trainer writes what that uses into `cost.json` every few seconds, and at its end.
+The most memory that tensors took is known to the trainer alone, which writes it into the journal.
+Costs are not results: nothing depends on them.
 """
 
 import time

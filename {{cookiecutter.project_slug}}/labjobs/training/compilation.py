@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from labjobs import layout, machine
 from labjobs.data import trees
 from labjobs.devices import Precision
-from labjobs.distributed.collectives import Alone
+from labjobs.distributed.collectives import Processes
 from labjobs.files import PROJECT
 from labjobs.job.terminal import log
 from labjobs.training.meters import Measured, Sum, summed, sums_of
@@ -143,8 +143,14 @@ def graphs(choice: str, device: torch.device) -> bool:
 
 def compiled(function: C, choice: str = "on", dynamic: bool = False) -> C:
     """Return a function compiled as --compile says, for fixed shapes, or with `dynamic` for any;
-    what slows it down goes to the job's log."""
-    _prepare()
+    what slows it down goes to the job's log, and compiled code into the project's cache."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / layout.CACHE / "inductor"))
+    # By itself torch starts one for each of the machine's cores, whatever jobs share them.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(machine.cores()))
+    torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
+    for name in LOGGERS.values():
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [_EventLog()], False
     mode = None if choice in ("auto", "on") else choice
     return torch.compile(function, dynamic=dynamic, mode=mode)  # type: ignore[return-value]
 
@@ -168,18 +174,6 @@ class _EventLog(logging.Handler):
             log.warning("torch.compile: %s", events[-1])
 
 
-def _prepare() -> None:
-    """Keep compiled code in the project, compile with this job's cores, and send torch's reports of
-    what slows compiled code down to the job's log."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / layout.CACHE / "inductor"))
-    # By itself torch starts one for each of the machine's cores, whatever jobs share them.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(machine.cores()))
-    torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
-    for name in LOGGERS.values():
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [_EventLog()], False
-
-
 Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
 """From a model, a batch and the settings to a loss () and what was measured, by name. The model may
 be any module, such as one that holds several."""
@@ -201,7 +195,7 @@ class UsualShapes:
     them, since a process may begin with an epoch's smaller last batch. Several processes have
     slices of their own."""
 
-    def __init__(self, processes: Alone) -> None:
+    def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._prepared: list[Shapes] = []
         self._before: list[Shapes] = []

@@ -27,7 +27,7 @@ from labjobs.data.batches import Batches
 from labjobs.data.order import Collate
 from labjobs.data.streams import Place
 from labjobs.devices import FORMATS, GlobalStreams, Precision
-from labjobs.distributed.collectives import Alone, Processes, is_divided, own
+from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import Diverged, JobError, SettingsError, few
 from labjobs.job import attempts, data_evidence
 from labjobs.job import runtime as purpose
@@ -91,7 +91,7 @@ class Job(Generic[S]):
             folder.runtime = replace(folder.runtime, compile="off")
         self.settings, self.runtime = folder.settings, folder.runtime
         self._folder, self._shared = folder, shared
-        self._several, self._processes = processes, processes or Alone()
+        self._several, self._processes = processes, processes or Processes()
         self._length = Length(folder.settings)
         if processes:
             self.device = devices.choose_for(folder.runtime.device, processes.rank)
@@ -128,7 +128,7 @@ class Job(Generic[S]):
         threads = str(torch.get_num_threads())  # on a CPU they change the last digits
         journal.tags(devices.tags(self.device) | {"threads": threads})
         self._note_processes()
-        self._warn_of_other_gpu()
+        self._warn_of_other_device()
         running = purpose.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
             from labjobs.training.profile import Profile  # slow to import
@@ -490,7 +490,7 @@ class Job(Generic[S]):
     def fraction_done(self) -> float:
         """Fraction of the job that is done."""
         self._refuse_in_graph("fraction_done")
-        return self._position.fraction
+        return self._length.fraction(self._position.step)
 
     def span(self, span: Span) -> int:
         """Return a span such as --warmup as a number of steps."""
@@ -675,12 +675,8 @@ class Job(Generic[S]):
             raise Paused(f"after {position.step} steps, as --pause-after asked")
 
     def _save_if_due(self) -> None:
-        if self._several:
-            due = self._agree()
-            self._check_signal()
-        else:
-            self._check_signal()
-            due = self._saved_state.due
+        due = self._agree()
+        self._check_signal()
         if due:
             self._save()
 
@@ -760,11 +756,10 @@ class Job(Generic[S]):
         if asked == "auto" and devices.is_slow_in_fp32(self.device):
             log.info("%s has no bf16: --precision fp16 is several times faster there", device)
 
-    def _warn_of_other_gpu(self) -> None:
+    def _warn_of_other_device(self) -> None:
         before = self._folder.journal.tags_before.get("device", "")
         now = devices.describe(self.device)
-        other = before not in ("", now) and "cpu" not in (before, now)  # that the checkpoint says
-        if other and self._has_begun:
+        if before not in ("", now) and self._has_begun:
             line = "begun on %s and continued on %s: the same bits cannot be expected"
             log.warning(line, before, now)
 

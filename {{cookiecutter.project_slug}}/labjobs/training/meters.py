@@ -17,7 +17,7 @@ from torch import Tensor
 
 from labjobs import devices
 from labjobs.distributed import collectives
-from labjobs.distributed.collectives import Alone
+from labjobs.distributed.collectives import Processes
 from labjobs.errors import Diverged, JobError, first_line
 from labjobs.job.journal import Journal, now
 from labjobs.job.terminal import log
@@ -28,6 +28,7 @@ from labjobs.settings import Metric, is_name, outside
 # A measurement is a tensor with a value per example or token, a single number, or a pair
 # (numerator, denominator). What counts in the end are sums, each in 64 bits, in which counts are
 # exact up to 2⁵³.
+
 
 class Sum(NamedTuple):
     """A measurement as a numerator, still to be summed, and its weight: the number of values. What
@@ -43,7 +44,7 @@ class Sum(NamedTuple):
 
     def filled(self, values: Iterator[Any]) -> "Sum":
         """Return a sum with other values, tensors or numbers, in place of its tensors."""
-        return Sum(*(next(values) if isinstance(part, Tensor) else part for part in self))
+        return Sum._make(next(values) if isinstance(part, Tensor) else part for part in self)
 
 
 class Measured(dict[str, Any]):
@@ -231,10 +232,10 @@ class TrainMeter:
         device: torch.device,
         declared: Mapping[str, Any],
         graphs: bool = False,
-        processes: Alone | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self._journal, self._declared, self._graphs = journal, declared, graphs
-        self._processes = processes or Alone()
+        self._processes = processes or Processes()
         self._every = 0  # not chosen yet
         self._names: set[str] = set()
         self._numbers: dict[str, float] = {}

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from labjobs import devices, files, layout
 from labjobs.data.batches import Batches
 from labjobs.data.order import slice_of, underlying
-from labjobs.distributed.collectives import Alone
+from labjobs.distributed.collectives import Processes
 from labjobs.errors import JobError
 
 AHEAD = 8
@@ -53,8 +53,10 @@ class Outputs:
     Several processes exchange what they have kept at the end, and process 0 writes the file.
     """
 
-    def __init__(self, folder: Path, device: torch.device, processes: Alone | None = None) -> None:
-        self._folder, self._device, self._processes = folder, device, processes or Alone()
+    def __init__(
+        self, folder: Path, device: torch.device, processes: Processes | None = None
+    ) -> None:
+        self._folder, self._device, self._processes = folder, device, processes or Processes()
         self._sizes: list[int] = []  # examples in each batch
         self._columns: dict[str, _Column] = {}
         self._copies: deque[tuple[devices.Event, dict[str, Tensor]]] = deque()

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from labjobs import layout
 from labjobs.data import trees
-from labjobs.distributed.collectives import Alone, is_divided, own
+from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import JobError, first_line
 from labjobs.files import shown
 from labjobs.job import attempts
@@ -47,11 +47,11 @@ class TrainingState:
         folder: Path,
         journal: Journal,
         minutes: float,
-        processes: Alone | None = None,
+        processes: Processes | None = None,
         shard: bool = False,
     ) -> None:
         self._folder, self._journal = folder, journal
-        self._processes, self._shard = processes or Alone(), shard
+        self._processes, self._shard = processes or Processes(), shard
         self._writes = self._processes.rank.number == 0
         self._parts: dict[str, Part] = {}
         self._interval = 60 * minutes
