@@ -14,7 +14,7 @@ from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar, overload
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,7 @@ from labjobs.training.progress import Length, Part, Position, Report, Stopwatch
 from labjobs.training.state import TrainingState
 
 S = TypeVar("S")
+Absent = TypeVar("Absent", bound=None)
 Metrics = Mapping[str, float]
 
 NOT_RESUMED = "call job.resume(…) first, with everything that has a state"
@@ -143,29 +144,13 @@ class Job(Generic[S]):
 
     # Before the loop: data, models, forward functions.
 
-    @overload
     def batches(
         self,
-        part: Dataset[Any],
+        part: Dataset[Any] | Absent,
         batch_size: int,
         shuffle: bool = False,
         collate: Collate | None = None,
-    ) -> Batches: ...
-    @overload
-    def batches(
-        self,
-        part: Dataset[Any] | None,
-        batch_size: int,
-        shuffle: bool = False,
-        collate: Collate | None = None,
-    ) -> Batches | None: ...
-    def batches(
-        self,
-        part: Dataset[Any] | None,
-        batch_size: int,
-        shuffle: bool = False,
-        collate: Collate | None = None,
-    ) -> Batches | None:
+    ) -> Batches | Absent:
         """Return the batches of a dataset or a stream on the device; None of None.
 
         Those with `shuffle` are to train on: in an order that depends on the seed and the epoch.
@@ -173,7 +158,7 @@ class Job(Generic[S]):
         cannot be stacked, such as texts of different lengths.
         """
         if part is None:
-            return None
+            return part
         runtime, seed = self.runtime, self._seed if shuffle else None
         how = (self.device, batch_size, runtime.loader, runtime.workers)
         rank = self._processes.rank
