@@ -1,6 +1,5 @@
 """Functions in the background: results as of synchronous calls, in order, some calls later."""
 
-
 import pytest
 import torch
 from labjobs.training.background import Background

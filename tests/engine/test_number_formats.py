@@ -1,6 +1,5 @@
 """The number format of a job: what a GPU has, set once, the same to the end, and always said."""
 
-
 import pytest
 import torch
 from attempts import At

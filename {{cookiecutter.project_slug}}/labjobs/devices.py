@@ -9,7 +9,7 @@ Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
 import hashlib
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
 from pathlib import Path
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from labjobs import machine
 from labjobs.distributed.collectives import Processes
-from labjobs.distributed.ranks import Rank
 from labjobs.errors import JobError, SettingsError
 
 KINDS = ("cuda", "mps")
@@ -70,28 +69,24 @@ def _refuse_unusable(given: str) -> None:
     )
 
 
-def choose_for(name: str, rank: Rank) -> torch.device:
-    """Return the device of one of a job's processes: on a machine, each takes the next GPU that it
-    sees. Slurm may show each a single one.
+def choose_for(name: str, processes: Processes) -> torch.device:
+    """Return the device of this one of a job's processes: on a machine, each takes the next GPU
+    that it sees. Slurm may show each a single one.
 
-    Raises SettingsError for an accelerator other than CUDA GPUs.
+    Raises SettingsError for an accelerator other than CUDA GPUs, and if two have the same GPU.
     """
     device = choose(name)
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda" or ":" in name:
+    if device.type == "cuda" and ":" not in name:
+        device = torch.device("cuda", processes.rank.local % torch.cuda.device_count())
+    elif device.type != "cpu":
         raise SettingsError(f"--device {name}: for several processes it must be auto, cuda or cpu")
-    return torch.device("cuda", rank.local % torch.cuda.device_count())
-
-
-def check_each_has_its_own(gpus: Sequence[str]) -> None:
-    """Raise SettingsError if two processes have the same GPU; an empty name is a CPU."""
-    gpus = [*filter(None, gpus)]
+    gpus = [*filter(None, processes.everyones(tags(device).get("gpu", "")))]
     if len({*gpus}) < len(gpus):
         raise SettingsError(
             f"--device: each of the {len(gpus)} processes needs a GPU of its own, and some have "
             "the same; start fewer on a machine, or add --device cpu"
         )
+    return device
 
 
 def use(device: torch.device, deterministic: bool) -> None:

@@ -95,9 +95,7 @@ class Job(Generic[S]):
         self._several, self._processes = processes, processes or Processes()
         self._length = Length(folder.settings)
         if processes:
-            self.device = devices.choose_for(folder.runtime.device, processes.rank)
-            gpus = processes.everyones(devices.tags(self.device).get("gpu", ""))
-            devices.check_each_has_its_own(gpus)
+            self.device = devices.choose_for(folder.runtime.device, processes)
             self._length.clock = lambda: self._time
         else:
             self.device = device or devices.choose(folder.runtime.device)
