@@ -7,7 +7,6 @@ in the same order, from the main thread. Source: docs.pytorch.org/docs/stable/di
 import atexit
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from datetime import timedelta
 from secrets import token_bytes
@@ -21,7 +20,6 @@ from torch import distributed as dist
 from labjobs import exit_status
 from labjobs.distributed import ranks
 from labjobs.distributed.ranks import ALONE, First, Other, Rank
-from labjobs.errors import PeerLost, first_line
 from labjobs.job.terminal import leave
 
 BUCKET = 2**25
@@ -62,11 +60,11 @@ class Processes:
         global _of_this_job
         _of_this_job = self
 
-    def lost(self, error: Exception) -> bool:
-        """Return whether an error says that another process cannot be reached, which torch meets
-        too: with --shard in the forward and backward pass."""
-        by_torch = isinstance(error, RuntimeError) and "gloo" in str(error)
-        return isinstance(error, PeerLost | dist.DistBackendError) or by_torch
+    def lost(self, error: BaseException) -> bool:
+        """Return whether an error says that another process cannot be reached: by an exchange or,
+        with --shard, by torch in the forward and backward pass."""
+        by_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
+        return isinstance(error, dist.DistError) or by_gloo
 
     def use(self, device: torch.device) -> None:
         """Exchange tensors on this device from now on."""
@@ -76,8 +74,7 @@ class Processes:
     def tell(self, value: Any) -> Any:
         """Return the value that process 0 has given; what others give does not matter."""
         box = [value]
-        with _noticing():
-            dist.broadcast_object_list(box, group=self._hosts)
+        dist.broadcast_object_list(box, group=self._hosts)
         return box[0]
 
     def everyones(self, value: Any) -> list[Any]:
@@ -85,8 +82,7 @@ class Processes:
         if self.rank.size == 1:
             return [value]
         found: list[Any] = [None] * self.rank.size
-        with _noticing():
-            dist.all_gather_object(found, value, group=self._hosts)
+        dist.all_gather_object(found, value, group=self._hosts)
         return found
 
     def largest(self, values: Sequence[float]) -> list[float]:
@@ -94,8 +90,7 @@ class Processes:
         if self.rank.size == 1:
             return list(values)
         together = torch.tensor(values, dtype=torch.float64)
-        with _noticing():
-            dist.all_reduce(together, dist.ReduceOp.MAX, group=self._hosts)
+        dist.all_reduce(together, dist.ReduceOp.MAX, group=self._hosts)
         return [float(value) for value in together.tolist()]
 
     def mesh(self, device: torch.device) -> Any:
@@ -107,8 +102,7 @@ class Processes:
     def wait(self) -> None:
         """Return when all processes have come here."""
         if self.rank.size > 1:
-            with _noticing():
-                dist.barrier(group=self._hosts)
+            dist.barrier(group=self._hosts)
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all processes; all of them get the same bits."""
@@ -128,8 +122,7 @@ class Processes:
         """Have tensors exchanged, several of them as a flat one."""
         for bucket in _buckets(tensors):
             flat = torch.cat([each.detach().reshape(-1) for each in bucket])
-            with _noticing():
-                exchange(flat)
+            exchange(flat)
             parts = flat.split([each.numel() for each in bucket])
             views = [part.view(each.shape) for part, each in zip(parts, bucket, strict=True)]
             torch._foreach_copy_([each.detach() for each in bucket], views)
@@ -149,16 +142,6 @@ def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]
             before = found.get(name, (0, 0))
             found[name] = before[0] + top, before[1] + count
     return found
-
-
-@contextmanager
-def _noticing() -> Iterator[None]:
-    """Raise PeerLost where an exchange fails."""
-    try:
-        yield
-    except RuntimeError as error:
-        line = f"the processes of this job cannot reach each other ({first_line(error)})"
-        raise PeerLost(line) from error
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
