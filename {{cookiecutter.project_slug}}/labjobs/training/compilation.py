@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,11 @@ def _statistics_kept(norms: list[_BatchNorm]) -> Iterator[None]:
             norm.momentum, norm.num_batches_tracked = momentum, batches
 
 
-C = TypeVar("C", bound=Callable[..., Any])
+Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
+"""From a model, a batch and the settings to a loss () and what was measured, by name. The model may
+be any module, such as one that holds several."""
+
+Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]]
 
 WORTH_STEPS = 10_000
 """Optimizer steps from which `auto` compiles: compiling takes about half a minute, earned back over
@@ -141,7 +145,7 @@ def graphs(choice: str, device: torch.device) -> bool:
     return choice in GRAPHS and device.type == "cuda"
 
 
-def compiled(function: C, choice: str = "on", dynamic: bool = False) -> C:
+def compiled(function: Region, choice: str, dynamic: bool = False) -> Region:
     """Return a function compiled as --compile says, for fixed shapes, or with `dynamic` for any;
     what slows it down goes to the job's log, and compiled code into the project's cache."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / layout.CACHE / "inductor"))
@@ -152,7 +156,7 @@ def compiled(function: C, choice: str = "on", dynamic: bool = False) -> C:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_EventLog()], False
     mode = None if choice in ("auto", "on") else choice
-    return torch.compile(function, dynamic=dynamic, mode=mode)  # type: ignore[return-value]
+    return torch.compile(function, dynamic=dynamic, mode=mode)
 
 
 class _EventLog(logging.Handler):
@@ -173,12 +177,6 @@ class _EventLog(logging.Handler):
             events.append(f"{first}: {reasons[0].removeprefix('- ')}")
             log.warning("torch.compile: %s", events[-1])
 
-
-Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
-"""From a model, a batch and the settings to a loss () and what was measured, by name. The model may
-be any module, such as one that holds several."""
-
-Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]]
 
 ONE_THREAD = threading.RLock()
 """Held while any compiled function runs: until torch 2.15 it refuses one that is called while
