@@ -164,11 +164,11 @@ class Job(Generic[S]):
         made.check = partial(self._begin_batch, made)
         self._all_batches.append(made)
         # With --shard, processes need each other for every batch. A stream has no last one.
-        last = made.examples % batch_size if runtime.shard and made.steps_per_epoch else 0
-        if 0 < last < rank.size:
+        examples = made.order.examples if runtime.shard and made.order is not None else 0
+        if 0 < (last := examples % batch_size) < rank.size:
             raise SettingsError(
-                f"--shard: with --batch-size {batch_size} the last batch of {made.examples} "
-                f"examples has {last}, fewer than the {rank.size} processes; choose another"
+                f"--shard: with --batch-size {batch_size} the last batch of {examples} examples "
+                f"has {last}, fewer than the {rank.size} processes; choose another"
             )
         if shuffle and self._length.steps_per_epoch is None:
             self._length.set_epoch(made.steps_per_epoch)
