@@ -123,19 +123,13 @@ class First:
     `fault` says which of them has ended, unless a signal ended it."""
 
     def __init__(self, host: str, key: bytes, apart: bool) -> None:
-        self._host = host
         self._listener = Listener(("" if apart else host, 0), authkey=key)
+        self.address = host, self._listener.address[1]  # where the others find this process
         self._others: dict[Connection, int] = {}
         self._lost = self.fault = ""
         self._noticed = threading.Event()
         self.ending = False
         """Whether this process ends on its own, whatever happens to the others."""
-
-    @property
-    def address(self) -> Any:
-        """Where the others find this process."""
-        assert isinstance(self._listener.address, tuple)
-        return self._host, self._listener.address[1]
 
     def listen(self, count: int, say: Callable[[str], object]) -> None:
         """Wait until `count` others are connected, and listen to them from then on."""
