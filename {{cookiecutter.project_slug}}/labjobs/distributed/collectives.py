@@ -6,7 +6,7 @@ in the same order, from the main thread. Source: docs.pytorch.org/docs/stable/di
 
 import atexit
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from datetime import timedelta
 from secrets import token_bytes
@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
 from labjobs import exit_status
 from labjobs.distributed import ranks
@@ -119,13 +120,11 @@ class Processes:
         self._exchange(tensors, exchange)
 
     def _exchange(self, tensors: Iterable[Tensor], exchange: Callable[[Tensor], object]) -> None:
-        """Have tensors exchanged, several of them as a flat one."""
-        for bucket in _buckets(tensors):
-            flat = torch.cat([each.detach().reshape(-1) for each in bucket])
+        """Have tensors exchanged, several of them as a flat one, as torch's own modules do."""
+        for bucket in _take_tensors([each.detach() for each in tensors], BUCKET):
+            flat = _flatten_dense_tensors(bucket)
             exchange(flat)
-            parts = flat.split([each.numel() for each in bucket])
-            views = [part.view(each.shape) for part, each in zip(parts, bucket, strict=True)]
-            torch._foreach_copy_([each.detach() for each in bucket], views)
+            torch._foreach_copy_(bucket, _unflatten_dense_tensors(flat, bucket))
 
     def _say(self, line: str) -> None:
         leave(exit_status.FAILED, f"{self.label} failed: {line}")
@@ -142,17 +141,6 @@ def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]
             before = found.get(name, (0, 0))
             found[name] = before[0] + top, before[1] + count
     return found
-
-
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors of one number format together, about BUCKET bytes of them."""
-    waiting: dict[torch.dtype, tuple[list[Tensor], int]] = {}
-    for each in tensors:
-        bucket, size = waiting.get(each.dtype, ([], 0))
-        waiting[each.dtype] = [*bucket, each], size + each.nbytes
-        if size + each.nbytes >= BUCKET:
-            yield waiting.pop(each.dtype)[0]
-    yield from (bucket for bucket, _ in waiting.values())
 
 
 # Tensors of which each process of a job holds a part (--shard), in code that meets others as well.
