@@ -77,8 +77,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 """Clock ticks per second, the unit of the kernel's times."""
 
 Reading = dict[str, float]
-"""`seconds` since the process started, `host_bytes`, its peak memory, and `cpu_seconds`,
-`read_bytes` and `written_bytes` (of disks), with those of its children that have ended."""
+"""`seconds` since the process started, `host_bytes`, its peak memory, and `cpu_seconds`, with those
+of its children that have ended."""
 
 
 def of(process: int) -> tuple[str, Reading]:
@@ -94,8 +94,4 @@ def of(process: int) -> tuple[str, Reading]:
         "cpu_seconds": sum(map(int, stat[11:15])) / TICKS,
         "host_bytes": next(peak, 0),
     }
-    with suppress(OSError, ValueError):  # we may not read the counters of disks
-        counted = dict(line.split(": ") for line in _text(folder / "io").splitlines())
-        used["read_bytes"] = int(counted["read_bytes"])
-        used["written_bytes"] = int(counted["write_bytes"])
     return f"{platform.node()}:{process}:{stat[19]}", used
