@@ -48,22 +48,31 @@ def two_gpus(monkeypatch):
     """torch finds two GPUs; `auto` is the first."""
     monkeypatch.setattr(devices, "choose", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(devices, "tags", lambda device: {"gpu": "GPU-1"})
+
+
+class Others:
+    """The processes of a job, one of which looks at the GPUs of all."""
+
+    def __init__(self, rank, *gpus):
+        self.rank, self.gpus = rank, gpus
+
+    def everyones(self, gpu):
+        return [gpu, *self.gpus]
 
 
 def test_each_process_takes_a_gpu_of_its_own(two_gpus, monkeypatch):
-    found = [devices.choose_for("auto", Rank(4 + local, 8, local)) for local in (0, 1)]
+    found = [devices.choose_for("auto", Others(Rank(4 + local, 8, local))) for local in (0, 1)]
     assert found == [torch.device("cuda", 0), torch.device("cuda", 1)]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # Slurm shows it no other
-    assert devices.choose_for("auto", Rank(3, 4, 3)) == torch.device("cuda", 0)
+    assert devices.choose_for("auto", Others(Rank(3, 4, 3))) == torch.device("cuda", 0)
 
 
 def test_processes_without_a_gpu_of_their_own_are_refused(two_gpus):
     with pytest.raises(SettingsError, match="--device cuda:0: for several processes it must be"):
-        devices.choose_for("cuda:0", Rank(0, 4, 0))
-    devices.check_each_has_its_own(["GPU-1", "GPU-2", "GPU-3"])
-    devices.check_each_has_its_own(["", ""])
+        devices.choose_for("cuda:0", Others(Rank(0, 4, 0)))
     with pytest.raises(SettingsError, match="each of the 3 processes needs a GPU of its own"):
-        devices.check_each_has_its_own(["GPU-1", "GPU-2", "GPU-1"])
+        devices.choose_for("auto", Others(Rank(0, 4, 0), "GPU-2", "GPU-2"))
 
 
 @pytest.mark.parametrize(

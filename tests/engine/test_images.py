@@ -119,10 +119,10 @@ def other_classes(root):
     ("prepare", "words"),
     [
         (str, "there is no folder"),
-        (Path.mkdir, "any class folder"),
-        (only_hidden, "any class folder"),
-        (one_class, "has only one class, cat"),
-        (no_image, "no valid file for the classes dog"),
+        (Path.mkdir, "needs a folder of images per class, has none"),
+        (only_hidden, "needs a folder of images per class, has none"),
+        (one_class, "needs a folder of images per class, has cat"),
+        (no_image, "no image in .*/dog"),
         (other_classes, "does not have the same classes as train"),
     ],
 )

@@ -7,11 +7,11 @@ import pytest
 from attempts import steps_of
 from labjobs.files import PROJECT
 from labjobs.job.terminal import duration
-from labjobs.settings import Metric, Span
+from labjobs.settings import Span
 from labjobs.training import progress
 from labjobs.training.loop import Job
 from labjobs.training.progress import TIMED, WARM_UP
-from toy import METRICS, STEPS, Loop
+from toy import STEPS, Loop
 
 
 @pytest.mark.parametrize(
@@ -138,16 +138,6 @@ def test_the_time_left_counts_evaluations_and_not_the_warm_up(toy, monkeypatch):
     each = STEPS + 30
     left = ["", "", *(duration(epochs * each) for epochs in (3, 2, 1)), ""]
     assert said == [(str(epoch), text) for epoch, text in enumerate(left, 1)]
-
-
-def test_a_metric_that_nothing_measures_is_named(toy, monkeypatch):
-    """Also one whose line in run.py is never reached; those that are measured are not."""
-    monkeypatch.setitem(METRICS, "dice", Metric(better="higher"))
-    done = toy.run(epochs=1)
-    assert done.status == 0
-    assert done.log.count("METRICS declares") == 1
-    measured = "accuracy, confidence, loss, precision, recall, smoothing"
-    assert f"METRICS declares dice, which was not measured, only {measured}" in done.log
 
 
 def test_the_docs_name_all_that_scripts_may_use():

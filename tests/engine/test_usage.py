@@ -47,29 +47,12 @@ def running():
         process.communicate()
 
 
-def test_time_and_memory_of_processes_that_it_has_started(running):
-    """As of a loader's workers; not of those that have a session of their own, as a courier has."""
-    child = f"data = b'x' * 100_000_000\n{BURN.format(seconds=0.2)}{WAIT}"
-    code = """
-import subprocess, sys
-pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-processes = [
-    subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=own, **pipes)
-    for own in {own}
-]
-for each in processes:
-    each.stdout.readline()
-print("there", flush=True)
-input()
-"""
-    alone, two, other = (
-        machine.of(running(code.format(child=child, own=own)).pid)[1]
-        for own in ((), (False, False), (False, True))
-    )
-    assert two["cpu_seconds"] - alone["cpu_seconds"] >= 0.35
-    assert other["cpu_seconds"] < two["cpu_seconds"] - 0.1
-    assert 2e8 <= two["host_bytes"] - alone["host_bytes"] < 3e8
-    assert 1e8 <= other["host_bytes"] - alone["host_bytes"] < 1.5e8
+def test_time_of_processes_that_it_has_started_and_that_have_ended(running):
+    """As of a loader's workers."""
+    ended = f"subprocess.run([sys.executable, '-c', {BURN.format(seconds=0.2)!r}])"
+    used = machine.of(running(f"import subprocess, sys\n{ended}\n{WAIT}").pid)[1]
+    assert 0.2 - TICK <= used["cpu_seconds"] < 4
+    assert 5e6 < used["host_bytes"] < 1e9 and used["seconds"] > 0.1
 
 
 # Over all processes
@@ -94,15 +77,13 @@ def test_hours_add_up_and_memory_is_the_most(tmp_path):
     last = {"cpu_seconds": 1000.0, "host_bytes": 2e9, "gpu_seconds": 1000.0, "joules": 3.6e6}
     costs.keep(path, made.start["journal"], {"killed": killed, "last": last})
     ended = {"cpu_seconds": 3600.0, "host_bytes": 1e9, "device_bytes": 4e9, "gpu_seconds": 1800.0}
-    made.cost("last", {**ended, "read_bytes": 0.0, "written_bytes": 5e8})
+    made.cost("last", ended)
     made.flush()
     assert costs.totals(path) == pytest.approx(
         {
             "gpu_hours": 1.5,
             "cpu_hours": 1.5,
             "energy_kwh": 3.0,
-            "disk_read_gb": 0.0,
-            "disk_written_gb": 0.5,
             "peak_device_memory_gb": 4.0,
             "peak_host_memory_gb": 3.0,
         }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from labjobs import exit_status, installation, layout, locks
-from labjobs.errors import Diverged, JobError, PeerLost, SettingsError, cause, first_line
+from labjobs.errors import Diverged, JobError, SettingsError, cause, first_line
 from labjobs.files import CODE, PROJECT, shown
 from labjobs.job import (
     attempts,
@@ -75,6 +75,10 @@ class Attempt(Generic[S]):
     @property
     def _first(self) -> "First | None":
         return self.processes.first if self.processes else None
+
+    def _is_lost(self, error: BaseException) -> bool:
+        """Whether an error says that another process of this job cannot be reached."""
+        return self.processes is not None and self.processes.lost(error)
 
     def run(self, main: Main, check: Check) -> int:
         """Check the job and do it; returns the exit status, the same in all of its processes."""
@@ -198,12 +202,13 @@ class Attempt(Generic[S]):
         except Exception as error:
             # With several processes, torchrun stops all of them once one has ended.
             terminal.handle_signals(signal.SIG_IGN if self.processes else signal.SIG_DFL)
-            lost = self._first and self.processes and self.processes.lost(error)
-            why = self._first.lost(NOTICE) if self._first and lost else ""
-            return self._failed(PeerLost(why) if why else error)
+            if self._first and self._is_lost(error):
+                line = f"the processes of this job cannot reach each other ({first_line(error)})"
+                return self._failed(JobError(self._first.lost(NOTICE) or line))
+            return self._failed(error)
         except Stopped as stop:
             if self._first and self._first.fault:  # torchrun has stopped the others
-                return self._failed(PeerLost(self._first.fault))
+                return self._failed(JobError(self._first.fault))
             return self._stopped(stop)
         return self._delivered(f"finished: {self._results(said)}")
 
@@ -237,7 +242,8 @@ class Attempt(Generic[S]):
             terminal.handle_signals(signal.SIG_IGN)
         except BaseException as error:
             job.stop(save=isinstance(error, Stopped))
-            if isinstance(error, Exception) and not isinstance(error, SettingsError | PeerLost):
+            known = isinstance(error, SettingsError) or self._is_lost(error)
+            if isinstance(error, Exception) and not known:
                 _check_finite(job, error)
             raise
         finally:

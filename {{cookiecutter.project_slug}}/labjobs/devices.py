@@ -9,7 +9,7 @@ Source: docs.pytorch.org/docs/stable/accelerator.html, .../notes/cuda.html.
 import hashlib
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 
 from labjobs import machine
-from labjobs.distributed.collectives import Alone
-from labjobs.distributed.ranks import Rank
+from labjobs.distributed.collectives import Processes
 from labjobs.errors import JobError, SettingsError
-from labjobs.job.terminal import log
 
 KINDS = ("cuda", "mps")
 """Accelerators that a job can run on."""
@@ -71,28 +69,24 @@ def _refuse_unusable(given: str) -> None:
     )
 
 
-def choose_for(name: str, rank: Rank) -> torch.device:
-    """Return the device of one of a job's processes: on a machine, each takes the next GPU that it
-    sees. Slurm may show each a single one.
+def choose_for(name: str, processes: Processes) -> torch.device:
+    """Return the device of this one of a job's processes: on a machine, each takes the next GPU
+    that it sees. Slurm may show each a single one.
 
-    Raises SettingsError for an accelerator other than CUDA GPUs.
+    Raises SettingsError for an accelerator other than CUDA GPUs, and if two have the same GPU.
     """
     device = choose(name)
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda" or ":" in name:
+    if device.type == "cuda" and ":" not in name:
+        device = torch.device("cuda", processes.rank.local % torch.cuda.device_count())
+    elif device.type != "cpu":
         raise SettingsError(f"--device {name}: for several processes it must be auto, cuda or cpu")
-    return torch.device("cuda", rank.local % torch.cuda.device_count())
-
-
-def check_each_has_its_own(gpus: Sequence[str]) -> None:
-    """Raise SettingsError if two processes have the same GPU; an empty name is a CPU."""
-    gpus = [*filter(None, gpus)]
+    gpus = [*filter(None, processes.everyones(tags(device).get("gpu", "")))]
     if len({*gpus}) < len(gpus):
         raise SettingsError(
             f"--device: each of the {len(gpus)} processes needs a GPU of its own, and some have "
             "the same; start fewer on a machine, or add --device cpu"
         )
+    return device
 
 
 def use(device: torch.device, deterministic: bool) -> None:
@@ -383,9 +377,9 @@ class GlobalStreams:
     then on each draws its own, so that dropout and augmentation differ between their examples.
     """
 
-    def __init__(self, seed: int, device: torch.device, processes: Alone | None = None) -> None:
+    def __init__(self, seed: int, device: torch.device, processes: Processes | None = None) -> None:
         _seed_all(seed)
-        self._seed, self._device, self._processes = seed, device, processes or Alone()
+        self._seed, self._device, self._processes = seed, device, processes or Processes()
         self._begun: dict[str, Any] = {}
 
     def separate(self) -> None:
@@ -433,9 +427,7 @@ class GlobalStreams:
     def _restore(self, state: dict[str, Any]) -> None:
         device = self._device
         torch.set_rng_state(state["torch"])
-        if device.type not in state["device"]:
-            log.warning("continuing on another kind of device: the same bits cannot be expected")
-        elif device.type != "cpu":
+        if device.type != "cpu" and device.type in state["device"]:
             _module(device).set_rng_state(state["device"][device.type], device)
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])

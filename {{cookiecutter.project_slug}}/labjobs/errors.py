@@ -25,10 +25,6 @@ class Diverged(JobError):
     """A number that training depends on is no longer finite."""
 
 
-class PeerLost(JobError):
-    """The processes of a job cannot reach each other; most likely one of them has ended."""
-
-
 def require(fine: bool, flag: str, value: object, wanted: str) -> None:
     """Raise SettingsError unless the value of a flag is valid."""
     if not fine:

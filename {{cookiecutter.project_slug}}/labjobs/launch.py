@@ -81,7 +81,7 @@ def _of_several(folder: Callable[[], JobFolder[S]], script: str) -> Attempt[S]:
     from labjobs.distributed.collectives import Processes  # torch, which one process imports later
 
     try:
-        processes = Processes()
+        processes = Processes(ranks.mine())
     except Exception as error:  # of many kinds; there is no process 0 yet to say it for all
         line = f"the processes of this job cannot reach each other ({first_line(error)})"
         sys.exit(leave(exit_status.FAILED, f"{script}: {line}"))

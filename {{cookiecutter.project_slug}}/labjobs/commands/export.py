@@ -59,12 +59,12 @@ def export(found: Job, out: Path | None, as_json: bool) -> int:
     """
     if not found.folder:
         raise JobError(f"job {found.id}: {found.problem}")
-    job, kind, runs_root = found.id, type(found.folder.settings), found.folder.runs_root
+    job, runs_root = found.id, found.folder.runs_root
     out = (out or PROJECT / layout.EXPORTED / job).expanduser().absolute()
     if out.exists():
         raise SettingsError(f"{shown(out)} exists already: remove it, or choose another --out")
     try:
-        attempt = state.attempt_to_load(job, kind, runs_root)
+        attempt = state.attempt_to_load(job, runs_root)
         loaded, example, change = _loaded(job, runs_root)
         if change:
             leave(exit_status.FAILED, f"jobs.py: {change}")

@@ -43,11 +43,13 @@ class Batches:
     """The batches of a dataset, a subset or a stream, on the device; `len` is their number in an
     epoch, except for a stream.
 
-    Several threads may iterate at once. `loader` is `resident` or `workers`.
+    Several threads may iterate at once. `loader` is `resident` or `workers`, and `order` says which
+    examples make up which batch; None for a stream.
     """
 
     def __init__(self, source: "Resident | Workers | Stream", batch_size: int, loader: str) -> None:
         self._source = source
+        self.order = None if isinstance(source, Stream) else source.order
         self.batch_size, self.loader = batch_size, loader
         self.check: Callable[[], None] = lambda: None
         """Called before each batch of an evaluation; may raise."""
@@ -55,28 +57,14 @@ class Batches:
         """Makes a context for each pass of an evaluation."""
 
     @property
-    def examples(self) -> int:
-        """Examples in an epoch."""
-        return self._ordered.order.examples
-
-    @property
     def steps_per_epoch(self) -> int | None:
         """Batches in an epoch; None for a stream."""
-        return None if isinstance(self._source, Stream) else len(self)
-
-    @property
-    def indices(self) -> Tensor | None:
-        """The indices of the examples in their dataset (N,), in the order in which `iter` yields
-        them; None for a stream."""
-        return None if isinstance(self._source, Stream) else self._source.order.epoch(0)
-
-    @property
-    def positions(self) -> Tensor:
-        """The positions of this process's examples in the order of all processes (N,)."""
-        return self._ordered.order.positions
+        return None if self.order is None else len(self.order)
 
     def __len__(self) -> int:
-        return len(self._ordered.order)
+        if self.order is None:
+            raise TypeError("the batches of a stream have no length")
+        return len(self.order)
 
     def __iter__(self) -> Iterator[Any]:
         source = self._source
@@ -97,19 +85,14 @@ class Batches:
     def from_position(self, epoch: int, batch: int) -> Iterator[tuple[Any, int]]:
         """Yield the batches of an epoch, starting at one of them, with the number of examples in
         each."""
-        source = self._ordered
+        source = self._source
+        assert not isinstance(source, Stream)
         return zip(source.epoch(epoch, batch), source.order.sizes(batch), strict=True)
 
     def close(self) -> None:
         """End the reading processes; no thread may still iterate."""
         if not isinstance(self._source, Resident):
             self._source.close()
-
-    @property
-    def _ordered(self) -> "Resident | Workers":
-        if isinstance(self._source, Stream):
-            raise TypeError("the batches of a stream have no length")
-        return self._source
 
 
 def make(
@@ -161,9 +144,7 @@ class Resident:
         self._leaves: list[Tensor] = trees.leaves(stored.examples)
         batch = order.batch_size * sum(leaf[:1].nbytes for leaf in self._leaves)
         self._at_once = order.batch_size * max(1, GATHERED // max(1, batch))
-        whole = stored.examples
-        plain = type(whole) is tuple and all(isinstance(leaf, Tensor) for leaf in whole)
-        self._filled = tuple if plain else partial(trees.filled, whole)  # plain is faster
+        self._filled = partial(trees.filled, stored.examples)
 
     def epoch(self, number: int, done: int) -> Iterator[Any]:
         """Yield the batches of one epoch but the first `done`."""

@@ -1,5 +1,6 @@
 """Images from files, published datasets, and random changes to batches of images."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -42,19 +43,20 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         self._size = size or SIZE
         steps = [v2.Resize(self._size, antialias=True), v2.CenterCrop(self._size)]
         self._read = v2.Compose([_in_colour, v2.PILToTensor(), *steps])
-        try:
-            found = _visible(root)
-        except FileNotFoundError as error:
-            wanted = "wanted: one folder of images per class"
-            raise SettingsError(f"--data-root: {first_line(error)}; {wanted}") from error
         self.root = root
-        self.classes: list[str] = found.classes
-        self.samples: list[tuple[str, int]] = found.samples
-        self.targets: list[int] = found.targets
+        folders = sorted(each.name for each in os.scandir(root) if each.is_dir())
+        self.classes: list[str] = [*filter(_is_visible, folders)]
         if len(self.classes) < 2:
-            raise SettingsError(f"--data-root: {root} has only one class, {self.classes[0]}")
+            found = ", ".join(self.classes) or "none"
+            raise SettingsError(
+                f"--data-root: {root} needs a folder of images per class, has {found}"
+            )
         if classes is not None and self.classes != classes:
             raise SettingsError(f"--data-root: {root} does not have the same classes as train")
+        self.samples = [(p, n) for n, name in enumerate(self.classes) for p in _images(root / name)]
+        self.targets = [label for _, label in self.samples]
+        if empty := [name for n, name in enumerate(self.classes) if n not in {*self.targets}]:
+            raise SettingsError(f"--data-root: no image in {root}/{empty[0]}")
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -68,25 +70,19 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             raise JobError(f"{file} cannot be read as an image: {first_line(error)}") from error
 
 
-def _visible(root: Path) -> Any:
-    """torchvision's ImageFolder of what is not hidden: no evidence holds hidden files either."""
-    from torchvision import datasets
+def _images(folder: Path) -> Iterator[str]:
+    """Yield the images in a folder and in those within, in torchvision's order."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    def shown(name: str) -> bool:
-        return not name.startswith(".") and name != "__MACOSX"
+    for at, _, names in sorted(os.walk(folder, followlinks=True)):
+        if all(map(_is_visible, Path(at).relative_to(folder).parts)):
+            images = (name for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS))
+            yield from (os.path.join(at, name) for name in images if _is_visible(name))
 
-    def is_image(path: str) -> bool:
-        names = Path(path).relative_to(root).parts
-        return all(map(shown, names)) and datasets.folder.is_image_file(path)
 
-    class Visible(datasets.ImageFolder):  # type: ignore[misc]
-        def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
-            names = [*filter(shown, super().find_classes(directory)[0])]
-            if not names:
-                raise FileNotFoundError(f"Couldn't find any class folder in {directory}.")
-            return names, {name: label for label, name in enumerate(names)}
-
-    return Visible(root, is_valid_file=is_image)
+def _is_visible(name: str) -> bool:
+    """No evidence holds hidden files either."""
+    return not name.startswith(".") and name != "__MACOSX"
 
 
 @remembered

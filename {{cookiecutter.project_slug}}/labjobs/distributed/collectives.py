@@ -6,8 +6,7 @@ in the same order, from the main thread. Source: docs.pytorch.org/docs/stable/di
 
 import atexit
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from datetime import timedelta
 from secrets import token_bytes
@@ -17,11 +16,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
 from labjobs import exit_status
 from labjobs.distributed import ranks
 from labjobs.distributed.ranks import ALONE, First, Other, Rank
-from labjobs.errors import PeerLost, first_line
 from labjobs.job.terminal import leave
 
 BUCKET = 2**25
@@ -35,38 +34,22 @@ STARTED = timedelta(minutes=10)
 """How long processes wait for each other at their start."""
 
 
-class Alone:
-    """The only process of a job, which has everything that several would exchange."""
+class Processes:
+    """The processes of a job, connected with each other if there are several. `rank` is this one's,
+    `label` the job's name for itself."""
 
-    rank: Rank = ALONE
-    first: First | None = None
+    def __init__(self, rank: Rank = ALONE) -> None:
+        self.rank, self.label = rank, "job"
+        self.first: First | None = None
+        self.other: Other | None = None
+        if rank.size > 1:
+            self._connect()
 
-    def use(self, device: torch.device) -> None:
-        """Exchange tensors on this device from now on."""
-
-    def everyones(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by their number."""
-        return [value]
-
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of all processes' values, one by one."""
-        return list(values)
-
-    def wait(self) -> None:
-        """Return when all processes have come here."""
-
-
-class Processes(Alone):
-    """The processes of a job, connected with each other. `rank` is this one's, `label` the job's
-    name for itself."""
-
-    def __init__(self) -> None:
-        self.rank, self.label = ranks.mine(), "job"
+    def _connect(self) -> None:
         dist.init_process_group("gloo", timeout=STARTED)
         atexit.register(dist.destroy_process_group)  # its threads must not outlive the interpreter
         self._hosts: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._tensors: Any = self._hosts
-        self.other: Other | None = None
         if self.rank.number == 0:
             key = token_bytes()
             self.first = First(os.environ["MASTER_ADDR"], key, ranks.apart())
@@ -78,36 +61,37 @@ class Processes(Alone):
         global _of_this_job
         _of_this_job = self
 
-    def lost(self, error: Exception) -> bool:
-        """Return whether an error says that another process cannot be reached, which torch meets
-        too: with --shard in the forward and backward pass."""
-        by_torch = isinstance(error, RuntimeError) and "gloo" in str(error)
-        return isinstance(error, PeerLost | dist.DistBackendError) or by_torch
+    def lost(self, error: BaseException) -> bool:
+        """Return whether an error says that another process cannot be reached: by an exchange or,
+        with --shard, by torch in the forward and backward pass."""
+        by_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
+        return isinstance(error, dist.DistError) or by_gloo
 
     def use(self, device: torch.device) -> None:
         """Exchange tensors on this device from now on."""
-        if device.type == "cuda":
+        if self.rank.size > 1 and device.type == "cuda":
             self._tensors = dist.new_group(backend="nccl", timeout=PATIENCE, device_id=device)
 
     def tell(self, value: Any) -> Any:
         """Return the value that process 0 has given; what others give does not matter."""
         box = [value]
-        with _noticing():
-            dist.broadcast_object_list(box, group=self._hosts)
+        dist.broadcast_object_list(box, group=self._hosts)
         return box[0]
 
     def everyones(self, value: Any) -> list[Any]:
         """Return the values of all processes, by their number."""
-        found: list[Any] = [None] * dist.get_world_size()
-        with _noticing():
-            dist.all_gather_object(found, value, group=self._hosts)
+        if self.rank.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.rank.size
+        dist.all_gather_object(found, value, group=self._hosts)
         return found
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest of all processes' values, one by one."""
+        if self.rank.size == 1:
+            return list(values)
         together = torch.tensor(values, dtype=torch.float64)
-        with _noticing():
-            dist.all_reduce(together, dist.ReduceOp.MAX, group=self._hosts)
+        dist.all_reduce(together, dist.ReduceOp.MAX, group=self._hosts)
         return [float(value) for value in together.tolist()]
 
     def mesh(self, device: torch.device) -> Any:
@@ -118,7 +102,7 @@ class Processes(Alone):
 
     def wait(self) -> None:
         """Return when all processes have come here."""
-        with _noticing():
+        if self.rank.size > 1:
             dist.barrier(group=self._hosts)
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
@@ -136,20 +120,17 @@ class Processes(Alone):
         self._exchange(tensors, exchange)
 
     def _exchange(self, tensors: Iterable[Tensor], exchange: Callable[[Tensor], object]) -> None:
-        """Have tensors exchanged, several of them as a flat one."""
-        for bucket in _buckets(tensors):
-            flat = torch.cat([each.detach().reshape(-1) for each in bucket])
-            with _noticing():
-                exchange(flat)
-            parts = flat.split([each.numel() for each in bucket])
-            views = [part.view(each.shape) for part, each in zip(parts, bucket, strict=True)]
-            torch._foreach_copy_([each.detach() for each in bucket], views)
+        """Have tensors exchanged, several of them as a flat one, as torch's own modules do."""
+        for bucket in _take_tensors([each.detach() for each in tensors], BUCKET):
+            flat = _flatten_dense_tensors(bucket)
+            exchange(flat)
+            torch._foreach_copy_(bucket, _unflatten_dense_tensors(flat, bucket))
 
     def _say(self, line: str) -> None:
         leave(exit_status.FAILED, f"{self.label} failed: {line}")
 
 
-_of_this_job = Alone()
+_of_this_job = Processes()
 
 
 def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
@@ -160,27 +141,6 @@ def added(sums: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]
             before = found.get(name, (0, 0))
             found[name] = before[0] + top, before[1] + count
     return found
-
-
-@contextmanager
-def _noticing() -> Iterator[None]:
-    """Raise PeerLost where an exchange fails."""
-    try:
-        yield
-    except RuntimeError as error:
-        line = f"the processes of this job cannot reach each other ({first_line(error)})"
-        raise PeerLost(line) from error
-
-
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors of one number format together, about BUCKET bytes of them."""
-    waiting: dict[torch.dtype, tuple[list[Tensor], int]] = {}
-    for each in tensors:
-        bucket, size = waiting.get(each.dtype, ([], 0))
-        waiting[each.dtype] = [*bucket, each], size + each.nbytes
-        if size + each.nbytes >= BUCKET:
-            yield waiting.pop(each.dtype)[0]
-    yield from (bucket for bucket, _ in waiting.values())
 
 
 # Tensors of which each process of a job holds a part (--shard), in code that meets others as well.
@@ -208,14 +168,6 @@ def gathered(tensor: Any) -> Tensor:
     host holds it once. All processes call it."""
     whole: Tensor = tensor.detach().full_tensor()
     return whole if tensor.device_mesh.get_rank() == 0 else whole.new_empty(0)
-
-
-def norm_of_all(norm: Tensor, tensor: Any) -> Tensor:
-    """Return the norm () over all processes, of the norms of their parts; `tensor` is one of those
-    that are divided."""
-    squared = norm.square()
-    torch.distributed.all_reduce(squared, group=tensor.device_mesh.get_group())
-    return squared.sqrt()
 
 
 def copied(model: M) -> M:

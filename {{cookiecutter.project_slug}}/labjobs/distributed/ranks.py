@@ -10,6 +10,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any, NamedTuple
 
 from labjobs.errors import SettingsError, require
+from labjobs.exit_status import FAILED
 from labjobs.job.runtime import Runtime
 
 TASKS = "SLURM_STEP_NUM_TASKS"
@@ -113,14 +114,8 @@ def forget() -> None:
 GRACE = 5.0
 """Seconds after which a process ends although it still waits for a process that has ended."""
 
-LOST = 1
-"""The exit status of processes if process 0 has ended."""
-
 STOPPED = "stopped"
 """Prefix of the message of a process that was ended by a signal."""
-
-Say = Callable[[str], object]
-"""Prints a line for a process that has to end without doing so itself."""
 
 
 class First:
@@ -128,21 +123,15 @@ class First:
     `fault` says which of them has ended, unless a signal ended it."""
 
     def __init__(self, host: str, key: bytes, apart: bool) -> None:
-        self._host = host
         self._listener = Listener(("" if apart else host, 0), authkey=key)
+        self.address = host, self._listener.address[1]  # where the others find this process
         self._others: dict[Connection, int] = {}
         self._lost = self.fault = ""
         self._noticed = threading.Event()
         self.ending = False
         """Whether this process ends on its own, whatever happens to the others."""
 
-    @property
-    def address(self) -> Any:
-        """Where the others find this process."""
-        assert isinstance(self._listener.address, tuple)
-        return self._host, self._listener.address[1]
-
-    def listen(self, count: int, say: Say) -> None:
+    def listen(self, count: int, say: Callable[[str], object]) -> None:
         """Wait until `count` others are connected, and listen to them from then on."""
         for _ in range(count):
             connection = self._listener.accept()
@@ -163,7 +152,7 @@ class First:
         for connection in self._others:
             _send(connection, status)
 
-    def _listen(self, say: Say) -> None:
+    def _listen(self, say: Callable[[str], object]) -> None:
         ended = wait(list(self._others))[0]
         assert isinstance(ended, Connection)
         number, said = self._others[ended], _received(ended) or ""
@@ -173,14 +162,14 @@ class First:
         time.sleep(GRACE)
         if not self.ending:
             say(self._lost)
-            self.end(LOST)
-            os._exit(LOST)
+            self.end(FAILED)
+            os._exit(FAILED)
 
 
 class Other:
     """A process that is not process 0."""
 
-    def __init__(self, number: int, address: Any, key: bytes, say: Say) -> None:
+    def __init__(self, number: int, address: Any, key: bytes, say: Callable[[str], object]) -> None:
         self._number, self._say = number, say
         self._first = Client(address, authkey=key)
         self._first.send(number)
@@ -199,7 +188,7 @@ class Other:
         self._over.wait()
         if self._status is None and self._number == 1:
             self._say("process 0 has ended")
-        return LOST if self._status is None else self._status
+        return FAILED if self._status is None else self._status
 
     def _listen(self) -> None:
         self._status = _received(self._first)

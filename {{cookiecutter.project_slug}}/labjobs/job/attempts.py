@@ -138,7 +138,7 @@ def refuse_input(job_id: str, change: str) -> None:
     if _of_this_job and job_id not in _of_this_job[0]:
         raise JobError(f"job {job_id} is not an input: name it in a setting of type JobId")
     if _of_this_job and change:
-        raise JobError(f"input {job_id} is from {change}")
+        raise JobError(f"input {job_id} is from other code or data ({change})")
 
 
 def check_inputs(settings: Any, runs_root: Path, coming: Collection[str] = ()) -> None:
@@ -163,7 +163,7 @@ def _problem(job: str, runs_root: Path) -> str:
     found = all_of(runs_root / job)
     if not found:
         return "has not begun"
-    if change := _change(job, found[-1], runs_root):
+    if change := change_since(job, found[-1], runs_root):
         return f"is stale ({change})"
     running = locks.held(found[-1] / layout.LOCK)
     return f"has not finished ({'running' if running else status_of(found[-1]) or 'interrupted'})"
@@ -178,11 +178,11 @@ def inputs_of(settings: Any, runs_root: Path) -> list[Path]:
 def finished_at(job: str, runs_root: Path) -> Path | None:
     """Return the folder of the last finished attempt at a job with the present code and data."""
     finished = (path for path in all_of(runs_root / job)[::-1] if status_of(path) == "finished")
-    return next((path for path in finished if not _change(job, path, runs_root)), None)
+    return next((path for path in finished if not change_since(job, path, runs_root)), None)
 
 
-def _change(job: str, attempt: Path, runs_root: Path) -> str:
-    """How the code or the data has changed since an attempt at a job."""
+def change_since(job: str, attempt: Path, runs_root: Path) -> str:
+    """Return how the code or the data has changed since an attempt at a job; empty if not."""
     known = settings_of(job, runs_root)
     code = known and code_evidence.difference(attempt, present_code(*known, runs_root))
     return code or data_evidence.difference(attempt, data_evidence.last_places(attempt))

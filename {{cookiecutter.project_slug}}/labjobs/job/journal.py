@@ -6,7 +6,7 @@
     {"line": 2, "tags": {"commit": "…"}, "crc": "91f4e2d7"}
     {"line": 3, "time": 1767225600000, "step": 12, "metrics": {"train_loss": 0.31}, "crc": "…"}
     {"line": 4, "files": ["profile.txt"], "crc": "…"}
-    {"line": 5, "cost": {"process": "…", "cpu_seconds": 8.1, …}, "crc": "…"}
+    {"line": 5, "cost": {"process": "tensors", "device_bytes": 8e9}, "crc": "…"}
     {"line": 6, "end": "FINISHED", "crc": "…"}
 
 `crc` is the CRC-32 of the journal's id and the line before the field. It reveals

@@ -1,8 +1,8 @@
-"""What an attempt has cost: time, memory, disk and energy, over all processes that have trained it.
+"""What an attempt has cost: time, memory and energy, over all processes that have trained it.
 
-A trainer writes what it has used into the journal when it ends. Its courier writes the same into
-`cost.json` every few seconds, in case the trainer is killed. Counters only rise, so the larger
-of the two numbers counts. Costs are not results: nothing depends on them.
+The courier of a trainer writes what that uses into `cost.json` every few seconds, and at its end.
+The most memory that tensors took is known to the trainer alone, which writes it into the journal.
+Costs are not results: nothing depends on them.
 """
 
 import time
@@ -21,8 +21,6 @@ COSTS: dict[str, tuple[str, float, Callable[[Iterable[float]], float]]] = {
     "gpu_hours": ("gpu_seconds", 3600.0, sum),
     "cpu_hours": ("cpu_seconds", 3600.0, sum),
     "energy_kwh": ("joules", 3.6e6, sum),
-    "disk_read_gb": ("read_bytes", 1e9, sum),
-    "disk_written_gb": ("written_bytes", 1e9, sum),
     "peak_device_memory_gb": ("device_bytes", 1e9, max),
     "peak_host_memory_gb": ("host_bytes", 1e9, max),
 }

@@ -1,16 +1,14 @@
-"""Functions of a model's weights, such as an evaluation, that run while training goes on.
+"""A function of a model's weights, such as an evaluation, that runs while training goes on.
 
-A thread calls the function with a copy of the weights, on a GPU on a stream of its own. Results
-come in the order in which they were asked for and always as many intervals later as there are
-threads, so that what is made of them does not depend on which was faster; after the last interval
-all of them come.
+A thread calls the function with a copy of the weights, on a GPU on a stream of its own. A result
+comes when the function is asked for the next time, however fast it was, so that what is made of it
+does not depend on that; after the last interval all of them come.
 
 What runs in the background must not draw from the global random numbers, which training draws from.
 torch.compile sets them back to where they were when it began to compile, so training waits for what
-may compile: the first call with each copy.
+may compile: the first call.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import deepcopy
@@ -34,58 +32,39 @@ class _Weights:
     stream: devices.SideStream
 
 
-@dataclass
-class _Task:
-    """A function's call in the background, for the weights of a step."""
-
-    at: dict[str, Any]
-    weights: _Weights
-    result: Future[Any]
-
-
 class Background:
-    """The calls of one function in threads, each on a copy of a model's weights."""
+    """The calls of one function in a thread, one after another, on a copy of a model's weights."""
 
     def __init__(self, device: torch.device, check: Callable[[], None]) -> None:
         self._device, self._check = device, check
         self.compiles = False  # whether calls may compile
-        self._threads: ThreadPoolExecutor | None = None
-        self._pending: deque[_Task] = deque()
+        self._thread = ThreadPoolExecutor(1, "background", devices.in_thread, initargs=(device,))
+        self._copy: _Weights | None = None
+        self._pending: list[tuple[dict[str, Any], _Weights, Future[Any]]] = []  # one at most
         self._restored: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._spare: list[_Weights] = []
         self._begun = -1
 
     def results(
-        self,
-        function: Callable[[nn.Module], Any],
-        model: nn.Module,
-        at: dict[str, Any],
-        last: bool,
-        at_once: int,
+        self, function: Callable[[nn.Module], Any], model: nn.Module, at: dict[str, Any], last: bool
     ) -> Iterator[tuple[dict[str, Any], Any, nn.Module]]:
         """Yield what is due, as (when it was asked for, result, weights), and begin the next call.
 
         `at` has the `step` at which it is asked for. The weights change after they were yielded.
         Raises what the function raised.
         """
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(
-                at_once, "background", devices.in_thread, initargs=(self._device,)
-            )
         for asked, weights in self._restored:
             self._submit(function, model, weights, asked)
         self._restored = []
-        new = at["step"] > self._begun
-        yield from self._finished(leave=at_once - 1 if new else at_once)
-        if new:
+        if at["step"] > self._begun:
+            yield from self._finished()
             self._begun = at["step"]
             self._submit(function, model, model.state_dict(), at)
         if last:
-            yield from self._finished(leave=0)
+            yield from self._finished()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the weights whose results are still missing."""
-        pending = [(task.at, task.weights.model.state_dict()) for task in self._pending]
+        pending = [(at, copy.model.state_dict()) for at, copy, _ in self._pending]
         return {"begun": self._begun, "pending": pending or self._restored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -93,18 +72,15 @@ class Background:
         self._begun, self._restored = state["begun"], state["pending"]
 
     def close(self) -> None:
-        """Wait for the running calls; those that have not begun are dropped."""
-        if self._threads:
-            self._threads.shutdown(cancel_futures=True)
+        """Wait for the running call."""
+        self._thread.shutdown(cancel_futures=True)
         self._pending.clear()
 
-    def _finished(self, leave: int) -> Iterator[tuple[dict[str, Any], Any, nn.Module]]:
-        while len(self._pending) > leave:
-            task = self._pending[0]
-            result = self._wait(task.result)
-            self._pending.popleft()
-            yield task.at, result, task.weights.model
-            self._spare.append(task.weights)
+    def _finished(self) -> Iterator[tuple[dict[str, Any], Any, nn.Module]]:
+        for at, copy, result in self._pending:
+            found = self._wait(result)
+            self._pending = []
+            yield at, found, copy.model
 
     def _wait(self, result: Future[Any]) -> Any:
         self._check()
@@ -119,15 +95,14 @@ class Background:
         weights: dict[str, Any],
         at: dict[str, Any],
     ) -> None:
-        assert self._threads
-        first = not self._spare
-        if first:
-            self._spare.append(_Weights(deepcopy(model), devices.SideStream(self._device)))
-        copy = self._spare.pop()
+        first = self._copy is None
+        self._copy = copy = self._copy or _Weights(
+            deepcopy(model), devices.SideStream(self._device)
+        )
         copy.model.load_state_dict(weights)
         copy.stream.wait_stream()
-        result = self._threads.submit(_call, function, copy)
-        self._pending.append(_Task(at, copy, result))
+        result = self._thread.submit(_call, function, copy)
+        self._pending = [(at, copy, result)]
         if first and self.compiles:
             self._wait(result)
 

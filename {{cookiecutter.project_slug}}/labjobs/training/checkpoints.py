@@ -8,6 +8,7 @@ its own, so without a seal a flipped bit would be a changed weight.
 import hashlib
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -150,14 +151,12 @@ class Writer:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._waiting: dict[Path, tuple[Any, ...]] = {}
-        self._tasks: list[Future[None]] = []
+        self._tasks: deque[Future[None]] = deque()
 
     def check(self) -> None:
         """Raise what a write raised."""
-        done = [task for task in self._tasks if task.done()]
-        self._tasks = [task for task in self._tasks if not task.done()]
-        for task in done:
-            task.result()
+        while self._tasks and self._tasks[0].done():
+            self._tasks.popleft().result()
 
     def act(self, task: Callable[[], None]) -> Future[None]:
         """Queue something to be done after what is being written."""

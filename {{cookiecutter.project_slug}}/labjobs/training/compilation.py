@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from labjobs import layout, machine
 from labjobs.data import trees
 from labjobs.devices import Precision
-from labjobs.distributed.collectives import Alone
+from labjobs.distributed.collectives import Processes
 from labjobs.files import PROJECT
 from labjobs.job.terminal import log
 from labjobs.training.meters import Measured, Sum, summed, sums_of
@@ -96,7 +96,11 @@ def _statistics_kept(norms: list[_BatchNorm]) -> Iterator[None]:
             norm.momentum, norm.num_batches_tracked = momentum, batches
 
 
-C = TypeVar("C", bound=Callable[..., Any])
+Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
+"""From a model, a batch and the settings to a loss () and what was measured, by name. The model may
+be any module, such as one that holds several."""
+
+Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]]
 
 WORTH_STEPS = 10_000
 """Optimizer steps from which `auto` compiles: compiling takes about half a minute, earned back over
@@ -141,12 +145,18 @@ def graphs(choice: str, device: torch.device) -> bool:
     return choice in GRAPHS and device.type == "cuda"
 
 
-def compiled(function: C, choice: str = "on", dynamic: bool = False) -> C:
+def compiled(function: Region, choice: str, dynamic: bool = False) -> Region:
     """Return a function compiled as --compile says, for fixed shapes, or with `dynamic` for any;
-    what slows it down goes to the job's log."""
-    _prepare()
+    what slows it down goes to the job's log, and compiled code into the project's cache."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / layout.CACHE / "inductor"))
+    # By itself torch starts one for each of the machine's cores, whatever jobs share them.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(machine.cores()))
+    torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
+    for name in LOGGERS.values():
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [_EventLog()], False
     mode = None if choice in ("auto", "on") else choice
-    return torch.compile(function, dynamic=dynamic, mode=mode)  # type: ignore[return-value]
+    return torch.compile(function, dynamic=dynamic, mode=mode)
 
 
 class _EventLog(logging.Handler):
@@ -168,24 +178,6 @@ class _EventLog(logging.Handler):
             log.warning("torch.compile: %s", events[-1])
 
 
-def _prepare() -> None:
-    """Keep compiled code in the project, compile with this job's cores, and send torch's reports of
-    what slows compiled code down to the job's log."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(PROJECT / layout.CACHE / "inductor"))
-    # By itself torch starts one for each of the machine's cores, whatever jobs share them.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(machine.cores()))
-    torch._logging.set_logs(**dict.fromkeys(LOGGERS, True))  # type: ignore
-    for name in LOGGERS.values():
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [_EventLog()], False
-
-
-Forward = Callable[[Any, Any, Any], tuple[Tensor, dict[str, Any]]]
-"""From a model, a batch and the settings to a loss () and what was measured, by name. The model may
-be any module, such as one that holds several."""
-
-Region = Callable[[nn.Module, Any, Any], tuple[Tensor, dict[str, Any], dict[str, tuple[Any, ...]]]]
-
 ONE_THREAD = threading.RLock()
 """Held while any compiled function runs: until torch 2.15 it refuses one that is called while
 another thread compiles, as background evaluation would."""
@@ -201,7 +193,7 @@ class UsualShapes:
     them, since a process may begin with an epoch's smaller last batch. Several processes have
     slices of their own."""
 
-    def __init__(self, processes: Alone) -> None:
+    def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._prepared: list[Shapes] = []
         self._before: list[Shapes] = []

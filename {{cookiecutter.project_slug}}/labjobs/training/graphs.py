@@ -8,7 +8,7 @@ docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from labjobs import devices, sources
 from labjobs.data import trees
 from labjobs.errors import JobError, cause
 from labjobs.job.terminal import log
-from labjobs.training.meters import NamedSum, Sum, TrainMeter, summed, wide
+from labjobs.training.meters import NamedSum, TrainMeter, summed, wide
 from labjobs.training.optim import EMA
 
 ALIKE = 3
@@ -177,15 +177,8 @@ class _Graph:
         prepare()
         self._graph.replay()
         if self._sums is not None:
-            self._meter.add_sums(_filled(self._measured, self._sums.clone().unbind()))
-
-
-def _filled(measured: Sequence[NamedSum], values: Sequence[Tensor]) -> Iterator[NamedSum]:
-    """Yield measurements with other tensors, in order."""
-    new = iter(values)
-    for name, each in measured:
-        numerator, weight = (next(new) if isinstance(part, Tensor) else part for part in each)
-        yield name, Sum(numerator, weight)  # type: ignore[arg-type]
+            values = iter(self._sums.clone().unbind())
+            self._meter.add_sums((name, each.filled(values)) for name, each in self._measured)
 
 
 def _form_of_leaf(leaf: Any) -> Any:

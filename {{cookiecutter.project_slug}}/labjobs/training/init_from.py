@@ -4,8 +4,7 @@ A job records how long it has trained in `trained.json`. A longer job needs this
 continue it.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from labjobs import layout
 from labjobs.cli import flags
 from labjobs.cli.flags import as_text
-from labjobs.errors import JobError, SettingsError
+from labjobs.errors import JobError, SettingsError, few
 from labjobs.files import write_record
 from labjobs.job import attempts, journal
 from labjobs.job.folder import JobFolder
@@ -140,7 +139,7 @@ def extension_problem(
 
 
 NAMED = 8
-"""Largest number of unfitting weights that are named; further ones are only counted."""
+"""Largest number of weights that are named; further ones are only counted."""
 
 
 class Beginning:
@@ -174,15 +173,13 @@ class Beginning:
         for name, model in models.items():
             if any(weight.is_meta for weight in model.parameters()):
                 continue
-            model.load_state_dict(fits[name], strict=False)
+            missing, _ = model.load_state_dict(fits[name], strict=False)
             count, own = len(fits[name]), len(model.state_dict())
-            level = logging.INFO if 2 * count > own else logging.WARNING
-            log.log(level, "%s: %d of %d weights of %s are taken", self._flag, count, own, name)
-            lines = list(_misfits(model, kept.get(name, {})))
-            for line in lines[:NAMED]:
-                log.warning("%s: %s.%s", self._flag, name, line)
-            if len(lines) > NAMED:
-                log.warning("%s: and %d more do not fit", self._flag, len(lines) - NAMED)
+            log.info("%s: %d of %d weights of %s are taken", self._flag, count, own, name)
+            unused = [each for each in kept.get(name, {}) if each not in fits[name]]
+            for what, names in (("keep their initial values", missing), ("are not used", unused)):
+                if names:
+                    log.warning("%s: of %s %s: %s", self._flag, name, what, few(names, NAMED))
             self._taken = True
 
     def check(self, factor: Factor) -> None:
@@ -268,17 +265,3 @@ def _fitting(model: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, weight in kept.items()
         if name in own and own[name].shape == weight.shape
     }
-
-
-def _misfits(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a line for each weight that does not fit."""
-    own = model.state_dict()
-    for name, weight in own.items():
-        if name not in kept:
-            yield f"{name} keeps its initial values: that job has no weight of this name"
-        elif kept[name].shape != weight.shape:
-            here, there = tuple(weight.shape), tuple(kept[name].shape)
-            shapes = f"its shape is {here}, but {there} in that job"
-            yield f"{name} keeps its initial values: {shapes}"
-    for name in sorted(kept.keys() - own.keys()):
-        yield f"{name} of that job is not used: this job has no weight of this name"

@@ -14,7 +14,7 @@ from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar, overload
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from labjobs.data.batches import Batches
 from labjobs.data.order import Collate
 from labjobs.data.streams import Place
 from labjobs.devices import FORMATS, GlobalStreams, Precision
-from labjobs.distributed.collectives import Alone, Processes, is_divided, own
+from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import Diverged, JobError, SettingsError, few
 from labjobs.job import attempts, data_evidence
 from labjobs.job import runtime as purpose
@@ -35,12 +35,12 @@ from labjobs.job.folder import JobFolder
 from labjobs.job.identity import identity
 from labjobs.job.terminal import Interrupted, Paused, log
 from labjobs.settings import Span
-from labjobs.training import checkpoints, compilation, outputs, probes
+from labjobs.training import checkpoints, compilation, outputs
 from labjobs.training.background import Background
 from labjobs.training.compilation import Forward, Prepared, UsualShapes
 from labjobs.training.graphs import GraphedStep, Step, rounded_rates
 from labjobs.training.init_from import Beginning, Factor, Trained
-from labjobs.training.meters import TrainMeter, check_ranges, numbers, warn_of_unmeasured
+from labjobs.training.meters import TrainMeter, check_ranges, numbers
 from labjobs.training.optim import Count, SharedGradients, parts_of
 from labjobs.training.outputs import Outputs, Value
 from labjobs.training.probes import NoiseScale, Pace, Watcher
@@ -48,7 +48,10 @@ from labjobs.training.progress import Length, Part, Position, Report, Stopwatch
 from labjobs.training.state import TrainingState
 
 S = TypeVar("S")
+Absent = TypeVar("Absent", bound=None)
 Metrics = Mapping[str, float]
+
+NOT_RESUMED = "call job.resume(…) first, with everything that has a state"
 
 
 class Job(Generic[S]):
@@ -63,15 +66,13 @@ class Job(Generic[S]):
     _noise_scale: NoiseScale | None = None
     _open_stream: Iterator[tuple[Any, int]] | None = None
     _streamed: Batches | None
-    _graphs = False
-    """Whether steps are recorded as CUDA graphs."""
+    _compiled_graphs = False
+    """Whether compiled code records CUDA graphs."""
     _graphed: GraphedStep | None = None
     _logged = False
     """Whether this interval's evaluation was logged."""
     _said = ""
     """The number format of the job's first line."""
-    _begins = True
-    """Whether the job begins in this process."""
     _peak = 0
     """The most bytes on the device, as noted last."""
     _signal = 0
@@ -91,12 +92,10 @@ class Job(Generic[S]):
             folder.runtime = replace(folder.runtime, compile="off")
         self.settings, self.runtime = folder.settings, folder.runtime
         self._folder, self._shared = folder, shared
-        self._several, self._processes = processes, processes or Alone()
+        self._several, self._processes = processes, processes or Processes()
         self._length = Length(folder.settings)
         if processes:
-            self.device = devices.choose_for(folder.runtime.device, processes.rank)
-            gpus = processes.everyones(devices.tags(self.device).get("gpu", ""))
-            devices.check_each_has_its_own(gpus)
+            self.device = devices.choose_for(folder.runtime.device, processes)
             self._length.clock = lambda: self._time
         else:
             self.device = device or devices.choose(folder.runtime.device)
@@ -112,7 +111,6 @@ class Job(Generic[S]):
         self._all_batches: list[Batches] = []
         self._at: dict[str, Any] | None = None  # of the background result that is being looked at
         self._spec: dict[str, Any] = {}
-        self._measured: set[str] = set()  # names of what was logged since this process began
         self._trained: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
         """Training means and rates of the intervals that are not logged yet, by step."""
 
@@ -124,13 +122,12 @@ class Job(Generic[S]):
         torch.set_num_threads(most if wanted == "auto" else wanted)
         self._processes.use(self.device)
         self._random = GlobalStreams(self._seed, self.device, self._processes)
-        self._whole = torch.ones((), device=self.device)  # the fraction of a batch in one part
         self._say_where()
         journal = self._folder.journal
         threads = str(torch.get_num_threads())  # on a CPU they change the last digits
         journal.tags(devices.tags(self.device) | {"threads": threads})
         self._note_processes()
-        self._warn_of_other_gpu()
+        self._warn_of_other_device()
         running = purpose.purpose()  # `jobs.py find` runs jobs too
         if steps := self.runtime.profile:
             from labjobs.training.profile import Profile  # slow to import
@@ -145,29 +142,13 @@ class Job(Generic[S]):
 
     # Before the loop: data, models, forward functions.
 
-    @overload
     def batches(
         self,
-        part: Dataset[Any],
+        part: Dataset[Any] | Absent,
         batch_size: int,
         shuffle: bool = False,
         collate: Collate | None = None,
-    ) -> Batches: ...
-    @overload
-    def batches(
-        self,
-        part: Dataset[Any] | None,
-        batch_size: int,
-        shuffle: bool = False,
-        collate: Collate | None = None,
-    ) -> Batches | None: ...
-    def batches(
-        self,
-        part: Dataset[Any] | None,
-        batch_size: int,
-        shuffle: bool = False,
-        collate: Collate | None = None,
-    ) -> Batches | None:
+    ) -> Batches | Absent:
         """Return the batches of a dataset or a stream on the device; None of None.
 
         Those with `shuffle` are to train on: in an order that depends on the seed and the epoch.
@@ -175,7 +156,7 @@ class Job(Generic[S]):
         cannot be stacked, such as texts of different lengths.
         """
         if part is None:
-            return None
+            return part
         runtime, seed = self.runtime, self._seed if shuffle else None
         how = (self.device, batch_size, runtime.loader, runtime.workers)
         rank = self._processes.rank
@@ -183,11 +164,11 @@ class Job(Generic[S]):
         made.check = partial(self._begin_batch, made)
         self._all_batches.append(made)
         # With --shard, processes need each other for every batch. A stream has no last one.
-        last = made.examples % batch_size if runtime.shard and made.steps_per_epoch else 0
-        if 0 < last < rank.size:
+        examples = made.order.examples if runtime.shard and made.order is not None else 0
+        if 0 < (last := examples % batch_size) < rank.size:
             raise SettingsError(
-                f"--shard: with --batch-size {batch_size} the last batch of {made.examples} "
-                f"examples has {last}, fewer than the {rank.size} processes; choose another"
+                f"--shard: with --batch-size {batch_size} the last batch of {examples} examples "
+                f"has {last}, fewer than the {rank.size} processes; choose another"
             )
         if shuffle and self._length.steps_per_epoch is None:
             self._length.set_epoch(made.steps_per_epoch)
@@ -276,12 +257,12 @@ class Job(Generic[S]):
         self._random.separate()
         folder.interruption.hold()
         folder.interruption.ends_waits = not several  # which stop together
-        self._graphs = compilation.graphs(runtime.compile, self.device)
+        self._compiled_graphs = compilation.graphs(runtime.compile, self.device)
         self._meter = TrainMeter(
-            folder.journal, self.device, folder.metrics, self._graphs, self._processes
+            folder.journal, self.device, folder.metrics, self._compiled_graphs, self._processes
         )
-        minutes = runtime.checkpoint_minutes
-        self._state = TrainingState(self._attempt, folder.journal, minutes, self._processes, shard)
+        attempt, minutes = self._shared or folder.path, runtime.checkpoint_minutes
+        self._state = TrainingState(attempt, folder.journal, minutes, self._processes, shard)
         self._state.add(training)
         own: dict[str, Part] = {
             "length": self._length,
@@ -297,7 +278,6 @@ class Job(Generic[S]):
         self._state.add({f"job.{name}": part for name, part in own.items()})
         self._parts = training
         self._state.restore(self._first_state)
-        self._begins = not self._position.step
         if several:
             averaged = [getattr(part, "model", None) for part in training.values()]
             every = [*models, *(model for model in averaged if isinstance(model, nn.Module))]
@@ -314,12 +294,13 @@ class Job(Generic[S]):
         What is logged within has to be tensors. Raises JobError, with the line, for what a graph
         cannot do, such as waiting for the device.
         """
-        _ = self._saved_state
+        if self._state is None:
+            raise JobError(NOT_RESUMED)
         if self.runtime.graph == "off" or self.device.type != "cuda" or self._several:
             if self.runtime.graph == "on":
                 raise SettingsError("--graph on: needs a CUDA GPU and a job of one process")
             return rounded_rates(step, self._parts)
-        if self._graphs:
+        if self._compiled_graphs:
             raise SettingsError(
                 f"--compile {self.runtime.compile}: records CUDA graphs of its own; use on, or "
                 "max-autotune-no-cudagraphs, or --graph off"
@@ -350,8 +331,7 @@ class Job(Generic[S]):
         Without batches, where the loop makes its data itself, yield the number of steps done before
         each; `examples` is then how many a step trains on, by which its speed is told, if given.
         `units` is how much of something else an example is, such as `tokens=1024`: its speed is
-        told in these too. With `flops`, the floating-point operations of training on an example,
-        the MFU is told, if the device's peak is known.
+        told in these too.
 
         A step is whole when the next batch is asked for. Between steps checkpoints are made, and
         signals and --pause-after end the job.
@@ -363,7 +343,7 @@ class Job(Generic[S]):
         while position.step < end:
             measuring = length.measuring
             batch, size = next(stream)
-            if self._graphs:
+            if self._compiled_graphs:
                 # what compiled code returned so far may be written over
                 torch.compiler.cudagraph_mark_step_begin()
             yield batch
@@ -392,9 +372,7 @@ class Job(Generic[S]):
         number = getattr(self.settings, "accumulate", 1)
         if self._shared_gradients:
             return self._shared_gradients.parts(batch, number, elements)
-        if number == 1:
-            return iter(((batch, self._whole),))
-        made = parts_of(batch, number, elements)
+        made = parts_of(batch, number, self.device, elements)
         return self._noise_scale.parts(made) if self._noise_scale else made
 
     def log(self, measured: Mapping[str, Any] | None = None, **more: Any) -> None:
@@ -406,21 +384,19 @@ class Job(Generic[S]):
             self._meter.add(more)
 
     def in_background(
-        self, function: Callable[[nn.Module], Any], model: nn.Module, at_once: int = 1
+        self, function: Callable[[nn.Module], Any], model: nn.Module
     ) -> Iterator[tuple[Any, nn.Module]]:
         """Have `function(copy of the model)` called in a thread while training goes on.
 
-        Yields (result, copy) of the calls that are due: each `at_once` intervals later, as many
-        threads as there are, the last ones after the last interval. `log_epoch` and `keep_best`
-        then go by the step of the call. Raises JobError with several processes, whose threads could
-        not take turns.
+        Yields (result, copy) of the calls that are due: each an interval later, the last one after
+        the last interval. `log_epoch` and `keep_best` then go by the step of the call. Raises
+        JobError with several processes, whose threads could not take turns.
         """
         if self._several:
             raise JobError("job.in_background: does not work with several processes; use one")
         total = self._length.total
         last = total is not None and self._position.step >= total
-        results = self._background.results(function, model, self._now(), last, at_once)
-        for at, result, copy in results:
+        for at, result, copy in self._background.results(function, model, self._now(), last):
             self._at = at
             try:
                 yield result, copy
@@ -442,12 +418,12 @@ class Job(Generic[S]):
         training, rates = self._trained.pop(at["step"], ({}, {}))
         check_ranges(values, self._folder.metrics)
         self._report.show(at, {**training, **values}, rates)
-        self._measured |= training.keys() | values.keys()
         times = {"epoch": at["epoch"], "elapsed_seconds": self._watch.elapsed, **rates}
         self._folder.journal.metrics(at["step"], {**values, **times}, of=self._length.total)
+        if (peak := devices.peak_memory(self.device) or 0) > self._peak:
+            self._peak = peak
+            self._folder.journal.cost("tensors", {"device_bytes": peak})
         self._folder.journal.flush()
-        if (devices.peak_memory(self.device) or 0) > self._peak:  # for a job that is killed later
-            self._note_cost()
 
     def keep_best(self, metrics: Metrics, **models: nn.Module) -> None:
         """Keep the weights of these models in best.pt, with the metrics that they came to."""
@@ -499,7 +475,7 @@ class Job(Generic[S]):
     def fraction_done(self) -> float:
         """Fraction of the job that is done."""
         self._refuse_in_graph("fraction_done")
-        return self._position.fraction
+        return self._length.fraction(self._position.step)
 
     def span(self, span: Span) -> int:
         """Return a span such as --warmup as a number of steps."""
@@ -572,7 +548,6 @@ class Job(Generic[S]):
         tested = numbers(results)
         self._check_same(tested)
         self.end_training()
-        self._note_cost()
         journal, best = self._folder.journal, self.best
         journal.files(self._outputs.save())
         kept = {f"best_{name}": value for name, value in best.get("metrics", {}).items()}
@@ -580,16 +555,11 @@ class Job(Generic[S]):
         check_ranges(tested, self._folder.metrics)
         every = {**tested, **kept, **({"best_step": step} if best else {})}
         journal.metrics(step, every)
-        if self._begins:
-            warn_of_unmeasured(self._folder.metrics, self._measured | tested.keys())
         return every
 
     def stop(self, save: bool) -> None:
         """End early, with a checkpoint if `save`."""
-        if self._state is None:
-            return
-        self._note_cost()
-        if self._position.over:
+        if self._state is None or self._position.over:
             return
         if self._open_stream:
             self._report.close()
@@ -686,12 +656,8 @@ class Job(Generic[S]):
             raise Paused(f"after {position.step} steps, as --pause-after asked")
 
     def _save_if_due(self) -> None:
-        if self._several:
-            due = self._agree()
-            self._check_signal()
-        else:
-            self._check_signal()
-            due = self._saved_state.due
+        due = self._agree()
+        self._check_signal()
         if due:
             self._save()
 
@@ -715,17 +681,12 @@ class Job(Generic[S]):
     @property
     def _saved_state(self) -> TrainingState:
         if self._state is None:
-            raise JobError("call job.resume(…) first, with everything that has a state")
+            raise JobError(NOT_RESUMED)
         return self._state
 
     @property
     def _seed(self) -> int:
         return int(getattr(self.settings, "seed", 0))
-
-    @property
-    def _attempt(self) -> Path:
-        """The attempt's folder, which process 0 writes."""
-        return self._shared or self._folder.path
 
     @cached_property
     def _report(self) -> Report:
@@ -776,11 +737,10 @@ class Job(Generic[S]):
         if asked == "auto" and devices.is_slow_in_fp32(self.device):
             log.info("%s has no bf16: --precision fp16 is several times faster there", device)
 
-    def _warn_of_other_gpu(self) -> None:
+    def _warn_of_other_device(self) -> None:
         before = self._folder.journal.tags_before.get("device", "")
         now = devices.describe(self.device)
-        other = before not in ("", now) and "cpu" not in (before, now)  # that the checkpoint says
-        if other and self._has_begun:
+        if before not in ("", now) and self._has_begun:
             line = "begun on %s and continued on %s: the same bits cannot be expected"
             log.warning(line, before, now)
 
@@ -803,8 +763,6 @@ class Job(Generic[S]):
             log.info("a function that was prepared computes in %s", name)
         self._precisions = {**before, name: None}
         journal.tags({"precision": ", ".join(self._precisions)})
-        peak = probes.peak(devices.describe(self.device), name)
-        self._watch.peak = peak and peak * self._processes.rank.size
 
     @property
     def _has_begun(self) -> bool:
@@ -816,23 +774,16 @@ class Job(Generic[S]):
         if self._graphed and self._graphed.recording:
             raise JobError(f"job.{name} would stay what it is now; read it outside of the step")
 
-    def _note_cost(self) -> None:
-        """Note what this process has used so far of the machine and of the device."""
-        process, used = machine.own()
-        self._peak = devices.peak_memory(self.device) or 0
-        on_device = {"device_bytes": self._peak, "gpu_seconds": used["seconds"]}
-        self._folder.journal.cost(process, used | (on_device if self._peak else {}))
-
 
 def _tensors(models: Iterable[nn.Module]) -> Iterator[Tensor]:
     """Yield the weights and buffers of some models, each once, that are not divided."""
-    found = {id(each): each for m in models for each in (*m.parameters(), *m.buffers())}
-    return (each for each in found.values() if not is_divided(each))
+    together = nn.ModuleList(models)
+    yield from (t for t in (*together.parameters(), *together.buffers()) if not is_divided(t))
 
 
 def _warn_of_batch_norm(models: Iterable[nn.Module], processes: int) -> None:
-    kinds = {type(module) for model in models for module in model.modules()}
-    if any(issubclass(kind, _BatchNorm) and kind is not nn.SyncBatchNorm for kind in kinds):
+    norms = [each for each in nn.ModuleList(models).modules() if isinstance(each, _BatchNorm)]
+    if any(not isinstance(norm, nn.SyncBatchNorm) for norm in norms):
         log.warning(
             "batch norm: each of the %d processes normalizes by its own slice of a batch, so "
             "results differ from those of one process; see `python jobs.py docs several-gpus`",

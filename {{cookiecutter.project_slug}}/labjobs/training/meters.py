@@ -17,7 +17,7 @@ from torch import Tensor
 
 from labjobs import devices
 from labjobs.distributed import collectives
-from labjobs.distributed.collectives import Alone
+from labjobs.distributed.collectives import Processes
 from labjobs.errors import Diverged, JobError, first_line
 from labjobs.job.journal import Journal, now
 from labjobs.job.terminal import log
@@ -28,9 +28,6 @@ from labjobs.settings import Metric, is_name, outside
 # A measurement is a tensor with a value per example or token, a single number, or a pair
 # (numerator, denominator). What counts in the end are sums, each in 64 bits, in which counts are
 # exact up to 2⁵³.
-
-PARTS = ("train_", "val_", "test_")
-"""Prefixes of the logged names of measurements."""
 
 
 class Sum(NamedTuple):
@@ -45,10 +42,9 @@ class Sum(NamedTuple):
         """The parts that are tensors."""
         return [part for part in self if isinstance(part, Tensor)]
 
-    def read(self, values: Iterator[float]) -> tuple[float, float]:
-        """Return both parts as numbers; `values` are those of the tensors."""
-        top, count = (next(values) if isinstance(part, Tensor) else part for part in self)
-        return top, count
+    def filled(self, values: Iterator[Any]) -> "Sum":
+        """Return a sum with other values, tensors or numbers, in place of its tensors."""
+        return Sum._make(next(values) if isinstance(part, Tensor) else part for part in self)
 
 
 class Measured(dict[str, Any]):
@@ -138,15 +134,6 @@ def check_name(name: str) -> None:
         )
 
 
-def warn_of_unmeasured(declared: Iterable[str], logged: Iterable[str]) -> None:
-    """Log which of the metrics that METRICS declares were not measured under any logged name."""
-    measured = {name.partition("_")[2] for name in logged if name.startswith(PARTS)}
-    for name in declared:
-        if name not in measured:
-            known = ", ".join(sorted(measured)) or "nothing"
-            log.warning("METRICS declares %s, which was not measured, only %s", name, known)
-
-
 def check_ranges(metrics: Mapping[str, float], declared: Mapping[str, Metric]) -> None:
     """Raise JobError for a metric outside of the range that it was declared to have."""
     for logged, value in metrics.items():
@@ -189,7 +176,7 @@ class Means:
             for index, value in zip(indices, made.tolist(), strict=True):
                 found[index] = value
         values = iter(found)
-        read = {name: each.read(values) for name, each in self._sums.items()}
+        read: dict[str, Any] = {name: each.filled(values) for name, each in self._sums.items()}
         return {
             name: top / count if count else float("nan")
             for name, (top, count) in collectives.added(read).items()
@@ -214,9 +201,6 @@ INTERVAL = 1.0
 NamedSum = tuple[str, Sum]
 """A measurement's name and its sum."""
 
-Read = tuple[str, float, float]
-"""A measurement's name, its numerator and its weight, on the host."""
-
 Sums = dict[str, tuple[float, float]]
 """Numerators and weights on the host, by name."""
 
@@ -226,7 +210,7 @@ class Step(NamedTuple):
 
     step: int
     at: int
-    sums: list[tuple[str, Sum]]
+    sums: list[NamedSum]
     numbers: dict[str, float]
 
 
@@ -248,10 +232,10 @@ class TrainMeter:
         device: torch.device,
         declared: Mapping[str, Any],
         graphs: bool = False,
-        processes: Alone | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self._journal, self._declared, self._graphs = journal, declared, graphs
-        self._processes = processes or Alone()
+        self._processes = processes or Processes()
         self._every = 0  # not chosen yet
         self._names: set[str] = set()
         self._numbers: dict[str, float] = {}
@@ -389,9 +373,9 @@ class TrainMeter:
                 self._write(each.step, each.at, each.numbers)
         self._journal.flush()
 
-    def _read(self, steps: list[Step], values: Iterator[float]) -> Iterator[list[Read]]:
-        """The sums of each step of all processes, of what has been copied to the host."""
-        mine = [[(name, *each.read(values)) for name, each in step.sums] for step in steps]
+    def _read(self, steps: list[Step], values: Iterator[float]) -> Iterator[list[Any]]:
+        """The name, numerator and weight of each sum of a step, of all processes."""
+        mine = [[(name, *each.filled(values)) for name, each in step.sums] for step in steps]
         everyones = self._processes.everyones(mine) if steps else [mine]
         for of_step in zip(*everyones, strict=True):
             yield [each for sums in of_step for each in sums]

@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw
 from labjobs import devices
 from labjobs.data import trees
 from labjobs.data.order import slice_of
-from labjobs.distributed.collectives import Processes, copied, is_divided, norm_of_all, own
+from labjobs.distributed.collectives import Processes, copied, is_divided, own
 from labjobs.errors import Diverged, JobError
 from labjobs.settings import Metric, no_monitor
 from labjobs.training.meters import wide
@@ -254,7 +254,11 @@ Count = Callable[[Any], Tensor]
 
 
 def parts_of(
-    batch: Any, count: int, elements: Count | None = None, exactly: bool = False
+    batch: Any,
+    count: int,
+    device: torch.device,
+    elements: Count | None = None,
+    exactly: bool = False,
 ) -> Iterator[tuple[Any, Tensor]]:
     """Yield up to `count` parts of a batch, about equal, each with its fraction () of the batch.
 
@@ -263,6 +267,9 @@ def parts_of(
     single example, unless the batch is: batch norm cannot take one. Raises JobError for a batch
     that cannot be split into examples.
     """
+    if count == 1:
+        yield batch, _constant(1.0, device)
+        return
     size = trees.rows(batch)
     if not size:
         raise JobError(
@@ -283,8 +290,7 @@ def parts_of(
         yield from ((part, elements(part) / whole) for part in split)
     else:
         for part in split:
-            first = trees.leaves(part)[0]
-            yield part, _constant(len(first) / size, first.device)
+            yield part, _constant(len(trees.leaves(part)[0]) / size, device)
 
 
 @lru_cache
@@ -305,10 +311,9 @@ class SharedGradients:
         self, models: Iterable[nn.Module], processes: Processes, device: torch.device, shard: bool
     ) -> None:
         self._processes, self._device, self._shard = processes, device, shard
-        listed = list(models)
-        weights = {id(each): each for model in listed for each in model.parameters()}
-        self._weights = [weight for weight in weights.values() if weight.requires_grad]
-        self._buffers = list({id(each): each for m in listed for each in m.buffers()}.values())
+        together = nn.ModuleList(models)  # which names what they share once
+        self._weights = [weight for weight in together.parameters() if weight.requires_grad]
+        self._buffers = list(together.buffers())
         self._added = True
         """Whether the gradients of this step were added up."""
 
@@ -350,13 +355,10 @@ class SharedGradients:
     def _of_mine(
         self, batch: Any, count: int, elements: Count | None
     ) -> Iterator[tuple[Any, Tensor]]:
-        if count == 1:
-            return iter([(batch, _constant(1.0, self._device))])
-        if not self._shard:
-            return parts_of(batch, count, elements)
-        # With --shard the processes need each other for every part: all have as many.
-        most = self._size // self._processes.rank.size // 2  # no part is a single example
-        return parts_of(batch, max(1, min(count, most)), elements, exactly=True)
+        if self._shard:  # the processes need each other for every part: all have as many
+            most = self._size // self._processes.rank.size // 2  # no part is a single example
+            count = max(1, min(count, most))
+        return parts_of(batch, count, self._device, elements, exactly=self._shard)
 
     def _add_up(self) -> None:
         """Replace each gradient by its sum over all processes; a weight has one afterwards if it
@@ -374,19 +376,11 @@ class SharedGradients:
 def clip_gradients(parameters: Iterable[Tensor], norm: float) -> Tensor:
     """Scale the gradients of all parameters together down to a norm; returns their norm () before.
 
-    Does what torch's clip_grad_norm_ does in half of the host's time: that one sorts the gradients
-    by device and type first. The host learns nothing of the norm, so it does not wait. Source:
-    Pascanu et al. 2013, arxiv.org/abs/1211.5063.
+    The host learns nothing of it, so it does not wait. Source: Pascanu et al. 2013,
+    arxiv.org/abs/1211.5063.
     """
-    gradients = [weight.grad for weight in parameters if weight.grad is not None]
-    divided = [gradient for gradient in gradients if is_divided(gradient)]
-    held = [own(gradient) for gradient in gradients] if divided else gradients
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(held)))
-    if divided:
-        whole = norm_of_all(whole, divided[0])
-    scale = (norm / (whole + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(held, scale)
-    return whole
+    before: Any = nn.utils.clip_grad_norm_(parameters, norm)
+    return before.full_tensor() if is_divided(before) else before  # type: ignore[no-any-return]
 
 
 class EarlyStopping(Stateful):

@@ -27,8 +27,8 @@ from torch.utils.data import Dataset
 
 from labjobs import devices, files, layout
 from labjobs.data.batches import Batches
-from labjobs.data.order import slice_of, underlying
-from labjobs.distributed.collectives import Alone
+from labjobs.data.order import Order, underlying
+from labjobs.distributed.collectives import Processes
 from labjobs.errors import JobError
 
 AHEAD = 8
@@ -53,8 +53,10 @@ class Outputs:
     Several processes exchange what they have kept at the end, and process 0 writes the file.
     """
 
-    def __init__(self, folder: Path, device: torch.device, processes: Alone | None = None) -> None:
-        self._folder, self._device, self._processes = folder, device, processes or Alone()
+    def __init__(
+        self, folder: Path, device: torch.device, processes: Processes | None = None
+    ) -> None:
+        self._folder, self._device, self._processes = folder, device, processes or Processes()
         self._sizes: list[int] = []  # examples in each batch
         self._columns: dict[str, _Column] = {}
         self._copies: deque[tuple[devices.Event, dict[str, Tensor]]] = deque()
@@ -98,16 +100,17 @@ class Outputs:
         return [layout.PREDICTIONS]
 
     @property
-    def _source(self) -> Batches | None:
-        """The batches that all values are of, if they are surely of the same ones."""
-        return next(iter(self._sources)) if len(self._sources) == 1 else None
+    def _order(self) -> Order | None:
+        """The order of the batches that all values are of, if they are surely of the same ones."""
+        source = next(iter(self._sources)) if len(self._sources) == 1 else None
+        return None if source is None else source.order
 
     def _index(self) -> Arrays:
         """Where the examples are in their dataset, if all are surely of one pass over it."""
-        indices = None if self._source is None else self._source.indices
-        if indices is None or len(indices) != sum(self._sizes):
+        order = self._order
+        if order is None or len(order.positions) != sum(self._sizes):
             return {}
-        return {"index": indices.numpy()}
+        return {"index": order.epoch(0).numpy()}
 
     def _places(self) -> NDArray[Any]:
         """Where the examples of this process are in the order of all, also for a few batches.
@@ -116,11 +119,11 @@ class Outputs:
         """
         if not self._columns:
             return np.zeros(0, np.int64)
-        source, count, sizes = self._source, sum(self._sizes), self._sizes
-        if source and count <= len(source.positions):
-            size = len(slice_of(source.batch_size, self._processes.rank))
-            if all(each == size for each in sizes[:-1]):
-                return source.positions[:count].numpy()
+        order, count = self._order, sum(self._sizes)
+        if order is not None and count <= len(order.positions):
+            whole = all(each == order.batch_size for each in self._sizes[:-1])
+            if whole:
+                return order.positions[:count].numpy()
         raise JobError(
             "job.keep_outputs: several processes need one pass over the test batches, with all "
             "examples of a batch, or none, and all their values in one call"

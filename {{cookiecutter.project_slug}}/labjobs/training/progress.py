@@ -142,11 +142,6 @@ class Position(Stateful):
         per_epoch = self.length.steps_per_epoch
         return self.step / per_epoch if per_epoch else 0.0
 
-    @property
-    def fraction(self) -> float:
-        """Fraction of the job that is done."""
-        return self.length.fraction(self.step)
-
     def place(self) -> tuple[int, int]:
         """Return the next step's epoch, counted from 1, and its batch in there, counted from 0."""
         per_epoch = self.length.steps_per_epoch
@@ -299,7 +294,7 @@ class Report:
     def _left(self) -> str:
         """The time left, with its evaluations: by what came after the first one of this process,
         since the first steps compile code and fill caches."""
-        now, done = time.monotonic(), self._position.fraction
+        now, done = time.monotonic(), self._position.length.fraction(self._position.step)
         began, before = self._first
         if before < done < 1:
             return duration((now - began) / (done - before) * (1 - done))

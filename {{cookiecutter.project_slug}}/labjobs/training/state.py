@@ -19,12 +19,11 @@ from torch.optim import Optimizer
 
 from labjobs import layout
 from labjobs.data import trees
-from labjobs.distributed.collectives import Alone, is_divided, own
+from labjobs.distributed.collectives import Processes, is_divided, own
 from labjobs.errors import JobError, first_line
-from labjobs.evidence.fingerprint import Fingerprint
 from labjobs.files import shown
-from labjobs.job import attempts, code_evidence, data_evidence, journal
-from labjobs.job.identity import DEFAULT, restore
+from labjobs.job import attempts
+from labjobs.job.identity import restore
 from labjobs.job.journal import Damaged, Journal
 from labjobs.job.terminal import log
 from labjobs.training import checkpoints
@@ -48,11 +47,11 @@ class TrainingState:
         folder: Path,
         journal: Journal,
         minutes: float,
-        processes: Alone | None = None,
+        processes: Processes | None = None,
         shard: bool = False,
     ) -> None:
         self._folder, self._journal = folder, journal
-        self._processes, self._shard = processes or Alone(), shard
+        self._processes, self._shard = processes or Processes(), shard
         self._writes = self._processes.rank.number == 0
         self._parts: dict[str, Part] = {}
         self._interval = 60 * minutes
@@ -236,55 +235,33 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     of that job's inputs or from other code or data; SettingsError if today's settings cannot say
     what the job's were.
     """
-    _, settings, kept, change = _chosen(job_id, kind, runs_root)
+    attempt, change = _chosen(job_id, runs_root)
+    kept = _opened(attempt)
+    settings = restore(kind, kept["settings"])
     attempts.refuse_input(job_id, change)
     if change:
-        warnings.warn(f"job {job_id} is from {change}", stacklevel=3)
+        warnings.warn(f"job {job_id} is from other code or data ({change})", stacklevel=3)
     return Best(settings, kept["spec"], kept["models"], kept["metrics"])
 
 
-def attempt_to_load(job_id: str, kind: type[Any], runs_root: Path | None = None) -> Path:
-    """Return the folder of the attempt that `best` reads. Raises as `best` does."""
-    return _chosen(job_id, kind, runs_root)[0]
+def attempt_to_load(job_id: str, runs_root: Path | None = None) -> Path:
+    """Return the folder of the attempt that `best_weights` reads. Raises as that does."""
+    return _chosen(job_id, runs_root)[0]
 
 
-def _chosen(
-    job_id: str, kind: type[S], runs_root: Path | None
-) -> tuple[Path, S, dict[str, Any], str]:
-    """The attempt whose weights count, the job's settings, what best.pt holds, and how the code or
-    the data has changed since."""
-    job = (runs_root or attempts.runs_root()) / job_id
+def _chosen(job_id: str, runs_root: Path | None) -> tuple[Path, str]:
+    """The attempt whose weights count, and how the code or the data has changed since."""
+    root = runs_root or attempts.runs_root()
+    job = root / job_id
     found = [path for path in attempts.all_of(job) if (path / layout.BEST).exists()]
     if not found:
-        line = f"{shown(job)}/*/best.pt: not found; the job has kept no weights"
-        raise JobError(line + _until_when(job))
+        raise JobError(
+            f"{shown(job)}/*/best.pt: not found; the job has kept no weights, which it does at its "
+            "first evaluation"
+        )
     found.sort(key=lambda path: attempts.status_of(path) == "finished")
-    kept = _opened(found[-1])
-    settings = restore(kind, kept["settings"])
-    script = journal.record_of(found[-1], layout.SETTINGS).get("script", DEFAULT)
-    present = attempts.present_code(settings, script, job.parent)
-    changes = [_change(path, present) for path in found]
-    of_present = [path for path, change in zip(found, changes, strict=True) if not change]
-    if not of_present or of_present[-1] == found[-1]:
-        return found[-1], settings, kept, changes[-1]
-    return of_present[-1], settings, _opened(of_present[-1]), ""
-
-
-def _until_when(job: Path) -> str:
-    """When a job that has kept no weights will do so; empty if it has finished, or never begun."""
-    begun = attempts.all_of(job)
-    if not begun or attempts.status_of(begun[-1]) == "finished":
-        return ""
-    command = f"`python jobs.py show {job.name}` prints the command that goes on"
-    return f" yet, and does so at its first evaluation; {command}"
-
-
-def _change(attempt: Path, present: Fingerprint) -> str:
-    """How the code or the data has changed since an attempt; empty if they have not."""
-    if change := code_evidence.difference(attempt, present):
-        return f"other code ({change})"
-    change = data_evidence.difference(attempt, data_evidence.last_places(attempt))
-    return f"other data ({change})" if change else ""
+    changes = [(path, attempts.change_since(job_id, path, root)) for path in reversed(found)]
+    return next((each for each in changes if not each[1]), changes[0])
 
 
 def _opened(attempt: Path) -> dict[str, Any]:
