@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from attempts import plain, steps_of
-from labjobs.commands.find import Speed, smallest_good, valley
+from labjobs.commands.find import smallest_good, valley
 from labjobs.errors import JobError
 from labjobs.job import runtime
 from labjobs.training import probes
@@ -103,8 +103,7 @@ def test_the_noise_scale_of_a_linear_model_is_estimated_without_bias(sizes):
 
 
 def test_of_speeds_the_smallest_that_is_nearly_the_highest():
-    speeds = [Speed(8, [50, 51, 50]), Speed(16, [96, 97, 95]), Speed(32, [100, 99, 101])]
-    good, why = smallest_good(speeds)
+    good, why = smallest_good({8: [50, 51, 50], 16: [96, 97, 95], 32: [100, 99, 101]})
     assert good == 16
     assert "96 examples/s, 96% of the highest speed, which 32 has" in why
 
@@ -119,12 +118,11 @@ def quick(monkeypatch):
 def test_a_job_whose_speed_is_measured_pauses_and_goes_on_as_if_it_had_not(toy, quick, monkeypatch):
     whole = toy.run()
     monkeypatch.setenv(runtime.VARIABLE, runtime.FIND_BATCH_SIZE)
-    paused = toy.run("measured", runtime={"workers": 2})
+    paused = toy.run("measured")
     assert paused.status == 0 and "paused: after 10 steps" in paused.said
     assert steps_of(paused, runtime.RATE) == [6, 7, 8, 9, 10]
     (measured, *_) = [line for line in paused.journal() if runtime.RATE in line.get("metrics", {})]
     assert measured["metrics"][runtime.EXAMPLES] == 8
-    assert measured["metrics"][runtime.WORKERS] == 2
     assert measured["metrics"][runtime.MEMORY] > 2**20
     monkeypatch.delenv(runtime.VARIABLE)
     after = toy.run("measured")

@@ -15,7 +15,7 @@ from labjobs import devices, machine
 from labjobs.data.batches import Batches
 from labjobs.errors import JobError
 from labjobs.job.journal import Journal
-from labjobs.job.runtime import EXAMPLES, LOADER, MEMORY, NOISE, RATE, SIGNAL, WORKERS
+from labjobs.job.runtime import EXAMPLES, MEMORY, NOISE, RATE, SIGNAL
 from labjobs.job.terminal import Paused
 
 
@@ -48,17 +48,13 @@ WINDOWS, WINDOW_SECONDS = 5, 0.5
 class Pace(Watcher):
     """Times a job's steps. `step` returns how many are done. Raises Paused when all is measured."""
 
-    def __init__(
-        self, device: torch.device, journal: Journal, step: Callable[[], int], workers: int | str
-    ) -> None:
+    def __init__(self, device: torch.device, journal: Journal, step: Callable[[], int]) -> None:
         self._device, self._journal, self._step = device, journal, step
-        self._workers = {WORKERS: float(workers)} if isinstance(workers, int) else {}
 
     def steps(
         self, stream: Iterator[tuple[Any, int]], batches: Batches | None
     ) -> Iterator[tuple[Any, int]]:
         """Yield batches with their numbers of examples, until all windows are over."""
-        self._journal.tags({LOADER: "none" if batches is None else batches.loader})
         yield from self._until(stream, WARM_UP_STEPS, WARM_UP_SECONDS)
         devices.reset_peak_memory(self._device)
         for _ in range(WINDOWS):
@@ -68,13 +64,12 @@ class Pace(Watcher):
                 sizes.append(size)
                 yield batch, size
             devices.wait(self._device)
-            rate = sum(sizes) / (time.perf_counter() - began)
             measured = {
-                RATE: rate,
+                RATE: sum(sizes) / (time.perf_counter() - began),
                 EXAMPLES: float(max(sizes)),
                 MEMORY: float(peak_memory(self._device)),
             }
-            self._journal.metrics(self._step(), measured | self._workers)
+            self._journal.metrics(self._step(), measured)
         raise Paused(f"after {self._step()} steps, since its speed has been measured")
 
     def _until(
