@@ -173,8 +173,9 @@ def test_of_a_network_that_cannot_be_followed_nothing_is_left(made, changed):
 def test_a_stale_job_is_exported_with_a_remark(made, changed):
     changed.edit("models.py", LAYERS, f"        images = images + 0\n{LAYERS}")
     done = changed.do("python", "jobs.py", "export-model", made.job[:6], "--json")
-    remark = f"job {made.job} is from other code (models.ConvNet changed)"
-    assert (done.returncode, done.stderr) == (0, f"jobs.py: {remark}\n")
+    remark = "other code (models.ConvNet changed)"
+    said = f"jobs.py: job {made.job} is from {remark}\n"
+    assert (done.returncode, done.stderr) == (0, said)
     about = json.loads(done.stdout)
     assert about["folder"] == str(changed.root / "exported" / made.job)
     kept = json.loads((Path(about["folder"]) / "job.json").read_text())

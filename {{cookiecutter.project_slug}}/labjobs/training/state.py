@@ -243,9 +243,11 @@ def best_weights(job_id: str, kind: type[S], runs_root: Path | None = None) -> B
     return Best(settings, kept["spec"], kept["models"], kept["metrics"])
 
 
-def attempt_to_load(job_id: str, kind: type[Any], runs_root: Path | None = None) -> Path:
-    """Return the folder of the attempt that `best` reads. Raises as `best` does."""
-    return _chosen(job_id, kind, runs_root)[0]
+def attempt_to_load(job_id: str, kind: type[Any], runs_root: Path) -> tuple[Path, str]:
+    """Return the folder of the attempt that `best` reads, and how the code or the data has changed
+    since; empty if they have not. Raises as `best` does."""
+    attempt, _, _, change = _chosen(job_id, kind, runs_root)
+    return attempt, change
 
 
 def _chosen(
