@@ -30,6 +30,7 @@ from labjobs.checks.facts import (
     difference,
     first_difference,
     measured,
+    students_file,
 )
 from labjobs.checks.watching import Seen, Watched
 from labjobs.cli.flags import option
@@ -38,7 +39,7 @@ from labjobs.job import terminal
 from labjobs.job.folder import JobFolder
 from labjobs.job.terminal import Stopped
 from labjobs.settings import Metric, value_at_start
-from labjobs.sources import Place, declaration, is_students, reached, words_of
+from labjobs.sources import Place, declaration, reached, words_of
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -130,7 +131,7 @@ class Trials(Generic[S]):
             spec=job.spec,
             resumed_at=job.resumed_at,
             device=job.device.type,
-            imported=tuple(filter(is_students, _files())),
+            imported=tuple(filter(None, map(students_file, [*sys.modules.values()]))),
             failure=failure,
         )
 
@@ -173,11 +174,6 @@ class Trials(Generic[S]):
         finally:
             job.close()
         return None
-
-
-def _files() -> Iterator[str]:
-    """The files of the modules that this process has imported."""
-    return filter(None, (getattr(each, "__file__", None) for each in sys.modules.values()))
 
 
 def _in_process(function: Callable[[], T]) -> T:
@@ -263,8 +259,8 @@ def _same_bits(trials: Trials[Any]) -> Answer:
     if trials.bits_may_differ:
         return Answer(unknown=ON_GPU)
     said = f"run again, {difference(found, whole.facts, trials.interrupted.facts)}"
-    if seen.clocks:
-        return Answer((Finding(seen.clocks[0], f"{said}: a clock is read"),))
+    if seen.clock:
+        return Answer((Finding(seen.clock, f"{said}: a clock is read"),))
     return Answer((Finding(whole.resumed_at, f"{said}; is something random without a seed?"),))
 
 
@@ -292,7 +288,7 @@ def _evaluation(trials: Trials[Any]) -> Answer:
     # What is random in evaluation, in at most one line.
     drew = [each for each in seen.evaluations if each.draws] or seen.evaluations
     place = drew[0].draws or drew[0].reads
-    drawn = f": random numbers are drawn{drew[0].within}" if drew[0].draws else ""
+    drawn = ": random numbers are drawn" if drew[0].draws else ""
     whole = {fact: value for fact, value in trials.whole.facts.items() if fact in metrics}
     differs = first_difference(whole, metrics)
     if differs and differs.kind != Kind.TRAINING:
