@@ -44,10 +44,8 @@ class Check(Generic[S]):
 
         trials = Trials(self._folder, main, check, temporary)
         if failure := trials.whole.failure:
-            if failure.of_settings:
-                raise SettingsError(failure.line)
             print(failure.trace, end="", file=sys.stderr)
-            raise JobError(failure.line)
+            raise failure.error
         found = 0
         for guarantee, answer in answers(trials):
             found += len(answer.findings)

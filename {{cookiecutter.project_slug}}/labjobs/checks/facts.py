@@ -414,11 +414,9 @@ class Recorded(ShortJob[S]):
         if not self.step:
             self._note_states(0, Kind.START)
 
-    def steps(
-        self, batches: Batches | None = None, *, examples: int = 0, **units: float
-    ) -> Iterator[Any]:
+    def steps(self, *batches: Any, **examples: Any) -> Iterator[Any]:
         """Note each batch."""
-        for batch in super().steps(batches, examples=examples, **units):
+        for batch in super().steps(*batches, **examples):
             self.facts[Fact(self.step + 1, Kind.BATCH, "batch")] = digest(batch)
             yield batch
 

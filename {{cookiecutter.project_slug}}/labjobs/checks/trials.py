@@ -62,11 +62,10 @@ RUNTIME = {
 
 
 class Failure(NamedTuple):
-    """Why a trial ended early, and where in the student's code."""
+    """Why a trial ended early, with a trace for a mistake, and where in the student's code."""
 
-    line: str
+    error: SettingsError | JobError
     trace: str
-    of_settings: bool
     place: Place | None
 
 
@@ -139,7 +138,7 @@ class Trials(Generic[S]):
         folder = self._folder_of("watched")
         job = Watched(folder)
         if failure := self._run(folder, job):
-            unseen = Answer(unknown=f"since looking at the job failed: {failure.line}")
+            unseen = Answer(unknown=f"since looking at the job failed: {failure.error}")
             return Outcome(failure=failure, seen=Seen(unseen, unseen, unseen, unseen))
         return Outcome(measured(folder.path, folder.metrics), seen=job.seen())
 
@@ -167,10 +166,9 @@ class Trials(Generic[S]):
             job.stop(save=True)
         except Exception as error:
             job.stop(save=False)
-            expected = isinstance(error, SettingsError | JobError)
-            trace = "" if expected else traceback.format_exc()
-            of_settings = isinstance(error, SettingsError)
-            return Failure(cause(error), trace, of_settings, reached(error))
+            if isinstance(error, SettingsError | JobError):
+                return Failure(error, "", reached(error))
+            return Failure(JobError(cause(error)), traceback.format_exc(), reached(error))
         finally:
             job.close()
         return None
@@ -227,7 +225,7 @@ def _exact_resume(trials: Trials[Any]) -> Answer:
     """Does a job that is interrupted and continued end with the same bits?"""
     whole, parts = trials.whole, trials.interrupted
     if parts.failure:
-        line = f"interrupted and continued, it fails: {parts.failure.line}"
+        line = f"interrupted and continued, it fails: {parts.failure.error}"
         return Answer((Finding(parts.failure.place or whole.resumed_at, line),))
     if not parts.stops:
         return Answer(unknown="since it trains in no job.steps(…)")

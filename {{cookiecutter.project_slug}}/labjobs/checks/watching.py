@@ -407,11 +407,9 @@ class Watched(ShortJob[S]):
         self._carried = Carried(self._named, self._datasets)
         yield from super().epochs()
 
-    def steps(
-        self, batches: Batches | None = None, *, examples: int = 0, **units: float
-    ) -> Iterator[Any]:
+    def steps(self, *batches: Any, **examples: Any) -> Iterator[Any]:
         """Look at what is done with each batch."""
-        for batch in super().steps(batches, examples=examples, **units):
+        for batch in super().steps(*batches, **examples):
             self._waits.mark(batch)
             with Operations(self._waits.done, self._differences.done), self._waits:
                 yield batch

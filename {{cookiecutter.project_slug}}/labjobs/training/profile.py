@@ -160,10 +160,8 @@ class Profile(probes.Watcher):
         self._functions: set[Prepared] = set()
         self._watching = ExitStack()
 
-    def steps(
-        self, stream: Iterator[tuple[Any, int]], batches: Batches | None
-    ) -> Iterator[tuple[Any, int]]:
-        """Yield batches with their numbers of examples; watch what is done with them in time.
+    def steps(self, stream: probes.Stream, batches: Batches | None) -> probes.Stream:
+        """Yield batches; watch what is done with them in time.
 
         A step is over when the next batch is asked for, or at `end_steps`; what follows that, until
         the next batch is asked for, is an evaluation.
