@@ -284,17 +284,15 @@ def _evaluation(trials: Trials[Any]) -> Answer:
         return Answer(unknown="since no validation or test batches are read")
     found = list(dict.fromkeys(each.changes for each in seen.evaluations if each.changes))
     # What is random in evaluation, in at most one line.
-    drew = [each for each in seen.evaluations if each.draws] or seen.evaluations
-    place = drew[0].draws or drew[0].reads
-    drawn = ": random numbers are drawn" if drew[0].draws else ""
+    drew = [each for each in seen.evaluations if each.drew]
+    place, drawn = (drew or seen.evaluations)[0].place, ": random numbers are drawn" if drew else ""
     whole = {fact: value for fact, value in trials.whole.facts.items() if fact in metrics}
     differs = first_difference(whole, metrics)
     if differs and differs.kind != Kind.TRAINING:
         text = f"{differs.name} is not the same when it is evaluated again{drawn}"
         found.append(Finding(place, text))
-    elif any(each.drew for each in seen.evaluations):
-        text = f"evaluation changes the random numbers of training{drawn}"
-        found.append(Finding(place, text))
+    elif drew:
+        found.append(Finding(place, "evaluation changes the random numbers of training"))
     return Answer(tuple(found))
 
 

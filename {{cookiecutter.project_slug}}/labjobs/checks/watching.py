@@ -277,15 +277,12 @@ OTHER_SEED = 2**31 - 1
 
 
 class SeenInEvaluation(NamedTuple):
-    """What was seen of a pass over batches."""
+    """What was seen of a pass over batches: what it changes of the state, whether it used global
+    random numbers, and where: torch's first, in the code that reads the batches, or else there."""
 
-    reads: Place | None
     changes: Finding | None
-    """What it changes of the state."""
     drew: bool
-    """Whether the global random numbers were used."""
-    draws: Place | None
-    """Where torch's were, in the code that reads the batches."""
+    place: Place | None
 
 
 class Evaluation:
@@ -307,7 +304,7 @@ class Evaluation:
         changed = [name for name, now in self._states().items() if now != self._before[name]]
         text = f"evaluation changes {', '.join(changed)}; is the model in training mode?"
         changes = Finding(self._reads, text) if changed else None
-        return SeenInEvaluation(self._reads, changes, drew, self._drew)
+        return SeenInEvaluation(changes, drew, self._drew or self._reads)
 
     def done(self, func: Any, args: Any, kwargs: dict[str, Any], _result: Any) -> None:
         """Note the first operation that draws random numbers: the line of the function that reads
