@@ -275,11 +275,7 @@ def _find_lr(job: JobFolder[Any], name: str, given: Namespace, trials: Trials) -
         row: Row = {"job": trials.jobs[-1], "seed": seed, "steps": len(losses)}
         rows.append(row | {f"lowest {loss}": lowest, f"at {name}": rates[losses.index(lowest)]})
         curves.append(losses)
-    try:
-        found = valley(rates, curves)
-    except ValueError as error:
-        raise JobError(f"find lr: {loss} has {error}; see log.txt of {trials.jobs[0]}") from None
-    return Answer(found.rate, found.about, rows)
+    return Answer(*valley(rates, curves), rows)
 
 
 def _loss(job: JobFolder[Any]) -> str:
@@ -303,15 +299,9 @@ TO_NORMAL = 1.4826  # standard deviation by median absolute deviation, of normal
 Floats = NDArray[np.float64]
 
 
-class Valley(NamedTuple):
-    """The rate in the middle of where the loss is low, None if there is none; and why."""
-
-    rate: float | None
-    about: str
-
-
-def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
-    """Return the valley in the losses of repeated range tests.
+def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> tuple[float | None, str]:
+    """Return the rate in the middle of where the losses of repeated range tests are low, None if
+    there is none; and a line that says why.
 
     Args:
         rates: Learning rates, rising (n,).
@@ -320,7 +310,7 @@ def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
 
     Everything after a breakdown is cut off: after the first value that is not finite, or after the
     running mean is as far above its initial level as it had been below it. This works for losses of
-    any scale and sign. Raises ValueError if nothing is left.
+    any scale and sign.
     """
     every = np.asarray(rates, dtype=float)
     first = max(3, round(BEFORE * len(every)))
@@ -334,26 +324,23 @@ def valley(rates: ArrayLike, losses: Sequence[ArrayLike]) -> Valley:
     above = np.flatnonzero(smooth > before + np.maximum(fallen, SIGMAS * spread))
     values = values[:, : above[0]] if len(above) else values
     if values.shape[1] <= first:
-        raise ValueError(f"only {values.shape[1]} finite values")
+        return None, f"the loss has only {values.shape[1]} finite values"
     smooth = _running_mean(values)
     count, bottom = len(smooth), int(smooth.argmin())
     low, noise = float(smooth[bottom]), TO_NORMAL * float(np.median(np.abs(values - smooth)))
     if before - low <= SIGMAS * noise:
-        return Valley(
-            None,
-            f"the loss falls by {before - low:.3g}, within {SIGMAS:g} standard deviations of its "
-            f"noise, {noise:.2g}",
-        )
+        within = f"within {SIGMAS:g} standard deviations of its noise, {noise:.2g}"
+        return None, f"the loss falls by {before - low:.3g}, {within}"
     fall = f"the loss falls from {before:.3g} to {low:.3g} (noise {noise:.2g})"
     high = np.flatnonzero(smooth > low + (1 - OF_THE_FALL) * (before - low) + SIGMAS * noise)
     left, right = high[high < bottom], high[high > bottom]
     if not len(right) and count == len(every):
         last = f"has not risen again at {every[-1]:.2g}"
-        return Valley(None, f"{fall} and {last}; give a larger --up-to")
+        return None, f"{fall} and {last}; give a larger --up-to"
     start = every[left[-1] + 1 if len(left) else 0]
     end = every[right[0] - 1 if len(right) else count - 1]
     rate = float(f"{np.sqrt(start * end):.1e}")  # the geometric mean
-    return Valley(rate, f"{fall} and is low from {start:.2g} to {end:.2g}")
+    return rate, f"{fall} and is low from {start:.2g} to {end:.2g}"
 
 
 def _running_mean(values: Floats) -> Floats:

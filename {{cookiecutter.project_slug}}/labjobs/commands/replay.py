@@ -52,11 +52,6 @@ class Recorded:
             return lines
         raise JobError(f"{self.path / layout.JOURNAL} is empty")
 
-    @property
-    def log_every(self) -> str:
-        """Optimizer steps between two points of the training metrics."""
-        return str(self.lines[0]["start"]["log_every"])
-
     def tag(self, name: str) -> str:
         """Return a tag as it was first logged, since a job may have gone on elsewhere; empty if it
         was not."""
@@ -100,7 +95,7 @@ class Recorded:
         words = {**(identity(job.settings) if job else self.about["settings"])}
         words |= {name: value for name, value in recorded.items() if name in runtime.MATTER}
         words["threads"] = self.tag("threads") or "auto"
-        words["log_every"] = self.log_every
+        words["log_every"] = self.lines[0]["start"]["log_every"]
         words["data_root"] = (job.places if job else data_evidence.last_places(self.path)).data_root
         if self.tag("device") == "cpu":
             words["device"] = "cpu"
