@@ -154,22 +154,16 @@ class Differences:
         if func is not aten.sub.Tensor or len(found := tensors(args[:2])) != 2:
             return
         shapes = [tuple(each.shape) for each in found]
+        row, column = sorted(shapes, key=len)
+        crossed = len(row) == 1 and row[0] > 1 and column == (*row, 1)
         is_error = found[0].requires_grad != found[1].requires_grad
-        if is_error and _crossed(shapes) and (place := here()):
+        if is_error and crossed and (place := here()):
             text = f"{shapes[0]} minus {shapes[1]} is {tuple(result.shape)}; give both one shape"
             self._found.setdefault(place, Finding(place, text))
 
     def answer(self) -> Answer:
         """Return the differences that were found."""
         return Answer(tuple(self._found.values()))
-
-
-def _crossed(shapes: list[tuple[int, ...]]) -> bool:
-    """Whether one shape is a column, and the other a row with the same number of elements."""
-    match sorted(shapes, key=len):
-        case [(row,), (column, 1)]:
-            return row == column and row > 1
-    return False
 
 
 # Do training steps wait for the device, where the student's code reads a tensor's value?
