@@ -62,7 +62,7 @@ def find(given: Namespace, words: Sequence[str], runs_root: Path | None) -> int:
         require(value is None or value >= least, f"--{flag}", value, f"at least {least}")
     job = _read(words, runs_root)
     name = getattr(given, "setting", "workers").removeprefix("--").replace("-", "_")
-    if name not in {**flags.of(Runtime), **flags.of(type(job.settings))}:
+    if "setting" in given and name not in flags.of(type(job.settings)):
         line = f"settings.py has no setting `{name}`"
         raise SettingsError(f"{line}; name the setting to use instead with --setting")
     Interruption().listen()
